@@ -1,0 +1,1 @@
+//! The quantisation formats: one table, one file each.

@@ -1,0 +1,2 @@
+//! The contract between the engine and its compute devices.
+pub mod format;

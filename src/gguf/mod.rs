@@ -1,0 +1,1 @@
+//! GGUF and PowerInfer containers.

@@ -1,0 +1,8 @@
+//! Thermocline: a language-model engine that computes only the neurons a token needs.
+//!
+//! Start reading at `ARCHITECTURE.md`. Arrows between the modules go down only; `tests/tidy.rs` holds that.
+
+pub mod cli;
+pub mod gguf;
+pub mod sample;
+pub mod tokenizer;

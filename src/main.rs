@@ -1,0 +1,5 @@
+//! The `thermocline` command.
+
+fn main() -> std::process::ExitCode {
+    thermocline::cli::main()
+}

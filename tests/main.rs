@@ -1,0 +1,1 @@
+//! Whole-engine tests: one binary, one file per subject.
