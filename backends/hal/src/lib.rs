@@ -1,2 +1,45 @@
 //! The contract between the engine and its compute devices.
+//!
+//! Two faces. Implementors write the traits of `backend`: few methods, no checks. The engine holds
+//! [`Device`], [`Queue`], [`Program`] and [`Run`], which check shapes, formats, ownership and the memory budget
+//! once. [`op`] is the page to read first: it is everything the engine can ask for. [`null`] is the backend to
+//! copy from.
+//!
+//! Absent on purpose: strides and byte offsets (a view is a range of rows), a graph, lazy evaluation, I/O,
+//! globals. No device library is named here.
+
+mod backend;
+mod batch;
+mod device;
+mod error;
 pub mod format;
+mod ledger;
+pub mod null;
+pub mod op;
+pub mod pack;
+mod program;
+mod queue;
+mod row_set;
+mod rows;
+mod staging;
+mod tensor;
+mod units;
+
+pub use backend::{
+    Backend, BackendQueue, DeviceInfo, DeviceKind, MailboxShape, MemoryReport, Plan, Posted,
+    RawMailbox, RawProgram, RawRun, RawTransfer,
+};
+pub use batch::{
+    Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, BatchView, KV_BLOCK, KvCache, NO_SEQUENCE,
+};
+pub use device::{Device, DeviceId, Mailbox};
+pub use error::{Error, Result};
+pub use ledger::{Ledger, Reservation};
+pub use op::{Op, OpDesc};
+pub use program::{Program, Recorder};
+pub use queue::{Queue, Run, Transfer};
+pub use row_set::{HostRowSet, RowSet, Rows, Slot};
+pub use rows::{HostRows, PackDesc, RowStore, Select, SharedBytes, Source};
+pub use staging::{PlainStaging, RawStaging, Staging};
+pub use tensor::{Layout, Operand, RawBuffer, Tensor, TensorDesc};
+pub use units::Bytes;

@@ -1,0 +1,276 @@
+//! The traits a device implements. The engine never calls these: it goes through [`crate::Device`] and
+//! [`crate::Queue`], which check everything once.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{
+    Bytes, HostRowSet, HostRows, Op, OpDesc, PackDesc, RawBuffer, RawStaging, Result, Tensor,
+    TensorDesc,
+};
+
+/// What kind of device this is; placement and messages use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The processor, in system memory.
+    Cpu,
+    /// A card with memory of its own.
+    Discrete,
+    /// A graphics unit that shares system memory.
+    Integrated,
+    /// Tests only.
+    Simulated,
+}
+
+/// Facts about a device that do not change.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// `CPU`, `CUDA0`, `Vulkan1`, ...
+    pub name: String,
+    /// What the driver calls it.
+    pub description: String,
+    /// Kind.
+    pub kind: DeviceKind,
+    /// Largest tensor one op can bind.
+    pub max_binding: Bytes,
+    /// Whether programs on it may contain `Post` and `Merge`, so that a layer can be split from here.
+    pub hand_off: bool,
+}
+
+/// Memory of a device, now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// Physical size, if the platform tells it.
+    pub total: Option<Bytes>,
+    /// Free, if the platform tells it.
+    pub free: Option<Bytes>,
+}
+
+/// The answer to "can you run this?".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// It can, with so much workspace.
+    Yes {
+        /// Scratch the op needs while it runs; programs share the largest.
+        workspace: Bytes,
+        /// Why this one is slow here, if it is: said to the user once.
+        slow: Option<String>,
+    },
+    /// It cannot, and why.
+    No(String),
+}
+
+impl Plan {
+    /// A plain yes without workspace.
+    #[must_use]
+    pub fn yes() -> Plan {
+        Plan::Yes {
+            workspace: Bytes(0),
+            slow: None,
+        }
+    }
+}
+
+/// Capacity of a mailbox: two fixed blocks that both sides can reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MailboxShape {
+    /// Most tokens of a step.
+    pub max_tokens: usize,
+    /// Floats per token on the way out.
+    pub n_in: usize,
+    /// Floats per token on the way back.
+    pub n_out: usize,
+    /// Most rows in the list; 0 if none is sent.
+    pub max_rows: usize,
+}
+
+impl MailboxShape {
+    /// Size of both blocks.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        let words = self.max_tokens.div_ceil(32);
+        let floats = self.max_tokens * (self.n_in + self.n_out);
+        Bytes(4 * (4 + floats + self.max_rows * (1 + words)) as u64)
+    }
+}
+
+/// One compute device: the memory it owns and the queues that run on it.
+///
+/// # Contract
+/// 1. What is given to one queue happens in that order; each piece sees the results of those before it.
+/// 2. Calls on a queue may return before the work is done. Only a finished [`RawRun`], a finished
+///    [`RawTransfer`] and [`BackendQueue::finish`] say that it is. Tensors are used by one queue at a time.
+/// 3. Ops arrive checked (`Op::check`, aliasing, ownership) and planned (`plan` said yes). A backend that meets
+///    anything else has found a bug above it and may panic.
+/// 4. Results match `cpu::reference` within the tolerance of the conformance case, and the same program on the
+///    same inputs gives the same bits twice: no float atomics, fixed slices merged in a fixed order.
+/// 5. Contents of a fresh tensor are undefined. Rows of padded tokens may hold anything afterwards.
+/// 6. Errors are only what a correct caller cannot prevent: memory, a lost device, a driver fault. After
+///    [`crate::Error::DeviceLost`] every later call on the device gives the same error, and every wait ends.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// Facts.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Memory now.
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceLost`] or [`crate::Error::Driver`].
+    fn memory(&self) -> Result<MemoryReport>;
+
+    /// Whether the device can run an op of these shapes and formats. Asked before anything is allocated.
+    fn plan(&self, op: &OpDesc) -> Plan;
+
+    /// Bytes that [`Backend::alloc`] takes for `desc`.
+    fn alloc_size(&self, desc: &TensorDesc) -> Bytes;
+
+    /// Memory for a tensor; contents undefined.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] or a lost device.
+    fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>>;
+
+    /// Bytes that [`Backend::import`] takes. `mapped` says that the source is mapped memory, which a device in
+    /// host memory uses in place.
+    fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes;
+
+    /// Brings weights to the device in its own layout. Blocks until the source is no longer needed, or keeps it.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`], a lost device, or what a paged source reports.
+    fn import(&self, label: &str, pack: &PackDesc, source: &HostRows)
+    -> Result<Box<dyn RawBuffer>>;
+
+    /// The device's bytes for one row of a pack, for [`BackendQueue::refill`].
+    ///
+    /// # Errors
+    /// What a paged source reports.
+    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>>;
+
+    /// Host memory this device copies to and from.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] or a lost device.
+    fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>>;
+
+    /// The blocks of a hand-off.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`], a lost device, or [`crate::Error::Unsupported`] if
+    /// [`DeviceInfo::hand_off`] is false.
+    fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>>;
+
+    /// Prepares a program for replay: everything that can be decided once is decided here. `workspace` is at
+    /// least as large as the largest plan of `ops`; programs of one device share it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Driver`], [`crate::Error::OutOfMemory`] or a lost device.
+    fn compile(
+        &self,
+        label: &str,
+        ops: &[Op],
+        mailboxes: &[Arc<dyn RawMailbox>],
+        workspace: Option<&Tensor>,
+    ) -> Result<Arc<dyn RawProgram>>;
+
+    /// A new in-order queue.
+    ///
+    /// # Errors
+    /// [`crate::Error::Driver`] or a lost device.
+    fn queue(&self, label: &str) -> Result<Box<dyn BackendQueue>>;
+}
+
+/// A mailbox as its backend sees it.
+pub trait RawMailbox: Any + fmt::Debug + Send + Sync {}
+
+/// A compiled program as its backend sees it.
+pub trait RawProgram: Any + fmt::Debug + Send + Sync {}
+
+/// An in-order queue.
+pub trait BackendQueue: fmt::Debug + Send {
+    /// Starts a program.
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>>;
+
+    /// Copies `src` to the first bytes of `dst` (a plain tensor or view).
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>>;
+
+    /// Copies the first bytes of `src` (a plain tensor or view) to `dst`, as many as `dst` has.
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>>;
+
+    /// Replaces one slot of a resident pack by bytes from [`Backend::pack_row`].
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Copies rows of one plain tensor to another of the same shape: snapshots of recurrent state, KV blocks.
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()>;
+
+    /// Blocks until everything queued is done.
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn finish(&mut self) -> Result<()>;
+}
+
+/// A program under way: the host's side of its hand-offs.
+pub trait RawRun: fmt::Debug + Send {
+    /// Waits for the next post in program order; `None` when the program has ended.
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceLost`] if the device stops, [`crate::Error::Driver`] on a fault.
+    fn next_post(&mut self) -> Result<Option<Posted<'_>>>;
+
+    /// Answers the post of `mailbox` with `[n_tokens, n_out]` floats.
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceLost`] if the device stopped.
+    fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()>;
+
+    /// Waits for the end of the program.
+    ///
+    /// # Errors
+    /// What ended it early.
+    fn wait(&mut self) -> Result<()>;
+
+    /// Gives the step up: the device's waits end and what is left of the program is not run (or runs into
+    /// memory that the next step overwrites). Never blocks for long.
+    fn cancel(&mut self);
+}
+
+/// What a [`crate::op::Post`] delivered. Borrowed from the mailbox; copy what must outlive the answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Posted<'a> {
+    /// Index of the mailbox in its program.
+    pub mailbox: usize,
+    /// Real tokens of the step.
+    pub n_tokens: usize,
+    /// `[n_tokens, n_in]`.
+    pub x: &'a [f32],
+    /// Wanted rows, if the post carries a list.
+    pub rows: Option<&'a HostRowSet>,
+}
+
+/// A copy in flight; it owns the staging memory until it is done.
+pub trait RawTransfer: fmt::Debug + Send {
+    /// Whether the copy is done.
+    fn is_done(&self) -> bool;
+
+    /// Waits for the copy and gives the memory back.
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn wait(self: Box<Self>) -> Result<Box<dyn RawStaging>>;
+}

@@ -1,0 +1,269 @@
+//! The facts of a step, on the device: which tokens, where they stand, where their keys and values go.
+
+use crate::{Error, Result};
+
+/// Tokens per block of the paged key-value cache.
+pub const KV_BLOCK: usize = 32;
+
+/// Marks a padded token of a program that is larger than its step.
+pub const NO_SEQUENCE: u32 = u32::MAX;
+
+const HEADER: usize = 4;
+
+/// Capacity of a [`Batch`]; it fixes where each fact stands in the word array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BatchShape {
+    /// Most tokens of one step.
+    pub max_tokens: usize,
+    /// Most sequences at once.
+    pub max_seqs: usize,
+    /// Most KV blocks of one sequence.
+    pub max_blocks: usize,
+}
+
+impl BatchShape {
+    /// Length of the word array:
+    /// `[n_tokens, n_seqs, n_out, 0 | id | seq | pos | kv_row | out (max_tokens each) | len (max_seqs) |
+    /// block table (max_seqs x max_blocks)]`.
+    #[must_use]
+    pub fn n_words(&self) -> usize {
+        HEADER + 5 * self.max_tokens + self.max_seqs * (1 + self.max_blocks)
+    }
+}
+
+/// A batch on a device: one row of `U32` words in the order of [`BatchShape::n_words`].
+#[derive(Clone, Debug)]
+pub struct Batch<T> {
+    /// `[1, shape.n_words()]`, U32.
+    pub words: T,
+    /// Capacity.
+    pub shape: BatchShape,
+}
+
+impl<T> Batch<T> {
+    /// The same batch over another kind of operand.
+    pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Batch<U> {
+        Batch {
+            words: f(&self.words),
+            shape: self.shape,
+        }
+    }
+}
+
+/// One token of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchToken {
+    /// Vocabulary id.
+    pub id: u32,
+    /// Index of its sequence in [`BatchFacts::seqs`].
+    pub seq: u32,
+    /// Position in the sequence, from 0.
+    pub pos: u32,
+    /// Whether the output head is computed for it.
+    pub output: bool,
+}
+
+/// One sequence of a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchSeq {
+    /// Physical KV blocks, in order of position.
+    pub blocks: Vec<u32>,
+    /// Positions that are filled after this step.
+    pub len: u32,
+}
+
+/// A step as the host knows it; [`BatchFacts::encode`] makes the device's words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchFacts {
+    /// Tokens; those of one sequence in ascending position.
+    pub tokens: Vec<BatchToken>,
+    /// Sequences.
+    pub seqs: Vec<BatchSeq>,
+}
+
+impl BatchFacts {
+    /// Number of tokens whose output is wanted.
+    #[must_use]
+    pub fn n_out(&self) -> usize {
+        self.tokens.iter().filter(|t| t.output).count()
+    }
+
+    /// Checks the step against `shape` and a cache of `n_kv_blocks` blocks and a vocabulary of `n_vocab`,
+    /// and writes the words.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] naming the fact that does not fit.
+    pub fn encode(
+        &self,
+        shape: &BatchShape,
+        n_kv_blocks: usize,
+        n_vocab: usize,
+    ) -> Result<Vec<u32>> {
+        let bad = |what: &'static str, expected: String, got: String| {
+            Err(Error::shape("Batch", what, expected, got))
+        };
+        let limit = |n: usize| format!("at most {n}");
+        if self.tokens.is_empty() || self.tokens.len() > shape.max_tokens {
+            return bad(
+                "tokens",
+                limit(shape.max_tokens),
+                self.tokens.len().to_string(),
+            );
+        }
+        if self.seqs.len() > shape.max_seqs {
+            return bad("seqs", limit(shape.max_seqs), self.seqs.len().to_string());
+        }
+        let mut words = vec![0u32; shape.n_words()];
+        let at = |section: usize| HEADER + section * shape.max_tokens;
+        let lens = at(5);
+        words[0] = self.tokens.len() as u32;
+        words[1] = self.seqs.len() as u32;
+        words[at(1)..at(2)].fill(NO_SEQUENCE);
+        for (s, seq) in self.seqs.iter().enumerate() {
+            if seq.blocks.len() > shape.max_blocks {
+                return bad(
+                    "blocks",
+                    limit(shape.max_blocks),
+                    seq.blocks.len().to_string(),
+                );
+            }
+            if let Some(block) = seq.blocks.iter().find(|&&b| b as usize >= n_kv_blocks) {
+                return bad("block", format!("below {n_kv_blocks}"), block.to_string());
+            }
+            if seq.len as usize > seq.blocks.len() * KV_BLOCK {
+                return bad(
+                    "len",
+                    limit(seq.blocks.len() * KV_BLOCK),
+                    seq.len.to_string(),
+                );
+            }
+            words[lens + s] = seq.len;
+            let table = lens + shape.max_seqs + s * shape.max_blocks;
+            words[table..table + seq.blocks.len()].copy_from_slice(&seq.blocks);
+        }
+        let mut n_out = 0;
+        for (t, token) in self.tokens.iter().enumerate() {
+            let Some(seq) = self.seqs.get(token.seq as usize) else {
+                return bad(
+                    "seq",
+                    format!("below {}", self.seqs.len()),
+                    token.seq.to_string(),
+                );
+            };
+            if token.pos >= seq.len {
+                return bad("pos", format!("below {}", seq.len), token.pos.to_string());
+            }
+            if token.id as usize >= n_vocab {
+                return bad("id", format!("below {n_vocab}"), token.id.to_string());
+            }
+            let pos = token.pos as usize;
+            let row = seq.blocks[pos / KV_BLOCK] as usize * KV_BLOCK + pos % KV_BLOCK;
+            words[at(0) + t] = token.id;
+            words[at(1) + t] = token.seq;
+            words[at(2) + t] = token.pos;
+            words[at(3) + t] = row as u32;
+            if token.output {
+                words[at(4) + n_out] = t as u32;
+                n_out += 1;
+            }
+        }
+        words[2] = n_out as u32;
+        Ok(words)
+    }
+}
+
+/// Reads the words of a batch; what a host-side kernel works with.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchView<'a> {
+    words: &'a [u32],
+    shape: BatchShape,
+}
+
+impl<'a> BatchView<'a> {
+    /// A view of `words`.
+    ///
+    /// # Panics
+    /// If there are fewer words than `shape` needs.
+    #[must_use]
+    pub fn new(words: &'a [u32], shape: BatchShape) -> BatchView<'a> {
+        assert!(
+            words.len() >= shape.n_words(),
+            "batch words are shorter than their shape"
+        );
+        BatchView { words, shape }
+    }
+
+    fn section(&self, section: usize) -> &'a [u32] {
+        let start = HEADER + section * self.shape.max_tokens;
+        &self.words[start..start + self.shape.max_tokens]
+    }
+
+    /// Tokens of this step.
+    #[must_use]
+    pub fn n_tokens(&self) -> usize {
+        self.words[0] as usize
+    }
+
+    /// Tokens whose output is wanted.
+    #[must_use]
+    pub fn n_out(&self) -> usize {
+        self.words[2] as usize
+    }
+
+    /// Vocabulary id of each token.
+    #[must_use]
+    pub fn ids(&self) -> &'a [u32] {
+        self.section(0)
+    }
+
+    /// Sequence of each token ([`NO_SEQUENCE`] for padding).
+    #[must_use]
+    pub fn seqs(&self) -> &'a [u32] {
+        self.section(1)
+    }
+
+    /// Position of each token.
+    #[must_use]
+    pub fn positions(&self) -> &'a [u32] {
+        self.section(2)
+    }
+
+    /// Cache row of each token.
+    #[must_use]
+    pub fn kv_rows(&self) -> &'a [u32] {
+        self.section(3)
+    }
+
+    /// Token index of each wanted output.
+    #[must_use]
+    pub fn outputs(&self) -> &'a [u32] {
+        self.section(4)
+    }
+
+    /// Cache row of position `pos` of sequence `seq`.
+    #[must_use]
+    pub fn kv_row(&self, seq: usize, pos: usize) -> usize {
+        let tables = HEADER + 5 * self.shape.max_tokens + self.shape.max_seqs;
+        let block = self.words[tables + seq * self.shape.max_blocks + pos / KV_BLOCK];
+        block as usize * KV_BLOCK + pos % KV_BLOCK
+    }
+}
+
+/// The paged cache of one layer: `k` and `v` are `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, F16 or F32.
+#[derive(Clone, Debug)]
+pub struct KvCache<T> {
+    /// Keys.
+    pub k: T,
+    /// Values.
+    pub v: T,
+}
+
+impl<T> KvCache<T> {
+    /// The same cache over another kind of operand.
+    pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> KvCache<U> {
+        KvCache {
+            k: f(&self.k),
+            v: f(&self.v),
+        }
+    }
+}

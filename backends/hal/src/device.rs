@@ -1,0 +1,277 @@
+//! A device as the engine holds it: every allocation is booked, every op is checked, once.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::format::Format;
+use crate::program::Recorder;
+use crate::tensor::Buffer;
+use crate::{
+    Backend, Batch, BatchShape, Bytes, DeviceInfo, Error, HostRows, KV_BLOCK, KvCache, Ledger,
+    MailboxShape, MemoryReport, OpDesc, PackDesc, Plan, Queue, RawMailbox, Reservation, Result,
+    RowSet, Source, Staging, Tensor, TensorDesc,
+};
+
+/// Which device a tensor belongs to: its index in the engine's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(pub u32);
+
+/// A backend with an identity and a budget. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(crate) backend: Arc<dyn Backend>,
+    id: DeviceId,
+    ledger: Arc<Ledger>,
+    /// The scratch that all programs of this device share; it only grows.
+    workspace: Arc<Mutex<Option<Tensor>>>,
+}
+
+/// The two blocks of a hand-off, booked.
+#[derive(Clone, Debug)]
+pub struct Mailbox {
+    pub(crate) raw: Arc<dyn RawMailbox>,
+    pub(crate) device: DeviceId,
+    pub(crate) shape: MailboxShape,
+    _held: Arc<Reservation>,
+}
+
+impl Mailbox {
+    /// Capacity.
+    #[must_use]
+    pub fn shape(&self) -> MailboxShape {
+        self.shape
+    }
+}
+
+impl Device {
+    /// `backend` as device number `id`, which may book at most `budget`.
+    #[must_use]
+    pub fn new(backend: Arc<dyn Backend>, id: DeviceId, budget: Bytes) -> Device {
+        let ledger = Ledger::new(&backend.info().name, budget);
+        Device {
+            backend,
+            id,
+            ledger,
+            workspace: Arc::default(),
+        }
+    }
+
+    /// Facts.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        self.backend.info()
+    }
+
+    /// The device's number.
+    #[must_use]
+    pub fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// The account.
+    #[must_use]
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// Memory now, as the platform sees it.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn memory(&self) -> Result<MemoryReport> {
+        self.backend.memory()
+    }
+
+    /// Whether this device can run an op of these shapes and formats.
+    #[must_use]
+    pub fn plan(&self, op: &OpDesc) -> Plan {
+        match op.check() {
+            Ok(()) => self.backend.plan(op),
+            Err(error) => Plan::No(error.to_string()),
+        }
+    }
+
+    /// Bytes of a tensor of this shape here.
+    #[must_use]
+    pub fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
+        self.backend.alloc_size(desc)
+    }
+
+    /// Bytes of a pack here.
+    #[must_use]
+    pub fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes {
+        self.backend.pack_size(pack, mapped)
+    }
+
+    /// A tensor with undefined contents.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a row that is not whole blocks, [`Error::OutOfMemory`] past the budget, the backend's.
+    pub fn alloc(&self, label: &str, desc: TensorDesc) -> Result<Tensor> {
+        if desc.bytes().is_none() {
+            return Err(Error::shape("alloc", "desc", "whole blocks per row", desc));
+        }
+        let held = self.ledger.reserve(label, self.backend.alloc_size(&desc))?;
+        let raw = self.backend.alloc(label, &desc)?;
+        Ok(self.tensor(raw, held, desc))
+    }
+
+    /// Shorthand for an F32 tensor.
+    ///
+    /// # Errors
+    /// See [`Device::alloc`].
+    pub fn alloc_f32(&self, label: &str, n_rows: usize, n_cols: usize) -> Result<Tensor> {
+        self.alloc(label, TensorDesc::new(n_rows, n_cols, Format::F32))
+    }
+
+    fn tensor(
+        &self,
+        raw: Box<dyn crate::RawBuffer>,
+        held: Reservation,
+        desc: TensorDesc,
+    ) -> Tensor {
+        let buffer = Buffer {
+            raw,
+            device: self.id,
+            desc,
+            _held: held,
+        };
+        Tensor {
+            buffer: Arc::new(buffer),
+            first_row: 0,
+            desc,
+        }
+    }
+
+    /// Weights in the device's own layout.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `pack` does not fit `source`, [`Error::OutOfMemory`] past the budget, the backend's.
+    pub fn import(&self, label: &str, pack: &PackDesc, source: &HostRows) -> Result<Tensor> {
+        let desc = pack.packed()?;
+        if pack.source != source.desc() {
+            return Err(Error::shape("import", "source", pack.source, source.desc()));
+        }
+        let mapped = matches!(source.source(), Source::Mapped(_));
+        let held = self
+            .ledger
+            .reserve(label, self.backend.pack_size(pack, mapped))?;
+        let raw = self.backend.import(label, pack, source)?;
+        Ok(self.tensor(raw, held, desc))
+    }
+
+    /// The bytes that [`Queue::refill`] wants for row `row` of the selection's own numbering (a row of the file,
+    /// or a column of it where the pack transposes).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a row outside the source, the backend's.
+    pub fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+        let limit = if pack.transpose {
+            pack.source.n_cols
+        } else {
+            pack.source.n_rows
+        };
+        if row as usize >= limit {
+            return Err(Error::shape(
+                "pack_row",
+                "row",
+                format!("below {limit}"),
+                row,
+            ));
+        }
+        self.backend.pack_row(pack, source, row)
+    }
+
+    /// Host memory for copies.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] past the budget, the backend's.
+    pub fn staging(&self, len: Bytes) -> Result<Staging> {
+        let held = self.ledger.reserve("staging", len)?;
+        Ok(Staging {
+            raw: self.backend.staging(len)?,
+            device: self.id,
+            held,
+        })
+    }
+
+    /// The blocks of a hand-off.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] past the budget, the backend's.
+    pub fn mailbox(&self, shape: MailboxShape) -> Result<Mailbox> {
+        let held = self.ledger.reserve("mailbox", shape.bytes())?;
+        let raw = self.backend.mailbox(shape)?;
+        Ok(Mailbox {
+            raw,
+            device: self.id,
+            shape,
+            _held: Arc::new(held),
+        })
+    }
+
+    /// The words of a batch.
+    ///
+    /// # Errors
+    /// See [`Device::alloc`].
+    pub fn batch(&self, shape: BatchShape) -> Result<Batch<Tensor>> {
+        let words = self.alloc("batch", TensorDesc::new(1, shape.n_words(), Format::U32))?;
+        Ok(Batch { words, shape })
+    }
+
+    /// A paged cache of `n_blocks` blocks for one layer.
+    ///
+    /// # Errors
+    /// See [`Device::alloc`].
+    pub fn kv_cache(
+        &self,
+        n_blocks: usize,
+        n_cols: usize,
+        format: Format,
+    ) -> Result<KvCache<Tensor>> {
+        let desc = TensorDesc::new(n_blocks * KV_BLOCK, n_cols, format);
+        Ok(KvCache {
+            k: self.alloc("KV cache", desc)?,
+            v: self.alloc("KV cache", desc)?,
+        })
+    }
+
+    /// A list of up to `capacity` rows for up to `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// See [`Device::alloc`].
+    pub fn row_set(&self, capacity: usize, max_tokens: usize) -> Result<RowSet<Tensor>> {
+        let u32s = |rows, cols| self.alloc("row set", TensorDesc::new(rows, cols, Format::U32));
+        Ok(RowSet {
+            ids: u32s(1, capacity)?,
+            count: u32s(1, 1)?,
+            members: u32s(capacity, max_tokens.div_ceil(32))?,
+        })
+    }
+
+    /// Starts recording a program. Record the largest program of a ladder first: the workspace is shared.
+    #[must_use]
+    pub fn record(&self, label: &str) -> Recorder {
+        Recorder::new(self.clone(), label)
+    }
+
+    /// The shared scratch, grown to at least `bytes`.
+    pub(crate) fn workspace(&self, bytes: Bytes) -> Result<Option<Tensor>> {
+        let mut shared = self
+            .workspace
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let words = bytes.0.div_ceil(4) as usize;
+        if words > shared.as_ref().map_or(0, |tensor| tensor.desc.n_cols) {
+            *shared = Some(self.alloc("workspace", TensorDesc::new(1, words, Format::U32))?);
+        }
+        Ok(shared.clone())
+    }
+
+    /// A new in-order queue.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn queue(&self, label: &str) -> Result<Queue> {
+        Ok(Queue::new(self.clone(), self.backend.queue(label)?))
+    }
+}

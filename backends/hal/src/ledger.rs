@@ -1,0 +1,127 @@
+//! One ledger per device counts every byte that is allocated there, against a hard budget.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::{Bytes, Error, Result};
+
+/// The account of one device. Nothing is allocated on a device without a [`Reservation`] from here.
+#[derive(Debug)]
+pub struct Ledger {
+    device: String,
+    budget: Bytes,
+    books: Mutex<Books>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    used: Bytes,
+    peak: Bytes,
+}
+
+/// A share of the budget; given back when dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    ledger: Arc<Ledger>,
+    bytes: Bytes,
+}
+
+impl Ledger {
+    /// A ledger for `device` that never passes `budget`.
+    #[must_use]
+    pub fn new(device: &str, budget: Bytes) -> Arc<Ledger> {
+        Arc::new(Ledger {
+            device: device.to_owned(),
+            budget,
+            books: Mutex::default(),
+        })
+    }
+
+    /// Books `bytes` under the name `label`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the budget would be passed; nothing is booked then.
+    pub fn reserve(self: &Arc<Self>, label: &str, bytes: Bytes) -> Result<Reservation> {
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = self.budget - books.used;
+        if bytes > free {
+            return Err(Error::OutOfMemory {
+                device: self.device.clone(),
+                label: label.to_owned(),
+                wanted: bytes,
+                free,
+            });
+        }
+        books.used += bytes;
+        books.peak = books.peak.max(books.used);
+        Ok(Reservation {
+            ledger: Arc::clone(self),
+            bytes,
+        })
+    }
+
+    /// The limit given at the start.
+    #[must_use]
+    pub fn budget(&self) -> Bytes {
+        self.budget
+    }
+
+    /// Bytes booked now.
+    #[must_use]
+    pub fn used(&self) -> Bytes {
+        self.books
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .used
+    }
+
+    /// The most that was ever booked at once.
+    #[must_use]
+    pub fn peak(&self) -> Bytes {
+        self.books
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .peak
+    }
+}
+
+impl Reservation {
+    /// Size of this share.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        self.bytes
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut books = self
+            .ledger
+            .books
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        books.used = books.used - self.bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_hard_and_shares_come_back() {
+        let ledger = Ledger::new("test", Bytes(100));
+        let a = ledger.reserve("a", Bytes(60)).unwrap();
+        let error = ledger.reserve("b", Bytes(41)).unwrap_err();
+        assert!(matches!(
+            error,
+            Error::OutOfMemory {
+                wanted: Bytes(41),
+                free: Bytes(40),
+                ..
+            }
+        ));
+        drop(a);
+        let _b = ledger.reserve("b", Bytes(100)).unwrap();
+        assert_eq!((ledger.used(), ledger.peak()), (Bytes(100), Bytes(100)));
+    }
+}

@@ -1,0 +1,112 @@
+//! The paged cache and attention over it.
+
+use super::{Check, Visit, op, op_map, op_type, op_visit};
+use crate::format::Format;
+use crate::{Operand, Result};
+
+op! {
+    /// Writes the keys and values of the step's tokens to their rows of the cache.
+    ///
+    /// | operand | shape | format |
+    /// |---|---|---|
+    /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]` | F32 |
+    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]` each | F16 or F32 |
+    ///
+    /// F16 is rounded to nearest even. Padded tokens write nothing.
+    StoreKv {
+        /// Keys, after their positions were applied.
+        read k,
+        /// Values.
+        read v,
+        /// Where each token's row is.
+        batch batch,
+        /// The layer's cache.
+        cache_out cache,
+        ;
+    }
+}
+
+impl<T: Operand> StoreKv<T> {
+    pub(super) fn check(&self) -> Result<()> {
+        let c = Check("StoreKv");
+        let k = self.k.desc();
+        let v = self.v.desc();
+        c.f32("k", &self.k, k.n_rows, k.n_cols)?;
+        c.f32("v", &self.v, k.n_rows, v.n_cols)?;
+        c.at_least("cache", &self.cache.k, 1, k.n_cols)?;
+        c.at_least("cache", &self.cache.v, self.cache.k.desc().n_rows, v.n_cols)?;
+        c.format("cache", &self.cache.k, &[Format::F16, Format::F32])?;
+        c.format("cache", &self.cache.v, &[Format::F16, Format::F32])?;
+        c.batch(&self.batch, k.n_rows)
+    }
+}
+
+op! {
+    /// Causal grouped-query attention over the paged cache.
+    ///
+    /// `y[t, h] = sum_p softmax_p(scale * q[t, h] . k[p, g]) * v[p, g]` with `g = h * n_head_kv / n_head`, over
+    /// the positions `p` of the token's sequence with `p <= pos` and, with a window, `p > pos - window`.
+    /// A soft cap `c` maps a score `s` to `c * tanh(s / c)`; a sink adds `exp(sink[h])` to the denominator.
+    ///
+    /// | operand | shape | format |
+    /// |---|---|---|
+    /// | `q`, `y` | `[n_tokens, n_head * d_head]` | F32 |
+    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]` each | F16 or F32 |
+    /// | `sinks` | `[1, n_head]` | F32 |
+    ///
+    /// Splits over positions are by a fixed number of positions, so that the bits do not depend on the number
+    /// of threads. Source: Flash attention's online softmax (Dao et al.), paged as in vLLM (Kwon et al.).
+    Attention {
+        /// Queries.
+        read q,
+        /// The cache, with this step's keys and values in it.
+        cache cache,
+        /// Positions and block tables.
+        batch batch,
+        /// Learned sinks.
+        maybe sinks,
+        /// Output.
+        write y,
+        ;
+        /// Query heads.
+        n_head: usize,
+        /// Key and value heads.
+        n_head_kv: usize,
+        /// Factor on the scores.
+        scale: f32,
+        /// Positions that a token sees, itself included; `None` for all.
+        window: Option<usize>,
+        /// Soft cap of the scores; 0 for none.
+        softcap: f32,
+    }
+}
+
+impl<T: Operand> Attention<T> {
+    pub(super) fn check(&self) -> Result<()> {
+        let c = Check("Attention");
+        let (q, k) = (self.q.desc(), self.cache.k.desc());
+        let grouped = self.n_head_kv > 0 && self.n_head % self.n_head_kv == 0 && self.n_head > 0;
+        c.that(
+            grouped,
+            "n_head",
+            format!("a multiple of {}", self.n_head_kv),
+            self.n_head,
+        )?;
+        c.that(
+            q.n_cols % self.n_head == 0,
+            "q",
+            format!("{} heads", self.n_head),
+            q,
+        )?;
+        let kv = q.n_cols / self.n_head * self.n_head_kv;
+        c.f32("q", &self.q, q.n_rows, q.n_cols)?;
+        c.f32("y", &self.y, q.n_rows, q.n_cols)?;
+        c.shape("cache", &self.cache.k, k.n_rows, kv)?;
+        c.shape("cache", &self.cache.v, k.n_rows, kv)?;
+        c.format("cache", &self.cache.k, &[Format::F16, Format::F32])?;
+        c.format("cache", &self.cache.v, &[Format::F16, Format::F32])?;
+        c.maybe_f32("sinks", &self.sinks, 1, self.n_head)?;
+        c.that(self.window != Some(0), "window", "at least 1", 0)?;
+        c.batch(&self.batch, q.n_rows)
+    }
+}

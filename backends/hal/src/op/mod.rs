@@ -1,0 +1,411 @@
+//! Everything the engine can ask of a device: one file per op, with formula, shapes, numerics and check.
+//!
+//! An op is generic over its operands: `Op<Tensor>` is recorded into a program, `Op<TensorDesc>` is what
+//! [`crate::Backend::plan`] is asked about before anything is allocated.
+//!
+//! Numerics that hold for all of them: sums are F32. A quantised weight meets activations rounded to Q8
+//! blocks of 32 ([`crate::format::Q8Row`]), an F32, F16 or BF16 weight meets F32 activations. Up to 16
+//! tokens, the values of one token do not depend on which others are in the step.
+
+mod attention;
+mod elementwise;
+mod handoff;
+mod matmul;
+mod predict;
+mod recurrent;
+mod rope;
+mod route;
+mod sparse_ffn;
+
+pub use attention::{Attention, StoreKv};
+pub use elementwise::{Add, Gather, GetRows, Norm, NormKind};
+pub use handoff::{Merge, Post};
+pub use matmul::MatMul;
+pub use predict::Predict;
+pub use recurrent::{GatedDelta, ShortConv, SsmScan};
+pub use rope::{Pairing, Rope};
+pub use route::{Route, Scoring};
+pub use sparse_ffn::{Activation, Down, FfnKind, Skip, SparseFfn};
+
+use crate::{Error, Operand, Result, Tensor, TensorDesc};
+
+/// How an op uses an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only read; may not overlap anything the op writes.
+    Read,
+    /// Written without being read.
+    Write,
+    /// Read and written in place.
+    Update,
+}
+
+/// A visitor of operands: name, use, operand.
+pub type Visit<'a, T> = dyn FnMut(&'static str, Access, &T) + 'a;
+
+macro_rules! op_type {
+    (read $t:ty) => { $t };
+    (write $t:ty) => { $t };
+    (update $t:ty) => { $t };
+    (maybe $t:ty) => { Option<$t> };
+    (batch $t:ty) => { $crate::Batch<$t> };
+    (rows $t:ty) => { $crate::Rows<$t> };
+    (set_out $t:ty) => { $crate::RowSet<$t> };
+    (maybe_set $t:ty) => { Option<$crate::RowSet<$t>> };
+    (maybe_set_out $t:ty) => { Option<$crate::RowSet<$t>> };
+    (cache $t:ty) => { $crate::KvCache<$t> };
+    (cache_out $t:ty) => { $crate::KvCache<$t> };
+}
+
+macro_rules! op_map {
+    (read $v:expr, $f:expr) => {
+        $f(&$v)
+    };
+    (write $v:expr, $f:expr) => {
+        $f(&$v)
+    };
+    (update $v:expr, $f:expr) => {
+        $f(&$v)
+    };
+    (maybe $v:expr, $f:expr) => {
+        $v.as_ref().map(&mut *$f)
+    };
+    (maybe_set $v:expr, $f:expr) => {
+        $v.as_ref().map(|set| set.map($f))
+    };
+    (maybe_set_out $v:expr, $f:expr) => {
+        $v.as_ref().map(|set| set.map($f))
+    };
+    ($kind:ident $v:expr, $f:expr) => {
+        $v.map($f)
+    };
+}
+
+macro_rules! op_visit {
+    (read $n:expr, $v:expr, $f:expr) => {
+        $f($n, $crate::op::Access::Read, &$v)
+    };
+    (write $n:expr, $v:expr, $f:expr) => {
+        $f($n, $crate::op::Access::Write, &$v)
+    };
+    (update $n:expr, $v:expr, $f:expr) => {
+        $f($n, $crate::op::Access::Update, &$v)
+    };
+    (maybe $n:expr, $v:expr, $f:expr) => {
+        if let Some(v) = &$v {
+            $f($n, $crate::op::Access::Read, v)
+        }
+    };
+    (batch $n:expr, $v:expr, $f:expr) => {
+        $f($n, $crate::op::Access::Read, &$v.words)
+    };
+    (rows $n:expr, $v:expr, $f:expr) => {
+        if let $crate::Rows::Active(set) = &$v {
+            $crate::op::visit_set($n, $crate::op::Access::Read, set, $f)
+        }
+    };
+    (set_out $n:expr, $v:expr, $f:expr) => {
+        $crate::op::visit_set($n, $crate::op::Access::Write, &$v, $f)
+    };
+    (maybe_set $n:expr, $v:expr, $f:expr) => {
+        if let Some(set) = &$v {
+            $crate::op::visit_set($n, $crate::op::Access::Read, set, $f)
+        }
+    };
+    (maybe_set_out $n:expr, $v:expr, $f:expr) => {
+        if let Some(set) = &$v {
+            $crate::op::visit_set($n, $crate::op::Access::Write, set, $f)
+        }
+    };
+    (cache $n:expr, $v:expr, $f:expr) => {
+        $f($n, $crate::op::Access::Read, &$v.k);
+        $f($n, $crate::op::Access::Read, &$v.v)
+    };
+    (cache_out $n:expr, $v:expr, $f:expr) => {
+        $f($n, $crate::op::Access::Update, &$v.k);
+        $f($n, $crate::op::Access::Update, &$v.v)
+    };
+}
+
+pub(crate) fn visit_set<T>(
+    name: &'static str,
+    access: Access,
+    set: &crate::RowSet<T>,
+    f: &mut Visit<'_, T>,
+) {
+    f(name, access, &set.ids);
+    f(name, access, &set.count);
+    f(name, access, &set.members);
+}
+
+/// Declares an op: first its operands with how they are used, then `;`, then its parameters.
+macro_rules! op {
+    ($(#[$doc:meta])* $name:ident {
+        $($(#[$field_doc:meta])* $kind:ident $field:ident,)*
+        ; $($(#[$param_doc:meta])* $param:ident: $param_type:ty,)*
+    }) => {
+        $(#[$doc])*
+        pub struct $name<T> {
+            $($(#[$field_doc])* pub $field: op_type!($kind T),)*
+            $($(#[$param_doc])* pub $param: $param_type,)*
+        }
+
+        // Written out because `derive` does not take type macros.
+        impl<T: Clone> Clone for $name<T> {
+            fn clone(&self) -> Self {
+                self.map(&mut T::clone)
+            }
+        }
+
+        impl<T: std::fmt::Debug> std::fmt::Debug for $name<T> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name))
+                    $(.field(stringify!($field), &self.$field))*
+                    $(.field(stringify!($param), &self.$param))*
+                    .finish()
+            }
+        }
+
+        impl<T> $name<T> {
+            pub(crate) fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> $name<U> {
+                $name {
+                    $($field: op_map!($kind self.$field, f),)*
+                    $($param: self.$param.clone(),)*
+                }
+            }
+
+            pub(crate) fn visit(&self, f: &mut Visit<'_, T>) {
+                $(op_visit!($kind stringify!($field), self.$field, f);)*
+            }
+        }
+    };
+}
+pub(crate) use {op, op_map, op_type, op_visit};
+
+macro_rules! ops {
+    ($($name:ident),*) => {
+        /// One request to a device.
+        #[derive(Clone, Debug)]
+        pub enum Op<T = Tensor> {
+            $(#[doc = concat!("See [`", stringify!($name), "`].")] $name($name<T>),)*
+        }
+
+        impl<T: Operand> Op<T> {
+            /// The op's name, one spelling in every folder.
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                match self { $(Op::$name(_) => stringify!($name),)* }
+            }
+
+            /// Visits every operand.
+            pub fn visit(&self, f: &mut Visit<'_, T>) {
+                match self { $(Op::$name(op) => op.visit(f),)* }
+            }
+
+            /// The same op over another kind of operand.
+            pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Op<U> {
+                match self { $(Op::$name(op) => Op::$name(op.map(f)),)* }
+            }
+
+            /// Checks shapes, formats and parameters.
+            ///
+            /// # Errors
+            /// [`Error::Shape`] naming the operand, what it should be and what it is.
+            pub fn check(&self) -> Result<()> {
+                match self { $(Op::$name(op) => op.check(),)* }
+            }
+        }
+
+        $(impl<T> From<$name<T>> for Op<T> {
+            fn from(op: $name<T>) -> Op<T> { Op::$name(op) }
+        })*
+
+        /// The names of all ops, in order.
+        pub const OP_NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+ops!(
+    GetRows, Gather, Norm, MatMul, Rope, StoreKv, Attention, Add, SparseFfn, Predict, Route,
+    ShortConv, GatedDelta, SsmScan, Post, Merge
+);
+
+/// What planning asks about: an op without its tensors.
+pub type OpDesc = Op<TensorDesc>;
+
+impl Op<Tensor> {
+    /// The op without its tensors.
+    #[must_use]
+    pub fn to_desc(&self) -> OpDesc {
+        self.map(&mut |t| t.desc())
+    }
+
+    /// Refuses an op that reads rows it also writes, or writes rows twice.
+    ///
+    /// # Errors
+    /// [`Error::Aliasing`] naming the op and the operand.
+    pub fn check_aliasing(&self) -> Result<()> {
+        let mut seen: Vec<(&'static str, Access, Tensor)> = Vec::new();
+        self.visit(&mut |name, access, tensor| seen.push((name, access, tensor.clone())));
+        for (i, (_, access, written)) in seen.iter().enumerate() {
+            if *access == Access::Read {
+                continue;
+            }
+            for (j, (operand, _, other)) in seen.iter().enumerate() {
+                if i != j && written.overlaps(other) {
+                    return Err(Error::Aliasing {
+                        op: self.name(),
+                        operand,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks shared by the ops' `check` functions.
+pub(crate) struct Check(pub(crate) &'static str);
+
+impl Check {
+    pub(crate) fn shape<T: Operand>(
+        &self,
+        operand: &'static str,
+        tensor: &T,
+        rows: usize,
+        cols: usize,
+    ) -> Result<()> {
+        let got = tensor.desc();
+        match got.n_rows == rows && got.n_cols == cols {
+            true => Ok(()),
+            false => Err(Error::shape(
+                self.0,
+                operand,
+                format!("[{rows}, {cols}]"),
+                got,
+            )),
+        }
+    }
+
+    /// At least `rows` rows of exactly `cols` values.
+    pub(crate) fn at_least<T: Operand>(
+        &self,
+        operand: &'static str,
+        tensor: &T,
+        rows: usize,
+        cols: usize,
+    ) -> Result<()> {
+        let got = tensor.desc();
+        match got.n_rows >= rows && got.n_cols == cols {
+            true => Ok(()),
+            false => Err(Error::shape(
+                self.0,
+                operand,
+                format!("[{rows} or more, {cols}]"),
+                got,
+            )),
+        }
+    }
+
+    pub(crate) fn f32<T: Operand>(
+        &self,
+        operand: &'static str,
+        tensor: &T,
+        rows: usize,
+        cols: usize,
+    ) -> Result<()> {
+        self.shape(operand, tensor, rows, cols)?;
+        self.format(operand, tensor, &[crate::format::Format::F32])
+    }
+
+    pub(crate) fn maybe_f32<T: Operand>(
+        &self,
+        operand: &'static str,
+        tensor: &Option<T>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<()> {
+        tensor
+            .as_ref()
+            .map_or(Ok(()), |tensor| self.f32(operand, tensor, rows, cols))
+    }
+
+    pub(crate) fn format<T: Operand>(
+        &self,
+        operand: &'static str,
+        tensor: &T,
+        allowed: &[crate::format::Format],
+    ) -> Result<()> {
+        let got = tensor.desc();
+        match allowed.contains(&got.format) {
+            true => Ok(()),
+            false => Err(Error::shape(
+                self.0,
+                operand,
+                format!("one of {allowed:?}"),
+                got,
+            )),
+        }
+    }
+
+    pub(crate) fn weight<T: Operand>(&self, operand: &'static str, tensor: &T) -> Result<()> {
+        let got = tensor.desc();
+        match got.format.is_weight() {
+            true => Ok(()),
+            false => Err(Error::shape(self.0, operand, "a weight format", got)),
+        }
+    }
+
+    pub(crate) fn batch<T: Operand>(&self, batch: &crate::Batch<T>, n_tokens: usize) -> Result<()> {
+        self.shape("batch", &batch.words, 1, batch.shape.n_words())?;
+        self.format("batch", &batch.words, &[crate::format::Format::U32])?;
+        match batch.shape.max_tokens >= n_tokens {
+            true => Ok(()),
+            false => {
+                let expected = format!("room for {n_tokens} tokens");
+                Err(Error::shape(
+                    self.0,
+                    "batch",
+                    expected,
+                    batch.shape.max_tokens,
+                ))
+            }
+        }
+    }
+
+    pub(crate) fn set<T: Operand>(
+        &self,
+        operand: &'static str,
+        set: &crate::RowSet<T>,
+        n_tokens: usize,
+    ) -> Result<()> {
+        use crate::format::Format::U32;
+        let capacity = set.ids.desc().n_cols;
+        self.shape(operand, &set.ids, 1, capacity)?;
+        self.shape(operand, &set.count, 1, 1)?;
+        let words = set.members.desc().n_cols;
+        self.shape(operand, &set.members, capacity, words)?;
+        for part in [&set.ids, &set.count, &set.members] {
+            self.format(operand, part, &[U32])?;
+        }
+        self.that(
+            words * 32 >= n_tokens,
+            operand,
+            format!("bits for {n_tokens} tokens"),
+            words * 32,
+        )
+    }
+
+    pub(crate) fn that(
+        &self,
+        holds: bool,
+        operand: &'static str,
+        expected: impl ToString,
+        got: impl ToString,
+    ) -> Result<()> {
+        if holds {
+            Ok(())
+        } else {
+            Err(Error::shape(self.0, operand, expected, got))
+        }
+    }
+}

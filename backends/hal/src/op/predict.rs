@@ -1,0 +1,57 @@
+//! Which neurons this token needs: scores, decision and the split into lists, in one op.
+
+use super::{Check, Visit, op, op_map, op_type, op_visit};
+use crate::format::Format;
+use crate::{Operand, Result};
+
+op! {
+    /// `s = fc2 . relu(fc1 . x)`; neuron `n` is wanted by token `t` if `s[t, n] >= threshold`. The wanted
+    /// neurons are split by `slots` into the `resident` list (slots of this device's pack) and the `absent` list
+    /// (rows of the pack on the other side), both ascending by neuron, with a membership bit per token.
+    ///
+    /// | operand | shape | format |
+    /// |---|---|---|
+    /// | `x` | `[n_tokens, n_embd]`, the residual before the norm | F32 |
+    /// | `fc1` | `[rank, n_embd]` | any weight |
+    /// | `fc2` | `[n_ff, rank]` | any weight |
+    /// | `slots` | `[1, n_ff]`, [`crate::Slot`] words | U32 |
+    ///
+    /// A score that is not a number counts as wanted: dropping is what needs a reason. The decision is made
+    /// here once, by one device, and sent; nobody else scores again. Source: PowerInfer's predictor (Deja Vu,
+    /// Liu et al. 2023).
+    Predict {
+        /// Predictor input.
+        read x,
+        /// First matrix.
+        read fc1,
+        /// Second matrix.
+        read fc2,
+        /// Where each neuron lives.
+        read slots,
+        /// Wanted and here.
+        set_out resident,
+        /// Wanted and elsewhere; `None` when everything is here.
+        maybe_set_out absent,
+        ;
+        /// Least score that is wanted.
+        threshold: f32,
+    }
+}
+
+impl<T: Operand> Predict<T> {
+    pub(super) fn check(&self) -> Result<()> {
+        let c = Check("Predict");
+        let (x, fc1, fc2) = (self.x.desc(), self.fc1.desc(), self.fc2.desc());
+        c.weight("fc1", &self.fc1)?;
+        c.weight("fc2", &self.fc2)?;
+        c.f32("x", &self.x, x.n_rows, fc1.n_cols)?;
+        c.shape("fc2", &self.fc2, fc2.n_rows, fc1.n_rows)?;
+        c.shape("slots", &self.slots, 1, fc2.n_rows)?;
+        c.format("slots", &self.slots, &[Format::U32])?;
+        c.set("resident", &self.resident, x.n_rows)?;
+        match &self.absent {
+            Some(absent) => c.set("absent", absent, x.n_rows),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Rotary positions.
+
+use super::{Check, Visit, op, op_map, op_type, op_visit};
+use crate::{Operand, Result};
+
+/// Which two values of a head turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// `2j` and `2j + 1` (GGUF's llama).
+    Adjacent,
+    /// `j` and `j + n_rot / 2` (NeoX).
+    Halves,
+}
+
+op! {
+    /// Turns the first `n_rot` values of every head by `pos * freqs[j]`, in place:
+    /// `(a, b) -> scale * (a cos - b sin, a sin + b cos)`.
+    ///
+    /// | operand | shape | format |
+    /// |---|---|---|
+    /// | `x` | `[n_tokens, n_head * d_head]` | F32 |
+    /// | `freqs` | `[1, n_rot / 2]`, radians per position; every scaling rule is in here | F32 |
+    ///
+    /// Source: RoFormer (Su et al.); the scalings (linear, YaRN, Llama 3, factors in the file) differ only in
+    /// `freqs` and `scale`.
+    Rope {
+        /// Frequencies.
+        read freqs,
+        /// Positions.
+        batch batch,
+        /// Queries or keys.
+        update x,
+        ;
+        /// Values per head.
+        d_head: usize,
+        /// Values of a head that turn.
+        n_rot: usize,
+        /// Which values pair up.
+        pairing: Pairing,
+        /// Magnitude (YaRN's; 1 elsewhere).
+        scale: f32,
+    }
+}
+
+impl<T: Operand> Rope<T> {
+    pub(super) fn check(&self) -> Result<()> {
+        let c = Check("Rope");
+        let x = self.x.desc();
+        let even = self.n_rot % 2 == 0 && self.n_rot <= self.d_head;
+        c.that(even, "n_rot", "even and at most d_head", self.n_rot)?;
+        let heads = self.d_head > 0 && x.n_cols % self.d_head == 0;
+        c.that(
+            heads,
+            "d_head",
+            format!("a divisor of {}", x.n_cols),
+            self.d_head,
+        )?;
+        c.f32("x", &self.x, x.n_rows, x.n_cols)?;
+        c.f32("freqs", &self.freqs, 1, self.n_rot / 2)?;
+        c.batch(&self.batch, x.n_rows)
+    }
+}

@@ -1,0 +1,205 @@
+//! The heart: a feed-forward block that computes only the neurons that count.
+
+use super::{Check, Visit, op, op_map, op_type, op_visit};
+use crate::{Layout, Operand, Result, Rows};
+
+/// How gate and up make a neuron's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FfnKind {
+    /// `h = act(up . x)`: no gate.
+    Plain,
+    /// `h = act(gate . x) * (up . x)`.
+    Gated,
+    /// `h = act(gate . x) * act(up . x)` (Bamboo's dReLU).
+    GatedBoth,
+}
+
+/// The activation function.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    Relu2,
+    /// `x / (1 + exp(-x))`.
+    Silu,
+    /// The tanh approximation of GELU, as GGML's `gelu`.
+    Gelu,
+    /// GELU by the error function.
+    GeluErf,
+    /// gpt-oss: gate capped at `limit`, up clamped to `+-limit`,
+    /// `h = gate * sigmoid(alpha * gate) * (up + 1)`.
+    SwigluOai {
+        /// Factor inside the sigmoid.
+        alpha: f32,
+        /// Clamp.
+        limit: f32,
+    },
+}
+
+impl Activation {
+    /// Whether a non-positive input gives exactly 0, so that a neuron may be dropped without any loss.
+    #[must_use]
+    pub fn is_exactly_sparse(self) -> bool {
+        matches!(self, Activation::Relu | Activation::Relu2)
+    }
+}
+
+/// When a neuron is dropped after its test value (the gate, or up where there is none) is known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Skip {
+    /// Never: every neuron is carried through.
+    Never,
+    /// When the test value is not positive: exact, for activations that are 0 there.
+    NotPositive,
+    /// When `|act(test)|` is below this value: calibrated (CATS, Lee et al.).
+    Below(f32),
+    /// When `|act(test)|` is below the row's own value in `threshold` (CHESS, He et al.).
+    BelowPerRow,
+    /// When the test value is below `mean + factor * deviation` of all test values of the token; what passes
+    /// is lowered by that cut (Gemma 3n).
+    GaussianCut(f32),
+}
+
+/// Which way the down matrix lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Down {
+    /// One row per neuron, `[n_rows, n_out]`: stored so, or made so by a transposing pack. `h` stays F32 and
+    /// rows of dropped neurons are not touched.
+    ByNeuron,
+    /// One row per output, `[n_out, n_rows]`, as ordinary files have it: nothing of it can be skipped. `h` is
+    /// rounded as the activations of [`super::MatMul`] are.
+    AcrossNeurons,
+}
+
+op! {
+    /// `y[t] = sum over rows r of h[t, r] * down[r]` (added to `y` if `accumulate`), where a row is dropped as
+    /// soon as its test value shows that it does not count.
+    ///
+    /// | operand | shape | format |
+    /// |---|---|---|
+    /// | `gate`, `up` | `[n_rows, n_embd]` | any weight |
+    /// | `down` | `[n_rows, n_out]` or `[n_out, n_rows]`, see [`Down`] | any weight |
+    /// | `bias_gate`, `bias_up`, `threshold` | `[1, n_rows]` | F32 |
+    /// | `bias_down` | `[1, n_out]`, or `[n_group, n_out]` weighted like the group's rows | F32 |
+    /// | `group_of` | `[1, n_rows]`: the group (expert) of each row | U32 |
+    /// | `group_weight` | `[n_tokens, n_group]`: factor on `h`; a group of weight 0 is not computed | F32 |
+    /// | `rows` | slots to compute; `All` for every row | |
+    /// | `x`, `y` | `[n_tokens, n_embd]`, `[n_tokens, n_out]` | F32 |
+    /// | `active` | `[1, n_tokens]`: neurons carried through to down, for the density report | F32 |
+    ///
+    /// Dense is the case `Rows::All` with [`Skip::Never`]; experts are groups. A backend is free to implement
+    /// it as one kernel or three. Source: PowerInfer (Song et al., SOSP 2024), gate first and fused.
+    SparseFfn {
+        /// Gate rows.
+        maybe gate,
+        /// Up rows.
+        read up,
+        /// Down rows or columns.
+        read down,
+        /// Added to the gate's product.
+        maybe bias_gate,
+        /// Added to up's product.
+        maybe bias_up,
+        /// Added to the result.
+        maybe bias_down,
+        /// Cut per row, for [`Skip::BelowPerRow`].
+        maybe threshold,
+        /// Group per row.
+        maybe group_of,
+        /// Factor per token and group.
+        maybe group_weight,
+        /// Which rows.
+        rows rows,
+        /// Input.
+        read x,
+        /// Output.
+        update y,
+        /// Count of neurons carried through, per token (added to).
+        update active,
+        ;
+        /// How gate and up combine.
+        kind: FfnKind,
+        /// Activation function.
+        activation: Activation,
+        /// When a row is dropped.
+        skip: Skip,
+        /// Orientation of `down`.
+        orientation: Down,
+        /// Add to `y` instead of overwriting it.
+        accumulate: bool,
+    }
+}
+
+impl<T: Operand> SparseFfn<T> {
+    pub(super) fn check(&self) -> Result<()> {
+        let c = Check("SparseFfn");
+        let (up, x, y) = (self.up.desc(), self.x.desc(), self.y.desc());
+        let n_rows = up.n_rows;
+        c.weight("up", &self.up)?;
+        c.that(up.layout == Layout::Rows, "up", "a plain layout", up)?;
+        c.that(
+            self.gate.is_some() != (self.kind == FfnKind::Plain),
+            "gate",
+            "what kind says",
+            "not",
+        )?;
+        if let Some(gate) = &self.gate {
+            c.weight("gate", gate)?;
+            c.shape("gate", gate, n_rows, up.n_cols)?;
+        }
+        c.f32("x", &self.x, x.n_rows, up.n_cols)?;
+        c.f32("y", &self.y, x.n_rows, y.n_cols)?;
+        c.f32("active", &self.active, 1, x.n_rows)?;
+        c.weight("down", &self.down)?;
+        match self.orientation {
+            Down::ByNeuron => c.shape("down", &self.down, n_rows, y.n_cols)?,
+            Down::AcrossNeurons => {
+                c.shape("down", &self.down, y.n_cols, n_rows)?;
+                let all = matches!(self.rows, Rows::All) && self.down.desc().layout == Layout::Rows;
+                c.that(
+                    all,
+                    "down",
+                    "one row per neuron, where rows are listed",
+                    self.down.desc(),
+                )?;
+            }
+        }
+        c.maybe_f32("bias_gate", &self.bias_gate, 1, n_rows)?;
+        c.maybe_f32("bias_up", &self.bias_up, 1, n_rows)?;
+        c.maybe_f32("threshold", &self.threshold, 1, n_rows)?;
+        let per_row = self.threshold.is_some() == (self.skip == Skip::BelowPerRow);
+        c.that(
+            per_row,
+            "threshold",
+            "given exactly when skip is per row",
+            "not",
+        )?;
+        let exact = self.skip != Skip::NotPositive || self.activation.is_exactly_sparse();
+        c.that(
+            exact,
+            "skip",
+            "an activation that is 0 below 0",
+            format!("{:?}", self.activation),
+        )?;
+        let cut = !matches!(self.skip, Skip::GaussianCut(_)) || matches!(self.rows, Rows::All);
+        c.that(cut, "skip", "all rows, to cut by their mean", "a list")?;
+        if let Rows::Active(set) = &self.rows {
+            c.set("rows", set, x.n_rows)?;
+        }
+        self.check_groups(&c, n_rows, x.n_rows, y.n_cols)
+    }
+
+    fn check_groups(&self, c: &Check, n_rows: usize, n_tokens: usize, n_out: usize) -> Result<()> {
+        let both = self.group_of.is_some() == self.group_weight.is_some();
+        c.that(both, "group_of", "given together with group_weight", "not")?;
+        let mut n_group = 1;
+        if let (Some(of), Some(weight)) = (&self.group_of, &self.group_weight) {
+            n_group = weight.desc().n_cols;
+            c.shape("group_of", of, 1, n_rows)?;
+            c.format("group_of", of, &[crate::format::Format::U32])?;
+            c.f32("group_weight", weight, n_tokens, n_group)?;
+        }
+        c.maybe_f32("bias_down", &self.bias_down, n_group, n_out)
+    }
+}

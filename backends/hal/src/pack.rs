@@ -1,0 +1,170 @@
+//! The plain layout of a pack, for devices whose memory is host memory, and how its rows are read.
+//!
+//! A backend with a better layout makes its own; this one is what the reference reads.
+
+use crate::format::{TransposedError, TransposedLayout};
+use crate::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
+
+/// Bytes of a tensor of shape `desc` in the plain layout; `None` if it cannot exist.
+#[must_use]
+pub fn plain_size(desc: &TensorDesc) -> Option<usize> {
+    match desc.layout {
+        Layout::Rows => usize::try_from(desc.bytes()?.0).ok(),
+        Layout::Transposed { n_source } => {
+            let layout = TransposedLayout::new(desc.format, desc.n_rows, n_source, desc.n_cols);
+            layout.ok().map(|layout| layout.n_bytes)
+        }
+    }
+}
+
+/// Makes the plain layout of `pack` from `source` in `out`, which has [`plain_size`] bytes.
+///
+/// # Errors
+/// [`Error::Shape`] if the pack does not fit, or what a paged source reports.
+pub fn pack_plain(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+    let packed = pack.packed()?;
+    if plain_size(&packed) != Some(out.len()) {
+        return Err(Error::shape(
+            "pack",
+            "out",
+            packed,
+            format!("{} bytes", out.len()),
+        ));
+    }
+    if pack.transpose {
+        let layout = transposed(&packed)?;
+        let all: Vec<u32>;
+        let neurons = match &pack.select {
+            Select::Rows(list) => &list[..],
+            Select::All | Select::ColumnBlocks(_) => {
+                all = (0..pack.source.n_cols as u32).collect();
+                &all
+            }
+        };
+        let bytes = source.rows(0..pack.source.n_rows)?;
+        return layout.pack(&bytes, neurons, out).map_err(|e| shape(&e));
+    }
+    let row = source.row_bytes();
+    match &pack.select {
+        Select::All => {
+            out[..row * pack.source.n_rows].copy_from_slice(&source.rows(0..pack.source.n_rows)?)
+        }
+        Select::Rows(list) => {
+            for (&r, out) in list.iter().zip(out.chunks_exact_mut(row)) {
+                out.copy_from_slice(&source.rows(r as usize..r as usize + 1)?);
+            }
+        }
+        Select::ColumnBlocks(list) => {
+            let block = pack.source.format.block_bytes();
+            for (r, out) in out
+                .chunks_exact_mut((list.len() * block).max(1))
+                .enumerate()
+            {
+                let bytes = source.rows(r..r + 1)?;
+                for (&b, out) in list.iter().zip(out.chunks_exact_mut(block)) {
+                    out.copy_from_slice(&bytes[b as usize * block..][..block]);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The plain bytes of one row, as [`refill_plain`] takes them: the row and, where the pack transposes blocks,
+/// its group number.
+///
+/// # Errors
+/// See [`pack_plain`].
+pub fn pack_row_plain(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+    let one = PackDesc {
+        select: Select::Rows([row].into()),
+        spare: 0,
+        ..pack.clone()
+    };
+    let packed = one.packed()?;
+    let mut bytes = vec![0; plain_size(&packed).unwrap_or_default()];
+    pack_plain(&one, source, &mut bytes)?;
+    if pack.transpose {
+        let layout = transposed(&packed)?;
+        let group = bytes[layout.groups_at..layout.groups_at + 4].to_vec();
+        bytes.truncate(layout.row_bytes);
+        bytes.extend(group);
+    }
+    Ok(bytes)
+}
+
+/// Puts bytes from [`pack_row_plain`] into `slot` of a pack of shape `desc`.
+///
+/// # Errors
+/// [`Error::Shape`] if they are not one row's bytes.
+pub fn refill_plain(desc: &TensorDesc, pack: &mut [u8], slot: usize, bytes: &[u8]) -> Result<()> {
+    let wrong = || {
+        Error::shape(
+            "refill",
+            "bytes",
+            "one packed row",
+            format!("{} bytes", bytes.len()),
+        )
+    };
+    match desc.layout {
+        Layout::Rows => {
+            let row = desc.format.row_bytes(desc.n_cols).ok_or_else(wrong)?;
+            let out = pack
+                .get_mut(slot * row..(slot + 1) * row)
+                .ok_or_else(wrong)?;
+            if out.len() != bytes.len() {
+                return Err(wrong());
+            }
+            out.copy_from_slice(bytes);
+        }
+        Layout::Transposed { .. } => {
+            let layout = transposed(desc)?;
+            if bytes.len() != layout.row_bytes + 4 || slot >= layout.n_slots {
+                return Err(wrong());
+            }
+            let (row, group) = bytes.split_at(layout.row_bytes);
+            pack[slot * layout.row_bytes..][..layout.row_bytes].copy_from_slice(row);
+            pack[layout.groups_at + 4 * slot..][..4].copy_from_slice(group);
+        }
+    }
+    Ok(())
+}
+
+/// Dequantises row `row` of a tensor in the plain layout. `desc` is the shape of the whole buffer.
+///
+/// # Panics
+/// If `bytes` is no buffer of that shape or the row is outside it.
+pub fn row_plain(desc: &TensorDesc, bytes: &[u8], row: usize, out: &mut [f32]) {
+    match desc.layout {
+        Layout::Rows => {
+            let len = desc
+                .format
+                .row_bytes(desc.n_cols)
+                .expect("tensors have whole blocks per row");
+            desc.format.dequantize(&bytes[row * len..][..len], out);
+        }
+        Layout::Transposed { .. } => {
+            transposed(desc)
+                .expect("the tensor was packed by this layout")
+                .row(bytes, row, out);
+        }
+    }
+}
+
+/// The transposed layout of a tensor.
+///
+/// # Errors
+/// [`Error::Shape`] if the source's neurons are not whole blocks or the tensor is not transposed.
+pub fn transposed(desc: &TensorDesc) -> Result<TransposedLayout> {
+    match desc.layout {
+        Layout::Transposed { n_source } => {
+            TransposedLayout::new(desc.format, desc.n_rows, n_source, desc.n_cols)
+                .map_err(|e| shape(&e))
+        }
+        Layout::Rows => Err(Error::shape("pack", "layout", "transposed", desc)),
+    }
+}
+
+fn shape(error: &TransposedError) -> Error {
+    Error::shape("pack", "source", "a matrix that can be transposed", error)
+}

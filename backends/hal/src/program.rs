@@ -1,0 +1,201 @@
+//! Programs: the ops of a step, recorded once and replayed for every token.
+
+use std::sync::Arc;
+
+use crate::{Bytes, Device, DeviceId, Error, Mailbox, Op, Plan, RawProgram, Result};
+
+/// Collects ops; every one is checked, once, when it is pushed.
+#[derive(Debug)]
+pub struct Recorder {
+    device: Device,
+    label: String,
+    ops: Vec<Op>,
+    mailboxes: Vec<Mailbox>,
+    workspace: Bytes,
+    slow: Vec<String>,
+}
+
+/// A program ready for replay.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub(crate) raw: Arc<dyn RawProgram>,
+    pub(crate) device: DeviceId,
+    pub(crate) mailboxes: Arc<[Mailbox]>,
+    slow: Arc<[String]>,
+}
+
+impl Program {
+    /// What runs slowly in this program and why, one sentence per op.
+    #[must_use]
+    pub fn slow(&self) -> &[String] {
+        &self.slow
+    }
+
+    /// Hand-offs in this program.
+    #[must_use]
+    pub fn n_mailboxes(&self) -> usize {
+        self.mailboxes.len()
+    }
+}
+
+impl Recorder {
+    pub(crate) fn new(device: Device, label: &str) -> Recorder {
+        Recorder {
+            device,
+            label: label.to_owned(),
+            ops: Vec::new(),
+            mailboxes: Vec::new(),
+            workspace: Bytes(0),
+            slow: Vec::new(),
+        }
+    }
+
+    /// Makes a mailbox usable in this program and gives its index for `Post` and `Merge`.
+    ///
+    /// # Errors
+    /// [`Error::ForeignBuffer`] for another device's mailbox.
+    pub fn mailbox(&mut self, mailbox: &Mailbox) -> Result<usize> {
+        if mailbox.device != self.device.id() {
+            return Err(self.foreign("Post", "mailbox"));
+        }
+        self.mailboxes.push(mailbox.clone());
+        Ok(self.mailboxes.len() - 1)
+    }
+
+    fn foreign(&self, op: &'static str, operand: &'static str) -> Error {
+        Error::ForeignBuffer {
+            op,
+            operand,
+            device: self.device.info().name.clone(),
+        }
+    }
+
+    /// Appends an op.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Aliasing`], [`Error::ForeignBuffer`] or [`Error::Unsupported`]; the program is
+    /// unchanged then.
+    pub fn push(&mut self, op: impl Into<Op>) -> Result<()> {
+        let op = op.into();
+        op.check()?;
+        op.check_aliasing()?;
+        let mut foreign = None;
+        op.visit(&mut |operand, _, tensor| {
+            if tensor.device() != self.device.id() {
+                foreign = Some(operand);
+            }
+        });
+        if let Some(operand) = foreign {
+            return Err(self.foreign(op.name(), operand));
+        }
+        self.check_hand_off(&op)?;
+        match self.device.plan(&op.to_desc()) {
+            Plan::Yes { workspace, slow } => {
+                self.workspace = self.workspace.max(workspace);
+                self.slow.extend(slow);
+            }
+            Plan::No(reason) => {
+                let device = self.device.info().name.clone();
+                return Err(Error::Unsupported {
+                    op: op.name(),
+                    device,
+                    reason,
+                });
+            }
+        }
+        self.ops.push(op);
+        Ok(())
+    }
+
+    /// A post must fit its mailbox, and each mailbox is posted to and merged from once, in that order.
+    fn check_hand_off(&self, op: &Op) -> Result<()> {
+        let (name, mailbox, tokens, cols, rows) = match op {
+            Op::Post(op) => {
+                let rows = op.rows.as_ref().map_or(0, |set| set.ids.desc.n_cols);
+                ("Post", op.mailbox, op.x.desc.n_rows, op.x.desc.n_cols, rows)
+            }
+            Op::Merge(op) => ("Merge", op.mailbox, op.y.desc.n_rows, op.y.desc.n_cols, 0),
+            Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::MatMul(_) | Op::Rope(_) => {
+                return Ok(());
+            }
+            Op::StoreKv(_) | Op::Attention(_) | Op::Add(_) | Op::SparseFfn(_) => return Ok(()),
+            Op::Predict(_) | Op::Route(_) | Op::ShortConv(_) | Op::GatedDelta(_) => return Ok(()),
+            Op::SsmScan(_) => return Ok(()),
+        };
+        let Some(shape) = self.mailboxes.get(mailbox).map(Mailbox::shape) else {
+            let expected = format!("below {}", self.mailboxes.len());
+            return Err(Error::shape(name, "mailbox", expected, mailbox));
+        };
+        let posted = self
+            .ops
+            .iter()
+            .any(|op| matches!(op, Op::Post(p) if p.mailbox == mailbox));
+        let merged = self
+            .ops
+            .iter()
+            .any(|op| matches!(op, Op::Merge(m) if m.mailbox == mailbox));
+        let order = if name == "Post" {
+            !posted
+        } else {
+            posted && !merged
+        };
+        if !order {
+            return Err(Error::shape(
+                name,
+                "mailbox",
+                "posted once, then merged once",
+                "another order",
+            ));
+        }
+        let floats = if name == "Post" {
+            shape.n_in
+        } else {
+            shape.n_out
+        };
+        if tokens > shape.max_tokens || cols != floats || rows > shape.max_rows {
+            let got = format!("{tokens} x {cols} with {rows} rows");
+            return Err(Error::shape(name, "mailbox", format!("{shape:?}"), got));
+        }
+        Ok(())
+    }
+
+    /// Compiles what was recorded.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a post is never merged, [`Error::OutOfMemory`] for the workspace, the backend's.
+    pub fn finish(self) -> Result<Program> {
+        let merges = self
+            .ops
+            .iter()
+            .filter(|op| matches!(op, Op::Merge(_)))
+            .count();
+        let posts = self
+            .ops
+            .iter()
+            .filter(|op| matches!(op, Op::Post(_)))
+            .count();
+        if merges != posts {
+            return Err(Error::shape(
+                "Merge",
+                "mailbox",
+                format!("{posts} merges"),
+                merges,
+            ));
+        }
+        let workspace = match self.workspace {
+            Bytes(0) => None,
+            bytes => self.device.workspace(bytes)?,
+        };
+        let raw_boxes: Vec<_> = self.mailboxes.iter().map(|m| Arc::clone(&m.raw)).collect();
+        let raw =
+            self.device
+                .backend
+                .compile(&self.label, &self.ops, &raw_boxes, workspace.as_ref())?;
+        Ok(Program {
+            raw,
+            device: self.device.id(),
+            mailboxes: self.mailboxes.into(),
+            slow: self.slow.into(),
+        })
+    }
+}

@@ -1,0 +1,308 @@
+//! An in-order queue as the engine holds it, runs with their hand-offs, and copies in flight.
+
+use crate::{
+    BackendQueue, Bytes, Device, DeviceId, Error, Layout, MailboxShape, Posted, Program, RawRun,
+    RawTransfer, Reservation, Result, Staging, Tensor,
+};
+
+/// Work is done in the order in which it is given.
+#[derive(Debug)]
+pub struct Queue {
+    device: Device,
+    raw: Box<dyn BackendQueue>,
+    /// Idle staging of [`Queue::write`] and [`Queue::read`], so that a step allocates nothing.
+    pool: Vec<Staging>,
+}
+
+impl Queue {
+    pub(crate) fn new(device: Device, raw: Box<dyn BackendQueue>) -> Queue {
+        Queue {
+            device,
+            raw,
+            pool: Vec::new(),
+        }
+    }
+
+    /// The device this queue runs on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Starts a program. Drop the run to give the step up.
+    ///
+    /// # Errors
+    /// [`Error::ForeignBuffer`] for another device's program, the backend's.
+    pub fn replay(&mut self, program: &Program) -> Result<Run> {
+        if program.device != self.device.id() {
+            return Err(self.foreign("replay", "program"));
+        }
+        let shapes = program
+            .mailboxes
+            .iter()
+            .map(crate::Mailbox::shape)
+            .collect();
+        let raw = self.raw.replay(&program.raw)?;
+        Ok(Run {
+            raw,
+            shapes,
+            open: None,
+            ended: false,
+        })
+    }
+
+    /// Starts a copy of `src` to the first bytes of `dst`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if it does not fit or `dst` is not plain, [`Error::ForeignBuffer`], the backend's.
+    pub fn upload(&mut self, src: Staging, dst: &Tensor) -> Result<Transfer> {
+        self.check_copy("upload", &src, dst)?;
+        let Staging { raw, device, held } = src;
+        Ok(Transfer {
+            raw: Some(self.raw.upload(raw, dst)?),
+            device,
+            held: Some(held),
+        })
+    }
+
+    /// Starts a copy of the first bytes of `src` to `dst`, as many as `dst` has.
+    ///
+    /// # Errors
+    /// See [`Queue::upload`].
+    pub fn download(&mut self, src: &Tensor, dst: Staging) -> Result<Transfer> {
+        self.check_copy("download", &dst, src)?;
+        let Staging { raw, device, held } = dst;
+        Ok(Transfer {
+            raw: Some(self.raw.download(src, raw)?),
+            device,
+            held: Some(held),
+        })
+    }
+
+    fn foreign(&self, op: &'static str, operand: &'static str) -> Error {
+        Error::ForeignBuffer {
+            op,
+            operand,
+            device: self.device.info().name.clone(),
+        }
+    }
+
+    fn check_copy(&self, op: &'static str, staging: &Staging, tensor: &Tensor) -> Result<()> {
+        if tensor.device() != self.device.id() || staging.device != self.device.id() {
+            return Err(self.foreign(op, "tensor"));
+        }
+        let room = match tensor.desc.layout {
+            Layout::Rows => tensor.desc.bytes().unwrap_or_default(),
+            Layout::Transposed { .. } => Bytes(0),
+        };
+        let len = staging.bytes().len() as u64;
+        match len <= room.0 {
+            true => Ok(()),
+            false => Err(Error::shape(
+                op,
+                "bytes",
+                format!("at most {}", room.0),
+                len,
+            )),
+        }
+    }
+
+    /// Copies host bytes to a tensor and waits for it.
+    ///
+    /// # Errors
+    /// See [`Queue::upload`].
+    pub fn write(&mut self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
+        let mut staging = self.take(bytes.len())?;
+        staging.bytes_mut().copy_from_slice(bytes);
+        let staging = self.upload(staging, dst)?.wait()?;
+        self.pool.push(staging);
+        Ok(())
+    }
+
+    /// Copies the first bytes of a tensor to host memory and waits for it.
+    ///
+    /// # Errors
+    /// See [`Queue::download`].
+    pub fn read(&mut self, src: &Tensor, out: &mut [u8]) -> Result<()> {
+        let staging = self.take(out.len())?;
+        let staging = self.download(src, staging)?.wait()?;
+        out.copy_from_slice(staging.bytes());
+        self.pool.push(staging);
+        Ok(())
+    }
+
+    /// [`Queue::read`] of as many floats as `out` has.
+    ///
+    /// # Errors
+    /// See [`Queue::download`].
+    pub fn read_f32(&mut self, src: &Tensor, out: &mut [f32]) -> Result<()> {
+        self.read(src, bytemuck::cast_slice_mut(out))
+    }
+
+    fn take(&mut self, len: usize) -> Result<Staging> {
+        match self
+            .pool
+            .iter()
+            .position(|staging| staging.bytes().len() == len)
+        {
+            Some(index) => Ok(self.pool.swap_remove(index)),
+            None => self.device.staging(Bytes(len as u64)),
+        }
+    }
+
+    /// Replaces one slot of a resident pack by bytes from [`Device::pack_row`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a slot outside the pack, [`Error::ForeignBuffer`], the backend's.
+    pub fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+        if pack.device() != self.device.id() {
+            return Err(self.foreign("refill", "pack"));
+        }
+        if slot >= pack.desc.n_rows {
+            return Err(Error::shape(
+                "refill",
+                "slot",
+                format!("below {}", pack.desc.n_rows),
+                slot,
+            ));
+        }
+        self.raw.refill(pack, slot, bytes)
+    }
+
+    /// Copies rows to another tensor of the same shape: snapshot and restore of recurrent state.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the shapes differ, [`Error::Aliasing`] if they overlap, [`Error::ForeignBuffer`].
+    pub fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
+        if src.device() != self.device.id() || dst.device() != self.device.id() {
+            return Err(self.foreign("copy_rows", "tensor"));
+        }
+        if src.desc != dst.desc || src.desc.layout != Layout::Rows {
+            return Err(Error::shape("copy_rows", "dst", src.desc, dst.desc));
+        }
+        if src.overlaps(dst) {
+            return Err(Error::Aliasing {
+                op: "copy_rows",
+                operand: "src",
+            });
+        }
+        self.raw.copy_rows(src, dst)
+    }
+
+    /// Blocks until everything queued is done.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn finish(&mut self) -> Result<()> {
+        self.raw.finish()
+    }
+}
+
+/// A program under way. Answer every post; dropping the run gives the step up, and no wait is left behind.
+#[must_use = "a dropped run is cancelled"]
+#[derive(Debug)]
+pub struct Run {
+    raw: Box<dyn RawRun>,
+    shapes: Vec<MailboxShape>,
+    /// Mailbox and token count of the post that waits for an answer.
+    open: Option<(usize, usize)>,
+    ended: bool,
+}
+
+impl Run {
+    /// Waits for the next post; `None` when the program has ended.
+    ///
+    /// # Errors
+    /// The backend's: a lost device ends every wait.
+    pub fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+        let posted = self.raw.next_post()?;
+        self.open = posted.map(|p| (p.mailbox, p.n_tokens));
+        self.ended = posted.is_none();
+        Ok(posted)
+    }
+
+    /// Answers the last post with `[n_tokens, n_out]` floats.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if nothing was posted or the size is wrong, the backend's.
+    pub fn answer(&mut self, y: &[f32]) -> Result<()> {
+        let Some((mailbox, n_tokens)) = self.open.take() else {
+            return Err(Error::shape("answer", "y", "a post to answer", "none open"));
+        };
+        let expected = n_tokens * self.shapes[mailbox].n_out;
+        if y.len() != expected {
+            return Err(Error::shape(
+                "answer",
+                "y",
+                format!("{expected} floats"),
+                y.len(),
+            ));
+        }
+        self.raw.answer(mailbox, y)
+    }
+
+    /// Waits for the end of a program whose posts are all answered.
+    ///
+    /// # Errors
+    /// What ended it early.
+    pub fn wait(mut self) -> Result<()> {
+        let result = self.raw.wait();
+        self.ended = result.is_ok();
+        result
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.raw.cancel();
+        }
+    }
+}
+
+/// A copy in flight. It owns the staging memory: what flies cannot be touched.
+#[must_use = "a dropped transfer waits for the copy"]
+#[derive(Debug)]
+pub struct Transfer {
+    raw: Option<Box<dyn RawTransfer>>,
+    device: DeviceId,
+    held: Option<Reservation>,
+}
+
+impl Transfer {
+    /// Whether the copy is done.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.raw.as_ref().is_none_or(|raw| raw.is_done())
+    }
+
+    /// Waits for the copy and gives the staging memory back.
+    ///
+    /// # Errors
+    /// The backend's.
+    ///
+    /// # Panics
+    /// Never: the transfer is consumed here.
+    pub fn wait(mut self) -> Result<Staging> {
+        let raw = self
+            .raw
+            .take()
+            .expect("taken only here and in drop")
+            .wait()?;
+        let held = self.held.take().expect("taken only here");
+        Ok(Staging {
+            raw,
+            device: self.device,
+            held,
+        })
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw.take() {
+            // The memory belongs to the copy until it is done; an error means that it is done with.
+            let _ = raw.wait();
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Lists of rows whose length is known only on the device.
+
+/// Rows chosen for a step, ascending, with their count and, for several tokens, who wants them.
+///
+/// | part | shape, U32 | holds |
+/// |---|---|---|
+/// | `ids` | `[1, capacity]` | row numbers (slots) of the op's weight tensors, ascending |
+/// | `count` | `[1, 1]` | how many of them count |
+/// | `members` | `[capacity, words]` | bit `t % 32` of word `t / 32` of row `i`: token `t` wants `ids[i]` |
+///
+/// The membership bits keep a batch from changing anybody's words: a row that only one token asked for is
+/// computed for that token alone.
+#[derive(Clone, Debug)]
+pub struct RowSet<T> {
+    /// Row numbers.
+    pub ids: T,
+    /// How many.
+    pub count: T,
+    /// Who wants them.
+    pub members: T,
+}
+
+impl<T> RowSet<T> {
+    /// The same set over another kind of operand.
+    pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> RowSet<U> {
+        RowSet {
+            ids: f(&self.ids),
+            count: f(&self.count),
+            members: f(&self.members),
+        }
+    }
+}
+
+/// The rows an op works on.
+#[derive(Clone, Debug)]
+pub enum Rows<T> {
+    /// Every row of the tensors, for every token: a dense layer.
+    All,
+    /// The rows of a set.
+    Active(RowSet<T>),
+}
+
+impl<T> Rows<T> {
+    /// The same choice over another kind of operand.
+    pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Rows<U> {
+        match self {
+            Rows::All => Rows::All,
+            Rows::Active(set) => Rows::Active(set.map(f)),
+        }
+    }
+}
+
+/// A set as host memory: what a mailbox carries and what a host-side kernel reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostRowSet {
+    /// Row numbers, ascending.
+    pub ids: Vec<u32>,
+    /// `words` words for each row.
+    pub members: Vec<u32>,
+    /// Words of membership per row: `ceil(n_tokens / 32)`.
+    pub words: usize,
+}
+
+impl HostRowSet {
+    /// Whether token `token` wants the row at `index`.
+    #[must_use]
+    pub fn wants(&self, index: usize, token: usize) -> bool {
+        self.members[index * self.words + token / 32] >> (token % 32) & 1 == 1
+    }
+}
+
+/// An entry of the slot table that [`crate::op::Predict`] splits by: where a neuron's rows live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// In this slot of the device's own pack.
+    Resident(u32),
+    /// In this row of the pack on the other side of the hand-off.
+    Absent(u32),
+}
+
+const ABSENT: u32 = 1 << 31;
+
+impl Slot {
+    /// The word in the table: the top bit says absent.
+    #[must_use]
+    pub fn encode(self) -> u32 {
+        match self {
+            Slot::Resident(slot) => slot,
+            Slot::Absent(row) => row | ABSENT,
+        }
+    }
+
+    /// Reads a word of the table.
+    #[must_use]
+    pub fn decode(word: u32) -> Slot {
+        match word & ABSENT {
+            0 => Slot::Resident(word),
+            _ => Slot::Absent(word & !ABSENT),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Weights on the host, and how a device wants them: sources, selections, packs.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::format::Format;
+use crate::{Error, Layout, Result, TensorDesc};
+
+/// Bytes that live as long as somebody holds them: a mapped file, a static, a vector.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// Rows that are not in memory as a whole: the door for models larger than memory.
+pub trait RowStore: fmt::Debug + Send + Sync {
+    /// Reads whole rows into `out`, whose length is `rows.len()` times the row's bytes.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] when the medium fails.
+    fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()>;
+}
+
+/// Where the bytes of a matrix come from.
+#[derive(Clone)]
+pub enum Source {
+    /// A mapped file or static: a device in host memory may use it in place.
+    Mapped(SharedBytes),
+    /// Bytes made for this purpose: a device in host memory may keep them.
+    Owned(SharedBytes),
+    /// Fetched row by row.
+    Paged(Arc<dyn RowStore>),
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Mapped(b) => write!(f, "Mapped({} bytes)", (**b).as_ref().len()),
+            Source::Owned(b) => write!(f, "Owned({} bytes)", (**b).as_ref().len()),
+            Source::Paged(s) => write!(f, "Paged({s:?})"),
+        }
+    }
+}
+
+/// A matrix on the host: `[n_rows, n_cols]` in `format`, row-major as GGUF stores it.
+#[derive(Clone, Debug)]
+pub struct HostRows {
+    source: Source,
+    n_rows: usize,
+    n_cols: usize,
+    format: Format,
+}
+
+impl HostRows {
+    /// Describes `source` as a matrix.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a row is not a whole number of blocks or the bytes are not exactly the matrix.
+    pub fn new(source: Source, n_rows: usize, n_cols: usize, format: Format) -> Result<HostRows> {
+        let desc = TensorDesc::new(n_rows, n_cols, format);
+        let Some(bytes) = desc.bytes() else {
+            let expected = format!("a multiple of {} columns", format.block_values());
+            return Err(Error::shape("HostRows", "n_cols", expected, n_cols));
+        };
+        if let Source::Mapped(b) | Source::Owned(b) = &source {
+            let len = (**b).as_ref().len() as u64;
+            if len != bytes.0 {
+                let got = format!("{len} bytes");
+                return Err(Error::shape(
+                    "HostRows",
+                    "bytes",
+                    format!("{} bytes", bytes.0),
+                    got,
+                ));
+            }
+        }
+        Ok(HostRows {
+            source,
+            n_rows,
+            n_cols,
+            format,
+        })
+    }
+
+    /// Where the bytes come from.
+    #[must_use]
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Shape and format.
+    #[must_use]
+    pub fn desc(&self) -> TensorDesc {
+        TensorDesc::new(self.n_rows, self.n_cols, self.format)
+    }
+
+    /// Bytes of one row.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        self.format.row_bytes(self.n_cols).expect("checked in new")
+    }
+
+    /// The bytes of some rows, borrowed where the source is in memory.
+    ///
+    /// # Errors
+    /// What a [`RowStore`] reports.
+    ///
+    /// # Panics
+    /// If the range is outside the matrix.
+    pub fn rows(&self, rows: Range<usize>) -> Result<Cow<'_, [u8]>> {
+        assert!(rows.end <= self.n_rows, "rows outside the matrix");
+        let row = self.row_bytes();
+        match &self.source {
+            Source::Mapped(b) | Source::Owned(b) => Ok(Cow::Borrowed(
+                &(**b).as_ref()[rows.start * row..rows.end * row],
+            )),
+            Source::Paged(store) => {
+                let mut out = vec![0; rows.len() * row];
+                store.read(rows, &mut out)?;
+                Ok(Cow::Owned(out))
+            }
+        }
+    }
+}
+
+/// Which part of a matrix a device takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Select {
+    /// All of it.
+    All,
+    /// These rows of the *packed* tensor, strictly ascending: rows of the file, or, for
+    /// [`Layout::Transposed`], its columns. One row per neuron either way.
+    Rows(Arc<[u32]>),
+    /// These blocks of columns (blocks of the format), strictly ascending, of every row: the share of a
+    /// down matrix that stays as stored.
+    ColumnBlocks(Arc<[u32]>),
+}
+
+/// What [`crate::Device::import`] makes of a [`HostRows`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackDesc {
+    /// Shape and format of the source.
+    pub source: TensorDesc,
+    /// Which part is taken.
+    pub select: Select,
+    /// Whether the source's columns become rows (exactly).
+    pub transpose: bool,
+    /// Empty slots at the end, for [`crate::Queue::refill`].
+    pub spare: usize,
+}
+
+impl PackDesc {
+    /// The whole matrix as stored.
+    #[must_use]
+    pub fn whole(source: TensorDesc) -> PackDesc {
+        PackDesc {
+            source,
+            select: Select::All,
+            transpose: false,
+            spare: 0,
+        }
+    }
+
+    /// The shape of the resulting tensor.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the selection is not ascending or outside the matrix, if columns are selected
+    /// of a transposed pack, or if spare slots are asked for where there are no rows of neurons.
+    pub fn packed(&self) -> Result<TensorDesc> {
+        let TensorDesc {
+            n_rows,
+            n_cols,
+            format,
+            ..
+        } = self.source;
+        let block = format.block_values();
+        let all = if self.transpose { n_cols } else { n_rows };
+        let check = |list: &[u32], limit: usize| -> Result<()> {
+            let ascending = list.windows(2).all(|pair| pair[0] < pair[1]);
+            if !ascending || list.last().is_some_and(|&last| last as usize >= limit) {
+                let expected = format!("ascending ids below {limit}");
+                return Err(Error::shape(
+                    "PackDesc",
+                    "select",
+                    expected,
+                    "something else",
+                ));
+            }
+            Ok(())
+        };
+        let selected = match &self.select {
+            Select::All => all,
+            Select::Rows(list) => {
+                check(list, all)?;
+                list.len()
+            }
+            Select::ColumnBlocks(list) => {
+                check(list, n_cols / block)?;
+                if self.transpose || self.spare > 0 {
+                    let got = "column blocks";
+                    return Err(Error::shape(
+                        "PackDesc",
+                        "select",
+                        "rows, to transpose or refill",
+                        got,
+                    ));
+                }
+                return Ok(TensorDesc::new(n_rows, list.len() * block, format));
+            }
+        };
+        let rows = selected + self.spare;
+        Ok(match self.transpose {
+            false => TensorDesc::new(rows, n_cols, format),
+            true => TensorDesc {
+                n_rows: rows,
+                n_cols: n_rows,
+                format,
+                layout: Layout::Transposed { n_source: n_cols },
+            },
+        })
+    }
+}

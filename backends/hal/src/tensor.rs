@@ -1,0 +1,160 @@
+//! Tensors: rows of one format on one device, addressed by row, never by byte.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::format::Format;
+use crate::{Bytes, DeviceId, Reservation};
+
+/// How the values of a tensor are arranged on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Rows as the file has them (a backend may interleave them; it is addressed the same way).
+    Rows,
+    /// One row per neuron, made exactly from a matrix whose *columns* are the neurons
+    /// ([`crate::format::TransposedLayout`]). `n_source` is the number of neurons of that whole matrix.
+    Transposed {
+        /// Columns of the matrix in the file.
+        n_source: usize,
+    },
+}
+
+/// Shape and format of a tensor, without the tensor: what planning works with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorDesc {
+    /// Number of rows.
+    pub n_rows: usize,
+    /// Values in a row.
+    pub n_cols: usize,
+    /// Format of the values.
+    pub format: Format,
+    /// Arrangement.
+    pub layout: Layout,
+}
+
+impl TensorDesc {
+    /// A plain tensor of rows.
+    #[must_use]
+    pub fn new(n_rows: usize, n_cols: usize, format: Format) -> TensorDesc {
+        TensorDesc {
+            n_rows,
+            n_cols,
+            format,
+            layout: Layout::Rows,
+        }
+    }
+
+    /// Size of a plain tensor; `None` if a row is not a whole number of blocks or the size overflows.
+    #[must_use]
+    pub fn bytes(&self) -> Option<Bytes> {
+        let row = self.format.row_bytes(self.n_cols)? as u64;
+        row.checked_mul(self.n_rows as u64).map(Bytes)
+    }
+}
+
+impl fmt::Display for TensorDesc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {}] {}", self.n_rows, self.n_cols, self.format)?;
+        match self.layout {
+            Layout::Rows => Ok(()),
+            Layout::Transposed { .. } => write!(f, " transposed"),
+        }
+    }
+}
+
+/// Device memory as its backend sees it; got back with [`Tensor::raw`].
+pub trait RawBuffer: Any + fmt::Debug + Send + Sync {}
+
+/// Device memory together with its share of the budget.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    pub(crate) raw: Box<dyn RawBuffer>,
+    pub(crate) device: DeviceId,
+    /// Shape of the whole buffer.
+    pub(crate) desc: TensorDesc,
+    pub(crate) _held: Reservation,
+}
+
+/// Rows of a buffer. Cloning is cheap and refers to the same memory.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    pub(crate) buffer: Arc<Buffer>,
+    pub(crate) first_row: usize,
+    pub(crate) desc: TensorDesc,
+}
+
+impl Tensor {
+    /// A view of some of the rows.
+    ///
+    /// # Panics
+    /// If the range is not inside the tensor: views are made by the engine from its own sizes.
+    #[must_use]
+    pub fn rows(&self, rows: Range<usize>) -> Tensor {
+        assert!(
+            rows.start <= rows.end && rows.end <= self.desc.n_rows,
+            "view outside the tensor"
+        );
+        let desc = TensorDesc {
+            n_rows: rows.len(),
+            ..self.desc
+        };
+        Tensor {
+            buffer: Arc::clone(&self.buffer),
+            first_row: self.first_row + rows.start,
+            desc,
+        }
+    }
+
+    /// The first row of this view inside its buffer.
+    #[must_use]
+    pub fn first_row(&self) -> usize {
+        self.first_row
+    }
+
+    /// Shape of the whole buffer that this is a view of.
+    #[must_use]
+    pub fn whole(&self) -> TensorDesc {
+        self.buffer.desc
+    }
+
+    /// The device that owns the memory.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.buffer.device
+    }
+
+    /// The backend's own buffer, if it is of type `B`.
+    #[must_use]
+    pub fn raw<B: RawBuffer>(&self) -> Option<&B> {
+        let any: &dyn Any = &*self.buffer.raw;
+        any.downcast_ref()
+    }
+
+    /// Whether two views share rows of one buffer.
+    #[must_use]
+    pub fn overlaps(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.buffer, &other.buffer)
+            && self.first_row < other.first_row + other.desc.n_rows
+            && other.first_row < self.first_row + self.desc.n_rows
+    }
+}
+
+/// An operand of an op: a [`Tensor`] when recorded, a [`TensorDesc`] when planned.
+pub trait Operand: Clone + fmt::Debug {
+    /// Shape and format.
+    fn desc(&self) -> TensorDesc;
+}
+
+impl Operand for Tensor {
+    fn desc(&self) -> TensorDesc {
+        self.desc
+    }
+}
+
+impl Operand for TensorDesc {
+    fn desc(&self) -> TensorDesc {
+        *self
+    }
+}
