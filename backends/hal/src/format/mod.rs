@@ -1,1 +1,211 @@
-//! The quantisation formats: one table, one file each.
+//! The number formats: one table, one small file each.
+//!
+//! A format is a line of [`formats!`](self) and a file of its name. The file of a quantised format
+//! says how a block comes apart ([`Quants`]) and how values are rounded into one; everything else
+//! (dequantising, transposing, the reference dot product) is written once against that.
+//!
+//! Absent on purpose: alignment. Blocks are plain little-endian bytes at any address, as in a file.
+
+mod activation;
+mod block;
+mod search;
+mod transposed;
+
+mod bf16;
+mod f16;
+mod f32;
+mod ids;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+
+#[cfg(test)]
+mod tests;
+
+use core::primitive;
+use std::{fmt, str::FromStr};
+
+pub use activation::{Activation, Q8_BLOCK, Q8Row, quantize_q8};
+pub use block::{Code, Quants, Unpacked};
+pub use transposed::{TransposedError, TransposedLayout};
+
+// `f32` names a module in this file, so the number type is written `primitive::f32`.
+macro_rules! formats {
+    ($($(#[$doc:meta])* $name:ident => $module:ident, $values:literal, $bytes:literal, $gguf:expr;)+) => {
+        /// How the numbers of a tensor are stored.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[allow(non_camel_case_types, reason = "the spelling of GGUF")]
+        pub enum Format {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl Format {
+            /// Every format, in the order of the table.
+            pub const ALL: &'static [Format] = &[$(Format::$name),+];
+
+            /// The name as GGUF spells it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Format::$name => stringify!($name),)+ }
+            }
+
+            /// Values in one block.
+            #[must_use]
+            pub const fn block_values(self) -> usize {
+                match self { $(Format::$name => $values,)+ }
+            }
+
+            /// Bytes of one block.
+            #[must_use]
+            pub const fn block_bytes(self) -> usize {
+                match self { $(Format::$name => $bytes,)+ }
+            }
+
+            /// The type number in a GGUF file; `None` for a format that weights are not stored in.
+            #[must_use]
+            pub const fn gguf_id(self) -> Option<u32> {
+                match self { $(Format::$name => $gguf,)+ }
+            }
+
+            /// How a block comes apart; `None` for formats without blocks.
+            #[must_use]
+            pub const fn quants(self) -> Option<&'static Quants> {
+                match self { $(Format::$name => $module::QUANTS,)+ }
+            }
+
+            /// Whole blocks to values: `bytes` of n blocks, `out` [n * block_values].
+            ///
+            /// The values are those of ggml's reference, to the bit.
+            ///
+            /// # Panics
+            /// If the lengths are not of the same whole number of blocks.
+            pub fn dequantize(self, bytes: &[u8], out: &mut [primitive::f32]) {
+                self.check_lengths(bytes.len(), out.len());
+                match self {
+                    $(Format::$name => {
+                        let blocks = bytes.chunks_exact($bytes);
+                        for (block, out) in blocks.zip(out.chunks_exact_mut($values)) {
+                            $module::dequantize_block(block, out);
+                        }
+                    })+
+                }
+            }
+
+            /// Values to whole blocks: `values` [n * block_values], `out` bytes of n blocks.
+            ///
+            /// # Panics
+            /// If the lengths are not of the same whole number of blocks.
+            pub fn quantize(self, values: &[primitive::f32], out: &mut [u8]) {
+                self.check_lengths(out.len(), values.len());
+                match self {
+                    $(Format::$name => {
+                        let blocks = out.chunks_exact_mut($bytes);
+                        for (values, block) in values.chunks_exact($values).zip(blocks) {
+                            $module::quantize_block(values, block);
+                        }
+                    })+
+                }
+            }
+        }
+    };
+}
+
+formats! {
+    //  name  module  values/block  bytes/block  gguf id
+    /// 32-bit floats.
+    F32  => f32,    1,   4, Some(0);
+    /// 16-bit IEEE floats.
+    F16  => f16,    1,   2, Some(1);
+    /// The upper half of 32-bit floats.
+    BF16 => bf16,   1,   2, Some(30);
+    /// 4 bits and a scale for 32 values.
+    Q4_0 => q4_0,  32,  18, Some(2);
+    /// 4 bits, a scale and a minimum for 32 values.
+    Q4_1 => q4_1,  32,  20, Some(3);
+    /// 8 bits and a scale for 32 values.
+    Q8_0 => q8_0,  32,  34, Some(8);
+    /// 4 bits, 6-bit scales and minimums for each 32 of 256 values.
+    Q4_K => q4_k, 256, 144, Some(12);
+    /// 5 bits, 6-bit scales and minimums for each 32 of 256 values.
+    Q5_K => q5_k, 256, 176, Some(13);
+    /// 6 bits, 8-bit scales for each 16 of 256 values.
+    Q6_K => q6_k, 256, 210, Some(14);
+    /// Row and token numbers; no weights.
+    U32  => ids,    1,   4, None;
+}
+
+impl Format {
+    /// Bytes of a row of `n_cols` values; `None` if that is not a whole number of blocks or does
+    /// not fit in memory.
+    #[must_use]
+    pub const fn row_bytes(self, n_cols: usize) -> Option<usize> {
+        if !n_cols.is_multiple_of(self.block_values()) {
+            return None;
+        }
+        (n_cols / self.block_values()).checked_mul(self.block_bytes())
+    }
+
+    /// The format with this GGUF type number.
+    #[must_use]
+    pub fn from_gguf_id(id: u32) -> Option<Format> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|format| format.gguf_id() == Some(id))
+    }
+
+    /// Whether a weight may be stored in this format.
+    #[must_use]
+    pub const fn is_weight(self) -> bool {
+        self.gguf_id().is_some()
+    }
+
+    /// What a product with weights of this format takes its activations in.
+    #[must_use]
+    pub const fn activation(self) -> Activation {
+        match self.quants() {
+            Some(_) => Activation::Q8,
+            None => Activation::F32,
+        }
+    }
+
+    fn check_lengths(self, n_bytes: usize, n_values: usize) {
+        assert_eq!(
+            self.row_bytes(n_values),
+            Some(n_bytes),
+            "{n_values} values of {self} against {n_bytes} bytes"
+        );
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that is no format.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("unknown format '{name}'")]
+pub struct UnknownFormat {
+    /// What was given.
+    pub name: String,
+}
+
+impl FromStr for Format {
+    type Err = UnknownFormat;
+
+    /// Case does not matter.
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|format| format.name().eq_ignore_ascii_case(name))
+            .ok_or_else(|| UnknownFormat {
+                name: name.to_owned(),
+            })
+    }
+}

@@ -1,0 +1,17 @@
+//! BF16: the upper half of an f32, rounded to nearest even.
+
+use half::bf16;
+
+use super::Quants;
+
+pub(super) const QUANTS: Option<&Quants> = None;
+
+#[inline]
+pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    out[0] = bf16::from_le_bytes([block[0], block[1]]).to_f32();
+}
+
+#[inline]
+pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+    block.copy_from_slice(&bf16::from_f32(values[0]).to_le_bytes());
+}

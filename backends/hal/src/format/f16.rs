@@ -1,0 +1,17 @@
+//! F16: IEEE half precision, rounded to nearest even.
+
+use half::f16;
+
+use super::Quants;
+
+pub(super) const QUANTS: Option<&Quants> = None;
+
+#[inline]
+pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    out[0] = f16::from_le_bytes([block[0], block[1]]).to_f32();
+}
+
+#[inline]
+pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+    block.copy_from_slice(&f16::from_f32(values[0]).to_le_bytes());
+}

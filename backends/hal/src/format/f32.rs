@@ -1,0 +1,15 @@
+//! F32: a value is its own block.
+
+use super::Quants;
+
+pub(super) const QUANTS: Option<&Quants> = None;
+
+#[inline]
+pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+}
+
+#[inline]
+pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+    block.copy_from_slice(&values[0].to_le_bytes());
+}

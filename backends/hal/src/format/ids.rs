@@ -1,0 +1,15 @@
+//! U32: numbers of rows and tokens. As values they are the nearest f32, exact up to 2^24.
+
+use super::Quants;
+
+pub(super) const QUANTS: Option<&Quants> = None;
+
+#[inline]
+pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    out[0] = u32::from_le_bytes([block[0], block[1], block[2], block[3]]) as f32;
+}
+
+#[inline]
+pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+    block.copy_from_slice(&(values[0] as u32).to_le_bytes());
+}

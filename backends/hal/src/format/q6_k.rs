@@ -1,0 +1,69 @@
+//! Q6_K: 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, `d` (f16).
+//! `value = (d * scale) * (code - 32)`, one scale for 16 values.
+//!
+//! Each half of the block (128 values) has 64 nibble bytes and 32 bytes of bit pairs; quarter k of
+//! a half takes nibble byte `32 * (k & 1) + j` (low nibbles for k < 2) and bit pair k of byte j.
+
+use super::block::{Code, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::search;
+
+pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+const PARTS: Quants = Quants {
+    group: 16,
+    code: Code::Byte,
+    wide_scales: true,
+    has_min: false,
+    unpack,
+};
+
+#[inline]
+fn unpack(block: &[u8], parts: &mut Unpacked) {
+    let halves = block[..128]
+        .chunks_exact(64)
+        .zip(block[128..192].chunks_exact(32));
+    for (codes, (nibbles, pairs)) in parts.codes.chunks_exact_mut(128).zip(halves) {
+        for (k, codes) in codes.chunks_exact_mut(32).enumerate() {
+            let nibbles = &nibbles[32 * (k & 1)..];
+            for ((code, &nibble), &pair) in codes.iter_mut().zip(nibbles).zip(pairs) {
+                let low = nibble >> (4 * (k >> 1)) & 15;
+                *code = (low | (pair >> (2 * k) & 3) << 4) as i8 - 32;
+            }
+        }
+    }
+    let d = read_f16(block, 208);
+    for (scale, &byte) in parts.scales.iter_mut().zip(&block[192..208]) {
+        *scale = d * f32::from(byte as i8);
+    }
+    parts.mins = [0.0; 16];
+}
+
+#[inline]
+pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    PARTS.dequantize_block(block, out);
+}
+
+/// Every group's best scale first; then all of them rounded to 8 bits, the largest to -128.
+pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+    let mut wanted = [0.0f32; 16];
+    for (scale, group) in wanted.iter_mut().zip(values.chunks_exact(16)) {
+        *scale = search::signed_scale(group, 32);
+    }
+    let farthest = wanted
+        .iter()
+        .fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
+    block.fill(0);
+    let d = write_f16(block, 208, farthest / -128.0);
+    let inverse_d = inverse(farthest / -128.0);
+    for (g, group) in values.chunks_exact(16).enumerate() {
+        let scale = search::round(wanted[g] * inverse_d).clamp(-128, 127) as i8;
+        block[192 + g] = scale as u8;
+        let inverse = inverse(d * f32::from(scale));
+        for (i, v) in group.iter().enumerate() {
+            let code = (search::round(v * inverse).clamp(-32, 31) + 32) as u8;
+            let at = 16 * g + i;
+            let (half, k, j) = (at / 128, at % 128 / 32, at % 32);
+            block[64 * half + 32 * (k & 1) + j] |= (code & 15) << (4 * (k >> 1));
+            block[128 + 32 * half + j] |= (code >> 4) << (2 * k);
+        }
+    }
+}

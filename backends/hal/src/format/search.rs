@@ -1,0 +1,176 @@
+//! Choosing scales for the formats with 256 values, and their packed 6-bit scales.
+//!
+//! Source: ggml's reference quantisers. For a handful of steps near the full range the codes are
+//! rounded, then scale and minimum are solved for by weighted least squares; the best pair wins.
+
+use super::block::{Unpacked, inverse, read_f16, write_f16};
+
+/// To the nearest integer, ties to even; anything that is no number becomes 0.
+pub(super) fn round(v: f32) -> i32 {
+    v.round_ties_even() as i32
+}
+
+/// Reads the head of a Q4_K or Q5_K block: 8 scales and minimums, already multiplied out.
+///
+/// Of the 12 bytes, byte j < 4 holds scale j and byte j + 4 minimum j in six bits; the upper two
+/// bits of those and the two nibbles of byte j + 8 make scale j + 4 and minimum j + 4.
+#[inline]
+pub(super) fn read_scales(block: &[u8], parts: &mut Unpacked) {
+    let (d, dmin) = (read_f16(block, 0), read_f16(block, 2));
+    let packed = &block[4..16];
+    for j in 0..4 {
+        let (scale, min, both) = (packed[j], packed[j + 4], packed[j + 8]);
+        parts.scales[j] = d * f32::from(scale & 63);
+        parts.mins[j] = dmin * f32::from(min & 63);
+        parts.scales[j + 4] = d * f32::from((both & 15) | (scale >> 6) << 4);
+        parts.mins[j + 4] = dmin * f32::from((both >> 4) | (min >> 6) << 4);
+    }
+}
+
+/// How Q4_K and Q5_K search a group's scale and minimum.
+pub(super) struct Fit {
+    pub max_code: u8,
+    /// The first of the ranges tried, relative to `max_code`; the others follow 0.1 apart.
+    pub first_step: f32,
+    pub n_steps: u8,
+}
+
+impl Fit {
+    /// Writes the 16 bytes of scales to `block` and returns the 256 codes.
+    pub(super) fn quantize(&self, values: &[f32], block: &mut [u8]) -> [u8; 256] {
+        let (mut scales, mut mins) = ([0.0f32; 8], [0.0f32; 8]);
+        for (g, group) in values.chunks_exact(32).enumerate() {
+            (scales[g], mins[g]) = self.scale_and_min(group);
+        }
+        let top_scale = scales.iter().copied().fold(0.0, f32::max) / 63.0;
+        let top_min = mins.iter().copied().fold(0.0, f32::max) / 63.0;
+        let d = write_f16(block, 0, top_scale);
+        let dmin = write_f16(block, 2, top_min);
+        let six_bits = |v: f32, top: f32| round(v * inverse(top)).clamp(0, 63) as u8;
+        let scales = scales.map(|scale| six_bits(scale, top_scale));
+        let mins = mins.map(|min| six_bits(min, top_min));
+        for j in 0..4 {
+            block[4 + j] = scales[j] | (scales[j + 4] >> 4) << 6;
+            block[8 + j] = mins[j] | (mins[j + 4] >> 4) << 6;
+            block[12 + j] = (scales[j + 4] & 15) | (mins[j + 4] & 15) << 4;
+        }
+        let mut codes = [0u8; 256];
+        for (g, (codes, values)) in codes
+            .chunks_exact_mut(32)
+            .zip(values.chunks_exact(32))
+            .enumerate()
+        {
+            let inverse = inverse(d * f32::from(scales[g]));
+            let min = dmin * f32::from(mins[g]);
+            for (code, v) in codes.iter_mut().zip(values) {
+                *code = round((v + min) * inverse).clamp(0, i32::from(self.max_code)) as u8;
+            }
+        }
+        codes
+    }
+
+    /// The scale, and the minimum to take away (never negative), of one group.
+    fn scale_and_min(&self, values: &[f32]) -> (f32, f32) {
+        let min = values.iter().copied().fold(0.0, f32::min);
+        let max = values.iter().copied().fold(f32::MIN, f32::max);
+        let range = max - min;
+        if range <= 0.0 || !range.is_finite() {
+            return (0.0, -min);
+        }
+        let mean_square = values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32;
+        let root = mean_square.sqrt();
+        let weight = |v: f32| root + v.abs();
+        let top = f32::from(self.max_code);
+        let code = |v: f32, per_unit: f32, min: f32| {
+            ((v - min) * per_unit).round_ties_even().clamp(0.0, top)
+        };
+        let mut best = (range / top, min);
+        let mut best_error = f32::INFINITY;
+        for step in 0..=self.n_steps {
+            // Every range starts at the best minimum so far; the first is the full one, unfitted.
+            let start = best.1;
+            let extra = if step == 0 {
+                0.0
+            } else {
+                self.first_step + 0.1 * f32::from(step - 1)
+            };
+            let per_unit = (top + extra) / (max - start);
+            let mut sums = Sums::default();
+            for &v in values {
+                sums.add(weight(v), v, code(v, per_unit, start));
+            }
+            let fit = if step == 0 { Some(best) } else { sums.solve() };
+            let Some((scale, min)) = fit else { continue };
+            let error = |&v: &f32| weight(v) * (scale * code(v, per_unit, start) + min - v).powi(2);
+            let error = values.iter().map(error).sum::<f32>();
+            if error < best_error {
+                (best, best_error) = ((scale, min), error);
+            }
+        }
+        (best.0, -best.1)
+    }
+}
+
+/// The weighted sums of a line fit of values to codes.
+#[derive(Default)]
+struct Sums {
+    w: f32,
+    v: f32,
+    c: f32,
+    cc: f32,
+    cv: f32,
+}
+
+impl Sums {
+    fn add(&mut self, weight: f32, value: f32, code: f32) {
+        self.w += weight;
+        self.v += weight * value;
+        self.c += weight * code;
+        self.cc += weight * code * code;
+        self.cv += weight * code * value;
+    }
+
+    /// Scale and offset; the offset is not allowed above zero.
+    fn solve(&self) -> Option<(f32, f32)> {
+        let determinant = self.w * self.cc - self.c * self.c;
+        if determinant <= 0.0 {
+            return None;
+        }
+        let offset = (self.cc * self.v - self.c * self.cv) / determinant;
+        if offset > 0.0 {
+            return (self.cc > 0.0).then(|| (self.cv / self.cc, 0.0));
+        }
+        Some(((self.w * self.cv - self.v * self.c) / determinant, offset))
+    }
+}
+
+/// The best scale of a group with signed codes in `-n..n`; the value farthest from zero gets the
+/// negative end, so that the scale carries its sign.
+pub(super) fn signed_scale(values: &[f32], n: i8) -> f32 {
+    let farthest = values
+        .iter()
+        .fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
+    if farthest.abs() < 1e-15 || !farthest.is_finite() {
+        return 0.0;
+    }
+    let n = f32::from(n);
+    // Weights are squares, and the best scale for given codes explains `cv^2 / cc` of the sum.
+    let explained = |per_unit: f32| {
+        let (mut cv, mut cc) = (0.0f32, 0.0f32);
+        for &v in values {
+            let code = (v * per_unit).round_ties_even().clamp(-n, n - 1.0);
+            cv += v * v * code * v;
+            cc += v * v * code * code;
+        }
+        (cv, cc)
+    };
+    let mut best = (0.0f32, 0.0f32);
+    // The full range first: it wins the ties.
+    for step in [0].into_iter().chain(-9i8..=9) {
+        let (cv, cc) = explained(-(n + 0.1 * f32::from(step)) / farthest);
+        if cc > 0.0 && cv * cv > best.1 * cc {
+            best = (cv / cc, cv * cv / cc);
+        }
+    }
+    best.0
+}

@@ -1,0 +1,293 @@
+//! Every format against vectors made by other programs (`scripts/check_formats.py`).
+
+use super::*;
+
+/// A few blocks and the values they stand for.
+fn fixture(format: Format) -> (&'static [u8], Vec<f32>) {
+    let bytes: &[u8] = match format {
+        Format::F32 | Format::U32 => return (&[], Vec::new()),
+        Format::F16 => include_bytes!("fixtures/f16.bin"),
+        Format::BF16 => include_bytes!("fixtures/bf16.bin"),
+        Format::Q4_0 => include_bytes!("fixtures/q4_0.bin"),
+        Format::Q4_1 => include_bytes!("fixtures/q4_1.bin"),
+        Format::Q8_0 => include_bytes!("fixtures/q8_0.bin"),
+        Format::Q4_K => include_bytes!("fixtures/q4_k.bin"),
+        Format::Q5_K => include_bytes!("fixtures/q5_k.bin"),
+        Format::Q6_K => include_bytes!("fixtures/q6_k.bin"),
+    };
+    let n_blocks = bytes.len() / (format.block_bytes() + 4 * format.block_values());
+    let (blocks, values) = bytes.split_at(n_blocks * format.block_bytes());
+    (blocks, floats(values))
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let words = bytes.as_chunks().0.iter();
+    words
+        .map(|&word| primitive::f32::from_le_bytes(word))
+        .collect()
+}
+
+fn assert_same_bits(format: Format, got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len());
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let same = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+        assert!(same, "{format} value {i}: {got:e}, expected {expected:e}");
+    }
+}
+
+#[test]
+fn dequantised_values_have_the_reference_bits() {
+    for &format in Format::ALL {
+        let (blocks, expected) = fixture(format);
+        let mut got = vec![f32::NAN; expected.len()];
+        format.dequantize(blocks, &mut got);
+        assert_same_bits(format, &got, &expected);
+    }
+}
+
+/// 2048 normal values, then for each of these formats ggml's bytes for them.
+#[test]
+fn quantised_bytes_are_the_reference_bytes() {
+    let bytes = include_bytes!("fixtures/quantized.bin");
+    let (values, mut expected) = bytes.split_at(4 * 2048);
+    for format in [
+        Format::F16,
+        Format::BF16,
+        Format::Q4_0,
+        Format::Q4_1,
+        Format::Q8_0,
+    ] {
+        let mut got = vec![0xA5; format.row_bytes(2048).unwrap()];
+        format.quantize(&floats(values), &mut got);
+        let (this, rest) = expected.split_at(got.len());
+        assert!(got == this, "{format}");
+        expected = rest;
+    }
+    assert!(expected.is_empty());
+}
+
+/// ggml's squared errors for the same values, from the script.
+#[test]
+fn searched_scales_are_as_good_as_the_reference() {
+    let values = floats(&include_bytes!("fixtures/quantized.bin")[..4 * 2048]);
+    let reference = floats(include_bytes!("fixtures/k_errors.bin"));
+    for (format, reference) in [Format::Q4_K, Format::Q5_K, Format::Q6_K]
+        .into_iter()
+        .zip(reference)
+    {
+        let mut blocks = vec![0xA5; format.row_bytes(values.len()).unwrap()];
+        format.quantize(&values, &mut blocks);
+        let mut back = vec![f32::NAN; values.len()];
+        format.dequantize(&blocks, &mut back);
+        let error: f32 = back.iter().zip(&values).map(|(a, b)| (a - b).powi(2)).sum();
+        assert!(
+            error < 1.02 * reference,
+            "{format}: {error}, reference {reference}"
+        );
+    }
+}
+
+#[test]
+fn quantising_takes_any_value() {
+    for &format in Format::ALL {
+        let n = format.block_values();
+        for bad in [
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::MAX,
+            1e-45,
+            0.0,
+        ] {
+            let mut block = vec![0xA5; format.block_bytes()];
+            format.quantize(&vec![bad; n], &mut block);
+            let mut mixed = vec![1.0; n];
+            mixed[n / 2] = bad;
+            format.quantize(&mixed, &mut block);
+            let zeros = vec![0.0; n];
+            format.quantize(&zeros, &mut block);
+            let mut back = vec![f32::NAN; n];
+            format.dequantize(&block, &mut back);
+            assert_eq!(back, zeros, "{format}");
+        }
+    }
+}
+
+#[test]
+fn names_and_numbers_go_both_ways() {
+    for &format in Format::ALL {
+        assert_eq!(format.name().to_lowercase().parse(), Ok(format));
+        assert_eq!(
+            format.gguf_id().and_then(Format::from_gguf_id),
+            format.gguf_id().map(|_| format)
+        );
+        assert_eq!(format.is_weight(), format != Format::U32);
+        assert_eq!(
+            format.row_bytes(512),
+            Some(512 / format.block_values() * format.block_bytes())
+        );
+        assert_eq!(format.row_bytes(511).is_some(), format.block_values() == 1);
+        let too_many = format.row_bytes(usize::MAX - 511);
+        assert_eq!(
+            too_many.is_none(),
+            format.block_bytes() > format.block_values()
+        );
+    }
+    assert_eq!(Format::from_gguf_id(4), None);
+    assert_eq!(
+        "Q4_2".parse::<Format>(),
+        Err(UnknownFormat {
+            name: "Q4_2".to_owned()
+        })
+    );
+}
+
+#[test]
+fn activations_round_as_defined() {
+    let mut row = Q8Row::default();
+    let x: Vec<f32> = (0..40).map(|i| (i as f32 - 20.0) * 0.37).collect();
+    row.quantize_into(&x);
+    assert_eq!((row.q.len(), row.d.len(), row.sum.len()), (64, 2, 2));
+    assert_eq!(row.d[0], 20.0 * 0.37 / 127.0);
+    assert_eq!((row.q[0], row.q[20]), (-127, 0));
+    assert_eq!(row.q[40..], [0; 24]);
+    for (block, sum) in row.q.chunks(32).zip(&row.sum) {
+        assert_eq!(block.iter().map(|&q| i32::from(q)).sum::<i32>(), *sum);
+    }
+    for (i, x) in x.iter().enumerate() {
+        assert!((row.d[i / 32] * f32::from(row.q[i]) - x).abs() <= row.d[i / 32] * 0.5001);
+    }
+    // 0.5 and 1.5 steps: ties go to the even side.
+    let mut x = [0.0f32; 32];
+    (x[0], x[1], x[2], x[3]) = (127.0, 0.5, 1.5, -0.5);
+    row.quantize_into(&x);
+    assert_eq!(row.q[..4], [127, 0, 2, 0]);
+}
+
+#[test]
+fn activations_without_a_scale() {
+    let mut row = Q8Row::default();
+    for (value, d) in [
+        (0.0, Some(0.0)),
+        (1e-38, Some(0.0)),
+        (f32::NAN, None),
+        (f32::INFINITY, None),
+    ] {
+        let mut x = [1e-40f32; 33];
+        x[7] = value;
+        row.quantize_into(&x);
+        assert_eq!(
+            (&row.q[..], &row.sum[..], row.d[1]),
+            (&[0; 64][..], &[0, 0][..], 0.0)
+        );
+        assert!(
+            d.map_or(row.d[0].is_nan(), |d| row.d[0] == d),
+            "{value}: {}",
+            row.d[0]
+        );
+    }
+    row.quantize_into(&[f32::MAX, -f32::MAX, f32::MIN_POSITIVE]);
+    assert_eq!((row.q[0], row.q[1], row.q[2]), (127, -127, 0));
+    row.quantize_into(&[]);
+    assert_eq!(row, Q8Row::default());
+}
+
+/// Pseudo-random bytes; blocks get scales that are finite.
+fn random_matrix(format: Format, n_rows: usize, n_cols: usize, seed: u32) -> Vec<u8> {
+    let mut state = seed;
+    let mut values: Vec<f32> = Vec::new();
+    for _ in 0..n_rows * n_cols {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        values.push((state >> 8) as f32 / (1 << 23) as f32 - 1.0);
+    }
+    let mut bytes = vec![0; format.row_bytes(values.len()).unwrap()];
+    format.quantize(&values, &mut bytes);
+    bytes
+}
+
+fn check_transposed(format: Format, n_ff: usize, n_out: usize, neurons: &[u32], n_slots: usize) {
+    let source = random_matrix(format, n_out, n_ff, n_out as u32);
+    let mut values = vec![f32::NAN; n_out * n_ff];
+    format.dequantize(&source, &mut values);
+    let layout = TransposedLayout::new(format, n_slots, n_ff, n_out).unwrap();
+    assert!(
+        [layout.groups_at, layout.scales_at, layout.mins_at]
+            .iter()
+            .all(|at| at % 64 == 0)
+    );
+    let mut packed = vec![0xA5; layout.n_bytes];
+    layout.pack(&source, neurons, &mut packed).unwrap();
+    let mut row = vec![f32::NAN; n_out];
+    for (slot, &neuron) in neurons.iter().enumerate() {
+        layout.row(&packed, slot, &mut row);
+        let expected: Vec<f32> = (0..n_out)
+            .map(|e| values[e * n_ff + neuron as usize])
+            .collect();
+        assert_same_bits(format, &row, &expected);
+    }
+}
+
+#[test]
+fn a_transposed_matrix_has_the_same_values() {
+    for &format in Format::ALL.iter().filter(|format| format.is_weight()) {
+        for n_out in [1, 31, 32, 96, 130, 288] {
+            let n_ff = 3 * format.block_values().max(11);
+            let all: Vec<u32> = (0..n_ff as u32).collect();
+            check_transposed(format, n_ff, n_out, &all, n_ff);
+            let some: Vec<u32> = all
+                .iter()
+                .copied()
+                .filter(|n| n % 7 == 3 || n % 5 == 1)
+                .collect();
+            check_transposed(format, n_ff, n_out, &some, some.len() + 3);
+            check_transposed(format, n_ff, n_out, &[n_ff as u32 - 1], 1);
+            check_transposed(format, n_ff, n_out, &[], 2);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_transposed_is_refused() {
+    let new = |n_slots, n_ff, n_out| TransposedLayout::new(Format::Q4_0, n_slots, n_ff, n_out);
+    assert!(matches!(
+        new(1, 33, 4),
+        Err(TransposedError::Blocks { n_ff: 33, .. })
+    ));
+    for (n_slots, n_ff, n_out) in [
+        (usize::MAX, 32, 64),
+        (1, usize::MAX - 31, 64),
+        (1, 32, usize::MAX),
+        (1, 1 << 40, 1 << 40),
+    ] {
+        assert!(matches!(
+            new(n_slots, n_ff, n_out),
+            Err(TransposedError::TooLarge { .. })
+        ));
+    }
+    let layout = new(2, 64, 8).unwrap();
+    let (source, mut out) = (vec![0; 8 * 36], vec![0; layout.n_bytes]);
+    let mut pack = |source: &[u8], neurons: &[u32]| layout.pack(source, neurons, &mut out);
+    assert_eq!(pack(&source, &[3, 63]), Ok(()));
+    assert!(matches!(
+        pack(&source[1..], &[3]),
+        Err(TransposedError::Source { .. })
+    ));
+    assert!(matches!(
+        pack(&source, &[1, 2, 3]),
+        Err(TransposedError::Slots { found: 3, .. })
+    ));
+    for (neurons, neuron) in [([3, 3], 3), ([4, 2], 2), ([0, 64], 64)] {
+        assert_eq!(
+            pack(&source, &neurons),
+            Err(TransposedError::Neuron { neuron, n_ff: 64 })
+        );
+    }
+    let found = layout.pack(&source, &[], &mut [0; 5]);
+    assert_eq!(
+        found,
+        Err(TransposedError::Target {
+            expected: layout.n_bytes,
+            found: 5
+        })
+    );
+}

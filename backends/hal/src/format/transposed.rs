@@ -1,0 +1,341 @@
+//! A down matrix stored by neuron, exactly.
+//!
+//! In a file the blocks of a down matrix [n_out, n_ff] run along the neurons, so one neuron's
+//! weights are one value out of each of `n_out` blocks. Here each stored neuron (a *slot*) has a row
+//! of codes of its own, and the blocks' scales stay shared: group g of the neurons keeps one scale
+//! (and minimum) per output. `value(out, neuron) = scale[g][out] * code[neuron][out] - min[g][out]`
+//! has the bits of the file's value, since nothing is rounded again.
+//!
+//! One buffer holds, each part at a multiple of 64 bytes: the rows of codes; a u32 per slot, the
+//! group of its neuron; the scale table [n_groups, n_cols]; the minimum table, if there is one.
+//! Formats without blocks are transposed as they are: rows of plain values and no tables.
+
+use half::f16;
+
+use super::Format;
+use super::block::{Code, Quants, Unpacked};
+
+/// Outputs that share a unit of the layout: rows of quantised formats are padded to this.
+const TILE: usize = 32;
+/// Outputs packed in one pass over the neurons: the rows are written a cache line at a time.
+const PASS: usize = 128;
+
+/// Where the parts of a transposed matrix lie in their buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TransposedLayout {
+    /// The format of the matrix in the file.
+    pub format: Format,
+    /// Rows there is room for.
+    pub n_slots: usize,
+    /// Neurons of the whole matrix.
+    pub n_ff: usize,
+    /// Outputs, the length of a dequantised row.
+    pub n_out: usize,
+    /// `n_out`, rounded up to 32 for quantised formats: the length of a row and of a table row.
+    pub n_cols: usize,
+    /// Neurons that share a row of the tables; 0 where there are no tables.
+    pub group: usize,
+    /// Rows of the tables, for all neurons of the matrix whether stored or not.
+    pub n_groups: usize,
+    /// Bytes of one slot's codes; slot s begins at `s * row_bytes`.
+    pub row_bytes: usize,
+    /// Bytes of one row of a table.
+    pub table_row_bytes: usize,
+    /// Where the slots' group numbers begin.
+    pub groups_at: usize,
+    /// Where the scale table begins.
+    pub scales_at: usize,
+    /// Where the minimum table begins.
+    pub mins_at: usize,
+    /// Bytes of the whole buffer.
+    pub n_bytes: usize,
+}
+
+/// Why a matrix cannot be transposed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum TransposedError {
+    #[error("{n_ff} neurons are not a whole number of {format} blocks")]
+    Blocks { format: Format, n_ff: usize },
+    #[error("{n_out} outputs of {n_ff} neurons do not fit in memory")]
+    TooLarge { n_out: usize, n_ff: usize },
+    #[error("a matrix of {expected} bytes has {found}")]
+    Source { expected: usize, found: usize },
+    #[error("a transposed matrix of {expected} bytes has {found}")]
+    Target { expected: usize, found: usize },
+    #[error("{found} neurons for {n_slots} slots")]
+    Slots { n_slots: usize, found: usize },
+    #[error("neuron {neuron} of {n_ff} is out of order or out of range")]
+    Neuron { neuron: u32, n_ff: usize },
+}
+
+impl TransposedLayout {
+    /// The layout for `n_slots` neurons out of a matrix [n_out, n_ff].
+    ///
+    /// # Errors
+    /// If `n_ff` is not a whole number of blocks, or the size overflows.
+    pub fn new(
+        format: Format,
+        n_slots: usize,
+        n_ff: usize,
+        n_out: usize,
+    ) -> Result<Self, TransposedError> {
+        if !n_ff.is_multiple_of(format.block_values()) {
+            return Err(TransposedError::Blocks { format, n_ff });
+        }
+        Self::sized(format, n_slots, n_ff, n_out).ok_or(TransposedError::TooLarge { n_out, n_ff })
+    }
+
+    fn sized(format: Format, n_slots: usize, n_ff: usize, n_out: usize) -> Option<Self> {
+        let line = |n: usize| n.checked_next_multiple_of(64);
+        let (n_cols, group, row_bytes, table_row_bytes, n_tables) = match format.quants() {
+            None => (n_out, 0, n_out.checked_mul(format.block_bytes())?, 0, 0),
+            Some(quants) => {
+                let n_cols = n_out.checked_next_multiple_of(TILE)?;
+                let row_bytes = match quants.code {
+                    Code::Nibble { .. } => n_cols / 2,
+                    Code::Byte => n_cols,
+                };
+                let entry = if quants.wide_scales { 4 } else { 2 };
+                let n_tables = 1 + usize::from(quants.has_min);
+                (
+                    n_cols,
+                    quants.group,
+                    row_bytes,
+                    n_cols.checked_mul(entry)?,
+                    n_tables,
+                )
+            }
+        };
+        let n_groups = n_ff.checked_div(group).unwrap_or(0);
+        // The matrix itself must be addressable too: `pack` relies on it.
+        n_out.checked_mul(format.row_bytes(n_ff)?)?;
+        let table_bytes = line(n_groups.checked_mul(table_row_bytes)?)?;
+        let groups_at = line(n_slots.checked_mul(row_bytes)?)?;
+        let scales_at = line(groups_at.checked_add(n_slots.checked_mul(4)?)?)?;
+        let mins_at = scales_at.checked_add(table_bytes)?;
+        let n_bytes = scales_at.checked_add(table_bytes.checked_mul(n_tables)?)?;
+        Some(Self {
+            format,
+            n_slots,
+            n_ff,
+            n_out,
+            n_cols,
+            group,
+            n_groups,
+            row_bytes,
+            table_row_bytes,
+            groups_at,
+            scales_at,
+            mins_at,
+            n_bytes,
+        })
+    }
+
+    /// Transposes the rows of `neurons` out of `source`, the matrix [n_out, n_ff] as in the file.
+    ///
+    /// Slot s receives `neurons[s]`; slots without a neuron become zeros of group 0. The tables
+    /// receive all groups, so that any neuron's row can be put into any slot later.
+    ///
+    /// # Errors
+    /// If a length does not fit, or the neurons do not ascend below `n_ff`.
+    pub fn pack(
+        &self,
+        source: &[u8],
+        neurons: &[u32],
+        out: &mut [u8],
+    ) -> Result<(), TransposedError> {
+        self.check(source, neurons, out)?;
+        out.fill(0);
+        match self.format.quants() {
+            None => self.pack_plain(source, neurons, out),
+            Some(quants) => self.pack_quants(quants, source, neurons, out),
+        }
+        Ok(())
+    }
+
+    fn check(&self, source: &[u8], neurons: &[u32], out: &[u8]) -> Result<(), TransposedError> {
+        let n_ff = self.n_ff;
+        let expected = self.source_row_bytes() * self.n_out;
+        if source.len() != expected {
+            return Err(TransposedError::Source {
+                expected,
+                found: source.len(),
+            });
+        }
+        if out.len() != self.n_bytes {
+            return Err(TransposedError::Target {
+                expected: self.n_bytes,
+                found: out.len(),
+            });
+        }
+        if neurons.len() > self.n_slots {
+            return Err(TransposedError::Slots {
+                n_slots: self.n_slots,
+                found: neurons.len(),
+            });
+        }
+        if let Some(pair) = neurons.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return Err(TransposedError::Neuron {
+                neuron: pair[1],
+                n_ff,
+            });
+        }
+        match neurons.last() {
+            Some(&neuron) if neuron as usize >= n_ff => {
+                Err(TransposedError::Neuron { neuron, n_ff })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn source_row_bytes(&self) -> usize {
+        self.format.row_bytes(self.n_ff).expect("new checked it")
+    }
+
+    fn pack_plain(&self, source: &[u8], neurons: &[u32], out: &mut [u8]) {
+        let size = self.format.block_bytes();
+        if source.is_empty() {
+            return;
+        }
+        // Sixteen outputs by all neurons at a time: few source streams, whole lines written.
+        for first in (0..self.n_out).step_by(64 / size) {
+            let count = (64 / size).min(self.n_out - first);
+            let rows = source
+                .chunks_exact(self.source_row_bytes())
+                .skip(first)
+                .take(count);
+            for (e, row) in rows.enumerate() {
+                for (slot, &neuron) in neurons.iter().enumerate() {
+                    let from = neuron as usize * size;
+                    let to = slot * self.row_bytes + (first + e) * size;
+                    out[to..to + size].copy_from_slice(&row[from..from + size]);
+                }
+            }
+        }
+    }
+
+    fn pack_quants(&self, quants: &Quants, source: &[u8], neurons: &[u32], out: &mut [u8]) {
+        let (n_values, block_bytes) = (self.format.block_values(), self.format.block_bytes());
+        for (slot, &neuron) in neurons.iter().enumerate() {
+            let at = self.groups_at + 4 * slot;
+            let group = neuron / quants.group as u32;
+            out[at..at + 4].copy_from_slice(&group.to_le_bytes());
+        }
+        // [PASS, block_values] the codes of one block of neurons for one pass of outputs.
+        let mut tile = vec![0i8; PASS * n_values];
+        let mut parts = Unpacked::default();
+        for first in (0..self.n_out).step_by(PASS) {
+            let n_outputs = PASS.min(self.n_out - first);
+            tile.fill(0);
+            let mut first_slot = 0;
+            for block in 0..self.n_ff / n_values {
+                for e in 0..n_outputs {
+                    let at = (first + e) * self.source_row_bytes() + block * block_bytes;
+                    quants.unpack(&source[at..at + block_bytes], &mut parts);
+                    tile[e * n_values..][..n_values].copy_from_slice(&parts.codes[..n_values]);
+                    self.store_scales(quants, block * n_values, first + e, &parts, out);
+                }
+                let end = ((block + 1) * n_values) as u32;
+                let n_slots = neurons[first_slot..].partition_point(|&neuron| neuron < end);
+                for slot in first_slot..first_slot + n_slots {
+                    let column = &tile[neurons[slot] as usize % n_values..];
+                    let row = &mut out[slot * self.row_bytes..][..self.row_bytes];
+                    store_codes(quants.code, column, n_values, first, row);
+                }
+                first_slot += n_slots;
+            }
+        }
+    }
+
+    /// The scales and minimums of one block, whose first value is that of neuron `first`.
+    fn store_scales(
+        &self,
+        quants: &Quants,
+        first: usize,
+        output: usize,
+        parts: &Unpacked,
+        out: &mut [u8],
+    ) {
+        for g in 0..self.format.block_values() / quants.group {
+            let row = (first / quants.group + g) * self.table_row_bytes;
+            let mut store = |at: usize, value: f32| {
+                if quants.wide_scales {
+                    out[at + 4 * output..][..4].copy_from_slice(&value.to_le_bytes());
+                } else {
+                    let value = f16::from_f32(value);
+                    out[at + 2 * output..][..2].copy_from_slice(&value.to_le_bytes());
+                }
+            };
+            store(self.scales_at + row, parts.scales[g]);
+            if quants.has_min {
+                store(self.mins_at + row, parts.mins[g]);
+            }
+        }
+    }
+
+    /// Dequantises the row of `slot` into `out` [n_out].
+    ///
+    /// # Panics
+    /// If `bytes` is no buffer of this layout, `slot` is out of range, or `out` has another length.
+    pub fn row(&self, bytes: &[u8], slot: usize, out: &mut [f32]) {
+        assert_eq!((bytes.len(), out.len()), (self.n_bytes, self.n_out));
+        let row = &bytes[slot * self.row_bytes..][..self.row_bytes];
+        let Some(quants) = self.format.quants() else {
+            return self.format.dequantize(row, out);
+        };
+        let at = self.groups_at + 4 * slot;
+        let group = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let entry = |table: usize, e: usize| {
+            let table = &bytes[table + group as usize * self.table_row_bytes..];
+            if quants.wide_scales {
+                f32::from_le_bytes(table[4 * e..4 * e + 4].try_into().expect("four bytes"))
+            } else {
+                f16::from_le_bytes([table[2 * e], table[2 * e + 1]]).to_f32()
+            }
+        };
+        for (e, out) in out.iter_mut().enumerate() {
+            let code = match quants.code {
+                Code::Byte => row[e] as i8,
+                Code::Nibble { offset } => {
+                    let pair = row[e / TILE * 16 + e % 16];
+                    (pair >> (e % TILE / 16 * 4) & 15) as i8 - offset
+                }
+            };
+            let min = if quants.has_min {
+                entry(self.mins_at, e)
+            } else {
+                0.0
+            };
+            *out = entry(self.scales_at, e) * f32::from(code) - min;
+        }
+    }
+}
+
+/// Writes the outputs `first..` of one neuron's row, as many as are in the pass and the row.
+///
+/// `column[e * stride]` is the code of output `first + e`. Byte j of a nibble tile holds output j in
+/// its low and output j + 16 in its high nibble.
+fn store_codes(code: Code, column: &[i8], stride: usize, first: usize, row: &mut [u8]) {
+    match code {
+        Code::Byte => {
+            let end = row.len().min(first + PASS);
+            for (byte, code) in row[first..end]
+                .iter_mut()
+                .zip(column.iter().step_by(stride))
+            {
+                *byte = *code as u8;
+            }
+        }
+        Code::Nibble { offset } => {
+            let end = row.len().min((first + PASS) / 2);
+            for (tile, pairs) in row[first / 2..end].chunks_exact_mut(TILE / 2).enumerate() {
+                let low = column[tile * TILE * stride..].iter().step_by(stride);
+                let high = column[(tile * TILE + 16) * stride..].iter().step_by(stride);
+                for ((pair, low), high) in pairs.iter_mut().zip(low).zip(high) {
+                    *pair = (low + offset) as u8 | ((high + offset) as u8) << 4;
+                }
+            }
+        }
+    }
+}
