@@ -1,1 +1,3 @@
-//! cpu
+//! The processor as a device: the reference kernels, the fast ones, and the team that runs them.
+
+pub mod reference;

@@ -65,10 +65,7 @@ impl Plan {
     /// A plain yes without workspace.
     #[must_use]
     pub fn yes() -> Plan {
-        Plan::Yes {
-            workspace: Bytes(0),
-            slow: None,
-        }
+        Plan::Yes { workspace: Bytes(0), slow: None }
     }
 }
 

@@ -43,10 +43,7 @@ pub struct Batch<T> {
 impl<T> Batch<T> {
     /// The same batch over another kind of operand.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Batch<U> {
-        Batch {
-            words: f(&self.words),
-            shape: self.shape,
-        }
+        Batch { words: f(&self.words), shape: self.shape }
     }
 }
 
@@ -104,11 +101,7 @@ impl BatchFacts {
         };
         let limit = |n: usize| format!("at most {n}");
         if self.tokens.is_empty() || self.tokens.len() > shape.max_tokens {
-            return bad(
-                "tokens",
-                limit(shape.max_tokens),
-                self.tokens.len().to_string(),
-            );
+            return bad("tokens", limit(shape.max_tokens), self.tokens.len().to_string());
         }
         if self.seqs.len() > shape.max_seqs {
             return bad("seqs", limit(shape.max_seqs), self.seqs.len().to_string());
@@ -121,21 +114,13 @@ impl BatchFacts {
         words[at(1)..at(2)].fill(NO_SEQUENCE);
         for (s, seq) in self.seqs.iter().enumerate() {
             if seq.blocks.len() > shape.max_blocks {
-                return bad(
-                    "blocks",
-                    limit(shape.max_blocks),
-                    seq.blocks.len().to_string(),
-                );
+                return bad("blocks", limit(shape.max_blocks), seq.blocks.len().to_string());
             }
             if let Some(block) = seq.blocks.iter().find(|&&b| b as usize >= n_kv_blocks) {
                 return bad("block", format!("below {n_kv_blocks}"), block.to_string());
             }
             if seq.len as usize > seq.blocks.len() * KV_BLOCK {
-                return bad(
-                    "len",
-                    limit(seq.blocks.len() * KV_BLOCK),
-                    seq.len.to_string(),
-                );
+                return bad("len", limit(seq.blocks.len() * KV_BLOCK), seq.len.to_string());
             }
             words[lens + s] = seq.len;
             let table = lens + shape.max_seqs + s * shape.max_blocks;
@@ -144,11 +129,7 @@ impl BatchFacts {
         let mut n_out = 0;
         for (t, token) in self.tokens.iter().enumerate() {
             let Some(seq) = self.seqs.get(token.seq as usize) else {
-                return bad(
-                    "seq",
-                    format!("below {}", self.seqs.len()),
-                    token.seq.to_string(),
-                );
+                return bad("seq", format!("below {}", self.seqs.len()), token.seq.to_string());
             };
             if token.pos >= seq.len {
                 return bad("pos", format!("below {}", seq.len), token.pos.to_string());
@@ -186,10 +167,7 @@ impl<'a> BatchView<'a> {
     /// If there are fewer words than `shape` needs.
     #[must_use]
     pub fn new(words: &'a [u32], shape: BatchShape) -> BatchView<'a> {
-        assert!(
-            words.len() >= shape.n_words(),
-            "batch words are shorter than their shape"
-        );
+        assert!(words.len() >= shape.n_words(), "batch words are shorter than their shape");
         BatchView { words, shape }
     }
 
@@ -261,9 +239,6 @@ pub struct KvCache<T> {
 impl<T> KvCache<T> {
     /// The same cache over another kind of operand.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> KvCache<U> {
-        KvCache {
-            k: f(&self.k),
-            v: f(&self.v),
-        }
+        KvCache { k: f(&self.k), v: f(&self.v) }
     }
 }

@@ -47,12 +47,7 @@ impl Device {
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>, id: DeviceId, budget: Bytes) -> Device {
         let ledger = Ledger::new(&backend.info().name, budget);
-        Device {
-            backend,
-            id,
-            ledger,
-            workspace: Arc::default(),
-        }
+        Device { backend, id, ledger, workspace: Arc::default() }
     }
 
     /// Facts.
@@ -129,17 +124,8 @@ impl Device {
         held: Reservation,
         desc: TensorDesc,
     ) -> Tensor {
-        let buffer = Buffer {
-            raw,
-            device: self.id,
-            desc,
-            _held: held,
-        };
-        Tensor {
-            buffer: Arc::new(buffer),
-            first_row: 0,
-            desc,
-        }
+        let buffer = Buffer { raw, device: self.id, desc, _held: held };
+        Tensor { buffer: Arc::new(buffer), first_row: 0, desc }
     }
 
     /// Weights in the device's own layout.
@@ -152,9 +138,7 @@ impl Device {
             return Err(Error::shape("import", "source", pack.source, source.desc()));
         }
         let mapped = matches!(source.source(), Source::Mapped(_));
-        let held = self
-            .ledger
-            .reserve(label, self.backend.pack_size(pack, mapped))?;
+        let held = self.ledger.reserve(label, self.backend.pack_size(pack, mapped))?;
         let raw = self.backend.import(label, pack, source)?;
         Ok(self.tensor(raw, held, desc))
     }
@@ -165,18 +149,9 @@ impl Device {
     /// # Errors
     /// [`Error::Shape`] for a row outside the source, the backend's.
     pub fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
-        let limit = if pack.transpose {
-            pack.source.n_cols
-        } else {
-            pack.source.n_rows
-        };
+        let limit = if pack.transpose { pack.source.n_cols } else { pack.source.n_rows };
         if row as usize >= limit {
-            return Err(Error::shape(
-                "pack_row",
-                "row",
-                format!("below {limit}"),
-                row,
-            ));
+            return Err(Error::shape("pack_row", "row", format!("below {limit}"), row));
         }
         self.backend.pack_row(pack, source, row)
     }
@@ -187,11 +162,7 @@ impl Device {
     /// [`Error::OutOfMemory`] past the budget, the backend's.
     pub fn staging(&self, len: Bytes) -> Result<Staging> {
         let held = self.ledger.reserve("staging", len)?;
-        Ok(Staging {
-            raw: self.backend.staging(len)?,
-            device: self.id,
-            held,
-        })
+        Ok(Staging { raw: self.backend.staging(len)?, device: self.id, held })
     }
 
     /// The blocks of a hand-off.
@@ -201,12 +172,7 @@ impl Device {
     pub fn mailbox(&self, shape: MailboxShape) -> Result<Mailbox> {
         let held = self.ledger.reserve("mailbox", shape.bytes())?;
         let raw = self.backend.mailbox(shape)?;
-        Ok(Mailbox {
-            raw,
-            device: self.id,
-            shape,
-            _held: Arc::new(held),
-        })
+        Ok(Mailbox { raw, device: self.id, shape, _held: Arc::new(held) })
     }
 
     /// The words of a batch.
@@ -229,10 +195,7 @@ impl Device {
         format: Format,
     ) -> Result<KvCache<Tensor>> {
         let desc = TensorDesc::new(n_blocks * KV_BLOCK, n_cols, format);
-        Ok(KvCache {
-            k: self.alloc("KV cache", desc)?,
-            v: self.alloc("KV cache", desc)?,
-        })
+        Ok(KvCache { k: self.alloc("KV cache", desc)?, v: self.alloc("KV cache", desc)? })
     }
 
     /// A list of up to `capacity` rows for up to `max_tokens` tokens.
@@ -256,10 +219,7 @@ impl Device {
 
     /// The shared scratch, grown to at least `bytes`.
     pub(crate) fn workspace(&self, bytes: Bytes) -> Result<Option<Tensor>> {
-        let mut shared = self
-            .workspace
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut shared = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         let words = bytes.0.div_ceil(4) as usize;
         if words > shared.as_ref().map_or(0, |tensor| tensor.desc.n_cols) {
             *shared = Some(self.alloc("workspace", TensorDesc::new(1, words, Format::U32))?);

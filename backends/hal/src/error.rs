@@ -99,11 +99,6 @@ impl Error {
         expected: impl ToString,
         got: impl ToString,
     ) -> Self {
-        Error::Shape {
-            op,
-            operand,
-            expected: expected.to_string(),
-            got: got.to_string(),
-        }
+        Error::Shape { op, operand, expected: expected.to_string(), got: got.to_string() }
     }
 }

@@ -29,11 +29,7 @@ impl Ledger {
     /// A ledger for `device` that never passes `budget`.
     #[must_use]
     pub fn new(device: &str, budget: Bytes) -> Arc<Ledger> {
-        Arc::new(Ledger {
-            device: device.to_owned(),
-            budget,
-            books: Mutex::default(),
-        })
+        Arc::new(Ledger { device: device.to_owned(), budget, books: Mutex::default() })
     }
 
     /// Books `bytes` under the name `label`.
@@ -53,10 +49,7 @@ impl Ledger {
         }
         books.used += bytes;
         books.peak = books.peak.max(books.used);
-        Ok(Reservation {
-            ledger: Arc::clone(self),
-            bytes,
-        })
+        Ok(Reservation { ledger: Arc::clone(self), bytes })
     }
 
     /// The limit given at the start.
@@ -68,19 +61,13 @@ impl Ledger {
     /// Bytes booked now.
     #[must_use]
     pub fn used(&self) -> Bytes {
-        self.books
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .used
+        self.books.lock().unwrap_or_else(PoisonError::into_inner).used
     }
 
     /// The most that was ever booked at once.
     #[must_use]
     pub fn peak(&self) -> Bytes {
-        self.books
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .peak
+        self.books.lock().unwrap_or_else(PoisonError::into_inner).peak
     }
 }
 
@@ -94,11 +81,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut books = self
-            .ledger
-            .books
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut books = self.ledger.books.lock().unwrap_or_else(PoisonError::into_inner);
         books.used = books.used - self.bytes;
     }
 }
@@ -112,14 +95,7 @@ mod tests {
         let ledger = Ledger::new("test", Bytes(100));
         let a = ledger.reserve("a", Bytes(60)).unwrap();
         let error = ledger.reserve("b", Bytes(41)).unwrap_err();
-        assert!(matches!(
-            error,
-            Error::OutOfMemory {
-                wanted: Bytes(41),
-                free: Bytes(40),
-                ..
-            }
-        ));
+        assert!(matches!(error, Error::OutOfMemory { wanted: Bytes(41), free: Bytes(40), .. }));
         drop(a);
         let _b = ledger.reserve("b", Bytes(100)).unwrap();
         assert_eq!((ledger.used(), ledger.peak()), (Bytes(100), Bytes(100)));

@@ -42,10 +42,7 @@ impl Backend for NullBackend {
     }
 
     fn memory(&self) -> Result<MemoryReport> {
-        Ok(MemoryReport {
-            total: None,
-            free: None,
-        })
+        Ok(MemoryReport { total: None, free: None })
     }
 
     fn plan(&self, _op: &OpDesc) -> Plan {
@@ -61,8 +58,7 @@ impl Backend for NullBackend {
     }
 
     fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
-        pack.packed()
-            .map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
+        pack.packed().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
     }
 
     fn import(

@@ -24,12 +24,7 @@ pub fn plain_size(desc: &TensorDesc) -> Option<usize> {
 pub fn pack_plain(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
     let packed = pack.packed()?;
     if plain_size(&packed) != Some(out.len()) {
-        return Err(Error::shape(
-            "pack",
-            "out",
-            packed,
-            format!("{} bytes", out.len()),
-        ));
+        return Err(Error::shape("pack", "out", packed, format!("{} bytes", out.len())));
     }
     if pack.transpose {
         let layout = transposed(&packed)?;
@@ -56,10 +51,7 @@ pub fn pack_plain(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<
         }
         Select::ColumnBlocks(list) => {
             let block = pack.source.format.block_bytes();
-            for (r, out) in out
-                .chunks_exact_mut((list.len() * block).max(1))
-                .enumerate()
-            {
+            for (r, out) in out.chunks_exact_mut((list.len() * block).max(1)).enumerate() {
                 let bytes = source.rows(r..r + 1)?;
                 for (&b, out) in list.iter().zip(out.chunks_exact_mut(block)) {
                     out.copy_from_slice(&bytes[b as usize * block..][..block]);
@@ -76,11 +68,7 @@ pub fn pack_plain(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<
 /// # Errors
 /// See [`pack_plain`].
 pub fn pack_row_plain(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
-    let one = PackDesc {
-        select: Select::Rows([row].into()),
-        spare: 0,
-        ..pack.clone()
-    };
+    let one = PackDesc { select: Select::Rows([row].into()), spare: 0, ..pack.clone() };
     let packed = one.packed()?;
     let mut bytes = vec![0; plain_size(&packed).unwrap_or_default()];
     pack_plain(&one, source, &mut bytes)?;
@@ -98,20 +86,12 @@ pub fn pack_row_plain(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Ve
 /// # Errors
 /// [`Error::Shape`] if they are not one row's bytes.
 pub fn refill_plain(desc: &TensorDesc, pack: &mut [u8], slot: usize, bytes: &[u8]) -> Result<()> {
-    let wrong = || {
-        Error::shape(
-            "refill",
-            "bytes",
-            "one packed row",
-            format!("{} bytes", bytes.len()),
-        )
-    };
+    let wrong =
+        || Error::shape("refill", "bytes", "one packed row", format!("{} bytes", bytes.len()));
     match desc.layout {
         Layout::Rows => {
             let row = desc.format.row_bytes(desc.n_cols).ok_or_else(wrong)?;
-            let out = pack
-                .get_mut(slot * row..(slot + 1) * row)
-                .ok_or_else(wrong)?;
+            let out = pack.get_mut(slot * row..(slot + 1) * row).ok_or_else(wrong)?;
             if out.len() != bytes.len() {
                 return Err(wrong());
             }
@@ -137,16 +117,12 @@ pub fn refill_plain(desc: &TensorDesc, pack: &mut [u8], slot: usize, bytes: &[u8
 pub fn row_plain(desc: &TensorDesc, bytes: &[u8], row: usize, out: &mut [f32]) {
     match desc.layout {
         Layout::Rows => {
-            let len = desc
-                .format
-                .row_bytes(desc.n_cols)
-                .expect("tensors have whole blocks per row");
+            let len =
+                desc.format.row_bytes(desc.n_cols).expect("tensors have whole blocks per row");
             desc.format.dequantize(&bytes[row * len..][..len], out);
         }
         Layout::Transposed { .. } => {
-            transposed(desc)
-                .expect("the tensor was packed by this layout")
-                .row(bytes, row, out);
+            transposed(desc).expect("the tensor was packed by this layout").row(bytes, row, out);
         }
     }
 }

@@ -63,11 +63,7 @@ impl Recorder {
     }
 
     fn foreign(&self, op: &'static str, operand: &'static str) -> Error {
-        Error::ForeignBuffer {
-            op,
-            operand,
-            device: self.device.info().name.clone(),
-        }
+        Error::ForeignBuffer { op, operand, device: self.device.info().name.clone() }
     }
 
     /// Appends an op.
@@ -96,11 +92,7 @@ impl Recorder {
             }
             Plan::No(reason) => {
                 let device = self.device.info().name.clone();
-                return Err(Error::Unsupported {
-                    op: op.name(),
-                    device,
-                    reason,
-                });
+                return Err(Error::Unsupported { op: op.name(), device, reason });
             }
         }
         self.ops.push(op);
@@ -126,19 +118,9 @@ impl Recorder {
             let expected = format!("below {}", self.mailboxes.len());
             return Err(Error::shape(name, "mailbox", expected, mailbox));
         };
-        let posted = self
-            .ops
-            .iter()
-            .any(|op| matches!(op, Op::Post(p) if p.mailbox == mailbox));
-        let merged = self
-            .ops
-            .iter()
-            .any(|op| matches!(op, Op::Merge(m) if m.mailbox == mailbox));
-        let order = if name == "Post" {
-            !posted
-        } else {
-            posted && !merged
-        };
+        let posted = self.ops.iter().any(|op| matches!(op, Op::Post(p) if p.mailbox == mailbox));
+        let merged = self.ops.iter().any(|op| matches!(op, Op::Merge(m) if m.mailbox == mailbox));
+        let order = if name == "Post" { !posted } else { posted && !merged };
         if !order {
             return Err(Error::shape(
                 name,
@@ -147,11 +129,7 @@ impl Recorder {
                 "another order",
             ));
         }
-        let floats = if name == "Post" {
-            shape.n_in
-        } else {
-            shape.n_out
-        };
+        let floats = if name == "Post" { shape.n_in } else { shape.n_out };
         if tokens > shape.max_tokens || cols != floats || rows > shape.max_rows {
             let got = format!("{tokens} x {cols} with {rows} rows");
             return Err(Error::shape(name, "mailbox", format!("{shape:?}"), got));
@@ -164,23 +142,10 @@ impl Recorder {
     /// # Errors
     /// [`Error::Shape`] if a post is never merged, [`Error::OutOfMemory`] for the workspace, the backend's.
     pub fn finish(self) -> Result<Program> {
-        let merges = self
-            .ops
-            .iter()
-            .filter(|op| matches!(op, Op::Merge(_)))
-            .count();
-        let posts = self
-            .ops
-            .iter()
-            .filter(|op| matches!(op, Op::Post(_)))
-            .count();
+        let merges = self.ops.iter().filter(|op| matches!(op, Op::Merge(_))).count();
+        let posts = self.ops.iter().filter(|op| matches!(op, Op::Post(_))).count();
         if merges != posts {
-            return Err(Error::shape(
-                "Merge",
-                "mailbox",
-                format!("{posts} merges"),
-                merges,
-            ));
+            return Err(Error::shape("Merge", "mailbox", format!("{posts} merges"), merges));
         }
         let workspace = match self.workspace {
             Bytes(0) => None,
@@ -188,9 +153,7 @@ impl Recorder {
         };
         let raw_boxes: Vec<_> = self.mailboxes.iter().map(|m| Arc::clone(&m.raw)).collect();
         let raw =
-            self.device
-                .backend
-                .compile(&self.label, &self.ops, &raw_boxes, workspace.as_ref())?;
+            self.device.backend.compile(&self.label, &self.ops, &raw_boxes, workspace.as_ref())?;
         Ok(Program {
             raw,
             device: self.device.id(),

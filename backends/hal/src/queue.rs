@@ -16,11 +16,7 @@ pub struct Queue {
 
 impl Queue {
     pub(crate) fn new(device: Device, raw: Box<dyn BackendQueue>) -> Queue {
-        Queue {
-            device,
-            raw,
-            pool: Vec::new(),
-        }
+        Queue { device, raw, pool: Vec::new() }
     }
 
     /// The device this queue runs on.
@@ -37,18 +33,9 @@ impl Queue {
         if program.device != self.device.id() {
             return Err(self.foreign("replay", "program"));
         }
-        let shapes = program
-            .mailboxes
-            .iter()
-            .map(crate::Mailbox::shape)
-            .collect();
+        let shapes = program.mailboxes.iter().map(crate::Mailbox::shape).collect();
         let raw = self.raw.replay(&program.raw)?;
-        Ok(Run {
-            raw,
-            shapes,
-            open: None,
-            ended: false,
-        })
+        Ok(Run { raw, shapes, open: None, ended: false })
     }
 
     /// Starts a copy of `src` to the first bytes of `dst`.
@@ -58,11 +45,7 @@ impl Queue {
     pub fn upload(&mut self, src: Staging, dst: &Tensor) -> Result<Transfer> {
         self.check_copy("upload", &src, dst)?;
         let Staging { raw, device, held } = src;
-        Ok(Transfer {
-            raw: Some(self.raw.upload(raw, dst)?),
-            device,
-            held: Some(held),
-        })
+        Ok(Transfer { raw: Some(self.raw.upload(raw, dst)?), device, held: Some(held) })
     }
 
     /// Starts a copy of the first bytes of `src` to `dst`, as many as `dst` has.
@@ -72,19 +55,11 @@ impl Queue {
     pub fn download(&mut self, src: &Tensor, dst: Staging) -> Result<Transfer> {
         self.check_copy("download", &dst, src)?;
         let Staging { raw, device, held } = dst;
-        Ok(Transfer {
-            raw: Some(self.raw.download(src, raw)?),
-            device,
-            held: Some(held),
-        })
+        Ok(Transfer { raw: Some(self.raw.download(src, raw)?), device, held: Some(held) })
     }
 
     fn foreign(&self, op: &'static str, operand: &'static str) -> Error {
-        Error::ForeignBuffer {
-            op,
-            operand,
-            device: self.device.info().name.clone(),
-        }
+        Error::ForeignBuffer { op, operand, device: self.device.info().name.clone() }
     }
 
     fn check_copy(&self, op: &'static str, staging: &Staging, tensor: &Tensor) -> Result<()> {
@@ -98,12 +73,7 @@ impl Queue {
         let len = staging.bytes().len() as u64;
         match len <= room.0 {
             true => Ok(()),
-            false => Err(Error::shape(
-                op,
-                "bytes",
-                format!("at most {}", room.0),
-                len,
-            )),
+            false => Err(Error::shape(op, "bytes", format!("at most {}", room.0), len)),
         }
     }
 
@@ -140,11 +110,7 @@ impl Queue {
     }
 
     fn take(&mut self, len: usize) -> Result<Staging> {
-        match self
-            .pool
-            .iter()
-            .position(|staging| staging.bytes().len() == len)
-        {
+        match self.pool.iter().position(|staging| staging.bytes().len() == len) {
             Some(index) => Ok(self.pool.swap_remove(index)),
             None => self.device.staging(Bytes(len as u64)),
         }
@@ -181,10 +147,7 @@ impl Queue {
             return Err(Error::shape("copy_rows", "dst", src.desc, dst.desc));
         }
         if src.overlaps(dst) {
-            return Err(Error::Aliasing {
-                op: "copy_rows",
-                operand: "src",
-            });
+            return Err(Error::Aliasing { op: "copy_rows", operand: "src" });
         }
         self.raw.copy_rows(src, dst)
     }
@@ -231,12 +194,7 @@ impl Run {
         };
         let expected = n_tokens * self.shapes[mailbox].n_out;
         if y.len() != expected {
-            return Err(Error::shape(
-                "answer",
-                "y",
-                format!("{expected} floats"),
-                y.len(),
-            ));
+            return Err(Error::shape("answer", "y", format!("{expected} floats"), y.len()));
         }
         self.raw.answer(mailbox, y)
     }
@@ -284,17 +242,9 @@ impl Transfer {
     /// # Panics
     /// Never: the transfer is consumed here.
     pub fn wait(mut self) -> Result<Staging> {
-        let raw = self
-            .raw
-            .take()
-            .expect("taken only here and in drop")
-            .wait()?;
+        let raw = self.raw.take().expect("taken only here and in drop").wait()?;
         let held = self.held.take().expect("taken only here");
-        Ok(Staging {
-            raw,
-            device: self.device,
-            held,
-        })
+        Ok(Staging { raw, device: self.device, held })
     }
 }
 

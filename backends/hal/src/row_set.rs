@@ -23,11 +23,7 @@ pub struct RowSet<T> {
 impl<T> RowSet<T> {
     /// The same set over another kind of operand.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> RowSet<U> {
-        RowSet {
-            ids: f(&self.ids),
-            count: f(&self.count),
-            members: f(&self.members),
-        }
+        RowSet { ids: f(&self.ids), count: f(&self.count), members: f(&self.members) }
     }
 }
 

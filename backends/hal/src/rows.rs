@@ -65,20 +65,10 @@ impl HostRows {
             let len = (**b).as_ref().len() as u64;
             if len != bytes.0 {
                 let got = format!("{len} bytes");
-                return Err(Error::shape(
-                    "HostRows",
-                    "bytes",
-                    format!("{} bytes", bytes.0),
-                    got,
-                ));
+                return Err(Error::shape("HostRows", "bytes", format!("{} bytes", bytes.0), got));
             }
         }
-        Ok(HostRows {
-            source,
-            n_rows,
-            n_cols,
-            format,
-        })
+        Ok(HostRows { source, n_rows, n_cols, format })
     }
 
     /// Where the bytes come from.
@@ -94,6 +84,9 @@ impl HostRows {
     }
 
     /// Bytes of one row.
+    ///
+    /// # Panics
+    /// Never: [`HostRows::new`] checked it.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
         self.format.row_bytes(self.n_cols).expect("checked in new")
@@ -110,9 +103,9 @@ impl HostRows {
         assert!(rows.end <= self.n_rows, "rows outside the matrix");
         let row = self.row_bytes();
         match &self.source {
-            Source::Mapped(b) | Source::Owned(b) => Ok(Cow::Borrowed(
-                &(**b).as_ref()[rows.start * row..rows.end * row],
-            )),
+            Source::Mapped(b) | Source::Owned(b) => {
+                Ok(Cow::Borrowed(&(**b).as_ref()[rows.start * row..rows.end * row]))
+            }
             Source::Paged(store) => {
                 let mut out = vec![0; rows.len() * row];
                 store.read(rows, &mut out)?;
@@ -152,12 +145,7 @@ impl PackDesc {
     /// The whole matrix as stored.
     #[must_use]
     pub fn whole(source: TensorDesc) -> PackDesc {
-        PackDesc {
-            source,
-            select: Select::All,
-            transpose: false,
-            spare: 0,
-        }
+        PackDesc { source, select: Select::All, transpose: false, spare: 0 }
     }
 
     /// The shape of the resulting tensor.
@@ -166,24 +154,14 @@ impl PackDesc {
     /// [`Error::Shape`] if the selection is not ascending or outside the matrix, if columns are selected
     /// of a transposed pack, or if spare slots are asked for where there are no rows of neurons.
     pub fn packed(&self) -> Result<TensorDesc> {
-        let TensorDesc {
-            n_rows,
-            n_cols,
-            format,
-            ..
-        } = self.source;
+        let TensorDesc { n_rows, n_cols, format, .. } = self.source;
         let block = format.block_values();
         let all = if self.transpose { n_cols } else { n_rows };
         let check = |list: &[u32], limit: usize| -> Result<()> {
             let ascending = list.windows(2).all(|pair| pair[0] < pair[1]);
             if !ascending || list.last().is_some_and(|&last| last as usize >= limit) {
                 let expected = format!("ascending ids below {limit}");
-                return Err(Error::shape(
-                    "PackDesc",
-                    "select",
-                    expected,
-                    "something else",
-                ));
+                return Err(Error::shape("PackDesc", "select", expected, "something else"));
             }
             Ok(())
         };

@@ -38,12 +38,7 @@ impl TensorDesc {
     /// A plain tensor of rows.
     #[must_use]
     pub fn new(n_rows: usize, n_cols: usize, format: Format) -> TensorDesc {
-        TensorDesc {
-            n_rows,
-            n_cols,
-            format,
-            layout: Layout::Rows,
-        }
+        TensorDesc { n_rows, n_cols, format, layout: Layout::Rows }
     }
 
     /// Size of a plain tensor; `None` if a row is not a whole number of blocks or the size overflows.
@@ -92,19 +87,9 @@ impl Tensor {
     /// If the range is not inside the tensor: views are made by the engine from its own sizes.
     #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Tensor {
-        assert!(
-            rows.start <= rows.end && rows.end <= self.desc.n_rows,
-            "view outside the tensor"
-        );
-        let desc = TensorDesc {
-            n_rows: rows.len(),
-            ..self.desc
-        };
-        Tensor {
-            buffer: Arc::clone(&self.buffer),
-            first_row: self.first_row + rows.start,
-            desc,
-        }
+        assert!(rows.start <= rows.end && rows.end <= self.desc.n_rows, "view outside the tensor");
+        let desc = TensorDesc { n_rows: rows.len(), ..self.desc };
+        Tensor { buffer: Arc::clone(&self.buffer), first_row: self.first_row + rows.start, desc }
     }
 
     /// The first row of this view inside its buffer.

@@ -46,10 +46,7 @@ impl Q8Row {
 /// If the lengths do not fit each other.
 pub fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]) {
     let n_blocks = x.len().div_ceil(Q8_BLOCK);
-    assert_eq!(
-        (q.len(), d.len(), sum.len()),
-        (n_blocks * Q8_BLOCK, n_blocks, n_blocks)
-    );
+    assert_eq!((q.len(), d.len(), sum.len()), (n_blocks * Q8_BLOCK, n_blocks, n_blocks));
     let blocks = x.chunks(Q8_BLOCK).zip(q.chunks_exact_mut(Q8_BLOCK));
     for ((x, q), (d, sum)) in blocks.zip(d.iter_mut().zip(sum)) {
         q.fill(0);

@@ -44,11 +44,7 @@ pub struct Unpacked {
 
 impl Default for Unpacked {
     fn default() -> Self {
-        Self {
-            codes: [0; 256],
-            scales: [0.0; 16],
-            mins: [0.0; 16],
-        }
+        Self { codes: [0; 256], scales: [0.0; 16], mins: [0.0; 16] }
     }
 }
 
@@ -65,9 +61,7 @@ impl Quants {
     pub(super) fn dequantize_block(&self, block: &[u8], out: &mut [f32]) {
         let mut parts = Unpacked::default();
         self.unpack(block, &mut parts);
-        let groups = out
-            .chunks_exact_mut(self.group)
-            .zip(parts.codes.chunks_exact(self.group));
+        let groups = out.chunks_exact_mut(self.group).zip(parts.codes.chunks_exact(self.group));
         for ((out, codes), (scale, min)) in groups.zip(parts.scales.iter().zip(&parts.mins)) {
             for (out, &code) in out.iter_mut().zip(codes) {
                 *out = scale * f32::from(code) - min;

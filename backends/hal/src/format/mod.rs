@@ -151,10 +151,7 @@ impl Format {
     /// The format with this GGUF type number.
     #[must_use]
     pub fn from_gguf_id(id: u32) -> Option<Format> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|format| format.gguf_id() == Some(id))
+        Self::ALL.iter().copied().find(|format| format.gguf_id() == Some(id))
     }
 
     /// Whether a weight may be stored in this format.
@@ -204,8 +201,6 @@ impl FromStr for Format {
             .iter()
             .copied()
             .find(|format| format.name().eq_ignore_ascii_case(name))
-            .ok_or_else(|| UnknownFormat {
-                name: name.to_owned(),
-            })
+            .ok_or_else(|| UnknownFormat { name: name.to_owned() })
     }
 }

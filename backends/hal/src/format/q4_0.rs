@@ -30,9 +30,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 
 /// The value farthest from zero becomes code -8, so the scale carries its sign.
 pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let farthest = values
-        .iter()
-        .fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
+    let farthest = values.iter().fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
     let scale = farthest / -8.0;
     let inverse = inverse(scale);
     write_f16(block, 0, scale);

@@ -15,20 +15,12 @@ const PARTS: Quants = Quants {
 };
 
 /// The steps tried around the full range, in units of one code.
-const FIT: Fit = Fit {
-    max_code: 15,
-    first_step: -1.0,
-    n_steps: 21,
-};
+const FIT: Fit = Fit { max_code: 15, first_step: -1.0, n_steps: 21 };
 
 #[inline]
 fn unpack(block: &[u8], parts: &mut Unpacked) {
     search::read_scales(block, parts);
-    for (codes, pairs) in parts
-        .codes
-        .chunks_exact_mut(64)
-        .zip(block[16..144].chunks_exact(32))
-    {
+    for (codes, pairs) in parts.codes.chunks_exact_mut(64).zip(block[16..144].chunks_exact(32)) {
         let (low, high) = codes.split_at_mut(32);
         for ((low, high), &pair) in low.iter_mut().zip(high).zip(pairs) {
             *low = (pair & 15) as i8;
@@ -44,10 +36,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 
 pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
     let codes = FIT.quantize(values, block);
-    for (codes, pairs) in codes
-        .chunks_exact(64)
-        .zip(block[16..144].chunks_exact_mut(32))
-    {
+    for (codes, pairs) in codes.chunks_exact(64).zip(block[16..144].chunks_exact_mut(32)) {
         for (j, pair) in pairs.iter_mut().enumerate() {
             *pair = codes[j] | codes[j + 32] << 4;
         }

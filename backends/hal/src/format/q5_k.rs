@@ -5,20 +5,11 @@ use super::block::{Code, Quants, Unpacked};
 use super::search::{self, Fit};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
-const PARTS: Quants = Quants {
-    group: 32,
-    code: Code::Byte,
-    wide_scales: true,
-    has_min: true,
-    unpack,
-};
+const PARTS: Quants =
+    Quants { group: 32, code: Code::Byte, wide_scales: true, has_min: true, unpack };
 
 /// The steps tried around the full range, in units of one code.
-const FIT: Fit = Fit {
-    max_code: 31,
-    first_step: -0.5,
-    n_steps: 16,
-};
+const FIT: Fit = Fit { max_code: 31, first_step: -0.5, n_steps: 16 };
 
 #[inline]
 fn unpack(block: &[u8], parts: &mut Unpacked) {

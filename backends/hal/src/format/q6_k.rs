@@ -8,19 +8,12 @@ use super::block::{Code, Quants, Unpacked, inverse, read_f16, write_f16};
 use super::search;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
-const PARTS: Quants = Quants {
-    group: 16,
-    code: Code::Byte,
-    wide_scales: true,
-    has_min: false,
-    unpack,
-};
+const PARTS: Quants =
+    Quants { group: 16, code: Code::Byte, wide_scales: true, has_min: false, unpack };
 
 #[inline]
 fn unpack(block: &[u8], parts: &mut Unpacked) {
-    let halves = block[..128]
-        .chunks_exact(64)
-        .zip(block[128..192].chunks_exact(32));
+    let halves = block[..128].chunks_exact(64).zip(block[128..192].chunks_exact(32));
     for (codes, (nibbles, pairs)) in parts.codes.chunks_exact_mut(128).zip(halves) {
         for (k, codes) in codes.chunks_exact_mut(32).enumerate() {
             let nibbles = &nibbles[32 * (k & 1)..];
@@ -48,9 +41,7 @@ pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
     for (scale, group) in wanted.iter_mut().zip(values.chunks_exact(16)) {
         *scale = search::signed_scale(group, 32);
     }
-    let farthest = wanted
-        .iter()
-        .fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
+    let farthest = wanted.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
     block.fill(0);
     let d = write_f16(block, 208, farthest / -128.0);
     let inverse_d = inverse(farthest / -128.0);

@@ -3,13 +3,8 @@
 use super::block::{Code, Quants, Unpacked, inverse, read_f16, write_f16};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
-const PARTS: Quants = Quants {
-    group: 32,
-    code: Code::Byte,
-    wide_scales: false,
-    has_min: false,
-    unpack,
-};
+const PARTS: Quants =
+    Quants { group: 32, code: Code::Byte, wide_scales: false, has_min: false, unpack };
 
 #[inline]
 fn unpack(block: &[u8], parts: &mut Unpacked) {

@@ -55,10 +55,8 @@ impl Fit {
             block[12 + j] = (scales[j + 4] & 15) | (mins[j + 4] & 15) << 4;
         }
         let mut codes = [0u8; 256];
-        for (g, (codes, values)) in codes
-            .chunks_exact_mut(32)
-            .zip(values.chunks_exact(32))
-            .enumerate()
+        for (g, (codes, values)) in
+            codes.chunks_exact_mut(32).zip(values.chunks_exact(32)).enumerate()
         {
             let inverse = inverse(d * f32::from(scales[g]));
             let min = dmin * f32::from(mins[g]);
@@ -89,11 +87,7 @@ impl Fit {
         for step in 0..=self.n_steps {
             // Every range starts at the best minimum so far; the first is the full one, unfitted.
             let start = best.1;
-            let extra = if step == 0 {
-                0.0
-            } else {
-                self.first_step + 0.1 * f32::from(step - 1)
-            };
+            let extra = if step == 0 { 0.0 } else { self.first_step + 0.1 * f32::from(step - 1) };
             let per_unit = (top + extra) / (max - start);
             let mut sums = Sums::default();
             for &v in values {
@@ -147,9 +141,7 @@ impl Sums {
 /// The best scale of a group with signed codes in `-n..n`; the value farthest from zero gets the
 /// negative end, so that the scale carries its sign.
 pub(super) fn signed_scale(values: &[f32], n: i8) -> f32 {
-    let farthest = values
-        .iter()
-        .fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
+    let farthest = values.iter().fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
     if farthest.abs() < 1e-15 || !farthest.is_finite() {
         return 0.0;
     }

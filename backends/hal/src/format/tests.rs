@@ -22,9 +22,7 @@ fn fixture(format: Format) -> (&'static [u8], Vec<f32>) {
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     let words = bytes.as_chunks().0.iter();
-    words
-        .map(|&word| primitive::f32::from_le_bytes(word))
-        .collect()
+    words.map(|&word| primitive::f32::from_le_bytes(word)).collect()
 }
 
 fn assert_same_bits(format: Format, got: &[f32], expected: &[f32]) {
@@ -50,13 +48,7 @@ fn dequantised_values_have_the_reference_bits() {
 fn quantised_bytes_are_the_reference_bytes() {
     let bytes = include_bytes!("fixtures/quantized.bin");
     let (values, mut expected) = bytes.split_at(4 * 2048);
-    for format in [
-        Format::F16,
-        Format::BF16,
-        Format::Q4_0,
-        Format::Q4_1,
-        Format::Q8_0,
-    ] {
+    for format in [Format::F16, Format::BF16, Format::Q4_0, Format::Q4_1, Format::Q8_0] {
         let mut got = vec![0xA5; format.row_bytes(2048).unwrap()];
         format.quantize(&floats(values), &mut got);
         let (this, rest) = expected.split_at(got.len());
@@ -71,19 +63,14 @@ fn quantised_bytes_are_the_reference_bytes() {
 fn searched_scales_are_as_good_as_the_reference() {
     let values = floats(&include_bytes!("fixtures/quantized.bin")[..4 * 2048]);
     let reference = floats(include_bytes!("fixtures/k_errors.bin"));
-    for (format, reference) in [Format::Q4_K, Format::Q5_K, Format::Q6_K]
-        .into_iter()
-        .zip(reference)
+    for (format, reference) in [Format::Q4_K, Format::Q5_K, Format::Q6_K].into_iter().zip(reference)
     {
         let mut blocks = vec![0xA5; format.row_bytes(values.len()).unwrap()];
         format.quantize(&values, &mut blocks);
         let mut back = vec![f32::NAN; values.len()];
         format.dequantize(&blocks, &mut back);
         let error: f32 = back.iter().zip(&values).map(|(a, b)| (a - b).powi(2)).sum();
-        assert!(
-            error < 1.02 * reference,
-            "{format}: {error}, reference {reference}"
-        );
+        assert!(error < 1.02 * reference, "{format}: {error}, reference {reference}");
     }
 }
 
@@ -91,14 +78,7 @@ fn searched_scales_are_as_good_as_the_reference() {
 fn quantising_takes_any_value() {
     for &format in Format::ALL {
         let n = format.block_values();
-        for bad in [
-            f32::NAN,
-            f32::INFINITY,
-            f32::NEG_INFINITY,
-            f32::MAX,
-            1e-45,
-            0.0,
-        ] {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1e-45, 0.0] {
             let mut block = vec![0xA5; format.block_bytes()];
             format.quantize(&vec![bad; n], &mut block);
             let mut mixed = vec![1.0; n];
@@ -122,24 +102,13 @@ fn names_and_numbers_go_both_ways() {
             format.gguf_id().map(|_| format)
         );
         assert_eq!(format.is_weight(), format != Format::U32);
-        assert_eq!(
-            format.row_bytes(512),
-            Some(512 / format.block_values() * format.block_bytes())
-        );
+        assert_eq!(format.row_bytes(512), Some(512 / format.block_values() * format.block_bytes()));
         assert_eq!(format.row_bytes(511).is_some(), format.block_values() == 1);
         let too_many = format.row_bytes(usize::MAX - 511);
-        assert_eq!(
-            too_many.is_none(),
-            format.block_bytes() > format.block_values()
-        );
+        assert_eq!(too_many.is_none(), format.block_bytes() > format.block_values());
     }
     assert_eq!(Format::from_gguf_id(4), None);
-    assert_eq!(
-        "Q4_2".parse::<Format>(),
-        Err(UnknownFormat {
-            name: "Q4_2".to_owned()
-        })
-    );
+    assert_eq!("Q4_2".parse::<Format>(), Err(UnknownFormat { name: "Q4_2".to_owned() }));
 }
 
 #[test]
@@ -167,24 +136,14 @@ fn activations_round_as_defined() {
 #[test]
 fn activations_without_a_scale() {
     let mut row = Q8Row::default();
-    for (value, d) in [
-        (0.0, Some(0.0)),
-        (1e-38, Some(0.0)),
-        (f32::NAN, None),
-        (f32::INFINITY, None),
-    ] {
+    for (value, d) in
+        [(0.0, Some(0.0)), (1e-38, Some(0.0)), (f32::NAN, None), (f32::INFINITY, None)]
+    {
         let mut x = [1e-40f32; 33];
         x[7] = value;
         row.quantize_into(&x);
-        assert_eq!(
-            (&row.q[..], &row.sum[..], row.d[1]),
-            (&[0; 64][..], &[0, 0][..], 0.0)
-        );
-        assert!(
-            d.map_or(row.d[0].is_nan(), |d| row.d[0] == d),
-            "{value}: {}",
-            row.d[0]
-        );
+        assert_eq!((&row.q[..], &row.sum[..], row.d[1]), (&[0; 64][..], &[0, 0][..], 0.0));
+        assert!(d.map_or(row.d[0].is_nan(), |d| row.d[0] == d), "{value}: {}", row.d[0]);
     }
     row.quantize_into(&[f32::MAX, -f32::MAX, f32::MIN_POSITIVE]);
     assert_eq!((row.q[0], row.q[1], row.q[2]), (127, -127, 0));
@@ -210,19 +169,13 @@ fn check_transposed(format: Format, n_ff: usize, n_out: usize, neurons: &[u32], 
     let mut values = vec![f32::NAN; n_out * n_ff];
     format.dequantize(&source, &mut values);
     let layout = TransposedLayout::new(format, n_slots, n_ff, n_out).unwrap();
-    assert!(
-        [layout.groups_at, layout.scales_at, layout.mins_at]
-            .iter()
-            .all(|at| at % 64 == 0)
-    );
+    assert!([layout.groups_at, layout.scales_at, layout.mins_at].iter().all(|at| at % 64 == 0));
     let mut packed = vec![0xA5; layout.n_bytes];
     layout.pack(&source, neurons, &mut packed).unwrap();
     let mut row = vec![f32::NAN; n_out];
     for (slot, &neuron) in neurons.iter().enumerate() {
         layout.row(&packed, slot, &mut row);
-        let expected: Vec<f32> = (0..n_out)
-            .map(|e| values[e * n_ff + neuron as usize])
-            .collect();
+        let expected: Vec<f32> = (0..n_out).map(|e| values[e * n_ff + neuron as usize]).collect();
         assert_same_bits(format, &row, &expected);
     }
 }
@@ -234,11 +187,7 @@ fn a_transposed_matrix_has_the_same_values() {
             let n_ff = 3 * format.block_values().max(11);
             let all: Vec<u32> = (0..n_ff as u32).collect();
             check_transposed(format, n_ff, n_out, &all, n_ff);
-            let some: Vec<u32> = all
-                .iter()
-                .copied()
-                .filter(|n| n % 7 == 3 || n % 5 == 1)
-                .collect();
+            let some: Vec<u32> = all.iter().copied().filter(|n| n % 7 == 3 || n % 5 == 1).collect();
             check_transposed(format, n_ff, n_out, &some, some.len() + 3);
             check_transposed(format, n_ff, n_out, &[n_ff as u32 - 1], 1);
             check_transposed(format, n_ff, n_out, &[], 2);
@@ -249,45 +198,21 @@ fn a_transposed_matrix_has_the_same_values() {
 #[test]
 fn what_cannot_be_transposed_is_refused() {
     let new = |n_slots, n_ff, n_out| TransposedLayout::new(Format::Q4_0, n_slots, n_ff, n_out);
-    assert!(matches!(
-        new(1, 33, 4),
-        Err(TransposedError::Blocks { n_ff: 33, .. })
-    ));
-    for (n_slots, n_ff, n_out) in [
-        (usize::MAX, 32, 64),
-        (1, usize::MAX - 31, 64),
-        (1, 32, usize::MAX),
-        (1, 1 << 40, 1 << 40),
-    ] {
-        assert!(matches!(
-            new(n_slots, n_ff, n_out),
-            Err(TransposedError::TooLarge { .. })
-        ));
+    assert!(matches!(new(1, 33, 4), Err(TransposedError::Blocks { n_ff: 33, .. })));
+    for (n_slots, n_ff, n_out) in
+        [(usize::MAX, 32, 64), (1, usize::MAX - 31, 64), (1, 32, usize::MAX), (1, 1 << 40, 1 << 40)]
+    {
+        assert!(matches!(new(n_slots, n_ff, n_out), Err(TransposedError::TooLarge { .. })));
     }
     let layout = new(2, 64, 8).unwrap();
     let (source, mut out) = (vec![0; 8 * 36], vec![0; layout.n_bytes]);
     let mut pack = |source: &[u8], neurons: &[u32]| layout.pack(source, neurons, &mut out);
     assert_eq!(pack(&source, &[3, 63]), Ok(()));
-    assert!(matches!(
-        pack(&source[1..], &[3]),
-        Err(TransposedError::Source { .. })
-    ));
-    assert!(matches!(
-        pack(&source, &[1, 2, 3]),
-        Err(TransposedError::Slots { found: 3, .. })
-    ));
+    assert!(matches!(pack(&source[1..], &[3]), Err(TransposedError::Source { .. })));
+    assert!(matches!(pack(&source, &[1, 2, 3]), Err(TransposedError::Slots { found: 3, .. })));
     for (neurons, neuron) in [([3, 3], 3), ([4, 2], 2), ([0, 64], 64)] {
-        assert_eq!(
-            pack(&source, &neurons),
-            Err(TransposedError::Neuron { neuron, n_ff: 64 })
-        );
+        assert_eq!(pack(&source, &neurons), Err(TransposedError::Neuron { neuron, n_ff: 64 }));
     }
     let found = layout.pack(&source, &[], &mut [0; 5]);
-    assert_eq!(
-        found,
-        Err(TransposedError::Target {
-            expected: layout.n_bytes,
-            found: 5
-        })
-    );
+    assert_eq!(found, Err(TransposedError::Target { expected: layout.n_bytes, found: 5 }));
 }

@@ -98,13 +98,7 @@ impl TransposedLayout {
                 };
                 let entry = if quants.wide_scales { 4 } else { 2 };
                 let n_tables = 1 + usize::from(quants.has_min);
-                (
-                    n_cols,
-                    quants.group,
-                    row_bytes,
-                    n_cols.checked_mul(entry)?,
-                    n_tables,
-                )
+                (n_cols, quants.group, row_bytes, n_cols.checked_mul(entry)?, n_tables)
             }
         };
         let n_groups = n_ff.checked_div(group).unwrap_or(0);
@@ -158,28 +152,16 @@ impl TransposedLayout {
         let n_ff = self.n_ff;
         let expected = self.source_row_bytes() * self.n_out;
         if source.len() != expected {
-            return Err(TransposedError::Source {
-                expected,
-                found: source.len(),
-            });
+            return Err(TransposedError::Source { expected, found: source.len() });
         }
         if out.len() != self.n_bytes {
-            return Err(TransposedError::Target {
-                expected: self.n_bytes,
-                found: out.len(),
-            });
+            return Err(TransposedError::Target { expected: self.n_bytes, found: out.len() });
         }
         if neurons.len() > self.n_slots {
-            return Err(TransposedError::Slots {
-                n_slots: self.n_slots,
-                found: neurons.len(),
-            });
+            return Err(TransposedError::Slots { n_slots: self.n_slots, found: neurons.len() });
         }
         if let Some(pair) = neurons.windows(2).find(|pair| pair[0] >= pair[1]) {
-            return Err(TransposedError::Neuron {
-                neuron: pair[1],
-                n_ff,
-            });
+            return Err(TransposedError::Neuron { neuron: pair[1], n_ff });
         }
         match neurons.last() {
             Some(&neuron) if neuron as usize >= n_ff => {
@@ -201,10 +183,7 @@ impl TransposedLayout {
         // Sixteen outputs by all neurons at a time: few source streams, whole lines written.
         for first in (0..self.n_out).step_by(64 / size) {
             let count = (64 / size).min(self.n_out - first);
-            let rows = source
-                .chunks_exact(self.source_row_bytes())
-                .skip(first)
-                .take(count);
+            let rows = source.chunks_exact(self.source_row_bytes()).skip(first).take(count);
             for (e, row) in rows.enumerate() {
                 for (slot, &neuron) in neurons.iter().enumerate() {
                     let from = neuron as usize * size;
@@ -302,11 +281,7 @@ impl TransposedLayout {
                     (pair >> (e % TILE / 16 * 4) & 15) as i8 - offset
                 }
             };
-            let min = if quants.has_min {
-                entry(self.mins_at, e)
-            } else {
-                0.0
-            };
+            let min = if quants.has_min { entry(self.mins_at, e) } else { 0.0 };
             *out = entry(self.scales_at, e) * f32::from(code) - min;
         }
     }
@@ -320,10 +295,7 @@ fn store_codes(code: Code, column: &[i8], stride: usize, first: usize, row: &mut
     match code {
         Code::Byte => {
             let end = row.len().min(first + PASS);
-            for (byte, code) in row[first..end]
-                .iter_mut()
-                .zip(column.iter().step_by(stride))
-            {
+            for (byte, code) in row[first..end].iter_mut().zip(column.iter().step_by(stride)) {
                 *byte = *code as u8;
             }
         }

@@ -85,19 +85,10 @@ impl<T: Operand> Attention<T> {
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Attention");
         let (q, k) = (self.q.desc(), self.cache.k.desc());
-        let grouped = self.n_head_kv > 0 && self.n_head % self.n_head_kv == 0 && self.n_head > 0;
-        c.that(
-            grouped,
-            "n_head",
-            format!("a multiple of {}", self.n_head_kv),
-            self.n_head,
-        )?;
-        c.that(
-            q.n_cols % self.n_head == 0,
-            "q",
-            format!("{} heads", self.n_head),
-            q,
-        )?;
+        let grouped =
+            self.n_head_kv > 0 && self.n_head.is_multiple_of(self.n_head_kv) && self.n_head > 0;
+        c.that(grouped, "n_head", format!("a multiple of {}", self.n_head_kv), self.n_head)?;
+        c.that(q.n_cols % self.n_head == 0, "q", format!("{} heads", self.n_head), q)?;
         let kv = q.n_cols / self.n_head * self.n_head_kv;
         c.f32("q", &self.q, q.n_rows, q.n_cols)?;
         c.f32("y", &self.y, q.n_rows, q.n_cols)?;

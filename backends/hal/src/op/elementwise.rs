@@ -104,7 +104,7 @@ impl<T: Operand> Norm<T> {
         let c = Check("Norm");
         let x = self.x.desc();
         c.that(
-            self.width > 0 && x.n_cols % self.width == 0,
+            self.width > 0 && x.n_cols.is_multiple_of(self.width),
             "width",
             "a divisor of n",
             self.width,

@@ -252,10 +252,7 @@ impl Op<Tensor> {
             }
             for (j, (operand, _, other)) in seen.iter().enumerate() {
                 if i != j && written.overlaps(other) {
-                    return Err(Error::Aliasing {
-                        op: self.name(),
-                        operand,
-                    });
+                    return Err(Error::Aliasing { op: self.name(), operand });
                 }
             }
         }
@@ -277,12 +274,7 @@ impl Check {
         let got = tensor.desc();
         match got.n_rows == rows && got.n_cols == cols {
             true => Ok(()),
-            false => Err(Error::shape(
-                self.0,
-                operand,
-                format!("[{rows}, {cols}]"),
-                got,
-            )),
+            false => Err(Error::shape(self.0, operand, format!("[{rows}, {cols}]"), got)),
         }
     }
 
@@ -297,12 +289,7 @@ impl Check {
         let got = tensor.desc();
         match got.n_rows >= rows && got.n_cols == cols {
             true => Ok(()),
-            false => Err(Error::shape(
-                self.0,
-                operand,
-                format!("[{rows} or more, {cols}]"),
-                got,
-            )),
+            false => Err(Error::shape(self.0, operand, format!("[{rows} or more, {cols}]"), got)),
         }
     }
 
@@ -324,9 +311,7 @@ impl Check {
         rows: usize,
         cols: usize,
     ) -> Result<()> {
-        tensor
-            .as_ref()
-            .map_or(Ok(()), |tensor| self.f32(operand, tensor, rows, cols))
+        tensor.as_ref().map_or(Ok(()), |tensor| self.f32(operand, tensor, rows, cols))
     }
 
     pub(crate) fn format<T: Operand>(
@@ -338,12 +323,7 @@ impl Check {
         let got = tensor.desc();
         match allowed.contains(&got.format) {
             true => Ok(()),
-            false => Err(Error::shape(
-                self.0,
-                operand,
-                format!("one of {allowed:?}"),
-                got,
-            )),
+            false => Err(Error::shape(self.0, operand, format!("one of {allowed:?}"), got)),
         }
     }
 
@@ -362,12 +342,7 @@ impl Check {
             true => Ok(()),
             false => {
                 let expected = format!("room for {n_tokens} tokens");
-                Err(Error::shape(
-                    self.0,
-                    "batch",
-                    expected,
-                    batch.shape.max_tokens,
-                ))
+                Err(Error::shape(self.0, "batch", expected, batch.shape.max_tokens))
             }
         }
     }
@@ -402,10 +377,6 @@ impl Check {
         expected: impl ToString,
         got: impl ToString,
     ) -> Result<()> {
-        if holds {
-            Ok(())
-        } else {
-            Err(Error::shape(self.0, operand, expected, got))
-        }
+        if holds { Ok(()) } else { Err(Error::shape(self.0, operand, expected, got)) }
     }
 }

@@ -46,18 +46,8 @@ impl<T: Operand> ShortConv<T> {
         c.f32("x", &self.x, x.n_rows, x.n_cols)?;
         c.f32("y", &self.y, x.n_rows, x.n_cols)?;
         c.maybe_f32("bias", &self.bias, 1, x.n_cols)?;
-        c.f32(
-            "state",
-            &self.state,
-            self.state.desc().n_rows,
-            (w.n_cols - 1) * x.n_cols,
-        )?;
-        c.at_least(
-            "state",
-            &self.state,
-            self.batch.shape.max_seqs,
-            (w.n_cols - 1) * x.n_cols,
-        )?;
+        c.f32("state", &self.state, self.state.desc().n_rows, (w.n_cols - 1) * x.n_cols)?;
+        c.at_least("state", &self.state, self.batch.shape.max_seqs, (w.n_cols - 1) * x.n_cols)?;
         c.batch(&self.batch, x.n_rows)
     }
 }
@@ -105,12 +95,7 @@ impl<T: Operand> GatedDelta<T> {
         let (q, v) = (self.q.desc(), self.v.desc());
         let (n, heads) = (q.n_rows, self.n_head);
         let divides = heads > 0 && q.n_cols % heads == 0 && v.n_cols % heads == 0;
-        c.that(
-            divides,
-            "n_head",
-            format!("a divisor of {} and {}", q.n_cols, v.n_cols),
-            heads,
-        )?;
+        c.that(divides, "n_head", format!("a divisor of {} and {}", q.n_cols, v.n_cols), heads)?;
         for (name, tensor) in [("q", &self.q), ("k", &self.k)] {
             c.f32(name, tensor, n, q.n_cols)?;
         }
@@ -172,19 +157,9 @@ impl<T: Operand> SsmScan<T> {
         let check = Check("SsmScan");
         let (x, dt, b) = (self.x.desc(), self.dt.desc(), self.b.desc());
         let (n, heads) = (x.n_rows, dt.n_cols);
-        check.that(
-            heads > 0 && x.n_cols % heads == 0,
-            "dt",
-            "a divisor of x's columns",
-            heads,
-        )?;
+        check.that(heads > 0 && x.n_cols % heads == 0, "dt", "a divisor of x's columns", heads)?;
         let groups = self.n_group > 0 && heads % self.n_group == 0 && b.n_cols % self.n_group == 0;
-        check.that(
-            groups,
-            "n_group",
-            "a divisor of heads and b's columns",
-            self.n_group,
-        )?;
+        check.that(groups, "n_group", "a divisor of heads and b's columns", self.n_group)?;
         check.f32("x", &self.x, n, x.n_cols)?;
         check.f32("y", &self.y, n, x.n_cols)?;
         check.f32("dt", &self.dt, n, heads)?;

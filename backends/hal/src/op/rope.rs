@@ -46,15 +46,10 @@ impl<T: Operand> Rope<T> {
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Rope");
         let x = self.x.desc();
-        let even = self.n_rot % 2 == 0 && self.n_rot <= self.d_head;
+        let even = self.n_rot.is_multiple_of(2) && self.n_rot <= self.d_head;
         c.that(even, "n_rot", "even and at most d_head", self.n_rot)?;
-        let heads = self.d_head > 0 && x.n_cols % self.d_head == 0;
-        c.that(
-            heads,
-            "d_head",
-            format!("a divisor of {}", x.n_cols),
-            self.d_head,
-        )?;
+        let heads = self.d_head > 0 && x.n_cols.is_multiple_of(self.d_head);
+        c.that(heads, "d_head", format!("a divisor of {}", x.n_cols), self.d_head)?;
         c.f32("x", &self.x, x.n_rows, x.n_cols)?;
         c.f32("freqs", &self.freqs, 1, self.n_rot / 2)?;
         c.batch(&self.batch, x.n_rows)

@@ -157,31 +157,16 @@ impl<T: Operand> SparseFfn<T> {
             Down::AcrossNeurons => {
                 c.shape("down", &self.down, y.n_cols, n_rows)?;
                 let all = matches!(self.rows, Rows::All) && self.down.desc().layout == Layout::Rows;
-                c.that(
-                    all,
-                    "down",
-                    "one row per neuron, where rows are listed",
-                    self.down.desc(),
-                )?;
+                c.that(all, "down", "one row per neuron, where rows are listed", self.down.desc())?;
             }
         }
         c.maybe_f32("bias_gate", &self.bias_gate, 1, n_rows)?;
         c.maybe_f32("bias_up", &self.bias_up, 1, n_rows)?;
         c.maybe_f32("threshold", &self.threshold, 1, n_rows)?;
         let per_row = self.threshold.is_some() == (self.skip == Skip::BelowPerRow);
-        c.that(
-            per_row,
-            "threshold",
-            "given exactly when skip is per row",
-            "not",
-        )?;
+        c.that(per_row, "threshold", "given exactly when skip is per row", "not")?;
         let exact = self.skip != Skip::NotPositive || self.activation.is_exactly_sparse();
-        c.that(
-            exact,
-            "skip",
-            "an activation that is 0 below 0",
-            format!("{:?}", self.activation),
-        )?;
+        c.that(exact, "skip", "an activation that is 0 below 0", format!("{:?}", self.activation))?;
         let cut = !matches!(self.skip, Skip::GaussianCut(_)) || matches!(self.rows, Rows::All);
         c.that(cut, "skip", "all rows, to cut by their mean", "a list")?;
         if let Rows::Active(set) = &self.rows {
