@@ -1,1 +1,3 @@
 //! Whole-engine tests: one binary, one file per subject.
+
+mod gguf;

@@ -1,0 +1,3 @@
+//! The container: real files, round trips, and files that lie.
+
+mod real;
