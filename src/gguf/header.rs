@@ -10,11 +10,11 @@ use super::{
 };
 
 /// Longest key or tensor name. The specification's limit for keys.
-const MAX_NAME: u64 = 65_535;
+pub(super) const MAX_NAME: u64 = 65_535;
 /// Deepest nesting of arrays; files in use have one level.
-const MAX_DEPTH: usize = 4;
+pub(super) const MAX_DEPTH: usize = 4;
 /// Longest header. The largest vocabularies take a tenth of it; a sparse file can claim terabytes.
-const MAX_HEADER: usize = 256 << 20;
+pub(super) const MAX_HEADER: usize = 256 << 20;
 /// Alignment of tensor data where the file does not say.
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Key that sets another alignment.
@@ -157,21 +157,24 @@ impl<'a> Cursor<'a> {
         self.bytes.len() - self.at
     }
 
+    fn too_long(&self) -> Problem {
+        Problem::HeaderTooLong {
+            place: self.place.clone(),
+            limit: MAX_HEADER as u64,
+        }
+    }
+
     fn take(&mut self, n: u64) -> Result<&'a [u8], Problem> {
         if n > self.left() as u64 {
-            let place = self.place.clone();
             let expected = n.saturating_add(self.at as u64);
-            return Err(if expected <= self.file_len as u64 {
-                Problem::HeaderTooLong {
-                    place,
-                    limit: MAX_HEADER as u64,
-                }
-            } else {
-                Problem::Truncated {
-                    place,
-                    expected,
-                    found: self.file_len as u64,
-                }
+            if expected <= self.file_len as u64 {
+                return Err(self.too_long());
+            }
+            let (place, found) = (self.place.clone(), self.file_len as u64);
+            return Err(Problem::Truncated {
+                place,
+                expected,
+                found,
             });
         }
         let taken = &self.bytes[self.at..self.at + n as usize];
@@ -201,7 +204,11 @@ impl<'a> Cursor<'a> {
         let count = self.u64()?;
         let expected = u128::from(count) * least as u128;
         if expected > self.left() as u128 {
-            let (place, found) = (self.place.clone(), self.left() as u64);
+            let left_in_file = self.file_len - self.at;
+            if expected <= left_in_file as u128 {
+                return Err(self.too_long());
+            }
+            let (place, found) = (self.place.clone(), left_in_file as u64);
             return Err(Problem::Count {
                 place,
                 count,

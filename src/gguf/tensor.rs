@@ -56,7 +56,7 @@ impl TensorInfo {
         let n_elements = if shape.contains(&0) { 0 } else { widest };
         let n_bytes = match ty.block() {
             None => 0,
-            Some(block) if shape[0] % block.values != 0 => {
+            Some(block) if !shape[0].is_multiple_of(block.values) => {
                 let found = shape[0];
                 return Err(Problem::RowLength {
                     tensor: name,
@@ -132,7 +132,7 @@ pub(super) fn place(
     file_len: u64,
 ) -> Result<(), Problem> {
     for tensor in tensors.iter_mut() {
-        if tensor.offset % alignment != 0 {
+        if !tensor.offset.is_multiple_of(alignment) {
             return Err(Problem::Misaligned {
                 tensor: tensor.name.clone(),
                 expected: alignment,

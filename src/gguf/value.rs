@@ -37,14 +37,17 @@ impl Strings {
 
     /// The string at `index`. Pieces of a vocabulary need not be UTF-8.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
-        let end = *self.ends.get(index)?;
+        (index < self.len()).then(|| self.at(index))
+    }
+
+    fn at(&self, index: usize) -> &[u8] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        Some(&self.bytes[start..end])
+        &self.bytes[start..self.ends[index]]
     }
 
     /// All strings in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        (0..self.len()).map(|index| self.get(index).expect("index below len"))
+        (0..self.len()).map(|index| self.at(index))
     }
 }
 
@@ -302,6 +305,22 @@ impl Array {
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Levels of arrays: 1 where the elements are no arrays.
+    pub(super) fn depth(&self) -> usize {
+        match self.as_arrays() {
+            None => 1,
+            Some(arrays) => 1 + arrays.iter().map(Array::depth).max().unwrap_or(0),
+        }
+    }
+
+    fn as_arrays(&self) -> Option<&[Array]> {
+        if let Array::Array(arrays) = self {
+            Some(arrays)
+        } else {
+            None
+        }
     }
 }
 
