@@ -4,5 +4,6 @@
 
 pub mod cli;
 pub mod gguf;
+pub mod model;
 pub mod sample;
 pub mod tokenizer;

@@ -33,10 +33,7 @@ impl Bytes {
     /// All of `backing`.
     pub(super) fn all(backing: Backing) -> Bytes {
         let range = 0..backing.len();
-        Bytes {
-            backing: Arc::new(backing),
-            range,
-        }
+        Bytes { backing: Arc::new(backing), range }
     }
 
     /// A part of these bytes, counted from their own start.
@@ -44,15 +41,9 @@ impl Bytes {
     /// # Panics
     /// If `range` reaches past their end.
     pub fn slice(&self, range: Range<usize>) -> Bytes {
-        assert!(
-            range.start <= range.end && range.end <= self.len(),
-            "range inside the bytes"
-        );
+        assert!(range.start <= range.end && range.end <= self.len(), "range inside the bytes");
         let start = self.range.start;
-        Bytes {
-            backing: Arc::clone(&self.backing),
-            range: start + range.start..start + range.end,
-        }
+        Bytes { backing: Arc::clone(&self.backing), range: start + range.start..start + range.end }
     }
 }
 

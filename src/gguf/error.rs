@@ -15,10 +15,7 @@ pub struct Error {
 impl Error {
     /// Ties a problem to the file it was found in.
     pub(super) fn new(file: &str, problem: Problem) -> Error {
-        Error {
-            file: file.to_owned(),
-            problem: Box::new(problem),
-        }
+        Error { file: file.to_owned(), problem: Box::new(problem) }
     }
 
     /// The path, or the name given to bytes in memory.

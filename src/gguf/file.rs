@@ -42,11 +42,7 @@ impl Part {
         let name: Arc<str> = name.into();
         let bytes = Bytes::all(backing);
         let header = Header::parse(&name, &bytes).map_err(|problem| Error::new(&name, problem))?;
-        Ok(Part {
-            name,
-            bytes,
-            header,
-        })
+        Ok(Part { name, bytes, header })
     }
 
     fn open(path: &Path) -> Result<Part, Error> {
@@ -68,16 +64,13 @@ impl File {
         let Some(split) = Split::of(&given.header.metadata)? else {
             return File::join(vec![given], vec![path.to_owned()], None);
         };
-        let paths: Vec<PathBuf> = split::paths(path, split.count)
-            .map_err(|p| Error::new(&given.name, p))?
-            .collect();
+        let paths: Vec<PathBuf> =
+            split::paths(path, split.count).map_err(|p| Error::new(&given.name, p))?.collect();
         let mut parts = Vec::new();
         for (number, path) in paths.iter().enumerate() {
             if fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
-                let missing = Problem::MissingPart {
-                    number: number as u64 + 1,
-                    count: split.count,
-                };
+                let missing =
+                    Problem::MissingPart { number: number as u64 + 1, count: split.count };
                 return Err(Error::new(&path.display().to_string(), missing));
             }
             let part = Part::open(path)?;
@@ -122,12 +115,7 @@ impl File {
         let mut tensors = Vec::new();
         let mut first = None;
         for (number, part) in parts.into_iter().enumerate() {
-            let Header {
-                container,
-                version,
-                metadata,
-                tensors: of_part,
-            } = part.header;
+            let Header { container, version, metadata, tensors: of_part } = part.header;
             tensors.extend(of_part.into_iter().map(|mut tensor| {
                 tensor.part = number;
                 tensor
@@ -145,23 +133,9 @@ impl File {
             return Err(Error::new(&name, problem));
         }
         let sorted = sort_by_name(&tensors, |tensor| &tensor.name).map_err(|tensor| {
-            Error::new(
-                &name,
-                Problem::DuplicateTensor {
-                    tensor: tensor.to_owned(),
-                },
-            )
+            Error::new(&name, Problem::DuplicateTensor { tensor: tensor.to_owned() })
         })?;
-        Ok(File {
-            name,
-            paths,
-            container,
-            version,
-            metadata,
-            tensors,
-            sorted,
-            parts: all_bytes,
-        })
+        Ok(File { name, paths, container, version, metadata, tensors, sorted, parts: all_bytes })
     }
 
     /// The path of the (first) file as it was given, or the name given to bytes in memory.
@@ -201,10 +175,7 @@ impl File {
 
     /// The tensor called `name`.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        let at = self
-            .sorted
-            .binary_search_by(|&n| self.tensors[n].name.as_str().cmp(name))
-            .ok()?;
+        let at = self.sorted.binary_search_by(|&n| self.tensors[n].name.as_str().cmp(name)).ok()?;
         Some(&self.tensors[self.sorted[at]])
     }
 
@@ -238,13 +209,7 @@ impl File {
                 Some(path) => &path.display().to_string(),
                 None => self.name(),
             };
-            return Err(Error::new(
-                file,
-                Problem::UnknownType {
-                    tensor: tensor.name.clone(),
-                    id,
-                },
-            ));
+            return Err(Error::new(file, Problem::UnknownType { tensor: tensor.name.clone(), id }));
         }
         Ok(())
     }
@@ -253,30 +218,15 @@ impl File {
 /// Checks that `part` is what its place among its siblings says.
 fn check_part(part: &Part, number: usize, whole: Split, of: Container) -> Result<(), Error> {
     let wrong = |what, expected: String, found: String| {
-        Err(Error::new(
-            &part.name,
-            Problem::Split {
-                what,
-                expected,
-                found,
-            },
-        ))
+        Err(Error::new(&part.name, Problem::Split { what, expected, found }))
     };
     if part.header.container != of {
-        return wrong(
-            "container",
-            of.to_string(),
-            part.header.container.to_string(),
-        );
+        return wrong("container", of.to_string(), part.header.container.to_string());
     }
     let split = Split::of(&part.header.metadata)?;
     let (found, count) = split.map_or((0, 1), |split| (split.number, split.count));
     if count != whole.count {
-        return wrong(
-            "key `split.count`",
-            whole.count.to_string(),
-            count.to_string(),
-        );
+        return wrong("key `split.count`", whole.count.to_string(), count.to_string());
     }
     if found != number as u64 {
         return wrong("key `split.no`", number.to_string(), found.to_string());
@@ -289,9 +239,7 @@ fn open_backing(path: &Path) -> Result<Backing, Problem> {
     let refused = |action| move |reason| Problem::Io { action, reason };
     let kind = fs::metadata(path).map_err(refused("open"))?;
     if kind.is_dir() {
-        return Err(Problem::Directory {
-            hint: hint_for_directory(path),
-        });
+        return Err(Problem::Directory { hint: hint_for_directory(path) });
     }
     if !kind.is_file() {
         return Err(Problem::NotAFile);
@@ -308,16 +256,11 @@ fn hint_for_directory(path: &Path) -> String {
     let Ok(entries) = fs::read_dir(path) else {
         return String::new();
     };
-    let mut names: Vec<String> = entries
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
-    let models: Vec<&str> = names
-        .iter()
-        .filter(|name| name.ends_with(".gguf"))
-        .map(String::as_str)
-        .collect();
+    let models: Vec<&str> =
+        names.iter().filter(|name| name.ends_with(".gguf")).map(String::as_str).collect();
     match models.as_slice() {
         [] if names.iter().any(|name| name == "config.json") => {
             "; it looks like a Hugging Face model folder, convert it to GGUF first".to_owned()

@@ -40,9 +40,7 @@ impl Header {
             return Err(Problem::Empty);
         }
         let Some(container) = Container::of(bytes) else {
-            return Err(Problem::Magic {
-                found: magic::describe(bytes),
-            });
+            return Err(Problem::Magic { found: magic::describe(bytes) });
         };
         let mut cursor = Cursor::new(bytes);
         let version = cursor.u32()?;
@@ -59,12 +57,7 @@ impl Header {
         let alignment = alignment(&metadata)?;
         let data_start = (cursor.at as u128).next_multiple_of(u128::from(alignment));
         tensor::place(&mut tensors, data_start, alignment, bytes.len() as u64)?;
-        Ok(Header {
-            container,
-            version,
-            metadata,
-            tensors,
-        })
+        Ok(Header { container, version, metadata, tensors })
     }
 }
 
@@ -78,10 +71,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, Problem> {
 
 /// Checks a value of [`ALIGNMENT_KEY`].
 pub(super) fn check_alignment(value: &Value) -> Result<u64, Problem> {
-    let Some(found) = value
-        .as_integer()
-        .and_then(|number| u64::try_from(number).ok())
-    else {
+    let Some(found) = value.as_integer().and_then(|number| u64::try_from(number).ok()) else {
         return Err(Problem::Key {
             key: ALIGNMENT_KEY.to_owned(),
             expected: "a whole number that is not negative",
@@ -116,14 +106,9 @@ fn read_tensors(
         cursor.place = format!("tensor `{name}`");
         let n_dimensions = cursor.u32()?;
         if n_dimensions == 0 || n_dimensions as usize > MAX_DIMENSIONS {
-            return Err(Problem::Dimensions {
-                tensor: name,
-                found: n_dimensions.into(),
-            });
+            return Err(Problem::Dimensions { tensor: name, found: n_dimensions.into() });
         }
-        let shape = (0..n_dimensions)
-            .map(|_| cursor.u64())
-            .collect::<Result<Vec<u64>, _>>()?;
+        let shape = (0..n_dimensions).map(|_| cursor.u64()).collect::<Result<Vec<u64>, _>>()?;
         let ty = TensorType::from_id(cursor.u32()?, container);
         let offset = cursor.u64()?;
         tensors.push(TensorInfo::new(name, shape, ty, offset)?);
@@ -145,12 +130,7 @@ impl<'a> Cursor<'a> {
     /// Starts behind the magic.
     fn new(file: &'a [u8]) -> Cursor<'a> {
         let bytes = &file[..file.len().min(MAX_HEADER)];
-        Cursor {
-            bytes,
-            at: 4,
-            file_len: file.len(),
-            place: "the version".to_owned(),
-        }
+        Cursor { bytes, at: 4, file_len: file.len(), place: "the version".to_owned() }
     }
 
     fn left(&self) -> usize {
@@ -158,10 +138,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn too_long(&self) -> Problem {
-        Problem::HeaderTooLong {
-            place: self.place.clone(),
-            limit: MAX_HEADER as u64,
-        }
+        Problem::HeaderTooLong { place: self.place.clone(), limit: MAX_HEADER as u64 }
     }
 
     fn take(&mut self, n: u64) -> Result<&'a [u8], Problem> {
@@ -171,11 +148,7 @@ impl<'a> Cursor<'a> {
                 return Err(self.too_long());
             }
             let (place, found) = (self.place.clone(), self.file_len as u64);
-            return Err(Problem::Truncated {
-                place,
-                expected,
-                found,
-            });
+            return Err(Problem::Truncated { place, expected, found });
         }
         let taken = &self.bytes[self.at..self.at + n as usize];
         self.at += n as usize;
@@ -183,15 +156,11 @@ impl<'a> Cursor<'a> {
     }
 
     fn u32(&mut self) -> Result<u32, Problem> {
-        Ok(u32::from_le_bytes(
-            self.take(4)?.try_into().expect("4 bytes were taken"),
-        ))
+        Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("4 bytes were taken")))
     }
 
     fn u64(&mut self) -> Result<u64, Problem> {
-        Ok(u64::from_le_bytes(
-            self.take(8)?.try_into().expect("8 bytes were taken"),
-        ))
+        Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("8 bytes were taken")))
     }
 
     /// A number of things that take at least `least` bytes each, all of which are still to come.
@@ -209,12 +178,7 @@ impl<'a> Cursor<'a> {
                 return Err(self.too_long());
             }
             let (place, found) = (self.place.clone(), left_in_file as u64);
-            return Err(Problem::Count {
-                place,
-                count,
-                expected,
-                found,
-            });
+            return Err(Problem::Count { place, count, expected, found });
         }
         Ok(count as usize) // not above `left`
     }
@@ -228,27 +192,18 @@ impl<'a> Cursor<'a> {
         self.place = place;
         let found = self.u64()?;
         if found > MAX_NAME {
-            return Err(Problem::NameLength {
-                place: self.place.clone(),
-                found,
-                limit: MAX_NAME,
-            });
+            return Err(Problem::NameLength { place: self.place.clone(), found, limit: MAX_NAME });
         }
         let bytes = self.take(found)?;
-        std::str::from_utf8(bytes)
-            .map(str::to_owned)
-            .map_err(|_| Problem::NameText {
-                place: self.place.clone(),
-                found: String::from_utf8_lossy(bytes).into_owned(),
-            })
+        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| Problem::NameText {
+            place: self.place.clone(),
+            found: String::from_utf8_lossy(bytes).into_owned(),
+        })
     }
 
     fn kind(&mut self) -> Result<Kind, Problem> {
         let found = self.u32()?;
-        Kind::from_id(found).ok_or_else(|| Problem::ValueType {
-            place: self.place.clone(),
-            found,
-        })
+        Kind::from_id(found).ok_or_else(|| Problem::ValueType { place: self.place.clone(), found })
     }
 
     fn value(&mut self, kind: Kind) -> Result<Value, Problem> {
@@ -264,29 +219,21 @@ impl<'a> Cursor<'a> {
         match self.take(1)?[0] {
             0 => Ok(false),
             1 => Ok(true),
-            found => Err(Problem::Bool {
-                place: self.place.clone(),
-                found,
-            }),
+            found => Err(Problem::Bool { place: self.place.clone(), found }),
         }
     }
 
     fn array(&mut self, depth: usize) -> Result<Array, Problem> {
         if depth > MAX_DEPTH {
-            return Err(Problem::Depth {
-                place: self.place.clone(),
-                limit: MAX_DEPTH,
-            });
+            return Err(Problem::Depth { place: self.place.clone(), limit: MAX_DEPTH });
         }
         let kind = self.kind()?;
         let n = self.elements(kind.least_bytes())?;
         Ok(match kind {
             Kind::Number(number) => number.array(self.take((n * kind.least_bytes()) as u64)?),
-            Kind::Bool => Array::Bool(
-                (0..n)
-                    .map(|_| self.truth())
-                    .collect::<Result<Vec<bool>, _>>()?,
-            ),
+            Kind::Bool => {
+                Array::Bool((0..n).map(|_| self.truth()).collect::<Result<Vec<bool>, _>>()?)
+            }
             Kind::String => {
                 let mut strings = Strings::with_capacity(n);
                 for _ in 0..n {

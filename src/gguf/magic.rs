@@ -39,51 +39,24 @@ impl fmt::Display for Container {
 
 /// Beginnings of files that people pass in place of a GGUF file.
 const BEGINNINGS: &[(&[u8], &str)] = &[
-    (
-        b"lmgg",
-        "an unversioned ggml file from before GGUF (2023); get a GGUF file of the model",
-    ),
-    (
-        b"fmgg",
-        "a ggml file (`ggmf`) from before GGUF (2023); get a GGUF file of the model",
-    ),
-    (
-        b"tjgg",
-        "a ggml file (`ggjt`) from before GGUF (2023); get a GGUF file of the model",
-    ),
+    (b"lmgg", "an unversioned ggml file from before GGUF (2023); get a GGUF file of the model"),
+    (b"fmgg", "a ggml file (`ggmf`) from before GGUF (2023); get a GGUF file of the model"),
+    (b"tjgg", "a ggml file (`ggjt`) from before GGUF (2023); get a GGUF file of the model"),
     (b"algg", "a ggml adapter (`ggla`) from before GGUF (2023)"),
-    (
-        b"PK\x03\x04",
-        "a zip archive, perhaps a PyTorch checkpoint; convert the model to GGUF",
-    ),
+    (b"PK\x03\x04", "a zip archive, perhaps a PyTorch checkpoint; convert the model to GGUF"),
     (b"\x1f\x8b", "a gzip archive; unpack it first"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive; unpack it first"),
     (b"\x89HDF", "an HDF5 file; convert the model to GGUF"),
-    (
-        b"version https://git-lfs",
-        "a Git LFS pointer; run `git lfs pull` to get the file itself",
-    ),
-    (
-        b"<!DOCTYPE",
-        "a web page; the download did not give the file itself",
-    ),
-    (
-        b"<!doctype",
-        "a web page; the download did not give the file itself",
-    ),
-    (
-        b"<html",
-        "a web page; the download did not give the file itself",
-    ),
+    (b"version https://git-lfs", "a Git LFS pointer; run `git lfs pull` to get the file itself"),
+    (b"<!DOCTYPE", "a web page; the download did not give the file itself"),
+    (b"<!doctype", "a web page; the download did not give the file itself"),
+    (b"<html", "a web page; the download did not give the file itself"),
 ];
 
 /// Says what a file that is no container looks like.
 pub(super) fn describe(bytes: &[u8]) -> String {
     let head = &bytes[..bytes.len().min(64)];
-    if let Some((_, name)) = BEGINNINGS
-        .iter()
-        .find(|(beginning, _)| head.starts_with(beginning))
-    {
+    if let Some((_, name)) = BEGINNINGS.iter().find(|(beginning, _)| head.starts_with(beginning)) {
         return (*name).to_owned();
     }
     if head.len() > 8 && head[8] == b'{' && head[4..8] == [0; 4] {
@@ -98,10 +71,7 @@ pub(super) fn describe(bytes: &[u8]) -> String {
     if head.starts_with(b"{") {
         return "JSON text".to_owned();
     }
-    if head
-        .iter()
-        .all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7e | 0x80..))
-    {
+    if head.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7e | 0x80..)) {
         let first: String = String::from_utf8_lossy(head).chars().take(24).collect();
         return format!("text that begins with {first:?}");
     }

@@ -19,23 +19,14 @@ pub struct Metadata {
 
 impl Metadata {
     pub(super) fn new(file: Arc<str>, entries: Vec<(String, Value)>) -> Result<Metadata, Problem> {
-        let sorted =
-            sort_by_name(&entries, |(key, _)| key).map_err(|key| Problem::DuplicateKey {
-                key: key.to_owned(),
-            })?;
-        Ok(Metadata {
-            file,
-            entries,
-            sorted,
-        })
+        let sorted = sort_by_name(&entries, |(key, _)| key)
+            .map_err(|key| Problem::DuplicateKey { key: key.to_owned() })?;
+        Ok(Metadata { file, entries, sorted })
     }
 
     /// The value of `key`.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        let at = self
-            .sorted
-            .binary_search_by(|&n| self.entries[n].0.as_str().cmp(key))
-            .ok()?;
+        let at = self.sorted.binary_search_by(|&n| self.entries[n].0.as_str().cmp(key)).ok()?;
         Some(&self.entries[self.sorted[at]].1)
     }
 
@@ -51,9 +42,7 @@ impl Metadata {
 
     /// Keys and values in file order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
-        self.entries
-            .iter()
-            .map(|(key, value)| (key.as_str(), value))
+        self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     /// A whole number of 32 bits without sign.
@@ -101,13 +90,13 @@ impl Metadata {
     /// # Errors
     /// [`Problem::Key`] if the value is none.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
-        self.typed(key, "a bool", |value| {
-            if let Value::Bool(truth) = value {
-                Some(*truth)
-            } else {
-                None
-            }
-        })
+        self.typed(
+            key,
+            "a bool",
+            |value| {
+                if let Value::Bool(truth) = value { Some(*truth) } else { None }
+            },
+        )
     }
 
     /// A text. Use [`Metadata::get`] and [`Value::as_str`] where broken UTF-8 may be shown.
@@ -116,11 +105,7 @@ impl Metadata {
     /// [`Problem::Key`] if the value is no string, or not UTF-8.
     pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
         self.typed(key, "a UTF-8 string", |value| {
-            if let Value::String(text) = value {
-                std::str::from_utf8(text).ok()
-            } else {
-                None
-            }
+            if let Value::String(text) = value { std::str::from_utf8(text).ok() } else { None }
         })
     }
 
@@ -143,10 +128,7 @@ impl Metadata {
         if let Some(Value::Array(Array::I32(numbers))) = self.get(key) {
             return Ok(Some(numbers.into()));
         }
-        self.integers(
-            key,
-            "an array of whole numbers from -2147483648 to 2147483647",
-        )
+        self.integers(key, "an array of whole numbers from -2147483648 to 2147483647")
     }
 
     /// An array of numbers with a fraction.
@@ -185,11 +167,7 @@ impl Metadata {
     /// [`Problem::Key`] if the value is no array of strings.
     pub fn str_array(&self, key: &str) -> Result<Option<&Strings>, Error> {
         self.typed(key, "an array of strings", |value| {
-            if let Value::Array(Array::String(strings)) = value {
-                Some(strings)
-            } else {
-                None
-            }
+            if let Value::Array(Array::String(strings)) = value { Some(strings) } else { None }
         })
     }
 
@@ -234,14 +212,7 @@ impl Metadata {
     }
 
     fn misfit(&self, key: &str, expected: &'static str, found: String) -> Error {
-        Error::new(
-            &self.file,
-            Problem::Key {
-                key: key.to_owned(),
-                expected,
-                found,
-            },
-        )
+        Error::new(&self.file, Problem::Key { key: key.to_owned(), expected, found })
     }
 }
 
@@ -249,10 +220,7 @@ impl Metadata {
 pub(super) fn sort_by_name<T>(items: &[T], name: impl Fn(&T) -> &str) -> Result<Vec<usize>, &str> {
     let mut sorted: Vec<usize> = (0..items.len()).collect();
     sorted.sort_unstable_by(|&a, &b| name(&items[a]).cmp(name(&items[b])));
-    match sorted
-        .windows(2)
-        .find(|pair| name(&items[pair[0]]) == name(&items[pair[1]]))
-    {
+    match sorted.windows(2).find(|pair| name(&items[pair[0]]) == name(&items[pair[1]])) {
         Some(pair) => Err(name(&items[pair[0]])),
         None => Ok(sorted),
     }

@@ -29,11 +29,7 @@ impl Split {
             return Ok(None);
         }
         let number = metadata.u64("split.no")?.unwrap_or(0);
-        Ok(Some(Split {
-            number,
-            count,
-            n_tensors: metadata.u64("split.tensors.count")?,
-        }))
+        Ok(Some(Split { number, count, n_tensors: metadata.u64("split.tensors.count")? }))
     }
 }
 
@@ -46,11 +42,7 @@ pub(super) fn paths(path: &Path, count: u64) -> Result<impl Iterator<Item = Path
             found: count.to_string(),
         });
     }
-    let name = path
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some((prefix, extension)) = prefix(&name, count) else {
         return Err(Problem::Split {
             what: "file name",
@@ -63,9 +55,7 @@ pub(super) fn paths(path: &Path, count: u64) -> Result<impl Iterator<Item = Path
     let (prefix, extension) = (prefix.to_owned(), extension.to_owned());
     let folder = path.parent().unwrap_or(Path::new("")).to_owned();
     Ok((1..=count).map(move |number| {
-        folder.join(format!(
-            "{prefix}-{number:0DIGITS$}-of-{count:0DIGITS$}{extension}"
-        ))
+        folder.join(format!("{prefix}-{number:0DIGITS$}-of-{count:0DIGITS$}{extension}"))
     }))
 }
 

@@ -34,56 +34,31 @@ impl TensorInfo {
         offset: u64,
     ) -> Result<TensorInfo, Problem> {
         if shape.is_empty() || shape.len() > MAX_DIMENSIONS {
-            return Err(Problem::Dimensions {
-                tensor: name,
-                found: shape.len() as u64,
-            });
+            return Err(Problem::Dimensions { tensor: name, found: shape.len() as u64 });
         }
         // Zeros are left out, so that the product of the others overflows by itself and any part of
         // the shape can be multiplied later.
         let size = |unit: u64| {
-            shape
-                .iter()
-                .filter(|&&n| n > 0)
-                .try_fold(unit, |product, &n| product.checked_mul(n))
+            shape.iter().filter(|&&n| n > 0).try_fold(unit, |product, &n| product.checked_mul(n))
         };
         let Some(widest) = size(1) else {
-            return Err(Problem::Elements {
-                tensor: name,
-                shape,
-            });
+            return Err(Problem::Elements { tensor: name, shape });
         };
         let n_elements = if shape.contains(&0) { 0 } else { widest };
         let n_bytes = match ty.block() {
             None => 0,
             Some(block) if !shape[0].is_multiple_of(block.values) => {
                 let found = shape[0];
-                return Err(Problem::RowLength {
-                    tensor: name,
-                    ty,
-                    expected: block.values,
-                    found,
-                });
+                return Err(Problem::RowLength { tensor: name, ty, expected: block.values, found });
             }
             Some(block) => match (n_elements / block.values).checked_mul(block.bytes) {
                 Some(n_bytes) => n_bytes,
                 None => {
-                    return Err(Problem::Elements {
-                        tensor: name,
-                        shape,
-                    });
+                    return Err(Problem::Elements { tensor: name, shape });
                 }
             },
         };
-        Ok(TensorInfo {
-            name,
-            shape,
-            ty,
-            part: 0,
-            offset,
-            n_elements,
-            n_bytes,
-        })
+        Ok(TensorInfo { name, shape, ty, part: 0, offset, n_elements, n_bytes })
     }
 
     /// Values in the tensor.

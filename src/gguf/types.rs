@@ -107,11 +107,8 @@ tensor_types! {
 /// PowerInfer's tree is older than most types: up to here its ids are GGUF's...
 const LAST_SHARED_ID: u32 = 15;
 /// ...and these three follow, where GGUF has put others.
-const POWERINFER_INTEGERS: [(u32, TensorType); 3] = [
-    (16, TensorType::I8),
-    (17, TensorType::I16),
-    (18, TensorType::I32),
-];
+const POWERINFER_INTEGERS: [(u32, TensorType); 3] =
+    [(16, TensorType::I8), (17, TensorType::I16), (18, TensorType::I32)];
 
 impl TensorType {
     /// The type that `id` means in `container`.
@@ -132,10 +129,9 @@ impl TensorType {
         match container {
             Container::Gguf => Some(self.gguf_id()),
             Container::PowerInfer if self.gguf_id() <= LAST_SHARED_ID => Some(self.gguf_id()),
-            Container::PowerInfer => POWERINFER_INTEGERS
-                .iter()
-                .find(|(_, ty)| *ty == self)
-                .map(|(id, _)| *id),
+            Container::PowerInfer => {
+                POWERINFER_INTEGERS.iter().find(|(_, ty)| *ty == self).map(|(id, _)| *id)
+            }
         }
     }
 

@@ -13,10 +13,7 @@ pub struct Strings {
 impl Strings {
     /// Room for `n` strings whose total length is not known yet.
     pub(super) fn with_capacity(n: usize) -> Strings {
-        Strings {
-            bytes: Vec::new(),
-            ends: Vec::with_capacity(n),
-        }
+        Strings { bytes: Vec::new(), ends: Vec::with_capacity(n) }
     }
 
     /// Appends one string.
@@ -316,31 +313,19 @@ impl Array {
     }
 
     fn as_arrays(&self) -> Option<&[Array]> {
-        if let Array::Array(arrays) = self {
-            Some(arrays)
-        } else {
-            None
-        }
+        if let Array::Array(arrays) = self { Some(arrays) } else { None }
     }
 }
 
 impl Value {
     /// The text of a string, with replacement characters where it is not UTF-8.
     pub fn as_str(&self) -> Option<Cow<'_, str>> {
-        if let Value::String(text) = self {
-            Some(String::from_utf8_lossy(text))
-        } else {
-            None
-        }
+        if let Value::String(text) = self { Some(String::from_utf8_lossy(text)) } else { None }
     }
 
     /// The array, if it is one.
     pub fn as_array(&self) -> Option<&Array> {
-        if let Value::Array(array) = self {
-            Some(array)
-        } else {
-            None
-        }
+        if let Value::Array(array) = self { Some(array) } else { None }
     }
 
     /// Type and value in a few words, for messages.

@@ -56,28 +56,19 @@ impl Writer {
     /// # Errors
     /// A key that is there already or too long, arrays nested too deep, a bad `general.alignment`.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<(), Error> {
-        self.try_set(key, value.into())
-            .map_err(|problem| Error::new(UNNAMED, problem))
+        self.try_set(key, value.into()).map_err(|problem| Error::new(UNNAMED, problem))
     }
 
     fn try_set(&mut self, key: &str, value: Value) -> Result<(), Problem> {
         check_name(key, "key")?;
-        if value
-            .as_array()
-            .is_some_and(|array| array.depth() > MAX_DEPTH)
-        {
-            return Err(Problem::Depth {
-                place: format!("key `{key}`"),
-                limit: MAX_DEPTH,
-            });
+        if value.as_array().is_some_and(|array| array.depth() > MAX_DEPTH) {
+            return Err(Problem::Depth { place: format!("key `{key}`"), limit: MAX_DEPTH });
         }
         if key == ALIGNMENT_KEY {
             self.alignment = check_alignment(&value)?;
         }
         if !self.keys.insert(key.to_owned()) {
-            return Err(Problem::DuplicateKey {
-                key: key.to_owned(),
-            });
+            return Err(Problem::DuplicateKey { key: key.to_owned() });
         }
         self.entries.push((key.to_owned(), value));
         Ok(())
@@ -89,25 +80,18 @@ impl Writer {
     /// A name that is there already or too long, a shape that does not fit the type, a type that the
     /// container has no id for.
     pub fn declare(&mut self, name: &str, shape: &[u64], ty: TensorType) -> Result<(), Error> {
-        self.try_declare(name, shape, ty)
-            .map_err(|problem| Error::new(UNNAMED, problem))
+        self.try_declare(name, shape, ty).map_err(|problem| Error::new(UNNAMED, problem))
     }
 
     fn try_declare(&mut self, name: &str, shape: &[u64], ty: TensorType) -> Result<(), Problem> {
         check_name(name, "tensor")?;
         if ty.id(self.container).is_none() {
             let (tensor, container) = (name.to_owned(), self.container);
-            return Err(Problem::NoTypeId {
-                tensor,
-                ty,
-                container,
-            });
+            return Err(Problem::NoTypeId { tensor, ty, container });
         }
         let tensor = TensorInfo::new(name.to_owned(), shape.to_vec(), ty, 0)?;
         if !self.names.insert(name.to_owned()) {
-            return Err(Problem::DuplicateTensor {
-                tensor: name.to_owned(),
-            });
+            return Err(Problem::DuplicateTensor { tensor: name.to_owned() });
         }
         self.tensors.push(tensor);
         Ok(())
@@ -132,20 +116,9 @@ impl Writer {
     }
 
     fn start<S: Write>(mut self, file: String, sink: S) -> Result<DataWriter<S>, Error> {
-        let header = self
-            .header()
-            .map_err(|problem| Error::new(&file, problem))?;
-        let Writer {
-            alignment, tensors, ..
-        } = self;
-        let mut data = DataWriter {
-            file,
-            sink,
-            alignment,
-            tensors,
-            due: 0,
-            written: 0,
-        };
+        let header = self.header().map_err(|problem| Error::new(&file, problem))?;
+        let Writer { alignment, tensors, .. } = self;
+        let mut data = DataWriter { file, sink, alignment, tensors, due: 0, written: 0 };
         data.put(&header)?;
         data.pad(header.len() as u64)?;
         data.pass_complete()?;
@@ -174,23 +147,14 @@ impl Writer {
             end = offset.checked_add(tensor.n_bytes());
             encode_string(tensor.name.as_bytes(), &mut header);
             header.extend((tensor.shape.len() as u32).to_le_bytes());
-            tensor
-                .shape
-                .iter()
-                .for_each(|n| header.extend(n.to_le_bytes()));
-            let id = tensor
-                .ty
-                .id(self.container)
-                .expect("declare checked the type");
+            tensor.shape.iter().for_each(|n| header.extend(n.to_le_bytes()));
+            let id = tensor.ty.id(self.container).expect("declare checked the type");
             header.extend(id.to_le_bytes());
             header.extend(offset.to_le_bytes());
         }
         if header.len() > MAX_HEADER {
             let place = "the end of the header".to_owned();
-            return Err(Problem::HeaderTooLong {
-                place,
-                limit: MAX_HEADER as u64,
-            });
+            return Err(Problem::HeaderTooLong { place, limit: MAX_HEADER as u64 });
         }
         Ok(header)
     }
@@ -237,19 +201,12 @@ impl<S: Write> DataWriter<S> {
         let due = self.tensors.get(self.due);
         let Some(due) = due.filter(|due| due.name == tensor) else {
             let expected = due.map_or("the end".to_owned(), |due| format!("`{}`", due.name));
-            return Err(self.error(Problem::WriteOrder {
-                expected,
-                found: tensor.to_owned(),
-            }));
+            return Err(self.error(Problem::WriteOrder { expected, found: tensor.to_owned() }));
         };
         let found = self.written + bytes.len() as u64;
         if found > due.n_bytes() {
             let (tensor, expected) = (tensor.to_owned(), due.n_bytes());
-            return Err(self.error(Problem::WriteLength {
-                tensor,
-                expected,
-                found,
-            }));
+            return Err(self.error(Problem::WriteLength { tensor, expected, found }));
         }
         self.put(bytes)?;
         self.written = found;
@@ -263,11 +220,7 @@ impl<S: Write> DataWriter<S> {
 
     /// Moves on while the tensor that is due has all its bytes.
     fn pass_complete(&mut self) -> Result<(), Error> {
-        while self
-            .tensors
-            .get(self.due)
-            .is_some_and(|due| due.n_bytes() == self.written)
-        {
+        while self.tensors.get(self.due).is_some_and(|due| due.n_bytes() == self.written) {
             self.pad(self.written)?;
             self.due += 1;
             self.written = 0;
@@ -280,20 +233,14 @@ impl<S: Write> DataWriter<S> {
         let zeros = len.next_multiple_of(self.alignment) - len;
         match io::copy(&mut io::repeat(0).take(zeros), &mut self.sink) {
             Ok(_) => Ok(()),
-            Err(reason) => Err(self.error(Problem::Io {
-                action: "write",
-                reason,
-            })),
+            Err(reason) => Err(self.error(Problem::Io { action: "write", reason })),
         }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.sink.write_all(bytes).map_err(|reason| {
-            self.error(Problem::Io {
-                action: "write",
-                reason,
-            })
-        })
+        self.sink
+            .write_all(bytes)
+            .map_err(|reason| self.error(Problem::Io { action: "write", reason }))
     }
 
     fn check_complete(&self) -> Result<(), Error> {
@@ -345,15 +292,9 @@ pub struct PartFile {
 
 impl PartFile {
     fn create(target: &Path) -> Result<PartFile, Problem> {
-        let refused = |reason| Problem::Io {
-            action: "create",
-            reason,
-        };
+        let refused = |reason| Problem::Io { action: "create", reason };
         let Some(name) = target.file_name() else {
-            return Err(refused(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "no file name",
-            )));
+            return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, "no file name")));
         };
         let mut attempt = 0;
         loop {
@@ -364,11 +305,7 @@ impl PartFile {
             match fs::File::create_new(&temporary) {
                 Ok(file) => {
                     let file = BufWriter::with_capacity(BUFFER, file);
-                    return Ok(PartFile {
-                        file,
-                        temporary,
-                        target: target.to_owned(),
-                    });
+                    return Ok(PartFile { file, temporary, target: target.to_owned() });
                 }
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_ATTEMPTS => {
                     attempt += 1;

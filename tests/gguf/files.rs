@@ -49,20 +49,11 @@ fn an_unfinished_file_leaves_nothing() {
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
     drop(first);
     second.write("norm", &[1; 12]).unwrap();
-    check(
-        &second.finish().unwrap_err().to_string(),
-        "`weight` needs 72 bytes of data, found 0",
-    );
+    check(&second.finish().unwrap_err().to_string(), "`weight` needs 72 bytes of data, found 0");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
 
     let nowhere = folder.path().join("absent").join("model.gguf");
-    check(
-        &small(Container::Gguf)
-            .create(&nowhere)
-            .unwrap_err()
-            .to_string(),
-        "cannot create",
-    );
+    check(&small(Container::Gguf).create(&nowhere).unwrap_err().to_string(), "cannot create");
     let taken = folder.path().join("taken");
     fs::create_dir(&taken).unwrap();
     let mut data = small(Container::Gguf).create(&taken).unwrap();
@@ -77,10 +68,7 @@ fn what_is_no_file_is_named() {
     let path = folder.path();
     check(&refusal(&path.join("absent.gguf")), "cannot open: ");
     let message = refusal(path);
-    assert!(
-        message.ends_with("is a directory, expected a GGUF file"),
-        "{message}"
-    );
+    assert!(message.ends_with("is a directory, expected a GGUF file"), "{message}");
     fs::write(path.join("config.json"), "{}").unwrap();
     check(&refusal(path), "Hugging Face");
     fs::write(path.join("b.gguf"), "").unwrap();
@@ -145,17 +133,11 @@ fn parts_that_do_not_fit_are_named() {
     write_part(&part(1), 0, 2, 2, "a");
     check(&broken(2), "is missing: part 2 of the 2 parts");
     fs::write(part(2), "GGUF").unwrap();
-    check(
-        &broken(2),
-        "truncated inside the version: expected at least 8 bytes, found 4",
-    );
+    check(&broken(2), "truncated inside the version: expected at least 8 bytes, found 4");
     fs::write(part(2), small_bytes(Container::Gguf)).unwrap();
     check(&broken(2), "key `split.count`: expected 2, found 1");
     fs::write(part(2), small_bytes(Container::PowerInfer)).unwrap();
-    check(
-        &broken(2),
-        "container: expected GGUF, found PowerInfer GGUF",
-    );
+    check(&broken(2), "container: expected GGUF, found PowerInfer GGUF");
     write_part(&part(2), 0, 2, 2, "b");
     check(&broken(2), "key `split.no`: expected 1, found 0");
     write_part(&part(2), 1, 2, 2, "a");
@@ -165,22 +147,13 @@ fn parts_that_do_not_fit_are_named() {
 
     let odd = folder.path().join("renamed.gguf");
     fs::copy(part(1), &odd).unwrap();
-    check(
-        &refusal(&odd),
-        "expected NAME-00001-of-00002.gguf, as for each of its 2 parts",
-    );
+    check(&refusal(&odd), "expected NAME-00001-of-00002.gguf, as for each of its 2 parts");
     let bytes = fs::read(part(1)).unwrap();
     let in_memory = File::from_vec(bytes, "memory").unwrap_err().to_string();
-    check(
-        &in_memory,
-        "key `split.count`: expected 1 for a model in memory, found 2",
-    );
+    check(&in_memory, "key `split.count`: expected 1 for a model in memory, found 2");
 
     let mut writer = Writer::new(Container::Gguf);
     writer.set("split.count", u64::MAX).unwrap();
     writer.create(&part(1)).unwrap().finish().unwrap();
-    check(
-        &broken(1),
-        "expected at most 99999, found 18446744073709551615",
-    );
+    check(&broken(1), "expected at most 99999, found 18446744073709551615");
 }

@@ -46,22 +46,9 @@ fn touch(file: &File) {
     let metadata = file.metadata();
     for (key, value) in metadata.iter() {
         let _ = (value.to_string(), value.as_str().is_some());
-        let _ = (
-            metadata.u32(key),
-            metadata.i32(key),
-            metadata.u64(key),
-            metadata.f32(key),
-        );
-        let _ = (
-            metadata.bool(key),
-            metadata.str(key),
-            metadata.str_array(key),
-        );
-        let _ = (
-            metadata.u32_array(key),
-            metadata.i32_array(key),
-            metadata.f32_array(key),
-        );
+        let _ = (metadata.u32(key), metadata.i32(key), metadata.u64(key), metadata.f32(key));
+        let _ = (metadata.bool(key), metadata.str(key), metadata.str_array(key));
+        let _ = (metadata.u32_array(key), metadata.i32_array(key), metadata.f32_array(key));
         assert!(metadata.get(key).is_some());
     }
     for tensor in file.tensors() {
@@ -85,12 +72,8 @@ enum Damage {
 
 fn damage() -> impl Strategy<Value = Damage> {
     let at = || 0..1000_usize;
-    let numbers = prop_oneof![
-        any::<u64>(),
-        0..9_u64,
-        Just(u64::MAX),
-        (0..64_u32).prop_map(|n| 1 << n)
-    ];
+    let numbers =
+        prop_oneof![any::<u64>(), 0..9_u64, Just(u64::MAX), (0..64_u32).prop_map(|n| 1 << n)];
     prop_oneof![
         4 => (at(), any::<u8>()).prop_map(|(at, byte)| Damage::Set(at, byte)),
         2 => (at(), any::<u8>()).prop_map(|(at, byte)| Damage::Insert(at, byte)),
