@@ -1,4 +1,5 @@
 //! Whole-engine tests: one binary, one file per subject.
-#![allow(clippy::unwrap_used)] // clippy's exemption covers test functions but not their helpers
+// Clippy exempts test functions from these, but not their helpers.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod gguf;

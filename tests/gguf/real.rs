@@ -33,7 +33,7 @@ fn vocabularies_open_in_milliseconds() {
         assert_eq!((file.container(), file.version()), (Container::Gguf, 3));
         assert_eq!(file.tensors().len(), 0);
         assert_eq!(file.size_bytes(), std::fs::metadata(&path).unwrap().len());
-        assert_eq!(file.paths(), [path.clone()]);
+        assert_eq!(file.paths(), std::slice::from_ref(&path));
         let metadata = file.metadata();
         assert!(metadata.str("general.architecture").unwrap().is_some());
         let model = metadata.str("tokenizer.ggml.model").unwrap().unwrap();
