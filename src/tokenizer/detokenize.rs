@@ -30,7 +30,13 @@ impl<'a> Detokenizer<'a> {
     /// `special`: also write the text of control tokens such as `<s>`.
     pub fn new(tokenizer: &'a Tokenizer, start: Start, special: bool) -> Detokenizer<'a> {
         let strip = start == Start::OfText && tokenizer.has_space_prefix();
-        Detokenizer { tokenizer, special, strip, pending: Vec::new(), text: String::new() }
+        Detokenizer {
+            tokenizer,
+            special,
+            strip,
+            pending: Vec::new(),
+            text: String::new(),
+        }
     }
 
     /// Adds a token and returns the text that became whole with it, often one word, maybe nothing.
@@ -55,7 +61,8 @@ impl<'a> Detokenizer<'a> {
                 }
                 Err(e) => {
                     let (whole, bad) = rest.split_at(e.valid_up_to());
-                    self.text.push_str(std::str::from_utf8(whole).expect("checked just now"));
+                    self.text
+                        .push_str(std::str::from_utf8(whole).expect("checked just now"));
                     rest = bad;
                     let Some(n) = e.error_len() else { break };
                     self.text.push(char::REPLACEMENT_CHARACTER);

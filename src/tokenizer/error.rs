@@ -114,7 +114,9 @@ pub enum Error {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     /// No pre-tokenizer is named.
-    #[error("tokenizer.ggml.pre is missing; text is split in a default way, which may cost quality")]
+    #[error(
+        "tokenizer.ggml.pre is missing; text is split in a default way, which may cost quality"
+    )]
     MissingPre,
     /// A special token is not in the vocabulary; llama.cpp ignores such a key, and so do we.
     #[error("{key} is {id}, but there are {n_vocab} tokens; the key is ignored")]

@@ -31,7 +31,11 @@ impl Llama {
             let found = ids.get(name.as_bytes()).or(raw.expect("b counts to 255"));
             *slot = found.copied().or(*slot);
         }
-        Llama { worth: scores.iter().map(|&s| order(s)).collect(), bytes, space_prefix }
+        Llama {
+            worth: scores.iter().map(|&s| order(s)).collect(),
+            bytes,
+            space_prefix,
+        }
     }
 
     /// Appends the ids of `text`, which must be shorter than 1 GiB.
@@ -85,7 +89,17 @@ mod tests {
 
     #[test]
     fn the_order_of_scores_is_kept() {
-        let scores = [f32::MIN, -2.0, -1.0, -f32::MIN_POSITIVE, 0.0, 1e-30, 0.5, 1.0, f32::MAX];
+        let scores = [
+            f32::MIN,
+            -2.0,
+            -1.0,
+            -f32::MIN_POSITIVE,
+            0.0,
+            1e-30,
+            0.5,
+            1.0,
+            f32::MAX,
+        ];
         assert!(scores.windows(2).all(|w| order(w[0]) < order(w[1])));
         assert_eq!(order(0.0), order(-0.0));
     }

@@ -95,8 +95,18 @@ impl Tokenizer {
         let add_bos = vocab.add_bos.unwrap_or(is_llama || pre.add_bos);
         let add_eos = vocab.add_eos.unwrap_or(false);
         for (flag, on, key, id) in [
-            (vocab::ADD_BOS, add_bos, "tokenizer.ggml.bos_token_id", special.bos),
-            (vocab::ADD_EOS, add_eos, "tokenizer.ggml.eos_token_id", special.eos),
+            (
+                vocab::ADD_BOS,
+                add_bos,
+                "tokenizer.ggml.bos_token_id",
+                special.bos,
+            ),
+            (
+                vocab::ADD_EOS,
+                add_eos,
+                "tokenizer.ggml.eos_token_id",
+                special.eos,
+            ),
         ] {
             if on && id.is_none() {
                 return Err(Error::NoSpecial { flag, key });
@@ -107,7 +117,12 @@ impl Tokenizer {
             Model::Llama(Llama::new(&vocab.scores, &ids, special.unk, prefix))
         } else {
             let merges = std::mem::take(&mut vocab.merges);
-            Model::Gpt2(Gpt2::new(Splitter::new(pre), pre.whole_words, &merges, &ids)?)
+            Model::Gpt2(Gpt2::new(
+                Splitter::new(pre),
+                pre.whole_words,
+                &merges,
+                &ids,
+            )?)
         };
         Ok(Tokenizer {
             pieces: Pieces::new(&vocab.tokens, &vocab.types, is_llama)?,
@@ -135,7 +150,10 @@ impl Tokenizer {
         parse_special: bool,
     ) -> Result<Vec<u32>, Error> {
         if text.len() > LIMIT_BYTES {
-            return Err(Error::TooLong { bytes: text.len(), limit: LIMIT_BYTES });
+            return Err(Error::TooLong {
+                bytes: text.len(),
+                limit: LIMIT_BYTES,
+            });
         }
         let mut out = Vec::with_capacity(text.len() / 4 + 2);
         out.extend(self.special.bos.filter(|_| add_special && self.add_bos));
@@ -197,7 +215,10 @@ impl Tokenizer {
     /// [`Error::NoSuchId`].
     pub fn kind(&self, id: u32) -> Result<TokenType, Error> {
         let kind = self.kinds.get(id as usize).copied();
-        kind.ok_or(Error::NoSuchId { id, n_vocab: self.kinds.len() })
+        kind.ok_or(Error::NoSuchId {
+            id,
+            n_vocab: self.kinds.len(),
+        })
     }
 
     /// The token whose text in the file is exactly `text`: `<|im_end|>`, `▁the`, `Ġthe`.
@@ -265,9 +286,16 @@ fn check_lists(vocab: &mut Vocab) -> Result<(), Error> {
     if n == 0 || i32::try_from(n).is_err() {
         return Err(Error::TokenCount { found: n });
     }
-    for (key, found) in [(vocab::SCORES, vocab.scores.len()), (vocab::TYPES, vocab.types.len())] {
+    for (key, found) in [
+        (vocab::SCORES, vocab.scores.len()),
+        (vocab::TYPES, vocab.types.len()),
+    ] {
         if found != 0 && found != n {
-            return Err(Error::Length { key, found, expected: n });
+            return Err(Error::Length {
+                key,
+                found,
+                expected: n,
+            });
         }
     }
     if vocab.model == "gpt2" && vocab.merges.is_empty() {
@@ -290,7 +318,11 @@ fn index(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
         }
         if let Some(first) = ids.insert(text.clone(), id) {
             let text = String::from_utf8_lossy(text).into_owned();
-            return Err(Error::Duplicate { text, first, second: id });
+            return Err(Error::Duplicate {
+                text,
+                first,
+                second: id,
+            });
         }
     }
     Ok(ids)
@@ -308,8 +340,16 @@ fn special_ids(vocab: &Vocab, is_llama: bool, warnings: &mut Vec<Warning>) -> Sp
         (Some(11).filter(|_| !glm), Some(11), None)
     };
     let mut ids = vocab.ids;
-    let mut default = SpecialIds { bos, eos, unk, ..SpecialIds::default() };
-    for ((key, id), (_, default)) in vocab::keyed(&mut ids).into_iter().zip(vocab::keyed(&mut default)) {
+    let mut default = SpecialIds {
+        bos,
+        eos,
+        unk,
+        ..SpecialIds::default()
+    };
+    for ((key, id), (_, default)) in vocab::keyed(&mut ids)
+        .into_iter()
+        .zip(vocab::keyed(&mut default))
+    {
         if let Some(id) = id.filter(|id| !exists(id)) {
             warnings.push(Warning::BadSpecialId { key, id, n_vocab });
         }
@@ -385,6 +425,8 @@ fn replace_marks(text: &[u8], out: &mut Vec<u8>) {
 /// The byte that `<0xNN>` names.
 fn byte(text: &[u8]) -> Option<u8> {
     let hex = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
-    let hex = std::str::from_utf8(hex).ok().filter(|hex| hex.len() == 2 && !hex.starts_with('+'))?;
+    let hex = std::str::from_utf8(hex)
+        .ok()
+        .filter(|hex| hex.len() == 2 && !hex.starts_with('+'))?;
     u8::from_str_radix(hex, 16).ok()
 }

@@ -46,7 +46,13 @@ const END_OF_TURN: &[&str] = &[
 ];
 const END_OF_MESSAGE: &[&str] = &["<|eom_id|>"];
 const FIM_PAD: &[&str] = &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"];
-const FIM_REP: &[&str] = &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"];
+const FIM_REP: &[&str] = &[
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+];
 const FIM_SEP: &[&str] = &["<|file_sep|>"];
 /// Prefix, suffix and middle: control tokens whatever the file says; the engine needs no id.
 const FIM_PARTS: [&[&str]; 3] = [
@@ -112,22 +118,44 @@ pub(super) fn detect(special: &mut SpecialIds, ids: &Ids, kinds: &mut [TokenType
     for (slot, names) in open {
         if slot.is_none() {
             *slot = names.iter().find_map(by_name);
-            slot.iter().for_each(|&id| kinds[id as usize] = TokenType::Control);
+            slot.iter()
+                .for_each(|&id| kinds[id as usize] = TokenType::Control);
         }
     }
-    for id in FIM_PARTS.iter().filter_map(|names| names.iter().find_map(by_name)) {
+    for id in FIM_PARTS
+        .iter()
+        .filter_map(|names| names.iter().find_map(by_name))
+    {
         kinds[id as usize] = TokenType::Control;
     }
-    let mut eog: Vec<u32> = END_OF_TURN.iter().chain(END_OF_GENERATION).filter_map(by_name).collect();
+    let mut eog: Vec<u32> = END_OF_TURN
+        .iter()
+        .chain(END_OF_GENERATION)
+        .filter_map(by_name)
+        .collect();
     for &id in &eog {
         kinds[id as usize] = TokenType::Control;
     }
     for id in ALWAYS_WRITTEN.iter().filter_map(by_name) {
         kinds[id as usize] = TokenType::UserDefined;
     }
-    let SpecialIds { bos: _, eos, eot, eom, unk: _, sep: _, pad: _, fim_pad, fim_rep, fim_sep } =
-        *special;
-    eog.extend([eos, eot, eom, fim_pad, fim_rep, fim_sep].into_iter().flatten());
+    let SpecialIds {
+        bos: _,
+        eos,
+        eot,
+        eom,
+        unk: _,
+        sep: _,
+        pad: _,
+        fim_pad,
+        fim_rep,
+        fim_sep,
+    } = *special;
+    eog.extend(
+        [eos, eot, eom, fim_pad, fim_rep, fim_sep]
+            .into_iter()
+            .flatten(),
+    );
     eog.sort_unstable();
     eog.dedup();
     exceptions(&mut eog, &by_name, kinds);
@@ -143,7 +171,8 @@ fn exceptions(
     let ends = |eog: &[u32], name| by_name(&name).is_some_and(|id| eog.contains(&id));
     let call = ends(eog, "<|call|>") || ends(eog, "<|calls|>");
     // gpt-oss and solar-open end a message, not the answer, with <|end|>.
-    if call && (ends(eog, "<|return|>") || ends(eog, "<|flush|>"))
+    if call
+        && (ends(eog, "<|return|>") || ends(eog, "<|flush|>"))
         && let Some(end) = by_name(&"<|end|>")
     {
         eog.retain(|&id| id != end);
@@ -194,14 +223,18 @@ impl Matcher {
             let always = match kind {
                 TokenType::UserDefined => true,
                 TokenType::Control | TokenType::Unknown => false,
-                TokenType::Normal
-                | TokenType::Unused
-                | TokenType::Byte
-                | TokenType::Undefined => continue,
+                TokenType::Normal | TokenType::Unused | TokenType::Byte | TokenType::Undefined => {
+                    continue;
+                }
             };
             if let Ok(text) = String::from_utf8(text.clone()) {
                 let rstrip = rstrip(&text);
-                entries.push(Entry { id, text, always, rstrip });
+                entries.push(Entry {
+                    id,
+                    text,
+                    always,
+                    rstrip,
+                });
             }
         }
         entries.sort_by_key(|e| std::cmp::Reverse(e.text.len()));
