@@ -2,10 +2,9 @@
 //! in `tokenizer.ggml.pre`.
 //!
 //! A pre-tokenizer is a list of patterns. Each cuts the words that the ones before it left into
-//! matches and the stretches between matches. Patterns are stated as llama.cpp states them (its
-//! classes have no `~` among the symbols and no upper and lower case beyond ASCII); the `regex`
-//! crate runs them in linear time. It has no look-ahead, and the one needed, `\s+(?!\S)`, always
-//! stands last: [`Step`] does that part by hand.
+//! matches and the stretches between matches. Patterns are stated as llama.cpp states them (it
+//! tells upper from lower case in ASCII only); the `regex` crate runs them in linear time. It has
+//! no look-ahead, and the one needed, `\s+(?!\S)`, always stands last: [`Step`] does that by hand.
 //!
 //! Source: llama.cpp, `llama-vocab.cpp`, and the tokenizers of the models named.
 
@@ -27,12 +26,13 @@ const BAILING: &str = r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p
 const EXAONE_MOE: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}\~][A-Za-z]+|[^\r\n\p{L}\p{P}[\p{S}--\~]]?[\p{L}\p{M}]+| ?[\p{P}[\p{S}--\~]]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}\~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
 const DIGIT: &str = r"\p{N}";
 const NEWLINE: &str = r"[\r\n]";
 const HAN_KANA: &str = r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+";
-const HAN_HANGUL: &str = r"[\u{800}-\u{9FA5}\u{AC00}-\u{D7FF}]+";
+/// White space that these ranges would cover is white space first, in llama.cpp.
+const HAN_HANGUL: &str = r"[[\u{800}-\u{9FA5}\u{AC00}-\u{D7FF}]--\s]+";
 /// Letters with case, as of the Unicode version of DeepSeek's tokenizer.
 const CASED: &str = r"(?x)\s?[
     A-Za-z\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}
@@ -155,7 +155,7 @@ static TABLE: &[Pre] = &[
     pre(&["qwen35"], &[QWEN35]),
     pre(
         &["deepseek-llm"],
-        // No ideographic space among the full-width punctuation: llama.cpp sees it as white space.
+        // Nor is the ideographic space among the full-width punctuation.
         &[
             NEWLINE,
             CASED,
