@@ -2,4 +2,4 @@
 // Clippy exempts test functions from these, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-mod gguf;
+mod tokenizer;
