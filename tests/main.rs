@@ -2,4 +2,5 @@
 // Clippy exempts test functions from these, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod cli;
 mod tokenizer;

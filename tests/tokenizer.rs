@@ -16,9 +16,7 @@ const MODEL: &str = "models/tinystories-relu/tinystories-relu-f16.gguf";
 
 /// A file of the shared data, or `None`, said once, where there is no such folder.
 fn shared(path: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../shared")
-        .join(path);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared").join(path);
     if path.exists() {
         return Some(path);
     }
@@ -42,11 +40,7 @@ fn model() -> Option<Tokenizer> {
 
 /// One of each kind, for the properties.
 static SOME: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
-    ["llama-spm", "gpt-2"]
-        .into_iter()
-        .filter_map(tokenizer)
-        .chain(model())
-        .collect()
+    ["llama-spm", "gpt-2"].into_iter().filter_map(tokenizer).chain(model()).collect()
 });
 
 fn text_of(tokenizer: &Tokenizer, ids: &[u32], start: Start) -> String {
@@ -70,19 +64,12 @@ fn ids_are_those_of_llama_cpp() {
         };
         let (texts, ids) = (read("inp"), read("out"));
         let texts: Vec<_> = texts.split("\n__ggml_vocab_test__\n").collect();
-        assert!(
-            texts.len() > 40 && texts.len() == ids.split('\n').count(),
-            "{name}"
-        );
+        assert!(texts.len() > 40 && texts.len() == ids.split('\n').count(), "{name}");
         for (text, line) in texts.into_iter().zip(ids.split('\n')) {
-            let expected: Vec<u32> = line
-                .split_whitespace()
-                .map(|id| id.parse().expect("an id"))
-                .collect();
+            let expected: Vec<u32> =
+                line.split_whitespace().map(|id| id.parse().expect("an id")).collect();
             for parse_special in [false, true] {
-                let found = tokenizer
-                    .encode(text, false, parse_special)
-                    .expect("encodable");
+                let found = tokenizer.encode(text, false, parse_special).expect("encodable");
                 assert_eq!(found, expected, "{name}: {text:?}");
             }
         }
@@ -138,22 +125,14 @@ fn the_embedded_model_agrees_with_its_own_tokenizer() {
     let text = std::fs::read_to_string(text).expect("text");
     for line in text.lines().filter(|line| !line.is_empty()) {
         let expected = theirs.encode(line, true).expect("encodable");
-        assert_eq!(
-            ours.encode(line, true, true).expect("encodable"),
-            expected.get_ids(),
-            "{line}"
-        );
+        assert_eq!(ours.encode(line, true, true).expect("encodable"), expected.get_ids(), "{line}");
     }
     let greedy = std::fs::read_to_string(greedy).expect("text");
     let greedy: Vec<serde_json::Value> = serde_json::from_str(&greedy).expect("JSON");
     for case in greedy {
         let prompt = case["prompt"].as_str().expect("a prompt");
         let ids: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).expect("ids");
-        assert_eq!(
-            ours.encode(prompt, true, true).expect("encodable"),
-            ids,
-            "{prompt}"
-        );
+        assert_eq!(ours.encode(prompt, true, true).expect("encodable"), ids, "{prompt}");
     }
 }
 
@@ -201,9 +180,7 @@ fn a_continuation_keeps_its_leading_space() {
 
 /// What each of the ids makes whole.
 fn parts(detokenizer: &mut Detokenizer<'_>, ids: &[u32]) -> Vec<String> {
-    ids.iter()
-        .map(|&id| detokenizer.push(id).expect("exists").to_owned())
-        .collect()
+    ids.iter().map(|&id| detokenizer.push(id).expect("exists").to_owned()).collect()
 }
 
 #[test]
@@ -211,10 +188,8 @@ fn a_character_in_pieces_is_held_back() {
     let Some(model) = tokenizer("llama-spm") else {
         return;
     };
-    let bytes: Vec<u32> = "🦙"
-        .bytes()
-        .map(|b| model.id_of(&format!("<0x{b:02X}>")).expect("byte token"))
-        .collect();
+    let bytes: Vec<u32> =
+        "🦙".bytes().map(|b| model.id_of(&format!("<0x{b:02X}>")).expect("byte token")).collect();
     let mut detokenizer = Detokenizer::new(&model, Start::Continuation, false);
     assert_eq!(parts(&mut detokenizer, &bytes), ["", "", "", "🦙"]);
     assert_eq!(parts(&mut detokenizer, &bytes[1..]), ["\u{fffd}"; 3]);
@@ -229,10 +204,7 @@ fn a_character_in_pieces_is_held_back() {
 fn ids_outside_the_vocabulary_are_errors() {
     let tokenizer = Tokenizer::new(tiny()).expect("good");
     for id in [8, u32::MAX] {
-        assert!(matches!(
-            tokenizer.piece(id, true),
-            Err(Error::NoSuchId { n_vocab: 8, .. })
-        ));
+        assert!(matches!(tokenizer.piece(id, true), Err(Error::NoSuchId { n_vocab: 8, .. })));
         assert!(!tokenizer.is_eog(id));
         let mut detokenizer = Detokenizer::new(&tokenizer, Start::OfText, true);
         assert!(matches!(detokenizer.push(id), Err(Error::NoSuchId { .. })));
@@ -292,67 +264,26 @@ fn tiny_gpt2() -> Vocab {
 /// The message of the error that the vocabulary gives after `change`.
 fn refusal(mut vocab: Vocab, change: impl FnOnce(&mut Vocab)) -> String {
     change(&mut vocab);
-    Tokenizer::new(vocab)
-        .expect_err("a bad vocabulary")
-        .to_string()
+    Tokenizer::new(vocab).expect_err("a bad vocabulary").to_string()
 }
 
 #[test]
 fn a_bad_vocabulary_is_refused_by_key() {
     let cases = [
-        (
-            refusal(tiny(), |v| v.model = "t5".into()),
-            "tokenizer.ggml.model",
-        ),
-        (
-            refusal(tiny(), |v| v.tokens.clear()),
-            "tokenizer.ggml.tokens",
-        ),
-        (
-            refusal(tiny(), |v| v.scores = vec![0.0; 7]),
-            "tokenizer.ggml.scores has 7 entries for 8",
-        ),
-        (
-            refusal(tiny(), |v| v.types = vec![TokenType::Normal; 9]),
-            "tokenizer.ggml.token_type",
-        ),
-        (
-            refusal(tiny(), |v| v.scores = vec![f32::NAN; 8]),
-            "tokenizer.ggml.scores",
-        ),
-        (
-            refusal(tiny(), |v| v.tokens[7] = b"ab".to_vec()),
-            "`ab` twice, as 6 and 7",
-        ),
-        (
-            refusal(tiny(), |v| v.types = vec![TokenType::Byte; 8]),
-            "token_type calls 0 a byte",
-        ),
-        (
-            refusal(tiny_gpt2(), |v| v.pre = Some("klingon".into())),
-            "known are default, llama-bpe",
-        ),
-        (
-            refusal(tiny_gpt2(), |v| v.merges.clear()),
-            "tokenizer.ggml.merges is missing",
-        ),
-        (
-            refusal(tiny_gpt2(), |v| v.merges[1] = b"a c".to_vec()),
-            "tokenizer.ggml.merges: entry 1",
-        ),
-        (
-            refusal(tiny_gpt2(), |v| v.merges[1] = b"b a".to_vec()),
-            "`b a`",
-        ),
-        (
-            refusal(tiny_gpt2(), |v| v.merges[1] = b"ab".to_vec()),
-            "`ab`",
-        ),
+        (refusal(tiny(), |v| v.model = "t5".into()), "tokenizer.ggml.model"),
+        (refusal(tiny(), |v| v.tokens.clear()), "tokenizer.ggml.tokens"),
+        (refusal(tiny(), |v| v.scores = vec![0.0; 7]), "tokenizer.ggml.scores has 7 entries for 8"),
+        (refusal(tiny(), |v| v.types = vec![TokenType::Normal; 9]), "tokenizer.ggml.token_type"),
+        (refusal(tiny(), |v| v.scores = vec![f32::NAN; 8]), "tokenizer.ggml.scores"),
+        (refusal(tiny(), |v| v.tokens[7] = b"ab".to_vec()), "`ab` twice, as 6 and 7"),
+        (refusal(tiny(), |v| v.types = vec![TokenType::Byte; 8]), "token_type calls 0 a byte"),
+        (refusal(tiny_gpt2(), |v| v.pre = Some("klingon".into())), "known are default, llama-bpe"),
+        (refusal(tiny_gpt2(), |v| v.merges.clear()), "tokenizer.ggml.merges is missing"),
+        (refusal(tiny_gpt2(), |v| v.merges[1] = b"a c".to_vec()), "tokenizer.ggml.merges: entry 1"),
+        (refusal(tiny_gpt2(), |v| v.merges[1] = b"b a".to_vec()), "`b a`"),
+        (refusal(tiny_gpt2(), |v| v.merges[1] = b"ab".to_vec()), "`ab`"),
         (refusal(tiny_gpt2(), |v| v.merges[1].clear()), "entry 1"),
-        (
-            refusal(tiny_gpt2(), |v| v.add_bos = Some(true)),
-            "tokenizer.ggml.add_bos_token is true",
-        ),
+        (refusal(tiny_gpt2(), |v| v.add_bos = Some(true)), "tokenizer.ggml.add_bos_token is true"),
     ];
     for (said, expected) in cases {
         assert!(said.contains(expected), "{said}");
@@ -402,51 +333,28 @@ fn metadata_of_the_wrong_type_is_refused_by_key() {
 
 #[test]
 fn an_odd_vocabulary_works_with_a_warning() {
-    let ids = SpecialIds {
-        pad: Some(u32::MAX),
-        bos: Some(99),
-        ..SpecialIds::default()
-    };
+    let ids = SpecialIds { pad: Some(u32::MAX), bos: Some(99), ..SpecialIds::default() };
     let tokenizer = Tokenizer::new(Vocab { ids, ..tiny() }).expect("usable");
     assert_eq!((tokenizer.bos(), tokenizer.special().pad), (Some(1), None));
     assert_eq!(tokenizer.warnings().len(), 2);
 
-    let mut unnamed = Vocab {
-        pre: None,
-        ..tiny_gpt2()
-    };
+    let mut unnamed = Vocab { pre: None, ..tiny_gpt2() };
     unnamed.tokens.push(Vec::new());
     let tokenizer = Tokenizer::new(unnamed).expect("usable");
     assert_eq!(tokenizer.warnings(), [Warning::MissingPre]);
-    assert_eq!(
-        tokenizer.encode("ab ab", true, true).expect("encodable"),
-        [2, 4]
-    );
+    assert_eq!(tokenizer.encode("ab ab", true, true).expect("encodable"), [2, 4]);
     assert_eq!(tokenizer.eog(), [5]);
 }
 
 #[test]
 fn what_no_token_spells_is_unknown() {
     let tokenizer = Tokenizer::new(tiny()).expect("good");
-    assert_eq!(
-        tokenizer.encode("abx", false, false).expect("encodable"),
-        [7, 0]
-    );
-    let bare = Vocab {
-        tokens: vec![b"a".to_vec()],
-        add_bos: Some(false),
-        ..tiny()
-    };
-    let ids = SpecialIds {
-        unk: None,
-        ..SpecialIds::default()
-    };
+    assert_eq!(tokenizer.encode("abx", false, false).expect("encodable"), [7, 0]);
+    let bare = Vocab { tokens: vec![b"a".to_vec()], add_bos: Some(false), ..tiny() };
+    let ids = SpecialIds { unk: None, ..SpecialIds::default() };
     let lone = Tokenizer::new(Vocab { ids, ..bare }).expect("good");
     // llama.cpp takes id 0 for the unknown token of a `llama` vocabulary.
-    assert_eq!(
-        lone.encode("x", false, false).expect("encodable"),
-        [0, 0, 0, 0]
-    );
+    assert_eq!(lone.encode("x", false, false).expect("encodable"), [0, 0, 0, 0]);
 }
 
 #[test]
@@ -469,11 +377,7 @@ fn a_megabyte_of_anything_takes_about_a_second() {
             let ids = tokenizer.encode(text, true, true).expect("encodable");
             assert!(!ids.is_empty());
             // Unoptimised code on a shared machine; what is quadratic takes hours.
-            assert!(
-                start.elapsed() < Duration::from_secs(20),
-                "{:?}",
-                &text[..8]
-            );
+            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", &text[..8]);
         }
     }
 }

@@ -55,12 +55,7 @@ impl Failure {
     /// A failure with only its sentence.
     pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self {
-            exit,
-            message,
-            causes: Vec::new(),
-            help: None,
-        }
+        Self { exit, message, causes: Vec::new(), help: None }
     }
 
     /// A command line that cannot be meant.

@@ -17,9 +17,8 @@ impl Interrupt {
     /// Where the system refuses a handler.
     pub(crate) fn install() -> Result<Self, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
-        let failed = |e: std::io::Error| {
-            Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e)
-        };
+        let failed =
+            |e: std::io::Error| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e);
         // In this order: the exit is armed by the flag that the second handler sets.
         let code = i32::from(Exit::Interrupted.code());
         flag::register_conditional_shutdown(SIGINT, code, Arc::clone(&flag)).map_err(failed)?;

@@ -92,11 +92,7 @@ pub(super) fn from_environment(seen: &mut Vec<Seen>, env: impl Fn(&str) -> Optio
         if known.takes == Takes::Nothing && off {
             continue;
         }
-        seen.push(Seen {
-            known,
-            flag: name,
-            value: Some(value),
-        });
+        seen.push(Seen { known, flag: name, value: Some(value) });
     }
 }
 
@@ -184,11 +180,7 @@ mod tests {
     use super::*;
 
     fn seen(flag: &str, value: Option<&str>) -> Seen {
-        Seen {
-            known: find(flag).unwrap(),
-            flag: flag.into(),
-            value: value.map(Into::into),
-        }
+        Seen { known: find(flag).unwrap(), flag: flag.into(), value: value.map(Into::into) }
     }
 
     fn verdict(flag: &str, value: Option<&str>) -> Result<(), Failure> {

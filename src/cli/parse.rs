@@ -16,7 +16,8 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     let text = text.trim();
     let at = text.find(|c: char| c != '.' && c != '-' && !c.is_ascii_digit());
     let (number, unit) = text.split_at(at.unwrap_or(text.len()));
-    let wrong = || format!("'{text}' is no amount of memory: write 8GiB, 8192MiB, 80% or GiB as a number");
+    let wrong =
+        || format!("'{text}' is no amount of memory: write 8GiB, 8192MiB, 80% or GiB as a number");
     let value: f64 = number.parse().map_err(|_| wrong())?;
     let unit = unit.trim().to_ascii_lowercase();
     if unit.is_empty() && value == -1.0 {
@@ -158,7 +159,9 @@ mod tests {
         assert_eq!(budget("2 gb"), Ok(Budget::Bytes(2_000_000_000)));
         assert_eq!(budget("80%"), Ok(Budget::Share(0.8)));
         assert_eq!(budget("-1"), Ok(Budget::Auto));
-        for wrong in ["", "GiB", "-2", "101%", "8 apples", "1e9", "99999999999GiB", "-1GiB", "1.2.3"] {
+        for wrong in
+            ["", "GiB", "-2", "101%", "8 apples", "1e9", "99999999999GiB", "-1GiB", "1.2.3"]
+        {
             assert!(budget(wrong).is_err(), "{wrong}");
         }
     }
@@ -171,7 +174,9 @@ mod tests {
         assert_eq!(list("1-8*2,16").unwrap(), [1, 2, 4, 8, 16]);
         assert_eq!(list("0").unwrap(), [0]);
         assert_eq!(list("4294967295-4294967295").unwrap(), [u32::MAX]);
-        for wrong in ["", "a", "8-1", "0-8*2", "1-8*1", "1-8+0", "1-8*0", "0-4000000000", "1,", "-1"] {
+        for wrong in
+            ["", "a", "8-1", "0-8*2", "1-8*1", "1-8+0", "1-8*0", "0-4000000000", "1,", "-1"]
+        {
             assert!(list(wrong).is_err(), "{wrong}");
         }
     }

@@ -82,11 +82,7 @@ impl Terminal {
 
 /// The rules: `--color on|off` decides; else `NO_COLOR`, then `CLICOLOR_FORCE` and `FORCE_COLOR`, then
 /// `TERM=dumb`, then whether it is a terminal. A variable counts where it is not empty (and, to force, not `0`).
-fn wants_color(
-    when: ColorWhen,
-    is_terminal: bool,
-    env: impl Fn(&str) -> Option<OsString>,
-) -> bool {
+fn wants_color(when: ColorWhen, is_terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = |name| env(name).is_some_and(|v| !v.is_empty());
     let forces = |name| set(name) && env(name).is_some_and(|v| v != "0");
     match when {

@@ -28,9 +28,8 @@ const MULTI_LETTER: [(&str, &str); 11] = [
 ];
 
 /// Words that a switch takes as its value without `=`.
-const SWITCH_VALUES: [&str; 9] = [
-    "on", "off", "auto", "true", "false", "0", "1", "always", "never",
-];
+const SWITCH_VALUES: [&str; 9] =
+    ["on", "off", "auto", "true", "false", "0", "1", "always", "never"];
 
 /// What the walk gives: words for clap, and flags for [`super::llama`].
 #[derive(Debug)]
@@ -58,10 +57,7 @@ pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Fail
     };
     let name = argv[1].clone();
     let command = cli.find_subcommand(&name);
-    let table = Table {
-        commands: command.into_iter().collect(),
-        llama: llama::applies_to(&name),
-    };
+    let table = Table { commands: command.into_iter().collect(), llama: llama::applies_to(&name) };
     let mut rest = VecDeque::from(words);
     while let Some(word) = rest.pop_front() {
         if word == "--" {
@@ -106,10 +102,7 @@ fn split_command(cli: &Command, mut words: Vec<OsString>) -> Split {
     if words.first().is_some_and(help) {
         return Split::TopLevel(words);
     }
-    let table = Table {
-        commands: cli.get_subcommands().collect(),
-        llama: true,
-    };
+    let table = Table { commands: cli.get_subcommands().collect(), llama: true };
     let mut rest = VecDeque::from(words.clone());
     while let Some(word) = rest.pop_front() {
         if word == "--" {

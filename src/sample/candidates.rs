@@ -30,8 +30,7 @@ impl Candidates {
         self.list.clear();
         let ids = 0u32..;
         let all = ids.zip(logits);
-        self.list
-            .extend(all.map(|(id, &logit)| Candidate { id, logit }));
+        self.list.extend(all.map(|(id, &logit)| Candidate { id, logit }));
         self.sorted = false;
     }
 

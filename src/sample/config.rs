@@ -19,13 +19,8 @@ pub enum Stage {
 
 impl Stage {
     /// llama.cpp's default order of the stages that exist here.
-    pub const DEFAULT_CHAIN: [Self; 5] = [
-        Self::Penalties,
-        Self::TopK,
-        Self::TopP,
-        Self::MinP,
-        Self::Temperature,
-    ];
+    pub const DEFAULT_CHAIN: [Self; 5] =
+        [Self::Penalties, Self::TopK, Self::TopP, Self::MinP, Self::Temperature];
 
     /// The name `--samplers` takes.
     pub fn name(self) -> &'static str {
@@ -76,12 +71,8 @@ impl Stage {
             'm' => Ok(Some(Self::MinP)),
             't' => Ok(Some(Self::Temperature)),
             'd' | 's' | 'y' | 'x' | 'a' => Ok(None),
-            'i' => Err(Error::StageNotBuilt {
-                name: "infill".into(),
-            }),
-            other => Err(Error::UnknownStage {
-                name: other.to_string(),
-            }),
+            'i' => Err(Error::StageNotBuilt { name: "infill".into() }),
+            other => Err(Error::UnknownStage { name: other.to_string() }),
         });
         chain.filter_map(Result::transpose).collect()
     }

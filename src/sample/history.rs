@@ -14,11 +14,7 @@ pub(super) struct History {
 impl History {
     /// An empty history. `window` 0 remembers nothing; nothing is reserved for a large one.
     pub(super) fn new(window: usize) -> Self {
-        Self {
-            window,
-            recent: VecDeque::new(),
-            counts: HashMap::new(),
-        }
+        Self { window, recent: VecDeque::new(), counts: HashMap::new() }
     }
 
     /// Adds the newest token and forgets the one that leaves the window.
@@ -68,10 +64,7 @@ mod tests {
 
     #[test]
     fn what_leaves_the_window_is_forgotten() {
-        let config = SamplerConfig {
-            frequency_penalty: 1.0,
-            ..SamplerConfig::default()
-        };
+        let config = SamplerConfig { frequency_penalty: 1.0, ..SamplerConfig::default() };
         let mut history = History::new(3);
         for token in [7, 7, 8, 9] {
             history.push(token);

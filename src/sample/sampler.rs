@@ -114,29 +114,19 @@ mod tests {
     }
 
     fn seeded(seed: u32) -> SamplerConfig {
-        SamplerConfig {
-            seed: Some(seed),
-            ..SamplerConfig::default()
-        }
+        SamplerConfig { seed: Some(seed), ..SamplerConfig::default() }
     }
 
     #[test]
     fn greedy_takes_the_lowest_of_equals() {
-        let config = SamplerConfig {
-            temp: 0.0,
-            ..SamplerConfig::default()
-        };
+        let config = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
         let mut s = sampler(config, 5);
         assert_eq!(s.sample(&[0.0, 2.0, 1.0, 2.0, -1.0]), Ok(1));
     }
 
     #[test]
     fn without_its_stage_the_temperature_is_not_applied() {
-        let config = SamplerConfig {
-            temp: 0.0,
-            chain: vec![],
-            ..seeded(1)
-        };
+        let config = SamplerConfig { temp: 0.0, chain: vec![], ..seeded(1) };
         let mut s = sampler(config, 2);
         let drawn: Vec<_> = (0..64).map(|_| s.sample(&[0.0, 0.1]).unwrap()).collect();
         assert!(drawn.contains(&0) && drawn.contains(&1));
@@ -147,9 +137,7 @@ mod tests {
         let logits: Vec<f32> = (0..500u16).map(|i| f32::from(i % 17) * 0.1).collect();
         let draw = |seed| {
             let mut s = sampler(seeded(seed), logits.len());
-            (0..32)
-                .map(|_| s.sample(&logits).unwrap())
-                .collect::<Vec<_>>()
+            (0..32).map(|_| s.sample(&logits).unwrap()).collect::<Vec<_>>()
         };
         assert_eq!(draw(42), draw(42));
         assert_ne!(draw(42), draw(43));
@@ -158,10 +146,7 @@ mod tests {
     #[test]
     fn the_stream_of_a_seed_is_pinned() {
         // If this changes, every seeded text changes: that is a breaking change and belongs in the changelog.
-        let config = SamplerConfig {
-            chain: vec![],
-            ..seeded(7)
-        };
+        let config = SamplerConfig { chain: vec![], ..seeded(7) };
         let mut s = sampler(config, 1000);
         let drawn: Vec<_> = (0..4).map(|_| s.sample(&[0.0; 1000]).unwrap()).collect();
         assert_eq!(drawn, PINNED);
@@ -172,12 +157,7 @@ mod tests {
     fn draws_follow_the_probabilities() {
         let p = [0.5f32, 0.3, 0.15, 0.05];
         let logits = p.map(f32::ln);
-        let config = SamplerConfig {
-            temp: 1.0,
-            top_p: 1.0,
-            min_p: 0.0,
-            ..seeded(3)
-        };
+        let config = SamplerConfig { temp: 1.0, top_p: 1.0, min_p: 0.0, ..seeded(3) };
         let mut s = sampler(config, 4);
         let mut counts = [0u32; 4];
         for _ in 0..20_000 {
@@ -193,16 +173,9 @@ mod tests {
     fn the_order_of_the_stages_matters() {
         // Hot temperature first flattens, so that min-p lets the second token pass.
         let logits = [0.0, -4.0];
-        let base = SamplerConfig {
-            temp: 10.0,
-            min_p: 0.5,
-            ..seeded(5)
-        };
+        let base = SamplerConfig { temp: 10.0, min_p: 0.5, ..seeded(5) };
         let seen = |chain: &[Stage]| {
-            let config = SamplerConfig {
-                chain: chain.to_vec(),
-                ..base.clone()
-            };
+            let config = SamplerConfig { chain: chain.to_vec(), ..base.clone() };
             let mut s = sampler(config, 2);
             (0..200).any(|_| s.sample(&logits) == Ok(1))
         };
@@ -212,11 +185,7 @@ mod tests {
 
     #[test]
     fn penalties_see_the_accepted_tokens() {
-        let config = SamplerConfig {
-            temp: 0.0,
-            repeat_penalty: 2.0,
-            ..SamplerConfig::default()
-        };
+        let config = SamplerConfig { temp: 0.0, repeat_penalty: 2.0, ..SamplerConfig::default() };
         let mut s = sampler(config, 3);
         assert_eq!(s.sample(&[1.0, 1.5, 0.0]), Ok(1));
         s.accept(1);
@@ -236,50 +205,22 @@ mod tests {
     #[test]
     fn bad_rows_and_bad_choices_are_errors() {
         let mut s = sampler(seeded(1), 2);
-        assert!(matches!(
-            s.sample(&[0.0, f32::NAN]),
-            Err(Error::NotANumber { token: 1, .. })
-        ));
-        assert!(matches!(
-            s.sample(&[f32::INFINITY, 0.0]),
-            Err(Error::NotANumber { token: 0, .. })
-        ));
-        assert_eq!(
-            s.sample(&[f32::NEG_INFINITY; 2]),
-            Err(Error::NothingLeft),
-            "all banned"
-        );
-        assert!(matches!(
-            s.sample(&[0.0]),
-            Err(Error::WrongLength { given: 1, .. })
-        ));
+        assert!(matches!(s.sample(&[0.0, f32::NAN]), Err(Error::NotANumber { token: 1, .. })));
+        assert!(matches!(s.sample(&[f32::INFINITY, 0.0]), Err(Error::NotANumber { token: 0, .. })));
+        assert_eq!(s.sample(&[f32::NEG_INFINITY; 2]), Err(Error::NothingLeft), "all banned");
+        assert!(matches!(s.sample(&[0.0]), Err(Error::WrongLength { given: 1, .. })));
         let bad = |config: SamplerConfig| Sampler::new(&config, 2).is_err();
-        assert!(bad(SamplerConfig {
-            temp: f32::NAN,
-            ..seeded(1)
-        }));
-        assert!(bad(SamplerConfig {
-            repeat_penalty: 0.0,
-            ..seeded(1)
-        }));
-        assert!(bad(SamplerConfig {
-            logit_bias: vec![(2, 1.0)],
-            ..seeded(1)
-        }));
+        assert!(bad(SamplerConfig { temp: f32::NAN, ..seeded(1) }));
+        assert!(bad(SamplerConfig { repeat_penalty: 0.0, ..seeded(1) }));
+        assert!(bad(SamplerConfig { logit_bias: vec![(2, 1.0)], ..seeded(1) }));
     }
 
     #[test]
     fn names_and_letters_of_llama_cpp() {
         let all = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature";
         assert_eq!(Stage::parse_names(all).unwrap(), Stage::DEFAULT_CHAIN);
-        assert_eq!(
-            Stage::parse_letters("edskypmxt").unwrap(),
-            Stage::DEFAULT_CHAIN
-        );
-        assert_eq!(
-            Stage::parse_names("top-p;temp").unwrap(),
-            [Stage::TopP, Stage::Temperature]
-        );
+        assert_eq!(Stage::parse_letters("edskypmxt").unwrap(), Stage::DEFAULT_CHAIN);
+        assert_eq!(Stage::parse_names("top-p;temp").unwrap(), [Stage::TopP, Stage::Temperature]);
         assert!(Stage::parse_names("topk").is_err());
         assert!(Stage::parse_letters("kz").is_err());
         assert!(Stage::parse_names("infill").is_err());

@@ -44,10 +44,7 @@ impl StopStrings {
         }
         let kept = self.held.split_off(self.held.len() - self.undecided());
         let text = std::mem::replace(&mut self.held, kept);
-        Pushed {
-            text,
-            stopped_by: None,
-        }
+        Pushed { text, stopped_by: None }
     }
 
     /// The text still held back, when generation ended for another reason.
@@ -62,10 +59,7 @@ impl StopStrings {
         let longest_of = |stop: &String| {
             let stop = stop.as_bytes();
             let longest = held.len().min(stop.len() - 1);
-            (1..=longest)
-                .rev()
-                .find(|&n| held.ends_with(&stop[..n]))
-                .unwrap_or(0)
+            (1..=longest).rev().find(|&n| held.ends_with(&stop[..n])).unwrap_or(0)
         };
         self.stops.iter().map(longest_of).max().unwrap_or(0)
     }
@@ -81,10 +75,7 @@ mod tests {
     }
 
     fn shown(text: &str) -> Pushed {
-        Pushed {
-            text: text.into(),
-            stopped_by: None,
-        }
+        Pushed { text: text.into(), stopped_by: None }
     }
 
     #[test]
@@ -93,10 +84,7 @@ mod tests {
         assert_eq!(s.push("hello U"), shown("hello "));
         assert_eq!(s.push("se"), shown(""));
         let end = s.push("r: hi");
-        assert_eq!(
-            (end.text.as_str(), end.stopped_by.as_deref()),
-            ("", Some("User:"))
-        );
+        assert_eq!((end.text.as_str(), end.stopped_by.as_deref()), ("", Some("User:")));
     }
 
     #[test]
@@ -113,10 +101,7 @@ mod tests {
     fn the_match_that_ends_first_wins() {
         let mut s = stops(&["c", "bc", ""]);
         let end = s.push("abc");
-        assert_eq!(
-            (end.text.as_str(), end.stopped_by.as_deref()),
-            ("a", Some("bc"))
-        );
+        assert_eq!((end.text.as_str(), end.stopped_by.as_deref()), ("a", Some("bc")));
     }
 
     #[test]

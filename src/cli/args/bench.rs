@@ -14,16 +14,34 @@ pub(crate) struct BenchArgs {
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Vec<PathBuf>,
     /// Prompt lengths to read
-    #[arg(short = 'p', long, value_name = "LIST", env = "THERMOCLINE_ARG_N_PROMPT", default_value = "512")]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "LIST",
+        env = "THERMOCLINE_ARG_N_PROMPT",
+        default_value = "512"
+    )]
     pub(crate) n_prompt: Vec<String>,
     /// Numbers of tokens to generate
-    #[arg(short = 'n', long, value_name = "LIST", env = "THERMOCLINE_ARG_N_GEN", default_value = "128")]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "LIST",
+        env = "THERMOCLINE_ARG_N_GEN",
+        default_value = "128"
+    )]
     pub(crate) n_gen: Vec<String>,
     /// A prompt and a generation as one test: P,G (-pg)
     #[arg(long, value_name = "P,G", env = "THERMOCLINE_ARG_PG", value_parser = parse::pair)]
     pub(crate) pg: Vec<(u32, u32)>,
     /// Context lengths to fill before the test
-    #[arg(short = 'd', long, value_name = "LIST", env = "THERMOCLINE_ARG_N_DEPTH", default_value = "0")]
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "LIST",
+        env = "THERMOCLINE_ARG_N_DEPTH",
+        default_value = "0"
+    )]
     pub(crate) n_depth: Vec<String>,
     /// How often each test is repeated
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_REPETITIONS", default_value_t = 5)]
@@ -39,10 +57,22 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_UBATCH", default_value = "512")]
     pub(crate) ubatch_size: Vec<String>,
     /// Number formats of the keys in the KV cache (-ctk)
-    #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_CACHE_TYPE_K", default_value = "f16", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "LIST",
+        env = "THERMOCLINE_ARG_CACHE_TYPE_K",
+        default_value = "f16",
+        value_delimiter = ','
+    )]
     pub(crate) cache_type_k: Vec<CacheTypeName>,
     /// Number formats of the values in the KV cache (-ctv)
-    #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_CACHE_TYPE_V", default_value = "f16", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "LIST",
+        env = "THERMOCLINE_ARG_CACHE_TYPE_V",
+        default_value = "f16",
+        value_delimiter = ','
+    )]
     pub(crate) cache_type_v: Vec<CacheTypeName>,
     /// Take the prompts from this text instead of the built-in one
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_PROMPT_FILE")]
@@ -69,10 +99,22 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_SEED", default_value_t = 0)]
     pub(crate) seed: u32,
     /// Format of the report
-    #[arg(short, long, value_name = "FORMAT", env = "THERMOCLINE_ARG_OUTPUT", default_value = "md", help_heading = "Report")]
+    #[arg(
+        short,
+        long,
+        value_name = "FORMAT",
+        env = "THERMOCLINE_ARG_OUTPUT",
+        default_value = "md",
+        help_heading = "Report"
+    )]
     pub(crate) output: OutputFormat,
     /// Also report on standard error, in this format (-oe)
-    #[arg(long, value_name = "FORMAT", env = "THERMOCLINE_ARG_OUTPUT_ERR", help_heading = "Report")]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "THERMOCLINE_ARG_OUTPUT_ERR",
+        help_heading = "Report"
+    )]
     pub(crate) output_err: Option<OutputFormat>,
     /// As -o json
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish(), help_heading = "Report")]

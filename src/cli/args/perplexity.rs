@@ -27,7 +27,12 @@ pub(crate) struct PerplexityArgs {
     #[arg(long, env = "THERMOCLINE_ARG_KL_DIVERGENCE", value_parser = boolish(), requires = "kl_divergence_base")]
     pub(crate) kl_divergence: bool,
     /// Probabilities of a run: written, or with --kl-divergence read
-    #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_KL_DIVERGENCE_BASE", visible_alias = "save-all-logits")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "THERMOCLINE_ARG_KL_DIVERGENCE_BASE",
+        visible_alias = "save-all-logits"
+    )]
     pub(crate) kl_divergence_base: Option<PathBuf>,
     /// The report as one JSON object on standard output
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]

@@ -19,7 +19,13 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE", overrides_with_all = ["prompt", "file"])]
     pub(crate) binary_file: Option<PathBuf>,
     /// Take \n, \t, \", \\ and \xHH in the prompt as characters (--no-escape)
-    #[arg(short, long, value_name = "on|off", env = "THERMOCLINE_ARG_ESCAPE", default_value = "on")]
+    #[arg(
+        short,
+        long,
+        value_name = "on|off",
+        env = "THERMOCLINE_ARG_ESCAPE",
+        default_value = "on"
+    )]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) escape: bool,
@@ -31,7 +37,12 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "TEXT", env = "THERMOCLINE_ARG_STOP", visible_alias = "stop")]
     pub(crate) reverse_prompt: Vec<String>,
     /// When the context is full, drop the older half of the text and go on
-    #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_CONTEXT_SHIFT", default_value = "off")]
+    #[arg(
+        long,
+        value_name = "on|off",
+        env = "THERMOCLINE_ARG_CONTEXT_SHIFT",
+        default_value = "off"
+    )]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) context_shift: bool,
@@ -40,7 +51,12 @@ pub(crate) struct RunArgs {
     #[arg(value_parser = clap::value_parser!(i32).range(-1..))]
     pub(crate) keep: i32,
     /// Print the prompt before its continuation (--no-display-prompt)
-    #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_DISPLAY_PROMPT", default_value = "on")]
+    #[arg(
+        long,
+        value_name = "on|off",
+        env = "THERMOCLINE_ARG_DISPLAY_PROMPT",
+        default_value = "on"
+    )]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) display_prompt: bool,

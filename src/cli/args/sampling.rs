@@ -13,14 +13,25 @@ pub(crate) struct SamplingArgs {
     #[arg(conflicts_with = "sampling_seq")]
     pub(crate) samplers: Option<String>,
     /// The same in single letters: ekpmt is the default
-    #[arg(long, value_name = "LETTERS", env = "THERMOCLINE_ARG_SAMPLING_SEQ", alias = "sampler-seq")]
+    #[arg(
+        long,
+        value_name = "LETTERS",
+        env = "THERMOCLINE_ARG_SAMPLING_SEQ",
+        alias = "sampler-seq"
+    )]
     pub(crate) sampling_seq: Option<String>,
     /// Seed of the random draws; -1 takes a random one
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_SEED", default_value_t = -1)]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
     pub(crate) seed: i64,
     /// Temperature; 0 always takes the likeliest token
-    #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_TEMP", alias = "temperature", default_value_t = 0.8)]
+    #[arg(
+        long,
+        value_name = "X",
+        env = "THERMOCLINE_ARG_TEMP",
+        alias = "temperature",
+        default_value_t = 0.8
+    )]
     pub(crate) temp: f32,
     /// Keep the N likeliest tokens; 0 keeps all
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_TOP_K", default_value_t = 40)]
@@ -42,7 +53,12 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_PRESENCE_PENALTY", default_value_t = 0.0)]
     pub(crate) presence_penalty: f32,
     /// Penalise tokens by how often they occurred
-    #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_FREQUENCY_PENALTY", default_value_t = 0.0)]
+    #[arg(
+        long,
+        value_name = "X",
+        env = "THERMOCLINE_ARG_FREQUENCY_PENALTY",
+        default_value_t = 0.0
+    )]
     pub(crate) frequency_penalty: f32,
     /// Make a token likelier or less likely: 15043+1, 15043-1, 2-inf
     #[arg(short, long, value_name = "ID±BIAS", env = "THERMOCLINE_ARG_LOGIT_BIAS", value_parser = parse::logit_bias)]

@@ -1,14 +1,12 @@
 //! What `bench` shall do.
 
-use super::model::{Computation, threads};
-use crate::cli::args::{BenchArgs, OutputFormat};
+use super::model::{CacheType, Computation, threads};
+use crate::cli::args::{BenchArgs, CacheTypeName, OutputFormat};
 use crate::cli::failure::Failure;
 use crate::cli::parse;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
-
-pub(crate) use super::model::CacheType;
 
 /// `thermocline bench`. Lists multiply.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +88,6 @@ impl BenchOptions {
         if subjects.is_empty() {
             subjects.push(Subject::BuiltIn);
         }
-        let cache = |names: &[_]| names.iter().map(|n| CacheType::resolve(*n)).collect();
         let options = Self {
             subjects,
             n_prompt: counts("-p", &args.n_prompt)?,
@@ -101,8 +98,8 @@ impl BenchOptions {
             threads: thread_counts(&args.threads)?,
             n_batch: sizes("-b", &args.batch_size)?,
             n_ubatch: sizes("-ub", &args.ubatch_size)?,
-            type_k: Result::<_, Failure>::from_iter(cache(&args.cache_type_k))?,
-            type_v: Result::<_, Failure>::from_iter(cache(&args.cache_type_v))?,
+            type_k: cache_types(&args.cache_type_k)?,
+            type_v: cache_types(&args.cache_type_v)?,
             prompt_file: args.prompt_file.clone(),
             delay: Duration::from_secs(args.delay.into()),
             warmup: args.warmup,
@@ -119,6 +116,10 @@ impl BenchOptions {
         }
         Ok(options)
     }
+}
+
+fn cache_types(names: &[CacheTypeName]) -> Result<Vec<CacheType>, Failure> {
+    names.iter().map(|name| CacheType::resolve(*name)).collect()
 }
 
 /// All values of a list flag, given once or several times.
@@ -144,10 +145,7 @@ fn thread_counts(lists: &[String]) -> Result<Vec<Option<NonZeroUsize>>, Failure>
     let values = counts("-t", lists)?;
     match values.iter().find(|n| **n > 4096) {
         Some(n) => Err(Failure::usage(format!("-t {n} is more than 4096 threads"))),
-        None => Ok(values
-            .into_iter()
-            .map(|n| threads(i32::try_from(n).unwrap_or(-1)))
-            .collect()),
+        None => Ok(values.into_iter().map(|n| threads(i32::try_from(n).unwrap_or(-1))).collect()),
     }
 }
 

@@ -3,14 +3,13 @@
 //! Everything that can be wrong with a command line alone is found here, before a file is opened for its weights.
 //! Text files are read here, so that the commands see text.
 
-mod bench;
-mod model;
-mod perplexity;
-mod run;
-mod text;
+pub(crate) mod bench;
+pub(crate) mod model;
+pub(crate) mod perplexity;
+pub(crate) mod run;
+pub(crate) mod text;
 
-pub(crate) use bench::{BenchOptions, CacheType, Subject, Synthetic};
-pub(crate) use model::{Computation, ModelOptions, Sparsity};
-pub(crate) use perplexity::{PerplexityOptions, Reference};
-pub(crate) use run::{Keep, Length, RunOptions};
-pub(crate) use text::{TokenizeOptions, read_file, read_stdin};
+pub(crate) use bench::BenchOptions;
+pub(crate) use perplexity::PerplexityOptions;
+pub(crate) use run::RunOptions;
+pub(crate) use text::TokenizeOptions;

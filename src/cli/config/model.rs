@@ -131,8 +131,9 @@ impl Computation {
             let name = device.trim().to_ascii_lowercase();
             if !["none", "cpu", "auto"].contains(&name.as_str()) {
                 let message = format!("no device '{device}': this build has no GPU backend");
-                return Err(Failure::new(Exit::BackendMissing, message)
-                    .help("leave --device away to run on the CPU; --list-devices shows what there is"));
+                return Err(Failure::new(Exit::BackendMissing, message).help(
+                    "leave --device away to run on the CPU; --list-devices shows what there is",
+                ));
             }
         }
         Ok(Self {
