@@ -2,5 +2,6 @@
 // Clippy exempts test functions from these, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod cli;
 mod gguf;
 mod tokenizer;
