@@ -1,1 +1,19 @@
-//! sim
+//! A simulated device for tests: memory of its own, an asynchronous in-order queue with random delays, small
+//! limits, and failures on demand. Its arithmetic is [`cpu::reference`].
+//!
+//! What a machine with one driver cannot show (overlap, budgets, loss, two devices) is shown here. Each queue
+//! is one thread with one inbox ([`std::sync::mpsc`]); whoever waits for the device waits on a channel whose other end that
+//! thread owns, so that no wait outlives it.
+//!
+//! Absent on purpose: `unsafe`, the clock (a hang is ended by [`SimBackend::resume`]), the CPU backend's memory.
+
+mod backend;
+mod memory;
+mod options;
+mod queue;
+mod shared;
+mod worker;
+
+pub use backend::SimBackend;
+pub use options::{Failures, SimOptions};
+pub use shared::Counters;
