@@ -39,6 +39,14 @@ impl SimBackend {
         self.shared.change_failures(change);
     }
 
+    /// What is still to go wrong.
+    #[must_use]
+    pub fn failures(&self) -> Failures {
+        let mut failures = Failures::default();
+        self.fail(|fail| failures = fail.clone());
+        failures
+    }
+
     /// Loses the device now: from here on every call gives the same [`Error::DeviceLost`], and every wait ends.
     pub fn lose_now(&self) {
         self.shared.lose("lost on request");

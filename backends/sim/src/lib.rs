@@ -2,10 +2,11 @@
 //! limits, and failures on demand. Its arithmetic is [`cpu::reference`].
 //!
 //! What a machine with one driver cannot show (overlap, budgets, loss, two devices) is shown here. Each queue
-//! is one thread with one inbox ([`std::sync::mpsc`]); whoever waits for the device waits on a channel whose other end that
-//! thread owns, so that no wait outlives it.
+//! is one thread with one inbox; whoever waits for the device waits on a channel whose other end that thread
+//! owns, so that no wait outlives it.
 //!
-//! Absent on purpose: `unsafe`, the clock (a hang is ended by [`SimBackend::resume`]), the CPU backend's memory.
+//! Absent on purpose: `unsafe`, the CPU backend's memory, timeouts (a hang ends by [`SimBackend::resume`], a
+//! cancel or a loss, never by the clock).
 
 mod backend;
 mod memory;
