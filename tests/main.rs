@@ -4,4 +4,6 @@
 
 mod cli;
 mod gguf;
+mod placement_is_invisible;
+mod support;
 mod tokenizer;
