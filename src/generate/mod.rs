@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::engine::{self, Engine, Session, StepStats, Want};
-use crate::sample::{self, Sampler, StopStrings};
+use crate::sample::{self, Pushed, Sampler, StopStrings};
 use crate::tokenizer::{self, Detokenizer, Start, Tokenizer};
 
 /// Settings of one generation.
@@ -123,9 +123,12 @@ pub fn generate(
         },
     };
     let ended = run.run(tokenizer, prompt, emit);
-    let Run { engine, session, mut report, .. } = run;
+    let Run { engine, session, mut report, text, .. } = run;
     engine.close(session);
     report.ended = ended?;
+    if !matches!(report.ended, Ended::Closed | Ended::Stop) {
+        let _ = emit(&text.rest());
+    }
     Ok(report)
 }
 
@@ -146,6 +149,21 @@ struct Text<'a> {
     stops: StopStrings,
 }
 
+impl Text<'_> {
+    fn push(&mut self, token: u32) -> Result<Pushed, Error> {
+        Ok(self.stops.push(self.detokenizer.push(token)?))
+    }
+
+    /// What was held back, when nothing more will come.
+    fn rest(mut self) -> String {
+        let pushed = self.stops.push(&self.detokenizer.finish());
+        match pushed.stopped_by {
+            Some(_) => pushed.text,
+            None => pushed.text + &self.stops.finish(),
+        }
+    }
+}
+
 impl Run<'_> {
     fn run(
         &mut self,
@@ -162,12 +180,7 @@ impl Run<'_> {
             other => other?,
         };
         self.report.prompt = start.elapsed();
-        let ended = self.tokens(tokenizer, emit)?;
-        if ended != Ended::Closed && ended != Ended::Stop {
-            let rest = self.text.stops.finish();
-            let _ = emit(&rest);
-        }
-        Ok(ended)
+        self.tokens(tokenizer, emit)
     }
 
     fn tokens(&mut self, tokenizer: &Tokenizer, emit: &mut Emit<'_>) -> Result<Ended, Error> {
@@ -183,16 +196,16 @@ impl Run<'_> {
             self.report.n_generated += 1;
             if self.options.end_of_text && tokenizer.is_eog(token) {
                 if self.options.special {
-                    let piece = self.text.detokenizer.push(token)?;
-                    let _ = emit(piece);
+                    let pushed = self.text.push(token)?;
+                    let _ = emit(&pushed.text);
                 }
                 return Ok(Ended::EndOfText);
             }
-            let pushed = self.text.stops.push(self.text.detokenizer.push(token)?);
+            let pushed = self.text.push(token)?;
             if emit(&pushed.text).is_break() {
                 return Ok(Ended::Closed);
             }
-            if pushed.stopped {
+            if pushed.stopped_by.is_some() {
                 return Ok(Ended::Stop);
             }
             if self.options.n_predict.is_some_and(|n| self.report.n_generated >= n) {
