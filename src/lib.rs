@@ -3,7 +3,9 @@
 //! Start reading at `ARCHITECTURE.md`. Arrows between the modules go down only; `tests/tidy.rs` holds that.
 
 pub mod cli;
+pub mod engine;
 pub mod gguf;
 pub mod model;
+pub mod placement;
 pub mod sample;
 pub mod tokenizer;

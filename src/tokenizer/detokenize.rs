@@ -30,13 +30,7 @@ impl<'a> Detokenizer<'a> {
     /// `special`: also write the text of control tokens such as `<s>`.
     pub fn new(tokenizer: &'a Tokenizer, start: Start, special: bool) -> Detokenizer<'a> {
         let strip = start == Start::OfText && tokenizer.has_space_prefix();
-        Detokenizer {
-            tokenizer,
-            special,
-            strip,
-            pending: Vec::new(),
-            text: String::new(),
-        }
+        Detokenizer { tokenizer, special, strip, pending: Vec::new(), text: String::new() }
     }
 
     /// Adds a token and returns the text that became whole with it, often one word, maybe nothing.
@@ -51,26 +45,19 @@ impl<'a> Detokenizer<'a> {
         }
         self.pending.extend_from_slice(piece);
         self.text.clear();
-        let mut rest = &self.pending[..];
-        loop {
-            match std::str::from_utf8(rest) {
-                Ok(whole) => {
-                    self.text.push_str(whole);
-                    rest = &[];
-                    break;
-                }
-                Err(e) => {
-                    let (whole, bad) = rest.split_at(e.valid_up_to());
-                    self.text
-                        .push_str(std::str::from_utf8(whole).expect("checked just now"));
-                    rest = bad;
-                    let Some(n) = e.error_len() else { break };
-                    self.text.push(char::REPLACEMENT_CHARACTER);
-                    rest = &rest[n..];
-                }
+        let mut done = 0;
+        for chunk in self.pending.utf8_chunks() {
+            self.text.push_str(chunk.valid());
+            done += chunk.valid().len();
+            let bad = chunk.invalid();
+            let last = done + bad.len() == self.pending.len();
+            let begun = std::str::from_utf8(bad).is_err_and(|e| e.error_len().is_none());
+            if bad.is_empty() || last && begun {
+                break;
             }
+            self.text.push(char::REPLACEMENT_CHARACTER);
+            done += bad.len();
         }
-        let done = self.pending.len() - rest.len();
         self.pending.drain(..done);
         Ok(&self.text)
     }

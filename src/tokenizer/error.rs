@@ -94,12 +94,6 @@ pub enum Error {
         /// Number of tokens.
         n_vocab: usize,
     },
-    /// The text has a byte that this vocabulary cannot express.
-    #[error("the vocabulary has no token for the byte 0x{byte:02X} and no unknown token")]
-    NoByteToken {
-        /// The byte.
-        byte: u8,
-    },
     /// The text is too long to encode at once.
     #[error("the text has {bytes} bytes; at most {limit} are encoded at once")]
     TooLong {

@@ -21,7 +21,7 @@ pub(super) struct Gpt2 {
     bytes: Box<[u32; 256]>,
     /// `(left, right)` to rank (0 first) and token made.
     merges: HashMap<(u32, u32), (u32, u32)>,
-    alphabet: [char; 256],
+    alphabet: Box<[char; 256]>,
 }
 
 impl Gpt2 {
@@ -35,9 +35,9 @@ impl Gpt2 {
         merges: &[Vec<u8>],
         ids: &Ids,
     ) -> Result<Gpt2, Error> {
-        let alphabet = alphabet();
+        let alphabet = Box::new(alphabet());
         let mut bytes = Box::new([NONE; 256]);
-        for (slot, c) in bytes.iter_mut().zip(alphabet) {
+        for (slot, c) in bytes.iter_mut().zip(*alphabet) {
             let mut utf8 = [0; 4];
             if let Some(&id) = ids.get(c.encode_utf8(&mut utf8).as_bytes()) {
                 *slot = id;
@@ -46,17 +46,9 @@ impl Gpt2 {
         let mut table = HashMap::with_capacity(merges.len());
         let mut joined = Vec::new();
         for (index, line) in merges.iter().enumerate() {
-            let bad = || Error::BadMerge {
-                index,
-                merge: String::from_utf8_lossy(line).into(),
-            };
+            let bad = || Error::BadMerge { index, merge: String::from_utf8_lossy(line).into() };
             // The left half is never empty, so a space in front belongs to it.
-            let cut = line
-                .iter()
-                .skip(1)
-                .position(|&b| b == b' ')
-                .ok_or_else(bad)?
-                + 1;
+            let cut = line.iter().skip(1).position(|&b| b == b' ').ok_or_else(bad)? + 1;
             let (left, right) = (&line[..cut], &line[cut + 1..]);
             joined.clear();
             joined.extend_from_slice(left);
@@ -67,13 +59,7 @@ impl Gpt2 {
             // The first of two equal lines counts.
             table.entry((id(left)?, id(right)?)).or_insert((rank, made));
         }
-        Ok(Gpt2 {
-            splitter,
-            whole_words,
-            bytes,
-            merges: table,
-            alphabet,
-        })
+        Ok(Gpt2 { splitter, whole_words, bytes, merges: table, alphabet })
     }
 
     /// Appends the ids of `text`, which must be shorter than 1 GiB.
@@ -126,9 +112,5 @@ pub(super) fn alphabet() -> [char; 256] {
 
 /// The bytes that `text` stands for, or `None` if it has a character outside the alphabet.
 pub(super) fn unspell(text: &[u8], alphabet: &HashMap<char, u8>) -> Option<Vec<u8>> {
-    std::str::from_utf8(text)
-        .ok()?
-        .chars()
-        .map(|c| alphabet.get(&c).copied())
-        .collect()
+    std::str::from_utf8(text).ok()?.chars().map(|c| alphabet.get(&c).copied()).collect()
 }

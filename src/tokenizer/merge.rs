@@ -47,10 +47,7 @@ pub(super) struct Merger<W> {
 
 impl<W: Ord + Copy> Merger<W> {
     pub(super) fn new() -> Merger<W> {
-        Merger {
-            symbols: Vec::new(),
-            heap: BinaryHeap::new(),
-        }
+        Merger { symbols: Vec::new(), heap: BinaryHeap::new() }
     }
 
     /// Forgets the last word.
@@ -67,13 +64,7 @@ impl<W: Ord + Copy> Merger<W> {
             last.next = i;
         }
         let prev = i.checked_sub(1).unwrap_or(NONE);
-        self.symbols.push(Symbol {
-            start,
-            len,
-            id,
-            prev,
-            next: NONE,
-        });
+        self.symbols.push(Symbol { start, len, id, prev, next: NONE });
     }
 
     /// Merges until `join(left, right)` finds no pair worth merging; it returns the worth (the
@@ -91,12 +82,7 @@ impl<W: Ord + Copy> Merger<W> {
             if l.len == 0 || r.len == 0 || l.len + r.len != pair.len {
                 continue;
             }
-            self.symbols[left] = Symbol {
-                len: pair.len,
-                id: pair.id,
-                next: r.next,
-                ..l
-            };
+            self.symbols[left] = Symbol { len: pair.len, id: pair.id, next: r.next, ..l };
             self.symbols[right].len = 0;
             if r.next != NONE {
                 self.symbols[r.next as usize].prev = pair.left.0;
@@ -119,13 +105,7 @@ impl<W: Ord + Copy> Merger<W> {
         let (l, r) = (&self.symbols[left as usize], &self.symbols[right as usize]);
         if let Some((worth, id)) = join(l, r) {
             let len = l.len + r.len;
-            self.heap.push(Pair {
-                worth,
-                left: Reverse(left),
-                right,
-                len,
-                id,
-            });
+            self.heap.push(Pair { worth, left: Reverse(left), right, len, id });
         }
     }
 }

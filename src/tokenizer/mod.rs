@@ -24,6 +24,7 @@ mod error;
 mod gpt2;
 mod llama;
 mod merge;
+mod pieces;
 mod pre;
 mod special;
 mod vocab;
@@ -38,6 +39,7 @@ pub use vocab::{TokenType, Vocab};
 use gpt2::Gpt2;
 use llama::Llama;
 use merge::Merger;
+use pieces::Pieces;
 use pre::Splitter;
 use special::{Fragment, Matcher};
 
@@ -95,18 +97,8 @@ impl Tokenizer {
         let add_bos = vocab.add_bos.unwrap_or(is_llama || pre.add_bos);
         let add_eos = vocab.add_eos.unwrap_or(false);
         for (flag, on, key, id) in [
-            (
-                vocab::ADD_BOS,
-                add_bos,
-                "tokenizer.ggml.bos_token_id",
-                special.bos,
-            ),
-            (
-                vocab::ADD_EOS,
-                add_eos,
-                "tokenizer.ggml.eos_token_id",
-                special.eos,
-            ),
+            (vocab::ADD_BOS, add_bos, "tokenizer.ggml.bos_token_id", special.bos),
+            (vocab::ADD_EOS, add_eos, "tokenizer.ggml.eos_token_id", special.eos),
         ] {
             if on && id.is_none() {
                 return Err(Error::NoSpecial { flag, key });
@@ -114,15 +106,10 @@ impl Tokenizer {
         }
         let model = if is_llama {
             let prefix = vocab.add_space_prefix.unwrap_or(true);
-            Model::Llama(Llama::new(&vocab.scores, &ids, special.unk, prefix))
+            Model::Llama(Llama::new(&vocab.scores, &ids, special.unk.unwrap_or(0), prefix))
         } else {
             let merges = std::mem::take(&mut vocab.merges);
-            Model::Gpt2(Gpt2::new(
-                Splitter::new(pre),
-                pre.whole_words,
-                &merges,
-                &ids,
-            )?)
+            Model::Gpt2(Gpt2::new(Splitter::new(pre), pre.whole_words, &merges, &ids)?)
         };
         Ok(Tokenizer {
             pieces: Pieces::new(&vocab.tokens, &vocab.types, is_llama)?,
@@ -142,7 +129,7 @@ impl Tokenizer {
     /// for; `parse_special` makes control tokens of their text (`<s>`), else it is text like any.
     ///
     /// # Errors
-    /// [`Error::TooLong`] over 1 GiB, [`Error::NoByteToken`] for text outside an incomplete vocabulary.
+    /// [`Error::TooLong`] over 1 GiB.
     pub fn encode(
         &self,
         text: &str,
@@ -150,10 +137,7 @@ impl Tokenizer {
         parse_special: bool,
     ) -> Result<Vec<u32>, Error> {
         if text.len() > LIMIT_BYTES {
-            return Err(Error::TooLong {
-                bytes: text.len(),
-                limit: LIMIT_BYTES,
-            });
+            return Err(Error::TooLong { bytes: text.len(), limit: LIMIT_BYTES });
         }
         let mut out = Vec::with_capacity(text.len() / 4 + 2);
         out.extend(self.special.bos.filter(|_| add_special && self.add_bos));
@@ -166,7 +150,7 @@ impl Tokenizer {
                     after_special = match fragment {
                         Fragment::Text(range) => {
                             let text = &text[range];
-                            model.encode(text, after_special, &self.ids, &mut merger, &mut out)?;
+                            model.encode(text, after_special, &self.ids, &mut merger, &mut out);
                             false
                         }
                         Fragment::Token(id) => {
@@ -215,10 +199,7 @@ impl Tokenizer {
     /// [`Error::NoSuchId`].
     pub fn kind(&self, id: u32) -> Result<TokenType, Error> {
         let kind = self.kinds.get(id as usize).copied();
-        kind.ok_or(Error::NoSuchId {
-            id,
-            n_vocab: self.kinds.len(),
-        })
+        kind.ok_or(Error::NoSuchId { id, n_vocab: self.kinds.len() })
     }
 
     /// The token whose text in the file is exactly `text`: `<|im_end|>`, `▁the`, `Ġthe`.
@@ -286,16 +267,9 @@ fn check_lists(vocab: &mut Vocab) -> Result<(), Error> {
     if n == 0 || i32::try_from(n).is_err() {
         return Err(Error::TokenCount { found: n });
     }
-    for (key, found) in [
-        (vocab::SCORES, vocab.scores.len()),
-        (vocab::TYPES, vocab.types.len()),
-    ] {
+    for (key, found) in [(vocab::SCORES, vocab.scores.len()), (vocab::TYPES, vocab.types.len())] {
         if found != 0 && found != n {
-            return Err(Error::Length {
-                key,
-                found,
-                expected: n,
-            });
+            return Err(Error::Length { key, found, expected: n });
         }
     }
     if vocab.model == "gpt2" && vocab.merges.is_empty() {
@@ -318,11 +292,7 @@ fn index(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
         }
         if let Some(first) = ids.insert(text.clone(), id) {
             let text = String::from_utf8_lossy(text).into_owned();
-            return Err(Error::Duplicate {
-                text,
-                first,
-                second: id,
-            });
+            return Err(Error::Duplicate { text, first, second: id });
         }
     }
     Ok(ids)
@@ -340,15 +310,9 @@ fn special_ids(vocab: &Vocab, is_llama: bool, warnings: &mut Vec<Warning>) -> Sp
         (Some(11).filter(|_| !glm), Some(11), None)
     };
     let mut ids = vocab.ids;
-    let mut default = SpecialIds {
-        bos,
-        eos,
-        unk,
-        ..SpecialIds::default()
-    };
-    for ((key, id), (_, default)) in vocab::keyed(&mut ids)
-        .into_iter()
-        .zip(vocab::keyed(&mut default))
+    let mut default = SpecialIds { bos, eos, unk, ..SpecialIds::default() };
+    for ((key, id), (_, default)) in
+        vocab::keyed(&mut ids).into_iter().zip(vocab::keyed(&mut default))
     {
         if let Some(id) = id.filter(|id| !exists(id)) {
             warnings.push(Warning::BadSpecialId { key, id, n_vocab });
@@ -364,69 +328,4 @@ fn swallows_spaces(model_name: &str) -> impl Fn(&str) -> bool {
     let name = model_name.to_ascii_lowercase();
     let phi3 = name.contains("phi-3") || name.contains("phi3");
     move |token| phi3 && !matches!(token, "<unk>" | "<s>" | "<|endoftext|>")
-}
-
-/// What each token writes, in one buffer.
-#[derive(Debug)]
-struct Pieces {
-    bytes: Vec<u8>,
-    ends: Vec<usize>,
-}
-
-impl Pieces {
-    fn new(tokens: &[Vec<u8>], kinds: &[TokenType], is_llama: bool) -> Result<Pieces, Error> {
-        let alphabet = gpt2::alphabet().into_iter().zip(0..=u8::MAX).collect();
-        let mut bytes = Vec::new();
-        let mut ends = Vec::with_capacity(tokens.len());
-        for (id, (text, kind)) in (0u32..).zip(tokens.iter().zip(kinds)) {
-            match kind {
-                TokenType::Normal if is_llama => replace_marks(text, &mut bytes),
-                // A token outside the alphabet was never split into bytes: it writes itself.
-                TokenType::Normal => match gpt2::unspell(text, &alphabet) {
-                    Some(raw) => bytes.extend(raw),
-                    None => bytes.extend(text),
-                },
-                TokenType::Control | TokenType::Unknown | TokenType::UserDefined => {
-                    bytes.extend(text);
-                }
-                TokenType::Byte => bytes.push(byte(text).ok_or_else(|| Error::BadByte {
-                    id,
-                    text: String::from_utf8_lossy(text).into_owned(),
-                })?),
-                TokenType::Unused | TokenType::Undefined => {}
-            }
-            ends.push(bytes.len());
-        }
-        Ok(Pieces { bytes, ends })
-    }
-
-    /// `id` must exist.
-    fn get(&self, id: u32) -> &[u8] {
-        let id = id as usize;
-        let start = id.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.bytes[start..self.ends[id]]
-    }
-}
-
-/// Appends `text` with spaces where it has U+2581. Text need not be UTF-8.
-fn replace_marks(text: &[u8], out: &mut Vec<u8>) {
-    let mut rest = text;
-    while !rest.is_empty() {
-        if let Some(after) = rest.strip_prefix(llama::SPACE.as_bytes()) {
-            out.push(b' ');
-            rest = after;
-        } else {
-            out.push(rest[0]);
-            rest = &rest[1..];
-        }
-    }
-}
-
-/// The byte that `<0xNN>` names.
-fn byte(text: &[u8]) -> Option<u8> {
-    let hex = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
-    let hex = std::str::from_utf8(hex)
-        .ok()
-        .filter(|hex| hex.len() == 2 && !hex.starts_with('+'))?;
-    u8::from_str_radix(hex, 16).ok()
 }

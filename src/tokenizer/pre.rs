@@ -65,19 +65,12 @@ pub(super) struct Pre {
 }
 
 const fn pre(names: &'static [&'static str], patterns: &'static [&'static str]) -> Pre {
-    Pre {
-        names,
-        patterns,
-        whole_words: false,
-        add_bos: false,
-    }
+    Pre { names, patterns, whole_words: false, add_bos: false }
 }
 
 /// What files without a name get. [`find`] knows it as `default`.
-const DEFAULT: Pre = pre(
-    &["default"],
-    &[r"[\p{P}\$\+<=>\^\~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
-);
+const DEFAULT: Pre =
+    pre(&["default"], &[r"[\p{P}\$\+<=>\^\~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]);
 
 static TABLE: &[Pre] = &[
     DEFAULT,
@@ -134,10 +127,7 @@ static TABLE: &[Pre] = &[
         ],
         &[DIGIT, GPT2],
     ),
-    pre(
-        &["falcon"],
-        &[r"[\p{P}\$\+<=>\^\~\|`]+", GPT2, "[0-9][0-9][0-9]"],
-    ),
+    pre(&["falcon"], &[r"[\p{P}\$\+<=>\^\~\|`]+", GPT2, "[0-9][0-9][0-9]"]),
     pre(
         &[
             "qwen2",
@@ -165,32 +155,19 @@ static TABLE: &[Pre] = &[
             r"\p{N}+",
         ],
     ),
-    pre(
-        &["deepseek-coder"],
-        &[NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", HAN_HANGUL, DIGIT],
-    ),
+    pre(&["deepseek-coder"], &[NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", HAN_HANGUL, DIGIT]),
     pre(
         &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         &[r"\p{N}{1,3}", HAN_KANA, DEEPSEEK3],
     ),
-    Pre {
-        whole_words: true,
-        add_bos: true,
-        ..pre(&["tekken"], &[TEKKEN])
-    },
-    pre(
-        &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
-        &[GPT4O],
-    ),
+    Pre { whole_words: true, add_bos: true, ..pre(&["tekken"], &[TEKKEN]) },
+    pre(&["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], &[GPT4O]),
     pre(&["bailingmoe", "bailingmoe2", "llada-moe"], &[BAILING]),
     pre(&["seed-coder"], &[SEED]),
     pre(&["ufakzeka"], &[UFAKZEKA]),
     pre(&["exaone-moe"], &[EXAONE_MOE]),
     pre(&["laguna"], &[r"[^\n]+|[\n]+", QWEN2]),
-    Pre {
-        whole_words: true,
-        ..pre(&["minicpm5"], &[r"\p{N}{1,3}", MINICPM5])
-    },
+    Pre { whole_words: true, ..pre(&["minicpm5"], &[r"\p{N}{1,3}", MINICPM5]) },
     pre(&["poro-chat", "bloom", "gpt3-finnish"], &[BLOOM]),
     pre(&["viking"], &[BLOOM, DIGIT]),
     Pre {
@@ -214,18 +191,10 @@ static TABLE: &[Pre] = &[
 /// # Errors
 /// `UnknownPre`, which lists the names there are.
 pub(super) fn find(name: &str) -> Result<&'static Pre, Error> {
-    TABLE
-        .iter()
-        .find(|pre| pre.names.contains(&name))
-        .ok_or_else(|| Error::UnknownPre {
-            name: name.into(),
-            known: TABLE
-                .iter()
-                .flat_map(|pre| pre.names)
-                .copied()
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
+    TABLE.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| Error::UnknownPre {
+        name: name.into(),
+        known: TABLE.iter().flat_map(|pre| pre.names).copied().collect::<Vec<_>>().join(", "),
+    })
 }
 
 /// A pre-tokenizer, compiled.
@@ -248,19 +217,15 @@ impl Splitter {
             let head = pattern.strip_suffix(r"|\s+").unwrap_or(pattern);
             let cut = head.strip_suffix(r"|\s+(?!\S)");
             let regex = Regex::new(cut.unwrap_or(pattern)).expect("a test compiles the table");
-            Step {
-                regex,
-                spaces: cut.is_some(),
-            }
+            Step { regex, spaces: cut.is_some() }
         });
-        Splitter {
-            steps: steps.collect(),
-        }
+        Splitter { steps: steps.collect() }
     }
 
     /// Words of `text`: ranges of bytes that cover it without overlap, none empty.
     pub(super) fn split(&self, text: &str) -> Vec<Range<usize>> {
-        let mut words = vec![0..text.len()];
+        let whole = 0..text.len();
+        let mut words = vec![whole];
         for step in &self.steps {
             let mut cut = Vec::with_capacity(words.len());
             for word in words {
@@ -305,15 +270,9 @@ impl Step {
             };
             word(at..at + space);
             at += space;
-            let run = text[at..]
-                .find(|c: char| !c.is_whitespace())
-                .map_or(text.len(), |n| at + n);
+            let run = text[at..].find(|c: char| !c.is_whitespace()).map_or(text.len(), |n| at + n);
             let last = text[at..run].chars().next_back().map_or(0, char::len_utf8);
-            let stop = if run == text.len() || run - last == at {
-                run
-            } else {
-                run - last
-            };
+            let stop = if run == text.len() || run - last == at { run } else { run - last };
             // Every pattern that matches within a run of spaces matches at its last character only.
             debug_assert!(stop <= end, "a match inside a run of white space");
             let stop = stop.min(end);
@@ -331,11 +290,7 @@ mod tests {
 
     fn words<'a>(name: &str, text: &'a str) -> Vec<&'a str> {
         let splitter = Splitter::new(find(name).expect("known"));
-        splitter
-            .split(text)
-            .into_iter()
-            .map(|range| &text[range])
-            .collect()
+        splitter.split(text).into_iter().map(|range| &text[range]).collect()
     }
 
     #[test]
@@ -360,14 +315,8 @@ mod tests {
     #[test]
     fn the_last_space_of_a_run_goes_with_the_word_after_it() {
         assert_eq!(words("gpt-2", "a   b  "), ["a", "  ", " b", "  "]);
-        assert_eq!(
-            words("gpt-2", "a\n\nb\tc"),
-            ["a", "\n", "\n", "b", "\t", "c"]
-        );
-        assert_eq!(
-            words("llama-bpe", "a \n\n  b\t1"),
-            ["a", " \n\n", " ", " b", "\t", "1"]
-        );
+        assert_eq!(words("gpt-2", "a\n\nb\tc"), ["a", "\n", "\n", "b", "\t", "c"]);
+        assert_eq!(words("llama-bpe", "a \n\n  b\t1"), ["a", " \n\n", " ", " b", "\t", "1"]);
         assert_eq!(words("qwen2", "  12 "), [" ", " ", "1", "2", " "]);
     }
 

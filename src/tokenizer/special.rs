@@ -46,13 +46,7 @@ const END_OF_TURN: &[&str] = &[
 ];
 const END_OF_MESSAGE: &[&str] = &["<|eom_id|>"];
 const FIM_PAD: &[&str] = &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"];
-const FIM_REP: &[&str] = &[
-    "<|fim_repo|>",
-    "<|repo_name|>",
-    "<fim-repo>",
-    "<REPO>",
-    "<reponame>",
-];
+const FIM_REP: &[&str] = &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"];
 const FIM_SEP: &[&str] = &["<|file_sep|>"];
 /// Prefix, suffix and middle: control tokens whatever the file says; the engine needs no id.
 const FIM_PARTS: [&[&str]; 3] = [
@@ -118,44 +112,23 @@ pub(super) fn detect(special: &mut SpecialIds, ids: &Ids, kinds: &mut [TokenType
     for (slot, names) in open {
         if slot.is_none() {
             *slot = names.iter().find_map(by_name);
-            slot.iter()
-                .for_each(|&id| kinds[id as usize] = TokenType::Control);
+            slot.iter().for_each(|&id| kinds[id as usize] = TokenType::Control);
         }
     }
-    for id in FIM_PARTS
-        .iter()
-        .filter_map(|names| names.iter().find_map(by_name))
-    {
+    for id in FIM_PARTS.iter().filter_map(|names| names.iter().find_map(by_name)) {
         kinds[id as usize] = TokenType::Control;
     }
-    let mut eog: Vec<u32> = END_OF_TURN
-        .iter()
-        .chain(END_OF_GENERATION)
-        .filter_map(by_name)
-        .collect();
+    let mut eog: Vec<u32> =
+        END_OF_TURN.iter().chain(END_OF_GENERATION).filter_map(by_name).collect();
     for &id in &eog {
         kinds[id as usize] = TokenType::Control;
     }
     for id in ALWAYS_WRITTEN.iter().filter_map(by_name) {
         kinds[id as usize] = TokenType::UserDefined;
     }
-    let SpecialIds {
-        bos: _,
-        eos,
-        eot,
-        eom,
-        unk: _,
-        sep: _,
-        pad: _,
-        fim_pad,
-        fim_rep,
-        fim_sep,
-    } = *special;
-    eog.extend(
-        [eos, eot, eom, fim_pad, fim_rep, fim_sep]
-            .into_iter()
-            .flatten(),
-    );
+    let SpecialIds { bos: _, eos, eot, eom, unk: _, sep: _, pad: _, fim_pad, fim_rep, fim_sep } =
+        *special;
+    eog.extend([eos, eot, eom, fim_pad, fim_rep, fim_sep].into_iter().flatten());
     eog.sort_unstable();
     eog.dedup();
     exceptions(&mut eog, &by_name, kinds);
@@ -229,12 +202,7 @@ impl Matcher {
             };
             if let Ok(text) = String::from_utf8(text.clone()) {
                 let rstrip = rstrip(&text);
-                entries.push(Entry {
-                    id,
-                    text,
-                    always,
-                    rstrip,
-                });
+                entries.push(Entry { id, text, always, rstrip });
             }
         }
         entries.sort_by_key(|e| std::cmp::Reverse(e.text.len()));

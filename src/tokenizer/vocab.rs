@@ -80,17 +80,12 @@ impl Vocab {
     pub fn from_metadata(metadata: &Metadata) -> Result<Vocab, Error> {
         let text = |key| metadata.str(key).map(|t| t.unwrap_or_default().to_owned());
         let list = |key| -> Result<Option<Vec<Vec<u8>>>, Error> {
-            Ok(metadata
-                .str_array(key)?
-                .map(|all| all.iter().map(<[u8]>::to_vec).collect()))
+            Ok(metadata.str_array(key)?.map(|all| all.iter().map(<[u8]>::to_vec).collect()))
         };
         let pre = text("tokenizer.ggml.pre")?;
         let types = metadata.i32_array(TYPES)?.unwrap_or_default();
         Ok(Vocab {
-            model: metadata
-                .str(MODEL)?
-                .ok_or(Error::Missing { key: MODEL })?
-                .to_owned(),
+            model: metadata.str(MODEL)?.ok_or(Error::Missing { key: MODEL })?.to_owned(),
             pre: Some(pre).filter(|name| !name.is_empty()),
             tokens: list(TOKENS)?.ok_or(Error::Missing { key: TOKENS })?,
             scores: scores(metadata)?,
@@ -135,11 +130,7 @@ fn special_ids(metadata: &Metadata) -> Result<SpecialIds, Error> {
     for (key, slot) in keyed(&mut ids) {
         // -1 is how some converters write "none": kept as an id that no vocabulary has.
         let minus_one = metadata.get(key).and_then(|value| value.as_integer()) == Some(-1);
-        *slot = if minus_one {
-            Some(u32::MAX)
-        } else {
-            metadata.u32(key)?
-        };
+        *slot = if minus_one { Some(u32::MAX) } else { metadata.u32(key)? };
     }
     Ok(ids)
 }

@@ -101,8 +101,13 @@ impl Damage {
     }
 }
 
+/// A failure is kept as a test of its own, not as a file of seeds.
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(config(2000))]
 
     #[test]
     fn damaged_files_are_refused_or_read(list in vec(damage(), 1..6), powerinfer: bool) {
@@ -128,7 +133,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(config(300))]
 
     #[test]
     fn any_container_comes_back(

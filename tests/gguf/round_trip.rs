@@ -138,6 +138,19 @@ fn each_type_has_the_id_of_its_container() {
     assert_eq!(format!("{:>6}|{}", TensorType::Q4_K, TensorType::Unknown(99)), "  Q4_K|?99");
 }
 
+/// Two tables give block sizes: this one for every type there is, `hal`'s for those that can be computed.
+#[test]
+fn types_agree_with_the_formats_of_the_same_id() {
+    for format in hal::format::Format::ALL {
+        let Some(id) = format.gguf_id() else { continue };
+        let ty = TensorType::from_id(id, Container::Gguf);
+        let block = ty.block().unwrap();
+        assert_eq!(ty.name(), format.name());
+        assert_eq!(block.values, format.block_values() as u64, "{ty}");
+        assert_eq!(block.bytes, format.block_bytes() as u64, "{ty}");
+    }
+}
+
 #[test]
 fn empty_tensors_and_empty_arrays_pass() {
     let mut writer = Writer::new(Container::Gguf);
