@@ -128,11 +128,13 @@ fn placement_hints_are_one_line_and_neutral_flags_none() {
 
 #[test]
 fn flags_have_twins_in_the_environment() {
-    let twin = |name: &str, value: &str| with_env(&[], &[(name, value)]);
+    let twin = |name: &str, value: &str| with_env(&["-m", "gone.gguf"], &[(name, value)]);
     check_failure(&twin("THERMOCLINE_ARG_THREADS", "lots"), 2, "lots");
     check_failure(&twin("THERMOCLINE_ARG_CACHE_TYPE_K", "q4_0"), 2, "KV cache in q4_0");
     check_failure(&twin("THERMOCLINE_ARG_LORA", "a"), 2, "THERMOCLINE_ARG_LORA=a: adapters");
     check_failure(&twin("THERMOCLINE_ARG_MMAP", "perhaps"), 2, "perhaps");
+    let budget = twin("THERMOCLINE_ARG_VRAM_BUDGET", "8GiB");
+    assert!(stderr(&budget).contains("note: --vram-budget: "));
     let hint = twin("THERMOCLINE_ARG_N_GPU_LAYERS", "9");
     assert!(stderr(&hint).contains("note: THERMOCLINE_ARG_N_GPU_LAYERS=9: "));
     // The command line wins.

@@ -36,3 +36,17 @@ impl Interrupt {
         &self.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_press_sets_the_flag_and_no_more() {
+        let interrupt = Interrupt::install().unwrap();
+        let seen_elsewhere = interrupt.clone();
+        assert!(!interrupt.is_set());
+        signal_hook::low_level::raise(SIGINT).unwrap();
+        assert!(seen_elsewhere.is_set() && interrupt.flag().load(Ordering::Relaxed));
+    }
+}

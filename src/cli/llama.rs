@@ -1,9 +1,10 @@
 //! Flags of llama.cpp (and of PowerInfer) that are no arguments here, and what becomes of each.
 //!
-//! People paste command lines. Three things may happen to a flag that stands for nothing here: it changes
-//! nothing in the text and is accepted without a word; it is about where things are placed, and one line says what
-//! that means here; or it would change the text, and then it is refused, because a text that quietly is another one
-//! is worse than none. The list is [`super::llama_flags`].
+//! People paste command lines. Three things may happen to a flag that stands for nothing here: it
+//! changes nothing in the text and is accepted without a word; it is about where things are placed,
+//! and one line says what that means here; or it would change the text, and then it is refused,
+//! because a text that quietly is another one is worse than none. The list is
+//! [`super::llama_flags`].
 
 use super::failure::Failure;
 use super::llama_flags::KNOWN;

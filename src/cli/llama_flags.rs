@@ -5,7 +5,7 @@ use super::llama::Takes::{Maybe, Nothing, One, Two};
 use super::llama::Verdict::{Hint, Refused, Silent};
 use super::llama::{Known, Neutral, Takes, Verdict};
 
-const NO_GPU: &str = "this build has no GPU backend, so everything runs on the CPU";
+pub(super) const NO_GPU: &str = "this build has no GPU backend, so everything runs on the CPU";
 const NO_EXPERTS: &str = "everything runs on the CPU already, experts too";
 const NO_PINNING: &str = "threads are not bound to chosen CPUs or given a priority here";
 const NO_DRAFT: &str = "there is no speculative decoding here; the text is the same without it";

@@ -1,9 +1,11 @@
 //! The command: words in, words out. Only this floor reads the environment and prints.
 //!
-//! [`words`] makes the command line regular, [`args`] is what may be typed, [`config`] what it means, [`command`]
-//! what is done. Every way out is a [`failure::Failure`] with one of seven exit codes.
+//! [`words`] makes the command line regular, [`args`] is what may be typed, [`config`] what it
+//! means, [`command`] what is done. Every way out is a [`failure::Failure`] with one of seven exit
+//! codes.
 
-// `run`, `bench` and `perplexity` will use what is unused so far; goes when they are joined to the engine.
+// `run`, `bench` and `perplexity` will use what is unused so far; goes when they are joined to the
+// engine.
 #![allow(dead_code)]
 
 mod args;
@@ -21,12 +23,13 @@ mod words;
 use args::{Cli, ColorWhen, Command};
 use clap::{CommandFactory, FromArgMatches};
 use failure::Failure;
+use std::any::TypeId;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use terminal::Terminal;
 
-/// Runs the command line and returns its exit code: 0 done, 1 failed, 2 usage, 3 bad model, 4 not enough memory,
-/// 5 backend missing, 130 interrupted.
+/// Runs the command line and returns its exit code: 0 done, 1 failed, 2 usage, 3 bad model, 4 not
+/// enough memory, 5 backend missing, 130 interrupted.
 pub fn main() -> ExitCode {
     let words = std::env::args_os().skip(1).collect();
     let mut terminal = Terminal::new(ColorWhen::Auto, false, 0);
@@ -74,10 +77,15 @@ fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), Ended> {
 }
 
 fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
+    if let Some(placement) = command.placement() {
+        if placement.list_devices {
+            return command::devices::list();
+        }
+        if placement.vram_budget.is_some() {
+            terminal.note(&format!("--vram-budget: {}", llama_flags::NO_GPU));
+        }
+    }
     match command {
-        Command::Run(args) if args.model.placement.list_devices => command::devices::list(),
-        Command::Bench(args) if args.placement.list_devices => command::devices::list(),
-        Command::Perplexity(args) if args.model.placement.list_devices => command::devices::list(),
         Command::Run(args) => command::run::run(&config::RunOptions::resolve(args)?, terminal),
         Command::Bench(args) => {
             command::bench::run(&config::BenchOptions::resolve(args)?, terminal)
@@ -101,7 +109,16 @@ fn cli() -> clap::Command {
     };
     let cli = Cli::command().infer_long_args(false);
     let cli = cli.mut_subcommands(with_llama);
-    cli.mut_subcommands(|c| c.mut_args(|a| a.hide_env_values(true)))
+    // Yes-or-no values have more spellings than clap would list.
+    let is_switch = |arg: &clap::Arg| {
+        arg.is_require_equals_set() && arg.get_value_parser().type_id() == TypeId::of::<bool>()
+    };
+    cli.mut_subcommands(|command| {
+        command.mut_args(|arg| {
+            let hide = is_switch(&arg);
+            arg.hide_env_values(true).hide_possible_values(hide)
+        })
+    })
 }
 
 #[cfg(test)]

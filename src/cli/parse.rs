@@ -1,4 +1,5 @@
-//! Values that clap has no parser for: memory budgets, ranges of llama-bench, logit biases, escapes.
+//! Values that clap has no parser for: memory budgets, ranges of llama-bench, logit biases,
+//! escapes.
 
 /// How much device memory may be used.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,7 +116,8 @@ pub(crate) fn logit_bias(text: &str) -> Result<(u32, f32), String> {
     }
 }
 
-/// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `None` where `\xHH` spoils the UTF-8.
+/// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `None` where `\xHH` spoils the
+/// UTF-8.
 ///
 /// Source: llama.cpp's rule for `-e`.
 pub(crate) fn unescape(text: &str) -> Option<String> {

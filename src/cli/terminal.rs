@@ -13,7 +13,8 @@ const HELP: Style = AnsiColor::Green.on_default().bold();
 /// How an echoed prompt looks where colour is on.
 pub(crate) const PROMPT: Style = AnsiColor::Yellow.on_default();
 
-/// Who hears what. Standard output belongs to the result; all else goes to standard error, through here.
+/// Who hears what. Standard output belongs to the result; all else goes to standard error, through
+/// here.
 #[derive(Clone, Debug)]
 pub(crate) struct Terminal {
     color_stdout: bool,
@@ -80,8 +81,9 @@ impl Terminal {
     }
 }
 
-/// The rules: `--color on|off` decides; else `NO_COLOR`, then `CLICOLOR_FORCE` and `FORCE_COLOR`, then
-/// `TERM=dumb`, then whether it is a terminal. A variable counts where it is not empty (and, to force, not `0`).
+/// The rules: `--color on|off` decides; else `NO_COLOR`, then `CLICOLOR_FORCE` and `FORCE_COLOR`,
+/// then `TERM=dumb`, then whether it is a terminal. A variable counts where it is not empty (and,
+/// to force, not `0`).
 fn wants_color(when: ColorWhen, is_terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = |name| env(name).is_some_and(|v| !v.is_empty());
     let forces = |name| set(name) && env(name).is_some_and(|v| v != "0");

@@ -1,10 +1,11 @@
 //! The words of the command line, made regular before clap sees them.
 //!
-//! llama.cpp's flags are not clap's: short names have several letters (`-ngl`), a flag takes the next word as its
-//! value whatever that looks like (`-p -ngl`, `-n -1`), every switch has a `--no-` form, and the command `run` has
-//! no name. So the words are walked once, with clap's own list of arguments as the table: each flag comes out as
-//! `--long` or `--long=value`, which leaves clap nothing to guess. Flags that only llama.cpp has are taken out on the
-//! way; [`super::llama`] judges them.
+//! llama.cpp's flags are not clap's: short names have several letters (`-ngl`), a flag takes the
+//! next word as its value whatever that looks like (`-p -ngl`, `-n -1`), every switch has a `--no-`
+//! form, and the command `run` has no name. So the words are walked once, with clap's own list of
+//! arguments as the table: each flag comes out as `--long` or `--long=value`, which leaves clap
+//! nothing to guess. Flags that only llama.cpp has are taken out on the way; [`super::llama`]
+//! judges them.
 
 use super::failure::Failure;
 use super::llama::{self, Known, Seen, Takes};
@@ -96,7 +97,8 @@ enum Split {
     Command(String, Vec<OsString>),
 }
 
-/// Finds the command: the first word that is no flag and no flag's value. Flags may stand before it.
+/// Finds the command: the first word that is no flag and no flag's value. Flags may stand before
+/// it.
 fn split_command(cli: &Command, mut words: Vec<OsString>) -> Split {
     let help = |w: &OsString| w == "help" || w == "-h" || w == "--help";
     if words.first().is_some_and(help) {

@@ -1,7 +1,8 @@
 //! The shrinking list of tokens that may be chosen, and the stages that shrink it.
 //!
-//! Order is part of the result: one total order (logit down, then id up) or, before anything sorted, id up.
-//! So a draw walks the same list on every machine, whatever the standard library's sort does inside.
+//! Order is part of the result: one total order (logit down, then id up) or, before anything
+//! sorted, id up. So a draw walks the same list on every machine, whatever the standard library's
+//! sort does inside.
 
 use std::cmp::Ordering;
 
@@ -96,7 +97,8 @@ impl Candidates {
         }
     }
 
-    /// Drops what is less than `p` times as likely as the best, unless fewer than `min_keep` would stay.
+    /// Drops what is less than `p` times as likely as the best, unless fewer than `min_keep` would
+    /// stay.
     pub(super) fn min_p(&mut self, p: f32, min_keep: usize) {
         if p <= 0.0 || self.list.is_empty() {
             return;
@@ -170,8 +172,8 @@ impl Candidates {
     }
 }
 
-/// Brings the `n` best to the front in one pass that looks at most candidates once: a pool of `2n` at the front
-/// takes whatever beats the worst of the best so far, and is halved when full.
+/// Brings the `n` best to the front in one pass that looks at most candidates once: a pool of `2n`
+/// at the front takes whatever beats the worst of the best so far, and is halved when full.
 fn gather_best(list: &mut [Candidate], n: usize) {
     let mut pool = n;
     let mut bar = None;

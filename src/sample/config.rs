@@ -33,10 +33,11 @@ impl Stage {
         }
     }
 
-    /// Reads a chain such as `penalties;top_k;temperature`, with llama.cpp's names and their spellings.
+    /// Reads a chain such as `penalties;top_k;temperature`, with llama.cpp's names and their
+    /// spellings.
     ///
-    /// Stages of llama.cpp that do not exist here and do nothing unless a parameter of their own switches
-    /// them on are left out: whoever reads that parameter refuses it.
+    /// Stages of llama.cpp that do not exist here and do nothing unless a parameter of their own
+    /// switches them on are left out: whoever reads that parameter refuses it.
     ///
     /// # Errors
     /// [`Error::UnknownStage`] or [`Error::StageNotBuilt`], naming the word.

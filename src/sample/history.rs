@@ -42,7 +42,8 @@ impl History {
 
     /// The logit of `token` after the penalties for standing in the window.
     ///
-    /// Source: llama.cpp's penalties (CTRL's repeat penalty with the sign repaired, OpenAI's other two).
+    /// Source: llama.cpp's penalties (CTRL's repeat penalty with the sign repaired, OpenAI's other
+    /// two).
     pub(super) fn penalised(&self, token: u32, logit: f32, config: &SamplerConfig) -> f32 {
         let Some(&count) = self.counts.get(&token) else {
             return logit;

@@ -8,8 +8,9 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// Chooses one token from each row of logits.
 ///
-/// Bias, then the stages in order, then a draw. The draws of a seed are the same on every platform: the generator
-/// is ChaCha12 keyed with the seed, one 64-bit word per token, and the list that is walked has a defined order.
+/// Bias, then the stages in order, then a draw. The draws of a seed are the same on every platform:
+/// the generator is ChaCha12 keyed with the seed, one 64-bit word per token, and the list that is
+/// walked has a defined order.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     config: SamplerConfig,
@@ -60,8 +61,8 @@ impl Sampler {
     /// shape: `logits [n_vocab]`
     ///
     /// # Errors
-    /// [`Error::WrongLength`], [`Error::NotANumber`] for a NaN or plus infinity anywhere in the row,
-    /// [`Error::NothingLeft`] where every token is banned.
+    /// [`Error::WrongLength`], [`Error::NotANumber`] for a NaN or plus infinity anywhere in the
+    /// row, [`Error::NothingLeft`] where every token is banned.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
         let (given, n_vocab) = (logits.len(), self.n_vocab);
         if given != n_vocab {
@@ -145,7 +146,8 @@ mod tests {
 
     #[test]
     fn the_stream_of_a_seed_is_pinned() {
-        // If this changes, every seeded text changes: that is a breaking change and belongs in the changelog.
+        // If this changes, every seeded text changes: that is a breaking change and belongs in the
+        // changelog.
         let config = SamplerConfig { chain: vec![], ..seeded(7) };
         let mut s = sampler(config, 1000);
         let drawn: Vec<_> = (0..4).map(|_| s.sample(&[0.0; 1000]).unwrap()).collect();

@@ -2,8 +2,8 @@
 
 /// Watches generated text for any of several strings.
 ///
-/// Text that might be the beginning of a stop string is held back until the next piece decides, so that no part
-/// of a stop string is ever shown.
+/// Text that might be the beginning of a stop string is held back until the next piece decides, so
+/// that no part of a stop string is ever shown.
 #[derive(Clone, Debug)]
 pub struct StopStrings {
     stops: Vec<String>,
@@ -27,8 +27,8 @@ impl StopStrings {
         Self { stops, held }
     }
 
-    /// Takes the next piece. The match that ends first wins, of those that end together the longest: so the
-    /// result does not depend on where the text was cut into pieces.
+    /// Takes the next piece. The match that ends first wins, of those that end together the
+    /// longest: so the result does not depend on where the text was cut into pieces.
     pub fn push(&mut self, piece: &str) -> Pushed {
         self.held.push_str(piece);
         let matches = self.stops.iter().filter_map(|stop| {
@@ -52,8 +52,8 @@ impl StopStrings {
         std::mem::take(&mut self.held)
     }
 
-    /// Length in bytes of the longest end of the held text that begins a stop string. Always a character boundary:
-    /// the first byte of a stop string begins a character.
+    /// Length in bytes of the longest end of the held text that begins a stop string. Always a
+    /// character boundary: the first byte of a stop string begins a character.
     fn undecided(&self) -> usize {
         let held = self.held.as_bytes();
         let longest_of = |stop: &String| {
@@ -116,7 +116,9 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_do_not_matter(
-            text in "[abé日]{0,40}", words in prop::collection::vec("[abé日]{1,4}", 0..4), cuts in prop::collection::vec(0usize..8, 0..40),
+            text in "[abé日]{0,40}",
+            words in prop::collection::vec("[abé日]{1,4}", 0..4),
+            cuts in prop::collection::vec(0usize..8, 0..40),
         ) {
             let ends = words.iter().filter_map(|w| Some((text.find(w.as_str())? + w.len(), w.len())));
             let cut_at = ends.min_by_key(|(end, len)| (*end, end - len)).map(|(end, len)| end - len);

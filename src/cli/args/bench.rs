@@ -5,8 +5,8 @@ use crate::cli::parse;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// Measure speed. Flags and columns are llama-bench's; lists are `4,8`, `1-8`, `1-9+2` or `1-8*2`, a flag may be
-/// repeated, and every combination is measured.
+/// Measure speed. Flags and columns are llama-bench's; lists are `4,8`, `1-8`, `1-9+2` or `1-8*2`,
+/// a flag may be repeated, and every combination is measured.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Tests")]
 pub(crate) struct BenchArgs {

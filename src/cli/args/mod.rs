@@ -1,9 +1,9 @@
 //! What the user may type. What it means is decided one step later, in [`super::config`].
 //!
-//! Names, values and defaults are llama.cpp's where llama.cpp has them. Multi-letter short flags (`-ngl`) are made
-//! long in [`super::words`] before clap sees them; flags of llama.cpp that stand for nothing here are in
-//! [`super::llama`]. Every argument but the text to work on has its twin in the environment, named as
-//! llama.cpp names it with `THERMOCLINE_` in place of `LLAMA_`.
+//! Names, values and defaults are llama.cpp's where llama.cpp has them. Multi-letter short flags
+//! (`-ngl`) are made long in [`super::words`] before clap sees them; flags of llama.cpp that stand
+//! for nothing here are in [`super::llama`]. Every argument but the text to work on has its twin in
+//! the environment, named as llama.cpp names it with `THERMOCLINE_` in place of `LLAMA_`.
 
 mod bench;
 mod model;
@@ -58,6 +58,16 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// The arguments of a command that runs a model, about where and how.
+    pub(crate) fn placement(&self) -> Option<&PlacementArgs> {
+        match self {
+            Self::Run(args) => Some(&args.model.placement),
+            Self::Bench(args) => Some(&args.placement),
+            Self::Perplexity(args) => Some(&args.model.placement),
+            Self::Info(_) | Self::Tokenize(_) | Self::Completions(_) => None,
+        }
+    }
+
     /// The arguments that every command has.
     pub(crate) fn common(&self) -> &CommonArgs {
         match self {

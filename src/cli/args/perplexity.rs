@@ -4,8 +4,8 @@ use super::{CommonArgs, ModelArgs, boolish};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// Measure quality on a text, as llama-perplexity does: chunks of the context's length, the second half of each
-/// counted.
+/// Measure quality on a text, as llama-perplexity does: chunks of the context's length, the second
+/// half of each counted.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Measurement")]
 pub(crate) struct PerplexityArgs {

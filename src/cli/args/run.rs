@@ -4,8 +4,8 @@ use super::{CommonArgs, ModelArgs, SamplingArgs, boolish};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Continue a prompt. The text goes to standard output, all else to standard error; there is never a question
-/// back.
+/// Continue a prompt. The text goes to standard output, all else to standard error; there is never
+/// a question back.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Text")]
 pub(crate) struct RunArgs {
@@ -33,7 +33,7 @@ pub(crate) struct RunArgs {
     #[arg(short = 'n', long, value_name = "N", env = "THERMOCLINE_ARG_N_PREDICT", default_value_t = -1)]
     #[arg(aliases = ["n-predict"], value_parser = clap::value_parser!(i32).range(-2..))]
     pub(crate) predict: i32,
-    /// Stop before this text (-r); may be repeated
+    /// Stop before this text; may be repeated
     #[arg(short, long, value_name = "TEXT", env = "THERMOCLINE_ARG_STOP", visible_alias = "stop")]
     pub(crate) reverse_prompt: Vec<String>,
     /// When the context is full, drop the older half of the text and go on

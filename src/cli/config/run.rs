@@ -102,7 +102,8 @@ fn prompt(args: &RunArgs) -> Result<Option<String>, Failure> {
 }
 
 /// # Errors
-/// Numbers and names that [`crate::sample`] refuses; token ids are checked later, against the vocabulary.
+/// Numbers and names that [`crate::sample`] refuses; token ids are checked later, against the
+/// vocabulary.
 fn sampler(args: &SamplingArgs) -> Result<SamplerConfig, Failure> {
     let refused = |e: crate::sample::Error| {
         let known: Vec<_> = Stage::DEFAULT_CHAIN.iter().map(|s| s.name()).collect();

@@ -1,5 +1,5 @@
-//! `thermocline info`: what a model file holds. Nothing of it is run, and nothing of it need be known: it works on
-//! any GGUF file, a vocabulary only or an architecture that nobody here can run.
+//! `thermocline info`: what a model file holds. Nothing of it is run, and nothing of it need be
+//! known: it works on any GGUF file, a vocabulary only or an architecture that nobody here can run.
 
 mod json;
 mod text;
