@@ -1,4 +1,17 @@
 //! The oracle: every op as plain loops, no threads, no cleverness. One file per op family.
+//!
+//! Sums are in f64, so that what a fast kernel is compared with is the formula and not another order of
+//! rounding. Weights are read row by row through [`Memory`], which never sees two calls nested.
+
+mod activation;
+mod attention;
+mod elementwise;
+mod matmul;
+mod operands;
+mod predict;
+mod recurrent;
+mod route;
+mod sparse_ffn;
 
 use hal::{Op, Result, Tensor};
 
@@ -11,11 +24,30 @@ pub trait Memory {
     fn write(&self, tensor: &Tensor, f: &mut dyn FnMut(&mut [u8]));
 }
 
-/// Runs one op.
+/// Runs one op. Rows of padded tokens keep what they held where the op has a batch.
 ///
 /// # Errors
 /// None today; kept so that a failing memory can be reported.
+///
+/// # Panics
+/// On `Post` and `Merge`: the device runs the hand-offs itself.
 pub fn execute(op: &Op, memory: &dyn Memory) -> Result<()> {
-    let _ = (op, memory);
+    match op {
+        Op::GetRows(op) => elementwise::get_rows(op, memory),
+        Op::Gather(op) => elementwise::gather(op, memory),
+        Op::Norm(op) => elementwise::norm(op, memory),
+        Op::Add(op) => elementwise::add(op, memory),
+        Op::MatMul(op) => matmul::matmul(op, memory),
+        Op::Rope(op) => attention::rope(op, memory),
+        Op::StoreKv(op) => attention::store_kv(op, memory),
+        Op::Attention(op) => attention::attention(op, memory),
+        Op::SparseFfn(op) => sparse_ffn::sparse_ffn(op, memory),
+        Op::Predict(op) => predict::predict(op, memory),
+        Op::Route(op) => route::route(op, memory),
+        Op::ShortConv(op) => recurrent::short_conv(op, memory),
+        Op::GatedDelta(op) => recurrent::gated_delta(op, memory),
+        Op::SsmScan(op) => recurrent::ssm_scan(op, memory),
+        Op::Post(_) | Op::Merge(_) => unreachable!("hand-offs are run by the device"),
+    }
     Ok(())
 }

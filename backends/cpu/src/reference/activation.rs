@@ -1,0 +1,95 @@
+//! The activation functions of feed-forward blocks.
+
+use std::f64::consts::{FRAC_1_SQRT_2, PI};
+
+use hal::op::{Activation, FfnKind};
+
+/// `act(x)` of one value.
+pub(super) fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        // Written so that a value that is no number stays none.
+        Activation::Relu => {
+            if x <= 0.0 {
+                0.0
+            } else {
+                x
+            }
+        }
+        Activation::Relu2 => {
+            if x <= 0.0 {
+                0.0
+            } else {
+                x * x
+            }
+        }
+        Activation::Silu => x * sigmoid(x),
+        Activation::Gelu => {
+            let inner = (2.0 / PI).sqrt() * x * (1.0 + 0.044715 * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Activation::GeluErf => 0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2)),
+        Activation::SwigluOai { alpha, limit } => {
+            let x = x.min(f64::from(limit));
+            x * sigmoid(f64::from(alpha) * x)
+        }
+    }
+}
+
+/// The value of a neuron from its test value (the gate, or up where there is none) and up.
+pub(super) fn neuron(kind: FfnKind, activation: Activation, test: f64, up: f64) -> f64 {
+    let limit = match activation {
+        Activation::SwigluOai { limit, .. } => Some(f64::from(limit)),
+        Activation::Relu | Activation::Relu2 | Activation::Silu => None,
+        Activation::Gelu | Activation::GeluErf => None,
+    };
+    let gate = activate(activation, test);
+    match (kind, limit) {
+        (FfnKind::Plain, _) => gate,
+        (FfnKind::Gated, None) => gate * up,
+        (FfnKind::Gated, Some(limit)) => gate * (up.clamp(-limit, limit) + 1.0),
+        (FfnKind::GatedBoth, _) => gate * activate(activation, up),
+    }
+}
+
+pub(super) fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The error function by its series of positive terms, `2 / sqrt(pi) * exp(-x^2) * sum of
+/// 2^n x^(2n+1) / (2n+1)!!`, which loses nothing to cancellation.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    2.0 / PI.sqrt() * (-x * x).exp() * sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{activate, erf};
+    use hal::op::Activation;
+
+    #[test]
+    fn erf_has_its_table_values() {
+        for (x, y) in [(0.0, 0.0), (0.5, 0.520_499_877_813_046_5), (-1.0, -0.842_700_792_949_714_9)]
+        {
+            assert!((erf(x) - y).abs() < 1e-14, "erf({x})");
+        }
+        assert!((erf(3.0) - 0.999_977_909_503_001_4).abs() < 1e-14);
+        assert!((erf(7.0) - 1.0).abs() < 1e-14);
+    }
+
+    #[test]
+    fn both_gelus_agree_roughly_and_relu_keeps_nan() {
+        for x in [-3.0, -0.7, 0.0, 0.4, 2.5] {
+            let difference = activate(Activation::Gelu, x) - activate(Activation::GeluErf, x);
+            assert!(difference.abs() < 1e-3, "at {x}");
+        }
+        assert!(activate(Activation::Relu, f64::NAN).is_nan());
+    }
+}

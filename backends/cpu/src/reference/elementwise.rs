@@ -1,0 +1,57 @@
+//! Rows in, rows out.
+
+use hal::op::{Add, Gather, GetRows, Norm, NormKind};
+use hal::{Operand, Tensor};
+
+use super::Memory;
+use super::operands::{Step, maybe_floats, row, write_row};
+
+pub(super) fn get_rows(op: &GetRows<Tensor>, memory: &dyn Memory) {
+    let step = Step::new(memory, &op.batch);
+    for t in 0..step.n_tokens(op.y.desc().n_rows) {
+        let mut values = row(memory, &op.table, step.view().ids()[t] as usize);
+        values.iter_mut().for_each(|v| *v *= op.scale);
+        write_row(memory, &op.y, t, &values);
+    }
+}
+
+pub(super) fn gather(op: &Gather<Tensor>, memory: &dyn Memory) {
+    let step = Step::new(memory, &op.batch);
+    for i in 0..step.view().n_out().min(op.y.desc().n_rows) {
+        let values = row(memory, &op.x, step.view().outputs()[i] as usize);
+        write_row(memory, &op.y, i, &values);
+    }
+}
+
+pub(super) fn norm(op: &Norm<Tensor>, memory: &dyn Memory) {
+    let weight = maybe_floats(memory, op.weight.as_ref());
+    let bias = maybe_floats(memory, op.bias.as_ref());
+    for t in 0..op.x.desc().n_rows {
+        let mut values = row(memory, &op.x, t);
+        for run in values.chunks_exact_mut(op.width) {
+            let n = op.width as f64;
+            let mean = match op.kind {
+                NormKind::Rms => 0.0,
+                NormKind::Layer => run.iter().map(|&v| f64::from(v)).sum::<f64>() / n,
+            };
+            let square = run.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
+            let root = (square + f64::from(op.eps)).sqrt();
+            for (i, v) in run.iter_mut().enumerate() {
+                let factor = weight.as_ref().map_or(1.0, |w| f64::from(w[i]));
+                let offset = bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
+                *v = ((f64::from(*v) - mean) / root * factor + offset) as f32;
+            }
+        }
+        write_row(memory, &op.y, t, &values);
+    }
+}
+
+pub(super) fn add(op: &Add<Tensor>, memory: &dyn Memory) {
+    for t in 0..op.x.desc().n_rows {
+        let mut values = row(memory, &op.x, t);
+        for (v, a) in values.iter_mut().zip(row(memory, &op.a, t)) {
+            *v += a;
+        }
+        write_row(memory, &op.x, t, &values);
+    }
+}

@@ -1,0 +1,109 @@
+//! Reading and writing operands, and the dot product of all weights.
+
+use hal::format::{Activation, Format, Q8_BLOCK, Q8Row};
+use hal::pack::row_plain;
+use hal::{Batch, BatchView, Operand, Tensor};
+
+use super::Memory;
+
+/// Dequantises one row of a view into `out` `[n_cols]`.
+pub(super) fn read_row(memory: &dyn Memory, tensor: &Tensor, row: usize, out: &mut [f32]) {
+    let (whole, row) = (tensor.whole(), tensor.first_row() + row);
+    memory.read(tensor, &mut |bytes| row_plain(&whole, bytes, row, out));
+}
+
+/// One row of a view.
+pub(super) fn row(memory: &dyn Memory, tensor: &Tensor, row: usize) -> Vec<f32> {
+    let mut out = vec![0.0; tensor.desc().n_cols];
+    read_row(memory, tensor, row, &mut out);
+    out
+}
+
+/// All rows of a view, one after the other.
+pub(super) fn floats(memory: &dyn Memory, tensor: &Tensor) -> Vec<f32> {
+    let desc = tensor.desc();
+    let mut out = vec![0.0; desc.n_rows * desc.n_cols];
+    for r in 0..desc.n_rows {
+        read_row(memory, tensor, r, &mut out[r * desc.n_cols..][..desc.n_cols]);
+    }
+    out
+}
+
+/// All rows of an operand that may be absent.
+pub(super) fn maybe_floats(memory: &dyn Memory, tensor: Option<&Tensor>) -> Option<Vec<f32>> {
+    tensor.map(|tensor| floats(memory, tensor))
+}
+
+/// Overwrites one row of a view; F16 is rounded to nearest even.
+pub(super) fn write_row(memory: &dyn Memory, tensor: &Tensor, row: usize, values: &[f32]) {
+    let format = tensor.desc().format;
+    let len = format.row_bytes(values.len()).expect("tensors have whole blocks per row");
+    let at = (tensor.first_row() + row) * len;
+    memory.write(tensor, &mut |bytes| format.quantize(values, &mut bytes[at..at + len]));
+}
+
+/// All words of a U32 view.
+pub(super) fn words(memory: &dyn Memory, tensor: &Tensor) -> Vec<u32> {
+    let desc = tensor.desc();
+    let (at, len) = (4 * tensor.first_row() * desc.n_cols, 4 * desc.n_rows * desc.n_cols);
+    let mut out = Vec::new();
+    memory.read(tensor, &mut |bytes| {
+        let words = bytes[at..at + len].chunks_exact(4);
+        out = words.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+    });
+    out
+}
+
+/// Overwrites the first words of a U32 view.
+pub(super) fn write_words(memory: &dyn Memory, tensor: &Tensor, words: &[u32]) {
+    let at = 4 * tensor.first_row() * tensor.desc().n_cols;
+    memory.write(tensor, &mut |bytes| {
+        for (out, word) in bytes[at..].chunks_exact_mut(4).zip(words) {
+            out.copy_from_slice(&word.to_le_bytes());
+        }
+    });
+}
+
+/// The facts of the step.
+pub(super) struct Step {
+    words: Vec<u32>,
+    shape: hal::BatchShape,
+}
+
+impl Step {
+    pub(super) fn new(memory: &dyn Memory, batch: &Batch<Tensor>) -> Step {
+        Step { words: words(memory, &batch.words), shape: batch.shape }
+    }
+
+    pub(super) fn view(&self) -> BatchView<'_> {
+        BatchView::new(&self.words, self.shape)
+    }
+
+    /// Real tokens among the `n_rows` that the program has room for.
+    pub(super) fn n_tokens(&self, n_rows: usize) -> usize {
+        self.view().n_tokens().min(n_rows)
+    }
+}
+
+/// `x` as weights of `format` meet it: as it is, or rounded to Q8 blocks.
+pub(super) fn activations(x: &[f32], format: Format) -> Vec<f64> {
+    match format.activation() {
+        Activation::F32 => x.iter().map(|&v| f64::from(v)).collect(),
+        Activation::Q8 => {
+            let mut row = Q8Row::default();
+            row.quantize_into(x);
+            let value = |i: usize| f64::from(row.d[i / Q8_BLOCK]) * f64::from(row.q[i]);
+            (0..x.len()).map(value).collect()
+        }
+    }
+}
+
+/// All rows of `x` as weights of `format` meet them.
+pub(super) fn activation_rows(memory: &dyn Memory, x: &Tensor, format: Format) -> Vec<Vec<f64>> {
+    (0..x.desc().n_rows).map(|t| activations(&row(memory, x, t), format)).collect()
+}
+
+/// `w . x`
+pub(super) fn dot(w: &[f32], x: &[f64]) -> f64 {
+    w.iter().zip(x).map(|(&w, x)| f64::from(w) * x).sum()
+}

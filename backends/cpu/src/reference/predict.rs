@@ -1,0 +1,67 @@
+//! Which neurons this token needs.
+
+use hal::op::Predict;
+use hal::{Operand, RowSet, Slot, Tensor};
+
+use super::Memory;
+use super::matmul::{products, times};
+use super::operands::{activations, words, write_words};
+
+pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
+    let n_tokens = op.x.desc().n_rows;
+    let format = op.fc2.desc().format;
+    let hidden = products(memory, &op.fc1, &op.x);
+    // A value that is no number stays none, so that it reaches the scores.
+    let relu = |v: f64| if v <= 0.0 { 0.0 } else { v as f32 };
+    let hidden = hidden.into_iter().map(|h| {
+        let h: Vec<f32> = h.into_iter().map(relu).collect();
+        activations(&h, format)
+    });
+    let scores = times(memory, &op.fc2, &hidden.collect::<Vec<_>>());
+
+    let mut resident = List::new(&op.resident);
+    let mut absent = op.absent.as_ref().map(List::new);
+    for (neuron, &slot) in words(memory, &op.slots).iter().enumerate() {
+        let dropped = |t: usize| scores[t][neuron] < f64::from(op.threshold);
+        let wanted: Vec<bool> = (0..n_tokens).map(|t| !dropped(t)).collect();
+        if wanted.contains(&true) {
+            match (Slot::decode(slot), &mut absent) {
+                (Slot::Resident(id), _) => resident.push(id, &wanted),
+                (Slot::Absent(id), Some(absent)) => absent.push(id, &wanted),
+                (Slot::Absent(_), None) => {}
+            }
+        }
+    }
+    resident.store(memory);
+    if let Some(absent) = absent {
+        absent.store(memory);
+    }
+}
+
+struct List<'a> {
+    set: &'a RowSet<Tensor>,
+    ids: Vec<u32>,
+    members: Vec<u32>,
+}
+
+impl<'a> List<'a> {
+    fn new(set: &'a RowSet<Tensor>) -> List<'a> {
+        List { set, ids: Vec::new(), members: Vec::new() }
+    }
+
+    fn push(&mut self, id: u32, wanted: &[bool]) {
+        assert!(self.ids.len() < self.set.ids.desc().n_cols, "more wanted rows than the set holds");
+        let first = self.members.len();
+        self.ids.push(id);
+        self.members.resize(first + self.set.members.desc().n_cols, 0);
+        for (t, _) in wanted.iter().enumerate().filter(|(_, wanted)| **wanted) {
+            self.members[first + t / 32] |= 1 << (t % 32);
+        }
+    }
+
+    fn store(&self, memory: &dyn Memory) {
+        write_words(memory, &self.set.ids, &self.ids);
+        write_words(memory, &self.set.count, &[self.ids.len() as u32]);
+        write_words(memory, &self.set.members, &self.members);
+    }
+}

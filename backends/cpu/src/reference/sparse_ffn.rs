@@ -1,0 +1,168 @@
+//! The feed-forward block that computes only the neurons that count.
+
+use hal::op::{Down, Skip, SparseFfn};
+use hal::{Operand, Rows, Tensor};
+
+use super::Memory;
+use super::activation::{activate, neuron};
+use super::matmul::times;
+use super::operands::{
+    activation_rows, activations, dot, floats, maybe_floats, row, words, write_row,
+};
+
+/// The rows to compute, and who wants them.
+struct Listed {
+    ids: Vec<usize>,
+    /// `[ids][n_tokens]` factor of the row for the token; 0: not computed.
+    factor: Vec<Vec<f64>>,
+}
+
+pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
+    let listed = list(op, memory);
+    let (h, carried) = hidden(op, memory, &listed);
+    let (n_tokens, n_out) = (op.y.desc().n_rows, op.y.desc().n_cols);
+    let mut sums = match op.orientation {
+        Down::ByNeuron => {
+            let mut sums = vec![vec![0.0; n_out]; n_tokens];
+            for (&id, h) in listed.ids.iter().zip(&h) {
+                let down = row(memory, &op.down, id);
+                for (sums, &h) in sums.iter_mut().zip(h).filter(|(_, h)| **h != 0.0) {
+                    sums.iter_mut().zip(&down).for_each(|(y, &w)| *y += h * f64::from(w));
+                }
+            }
+            sums
+        }
+        Down::AcrossNeurons => {
+            let format = op.down.desc().format;
+            let column = |t: usize| h.iter().map(|h| h[t] as f32).collect::<Vec<f32>>();
+            let h: Vec<_> = (0..n_tokens).map(|t| activations(&column(t), format)).collect();
+            times(memory, &op.down, &h)
+        }
+    };
+    add_bias(op, memory, &mut sums);
+    for (t, sums) in sums.into_iter().enumerate() {
+        let old = match op.accumulate {
+            true => row(memory, &op.y, t),
+            false => vec![0.0; n_out],
+        };
+        let total = sums.into_iter().zip(old).map(|(sum, old)| (sum + f64::from(old)) as f32);
+        let values: Vec<f32> = total.collect();
+        write_row(memory, &op.y, t, &values);
+    }
+    let counts = floats(memory, &op.active);
+    let counts: Vec<f32> = counts.iter().zip(carried).map(|(a, n)| a + n as f32).collect();
+    write_row(memory, &op.active, 0, &counts);
+}
+
+fn list(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> Listed {
+    let n_tokens = op.x.desc().n_rows;
+    let (ids, mut factor) = match &op.rows {
+        Rows::All => {
+            let n_rows = op.up.desc().n_rows;
+            ((0..n_rows).collect::<Vec<_>>(), vec![vec![1.0; n_tokens]; n_rows])
+        }
+        Rows::Active(set) => {
+            let count = words(memory, &set.count)[0] as usize;
+            let ids = words(memory, &set.ids).into_iter().take(count).map(|id| id as usize);
+            let (members, n) = (words(memory, &set.members), set.members.desc().n_cols);
+            let wants = |i: usize, t: usize| f64::from(members[i * n + t / 32] >> (t % 32) & 1);
+            let factor = |i| (0..n_tokens).map(|t| wants(i, t)).collect();
+            (ids.collect(), (0..count).map(factor).collect())
+        }
+    };
+    if let (Some(of), Some(weight)) = (&op.group_of, &op.group_weight) {
+        let (of, n_group) = (words(memory, of), weight.desc().n_cols);
+        let weight = floats(memory, weight);
+        for (&id, factor) in ids.iter().zip(&mut factor) {
+            for (t, factor) in factor.iter_mut().enumerate() {
+                *factor *= f64::from(weight[t * n_group + of[id] as usize]);
+            }
+        }
+    }
+    Listed { ids, factor }
+}
+
+/// `factor * h` of every listed row and token, 0 where it was dropped, and how many were carried through
+/// per token.
+fn hidden(
+    op: &SparseFfn<Tensor>,
+    memory: &dyn Memory,
+    listed: &Listed,
+) -> (Vec<Vec<f64>>, Vec<usize>) {
+    let n_tokens = op.x.desc().n_rows;
+    let up = Projection::new(memory, &op.up, op.bias_up.as_ref(), &op.x);
+    let gate =
+        op.gate.as_ref().map(|gate| Projection::new(memory, gate, op.bias_gate.as_ref(), &op.x));
+    let first = gate.as_ref().unwrap_or(&up);
+    let tests: Vec<_> = listed.ids.iter().map(|&id| first.row(memory, id)).collect();
+    let cuts: Vec<f64> = (0..n_tokens).map(|t| cut(op.skip, listed, &tests, t)).collect();
+    let thresholds = maybe_floats(memory, op.threshold.as_ref());
+
+    let mut carried = vec![0; n_tokens];
+    let mut h = vec![vec![0.0; n_tokens]; listed.ids.len()];
+    for (i, &id) in listed.ids.iter().enumerate() {
+        let ups = up.row(memory, id);
+        for t in (0..n_tokens).filter(|&t| listed.factor[i][t] != 0.0) {
+            let test = tests[i][t];
+            let below = |limit: f32| activate(op.activation, test).abs() < f64::from(limit);
+            let dropped = match op.skip {
+                Skip::Never => false,
+                Skip::NotPositive => test <= 0.0,
+                Skip::Below(limit) => below(limit),
+                Skip::BelowPerRow => thresholds.as_ref().is_some_and(|limits| below(limits[id])),
+                Skip::GaussianCut(_) => test < cuts[t],
+            };
+            if !dropped {
+                carried[t] += 1;
+                let value = neuron(op.kind, op.activation, test - cuts[t], ups[t]);
+                h[i][t] = listed.factor[i][t] * value;
+            }
+        }
+    }
+    (h, carried)
+}
+
+/// What [`Skip::GaussianCut`] lowers the test values of token `t` by.
+fn cut(skip: Skip, listed: &Listed, tests: &[Vec<f64>], t: usize) -> f64 {
+    let Skip::GaussianCut(factor) = skip else { return 0.0 };
+    let computed = listed.factor.iter().zip(tests).filter(|(factor, _)| factor[t] != 0.0);
+    let tests: Vec<f64> = computed.map(|(_, tests)| tests[t]).collect();
+    let n = tests.len().max(1) as f64;
+    let mean = tests.iter().sum::<f64>() / n;
+    let variance = tests.iter().map(|test| (test - mean).powi(2)).sum::<f64>() / n;
+    mean + f64::from(factor) * variance.sqrt()
+}
+
+fn add_bias(op: &SparseFfn<Tensor>, memory: &dyn Memory, sums: &mut [Vec<f64>]) {
+    let Some(bias) = &op.bias_down else { return };
+    let weight = maybe_floats(memory, op.group_weight.as_ref());
+    let n_group = bias.desc().n_rows;
+    for g in 0..n_group {
+        let bias = row(memory, bias, g);
+        for (t, sums) in sums.iter_mut().enumerate() {
+            let factor = weight.as_ref().map_or(1.0, |weight| f64::from(weight[t * n_group + g]));
+            sums.iter_mut().zip(&bias).for_each(|(y, &b)| *y += factor * f64::from(b));
+        }
+    }
+}
+
+/// One of the two matrices in front, with the input as it meets it.
+struct Projection<'a> {
+    weight: &'a Tensor,
+    bias: Option<Vec<f32>>,
+    x: Vec<Vec<f64>>,
+}
+
+impl<'a> Projection<'a> {
+    fn new(memory: &dyn Memory, weight: &'a Tensor, bias: Option<&Tensor>, x: &Tensor) -> Self {
+        let x = activation_rows(memory, x, weight.desc().format);
+        Projection { weight, bias: maybe_floats(memory, bias), x }
+    }
+
+    /// Row `id` times every token.
+    fn row(&self, memory: &dyn Memory, id: usize) -> Vec<f64> {
+        let weights = row(memory, self.weight, id);
+        let bias = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[id]));
+        self.x.iter().map(|x| dot(&weights, x) + bias).collect()
+    }
+}
