@@ -176,19 +176,25 @@ impl TransposedLayout {
     }
 
     fn pack_plain(&self, source: &[u8], neurons: &[u32], out: &mut [u8]) {
-        let size = self.format.block_bytes();
-        if source.is_empty() {
-            return;
+        match self.format.block_bytes() {
+            2 => self.pack_plain_of::<2>(source, neurons, out),
+            _ => self.pack_plain_of::<4>(source, neurons, out),
         }
-        // Sixteen outputs by all neurons at a time: few source streams, whole lines written.
-        for first in (0..self.n_out).step_by(64 / size) {
-            let count = (64 / size).min(self.n_out - first);
-            let rows = source.chunks_exact(self.source_row_bytes()).skip(first).take(count);
-            for (e, row) in rows.enumerate() {
-                for (slot, &neuron) in neurons.iter().enumerate() {
-                    let from = neuron as usize * size;
-                    let to = slot * self.row_bytes + (first + e) * size;
-                    out[to..to + size].copy_from_slice(&row[from..from + size]);
+    }
+
+    /// In squares of 64, so that both the rows read and the rows written stay in the nearest cache.
+    fn pack_plain_of<const SIZE: usize>(&self, source: &[u8], neurons: &[u32], out: &mut [u8]) {
+        let source = source.as_chunks::<SIZE>().0;
+        let out = out[..self.groups_at].as_chunks_mut::<SIZE>().0;
+        for first in (0..self.n_out).step_by(64) {
+            let end = (first + 64).min(self.n_out);
+            for (part, neurons) in neurons.chunks(64).enumerate() {
+                for (i, &neuron) in neurons.iter().enumerate() {
+                    let column = source[first * self.n_ff + neuron as usize..].iter();
+                    let row = &mut out[(64 * part + i) * self.n_out..][first..end];
+                    for (to, from) in row.iter_mut().zip(column.step_by(self.n_ff)) {
+                        *to = *from;
+                    }
                 }
             }
         }

@@ -1,0 +1,196 @@
+//! The device itself: what it says, what it allocates, how it takes weights in.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hal::format::Format;
+use hal::pack::{pack_plain, pack_row_plain, plain_size};
+use hal::{
+    Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
+    MemoryReport, Op, OpDesc, PackDesc, Plan, PlainStaging, RawBuffer, RawMailbox, RawProgram,
+    RawStaging, Result, Select, SharedBytes, Source, Tensor, TensorDesc,
+};
+
+use crate::buffer::{ALIGN, HostBuffer};
+use crate::kernels;
+use crate::machine;
+use crate::program::CpuProgram;
+use crate::queue::CpuQueue;
+use crate::simd::Kernels;
+use crate::team::Team;
+
+/// How the processor is used.
+#[derive(Clone, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads, the calling one included; `None` for the physical cores this process may use.
+    pub threads: Option<usize>,
+}
+
+/// The processor as a device: tensors in host memory, programs run by a team of threads.
+///
+/// Everything is done when a call returns; one lock makes all queues take turns.
+#[derive(Debug)]
+pub struct CpuBackend {
+    info: DeviceInfo,
+    kernels: Kernels,
+    n_threads: usize,
+    shared: Arc<Shared>,
+}
+
+/// What the queues of one device share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    team: Mutex<Team>,
+}
+
+impl Shared {
+    /// Whoever holds this may touch tensor memory, and nobody else does.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Team> {
+        // A panic in a region is caught inside it: the team is whole even if the lock's holder died.
+        self.team.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CpuBackend {
+    /// The processor with a team of its own. If the system gives fewer threads, there are fewer.
+    #[must_use]
+    pub fn new(options: CpuOptions) -> Arc<CpuBackend> {
+        let n_threads = options.threads.unwrap_or_else(machine::default_threads).max(1);
+        let team = Team::new(n_threads);
+        let (n_threads, kernels) = (team.n_threads(), Kernels::best());
+        let processor = machine::processor().unwrap_or_else(|| "unknown processor".to_owned());
+        let level = kernels.level().name();
+        let info = DeviceInfo {
+            name: "CPU".to_owned(),
+            description: format!("{processor}, {n_threads} threads, {level}"),
+            kind: DeviceKind::Cpu,
+            max_binding: Bytes::MAX,
+            hand_off: false,
+        };
+        let shared = Arc::new(Shared { team: Mutex::new(team) });
+        Arc::new(CpuBackend { info, kernels, n_threads, shared })
+    }
+
+    /// Threads of the team.
+    #[must_use]
+    pub fn n_threads(&self) -> usize {
+        self.n_threads
+    }
+
+    fn room(&self, label: &str, len: Option<usize>) -> Result<HostBuffer> {
+        len.and_then(HostBuffer::zeroed).ok_or_else(|| Error::OutOfMemory {
+            device: self.info.name.clone(),
+            label: label.to_owned(),
+            wanted: len.map_or(Bytes::MAX, |len| Bytes(len as u64)),
+            free: machine::memory().free.unwrap_or_default(),
+        })
+    }
+}
+
+/// The source's own bytes, if the pack is just them and kernels can read them where they are.
+fn in_place(pack: &PackDesc, source: &HostRows) -> Option<SharedBytes> {
+    let bytes = match source.source() {
+        Source::Mapped(bytes) | Source::Owned(bytes) => bytes,
+        Source::Paged(_) => return None,
+    };
+    // Blocks are read at any address, but F32 and U32 tensors also serve as plain slices.
+    let aligned = match pack.source.format {
+        Format::F32 | Format::U32 => (**bytes).as_ref().as_ptr().cast::<f32>().is_aligned(),
+        Format::F16 | Format::BF16 | Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => true,
+        Format::Q4_K | Format::Q5_K | Format::Q6_K => true,
+    };
+    (is_whole(pack) && aligned).then(|| Arc::clone(bytes))
+}
+
+fn is_whole(pack: &PackDesc) -> bool {
+    pack.select == Select::All && !pack.transpose && pack.spare == 0
+}
+
+impl Backend for CpuBackend {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        Ok(machine::memory())
+    }
+
+    fn plan(&self, op: &OpDesc) -> Plan {
+        kernels::plan(op, self.n_threads)
+    }
+
+    fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
+        plain_size(desc).map_or(Bytes::MAX, |len| Bytes((len + ALIGN) as u64))
+    }
+
+    fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
+        Ok(Box::new(self.room(label, plain_size(desc))?))
+    }
+
+    fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes {
+        match mapped && is_whole(pack) {
+            true => Bytes(0),
+            false => pack.packed().map_or(Bytes::MAX, |desc| self.alloc_size(&desc)),
+        }
+    }
+
+    fn import(
+        &self,
+        label: &str,
+        pack: &PackDesc,
+        source: &HostRows,
+    ) -> Result<Box<dyn RawBuffer>> {
+        if let Some(bytes) = in_place(pack, source) {
+            return Ok(Box::new(HostBuffer::kept(bytes)));
+        }
+        let mut buffer = self.room(label, plain_size(&pack.packed()?))?;
+        pack_plain(pack, source, buffer.bytes_mut())?;
+        Ok(Box::new(buffer))
+    }
+
+    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+        pack_row_plain(pack, source, row)
+    }
+
+    fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
+        Ok(PlainStaging::boxed(len.0 as usize))
+    }
+
+    fn mailbox(&self, _shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
+        let reason = kernels::OTHER_SIDE.to_owned();
+        Err(Error::Unsupported { op: "Post", device: self.info.name.clone(), reason })
+    }
+
+    fn compile(
+        &self,
+        label: &str,
+        ops: &[Op],
+        _mailboxes: &[Arc<dyn RawMailbox>],
+        workspace: Option<&Tensor>,
+    ) -> Result<Arc<dyn RawProgram>> {
+        check_writable(&self.info.name, ops)?;
+        let program = CpuProgram::new(label, ops, workspace, self.kernels, self.n_threads);
+        Ok(Arc::new(program))
+    }
+
+    fn queue(&self, _label: &str) -> Result<Box<dyn BackendQueue>> {
+        Ok(Box::new(CpuQueue::new(Arc::clone(&self.shared), &self.info.name)))
+    }
+}
+
+/// Memory that was kept as it came belongs to a file.
+fn check_writable(device: &str, ops: &[Op]) -> Result<()> {
+    for op in ops {
+        let mut kept = None;
+        op.visit(&mut |operand, access, tensor| {
+            let writable = tensor.raw::<HostBuffer>().is_some_and(HostBuffer::is_writable);
+            if access != hal::op::Access::Read && !writable {
+                kept = Some(operand);
+            }
+        });
+        if let Some(operand) = kept {
+            let reason = format!("operand {operand} is read-only memory of a file");
+            return Err(Error::Unsupported { op: op.name(), device: device.to_owned(), reason });
+        }
+    }
+    Ok(())
+}

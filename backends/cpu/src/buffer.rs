@@ -1,0 +1,367 @@
+#![allow(unsafe_code, reason = "tensors are raw memory that several threads work on at once")]
+//! Host memory of tensors, and the views through which kernels reach it.
+//!
+//! All unsafe access to tensor memory is in this file. It rests on one discipline:
+//!
+//! 1. The device's lock is held by whoever touches tensor memory: a queue that copies, or one region of the team.
+//! 2. An op does not read rows that it writes (the recorder refuses such ops), except in place within one chunk.
+//! 3. Within a phase, chunks write disjoint parts, and none reads what another writes.
+
+use std::alloc::{Layout as Extent, alloc_zeroed, dealloc};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::MutexGuard;
+
+use bytemuck::AnyBitPattern;
+use hal::format::TransposedLayout;
+use hal::{Layout, RawBuffer, SharedBytes, Tensor};
+
+use crate::reference::Memory;
+use crate::team::Team;
+
+/// Alignment of memory made here: a cache line, and the widest vector.
+pub(crate) const ALIGN: usize = 64;
+
+/// Memory of one tensor: made here, or kept as it came.
+pub(crate) struct HostBuffer {
+    start: NonNull<u8>,
+    len: usize,
+    keep: Keep,
+}
+
+enum Keep {
+    Allocated { base: NonNull<u8>, extent: Extent },
+    Source(SharedBytes),
+}
+
+// SAFETY: the memory is owned or kept alive by the buffer and does not move; access follows the discipline above.
+unsafe impl Send for HostBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for HostBuffer {}
+
+impl fmt::Debug for HostBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostBuffer({} bytes)", self.len)
+    }
+}
+
+impl RawBuffer for HostBuffer {}
+
+impl HostBuffer {
+    /// Zeros, taken from the system page by page as they are touched; `None` if there is no room.
+    pub(crate) fn zeroed(len: usize) -> Option<HostBuffer> {
+        // Small alignment and a shift by hand: with a large one the allocator would touch every page.
+        let extent = Extent::from_size_align(len.checked_add(ALIGN)?, 16).ok()?;
+        // SAFETY: the size is not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(extent) })?;
+        let shift = base.align_offset(ALIGN);
+        // SAFETY: a shift below ALIGN stays inside the allocation, which has ALIGN bytes more than asked for.
+        let start = unsafe { base.add(shift) };
+        Some(HostBuffer { start, len, keep: Keep::Allocated { base, extent } })
+    }
+
+    /// Uses `source` where it lies, for reading.
+    pub(crate) fn kept(source: SharedBytes) -> HostBuffer {
+        let bytes: &[u8] = (*source).as_ref();
+        let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
+        HostBuffer { start, len, keep: Keep::Source(source) }
+    }
+
+    /// Whether the memory is the buffer's own.
+    pub(crate) fn is_writable(&self) -> bool {
+        matches!(self.keep, Keep::Allocated { .. })
+    }
+
+    /// All bytes of a buffer that nobody else has yet.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(self.is_writable(), "kept memory is not written");
+        // SAFETY: own zeroed memory of this length, borrowed for as long as the buffer is.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        if let Keep::Allocated { base, extent } = self.keep {
+            // SAFETY: allocated in `zeroed` with this layout; the views' programs hold the tensor.
+            unsafe { dealloc(base.as_ptr(), extent) }
+        }
+    }
+}
+
+/// Rows that an op reads.
+pub(crate) struct Reads<T> {
+    start: *const T,
+    n_rows: usize,
+    n_cols: usize,
+}
+
+/// Rows that an op writes. Whoever asks for a part must be the only one who has it; see the head of this file.
+pub(crate) struct Writes<T> {
+    start: *mut T,
+    n_rows: usize,
+    n_cols: usize,
+}
+
+impl<T> Clone for Reads<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Reads<T> {}
+impl<T> Clone for Writes<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Writes<T> {}
+
+// SAFETY: views are used under the discipline above, which is what makes them shareable.
+unsafe impl<T: Sync> Send for Reads<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Reads<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Writes<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Writes<T> {}
+
+impl<T> fmt::Debug for Reads<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reads[{}, {}]", self.n_rows, self.n_cols)
+    }
+}
+
+impl<T> fmt::Debug for Writes<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Writes[{}, {}]", self.n_rows, self.n_cols)
+    }
+}
+
+impl<T: AnyBitPattern> Reads<T> {
+    pub(crate) fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    pub(crate) fn n_cols(&self) -> usize {
+        self.n_cols
+    }
+
+    pub(crate) fn row(&self, row: usize) -> &[T] {
+        self.rows(row..row + 1)
+    }
+
+    pub(crate) fn rows(&self, rows: Range<usize>) -> &[T] {
+        assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
+        // SAFETY: inside the view, whose memory is alive and initialised; nobody writes it now (2 and 3 above).
+        unsafe {
+            std::slice::from_raw_parts(
+                self.start.add(rows.start * self.n_cols),
+                rows.len() * self.n_cols,
+            )
+        }
+    }
+
+    pub(crate) fn all(&self) -> &[T] {
+        self.rows(0..self.n_rows)
+    }
+}
+
+impl<T: AnyBitPattern> Writes<T> {
+    pub(crate) fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    pub(crate) fn n_cols(&self) -> usize {
+        self.n_cols
+    }
+
+    pub(crate) fn row(&self, row: usize) -> &mut [T] {
+        self.part(row, 0..self.n_cols)
+    }
+
+    #[allow(clippy::mut_from_ref, reason = "parts are disjoint: see the head of this file")]
+    pub(crate) fn part(&self, row: usize, cols: Range<usize>) -> &mut [T] {
+        let inside = row < self.n_rows && cols.start <= cols.end && cols.end <= self.n_cols;
+        assert!(inside, "part outside the view");
+        // SAFETY: inside the view, whose memory is alive and initialised; no other chunk has this part (3 above).
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.start.add(row * self.n_cols + cols.start),
+                cols.len(),
+            )
+        }
+    }
+
+    /// One row, to read in a phase in which nobody writes it.
+    pub(crate) fn reads_row(&self, row: usize) -> &[T] {
+        assert!(row < self.n_rows, "row outside the view");
+        // SAFETY: inside the view, whose memory is alive and initialised; nobody writes it in this phase (3 above).
+        unsafe { std::slice::from_raw_parts(self.start.add(row * self.n_cols), self.n_cols) }
+    }
+
+    /// The same rows, to read in a phase in which nobody writes them.
+    pub(crate) fn reads(&self) -> Reads<T> {
+        Reads { start: self.start, n_rows: self.n_rows, n_cols: self.n_cols }
+    }
+}
+
+/// A piece of the workspace: `[n_rows, n_cols]` of `T` from byte `at` on.
+#[derive(Debug)]
+pub(crate) struct Span<T> {
+    at: usize,
+    n_rows: usize,
+    n_cols: usize,
+    of: PhantomData<T>,
+}
+
+/// Lays out the workspace of one op; planning and compiling go the same way.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Bytes so far.
+    pub(crate) bytes: usize,
+}
+
+impl Scratch {
+    pub(crate) fn take<T>(&mut self, n_rows: usize, n_cols: usize) -> Span<T> {
+        let at = self.bytes.next_multiple_of(ALIGN);
+        self.bytes = at.saturating_add(n_rows.saturating_mul(n_cols).saturating_mul(size_of::<T>()));
+        Span { at, n_rows, n_cols, of: PhantomData }
+    }
+}
+
+/// Resolves tensors to views for one program.
+#[derive(Debug)]
+pub(crate) struct Binder<'a> {
+    workspace: Option<&'a Tensor>,
+}
+
+impl<'a> Binder<'a> {
+    /// A binder for ops that share `workspace`.
+    ///
+    /// # Safety
+    /// The views must be used only while their tensors live and by the discipline at the head of this file.
+    pub(crate) unsafe fn new(workspace: Option<&'a Tensor>) -> Binder<'a> {
+        Binder { workspace }
+    }
+
+    fn buffer(tensor: &Tensor) -> &HostBuffer {
+        tensor.raw().expect("tensors of this device are host buffers")
+    }
+
+    /// Start and bytes per row of a tensor in rows.
+    fn locate(tensor: &Tensor) -> (*mut u8, usize) {
+        let (buffer, desc) = (Self::buffer(tensor), tensor.desc);
+        let row = desc.format.row_bytes(desc.n_cols).expect("tensors have whole blocks per row");
+        let first = tensor.first_row() * row;
+        assert!(desc.layout == Layout::Rows, "{desc} is not in rows");
+        assert!(first + desc.n_rows * row <= buffer.len, "{desc} does not fit its buffer");
+        // SAFETY: inside the buffer, as just checked.
+        (unsafe { buffer.start.as_ptr().add(first) }, row)
+    }
+
+    /// The values of a tensor whose format is `T` in memory (F32, U32), or its bytes.
+    pub(crate) fn read<T: AnyBitPattern>(&self, tensor: &Tensor) -> Reads<T> {
+        let (start, row) = Self::locate(tensor);
+        let start = start.cast_const().cast::<T>();
+        assert!(start.is_aligned(), "{} is not aligned", tensor.desc);
+        Reads { start, n_rows: tensor.desc.n_rows, n_cols: row / size_of::<T>() }
+    }
+
+    /// See [`Binder::read`].
+    pub(crate) fn write<T: AnyBitPattern>(&self, tensor: &Tensor) -> Writes<T> {
+        assert!(Self::buffer(tensor).is_writable(), "kept memory is not written");
+        let Reads { start, n_rows, n_cols } = self.read::<T>(tensor);
+        Writes { start: start.cast_mut(), n_rows, n_cols }
+    }
+
+    /// All bytes of the buffer behind a view, as one row.
+    pub(crate) fn whole(&self, tensor: &Tensor) -> Reads<u8> {
+        let buffer = Self::buffer(tensor);
+        Reads { start: buffer.start.as_ptr(), n_rows: 1, n_cols: buffer.len }
+    }
+
+    /// Memory for the reference.
+    pub(crate) fn memory(&self) -> HostMemory {
+        HostMemory(())
+    }
+
+    /// A transposed tensor: where its parts lie, all its bytes, and the slot of its first row.
+    pub(crate) fn transposed(&self, tensor: &Tensor) -> (TransposedLayout, Reads<u8>, usize) {
+        let layout = hal::pack::transposed(&tensor.whole()).expect("packed by this layout");
+        let bytes = self.whole(tensor);
+        assert!(layout.n_bytes == bytes.n_cols, "{} does not fill its buffer", tensor.desc);
+        (layout, bytes, tensor.first_row())
+    }
+
+    /// A piece of the workspace.
+    pub(crate) fn scratch<T: AnyBitPattern>(&self, span: &Span<T>) -> Writes<T> {
+        let (n_rows, n_cols) = (span.n_rows, span.n_cols);
+        let bytes = n_rows * n_cols * size_of::<T>();
+        let start = match self.workspace.map(Self::buffer) {
+            Some(buffer) => {
+                assert!(span.at + bytes <= buffer.len, "the workspace is smaller than planned");
+                // SAFETY: inside the buffer, as just checked; its start is aligned to ALIGN.
+                unsafe { buffer.start.as_ptr().add(span.at) }.cast::<T>()
+            }
+            None => {
+                assert!(bytes == 0, "an op with scratch was given no workspace");
+                NonNull::<T>::dangling().as_ptr()
+            }
+        };
+        Writes { start, n_rows, n_cols }
+    }
+}
+
+/// Tensor memory for a queue that holds the device's lock.
+pub(crate) struct Copy<'a>(PhantomData<&'a ()>);
+
+impl<'a> Copy<'a> {
+    /// The guard is the proof: nothing else touches tensor memory while it is held.
+    pub(crate) fn new(_lock: &'a MutexGuard<'_, Team>) -> Copy<'a> {
+        Copy(PhantomData)
+    }
+
+    /// The bytes of a view in rows.
+    pub(crate) fn bytes(&self, tensor: &'a Tensor) -> &'a [u8] {
+        let (start, row) = Binder::locate(tensor);
+        // SAFETY: inside the buffer, which the tensor keeps alive; the lock is held.
+        unsafe { std::slice::from_raw_parts(start, tensor.desc.n_rows * row) }
+    }
+
+    /// See [`Copy::bytes`]; the caller has no other slice of these rows.
+    pub(crate) fn bytes_mut(&self, tensor: &'a Tensor) -> &'a mut [u8] {
+        let (start, row) = Binder::locate(tensor);
+        assert!(Binder::buffer(tensor).is_writable(), "kept memory is not written");
+        // SAFETY: as above, own memory, and callers take each range once.
+        unsafe { std::slice::from_raw_parts_mut(start, tensor.desc.n_rows * row) }
+    }
+
+    /// All bytes of the buffer behind a view.
+    pub(crate) fn whole_mut(&self, tensor: &'a Tensor) -> &'a mut [u8] {
+        let buffer = Binder::buffer(tensor);
+        assert!(buffer.is_writable(), "kept memory is not written");
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), buffer.len) }
+    }
+}
+
+/// Host memory for the reference, which runs on one worker while the others have nothing to do.
+#[derive(Debug)]
+pub(crate) struct HostMemory(());
+
+impl Memory for HostMemory {
+    fn read(&self, tensor: &Tensor, f: &mut dyn FnMut(&[u8])) {
+        let buffer = Binder::buffer(tensor);
+        // SAFETY: the tensor keeps the buffer alive; only this worker is at work and calls are not nested.
+        f(unsafe { std::slice::from_raw_parts(buffer.start.as_ptr(), buffer.len) });
+    }
+
+    fn write(&self, tensor: &Tensor, f: &mut dyn FnMut(&mut [u8])) {
+        let buffer = Binder::buffer(tensor);
+        assert!(buffer.is_writable(), "kept memory is not written");
+        // SAFETY: as above.
+        f(unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), buffer.len) });
+    }
+}

@@ -1,0 +1,429 @@
+//! The feed-forward block that computes only the neurons that count.
+//!
+//! Tokens are worked on in tiles. A tile takes four phases: round x; slices of neurons (gate, test, up, and, where
+//! down lies by neuron, its rows into a partial sum of the slice's own); round h; finish (merge the partial sums in
+//! the order of the slices, or multiply by down's rows). Slices are ranges of rows, fixed by their number alone, so
+//! that a list's length and other tokens' wishes change nothing of a token's sum.
+
+use std::ops::Range;
+
+use hal::op::{self, Activation, Down, FfnKind, Skip};
+use hal::{Layout, Operand, Rows, Tensor};
+
+use super::activation::{activate, neuron};
+use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
+use super::{Context, Kernel, piece};
+use crate::buffer::{Reads, Scratch, Span, Writes};
+use crate::simd::prefetch;
+
+mod down;
+mod list;
+
+use down::ByNeuron;
+use list::{Groups, List};
+
+/// Most tokens of a tile.
+const TILE: usize = 16;
+/// Most rows of a slice.
+const SLICE: usize = 256;
+/// Slices that an ordinary block is cut into.
+const N_SLICES: usize = 32;
+/// Bytes of partial sums above which tiles get smaller.
+const PARTIAL_BYTES: usize = 32 << 20;
+/// Columns per chunk of the merge.
+const COLS: usize = 512;
+/// Survivors whose rows are asked for ahead.
+const AHEAD: usize = 2;
+
+/// Why an op is left to the reference, if it is.
+pub(super) fn unsupported<T: Operand>(op: &op::SparseFfn<T>) -> Option<&'static str> {
+    let cut = matches!(op.skip, Skip::GaussianCut(_));
+    cut.then_some("with a cut by mean and deviation has no fast kernel")
+}
+
+/// How an op is cut.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    n_tokens: usize,
+    n_rows: usize,
+    n_out: usize,
+    slice: usize,
+    n_slices: usize,
+    tile: usize,
+}
+
+impl Cut {
+    fn new<T: Operand>(op: &op::SparseFfn<T>) -> Cut {
+        let (n_rows, y) = (op.up.desc().n_rows, op.y.desc());
+        // Whole groups of a transposed matrix: no two slices share a group's scales.
+        let slice = n_rows.div_ceil(N_SLICES).next_multiple_of(32).clamp(32, SLICE);
+        let n_slices = n_rows.div_ceil(slice);
+        let partial = n_slices * y.n_cols * size_of::<f32>();
+        let tile = match op.orientation {
+            Down::ByNeuron => (PARTIAL_BYTES / partial.max(1)).clamp(1, TILE),
+            Down::AcrossNeurons => TILE,
+        };
+        let tile = tile.min(y.n_rows);
+        Cut { n_tokens: y.n_rows, n_rows, n_out: y.n_cols, slice, n_slices, tile }
+    }
+}
+
+/// Workspace of the op.
+pub(super) struct Spans {
+    x: Option<Q8Span>,
+    /// Neurons carried through: `[n_slices, tile]`.
+    carried: Span<u32>,
+    /// Where each slice begins in a list.
+    starts: Span<u32>,
+    /// `[n_slices * tile, n_out]`, where down lies by neuron.
+    partial: Span<f32>,
+    /// `[tile, n_rows]`, where it does not.
+    h: Span<f32>,
+    h_q8: Option<Q8Span>,
+}
+
+impl Spans {
+    pub(super) fn new<T: Operand>(op: &op::SparseFfn<T>, scratch: &mut Scratch) -> Spans {
+        let cut = Cut::new(op);
+        let formats = [op.gate.as_ref().map(|gate| gate.desc().format), Some(op.up.desc().format)];
+        let (partial, h, down) = match op.orientation {
+            Down::ByNeuron => (cut.n_slices * cut.tile, 0, None),
+            Down::AcrossNeurons => (0, cut.tile, Some(op.down.desc().format)),
+        };
+        Spans {
+            x: Q8Span::new(&formats, cut.tile, op.x.desc().n_cols, scratch),
+            carried: scratch.take(cut.n_slices, cut.tile),
+            starts: scratch.take(1, cut.n_slices + 1),
+            partial: scratch.take(partial, cut.n_out),
+            h: scratch.take(h, cut.n_rows),
+            h_q8: Q8Span::new(&[down], h, cut.n_rows, scratch),
+        }
+    }
+}
+
+/// What becomes of a neuron's value.
+#[derive(Debug)]
+enum Output {
+    ByNeuron { down: ByNeuron, partial: Writes<f32> },
+    Across { down: Weight, h: Writes<f32>, acts: Acts, rows: usize },
+}
+
+#[derive(Debug)]
+pub(super) struct SparseFfn {
+    cut: Cut,
+    gate: Option<Weight>,
+    up: Weight,
+    bias_gate: Option<Reads<f32>>,
+    bias_up: Option<Reads<f32>>,
+    bias_down: Option<Reads<f32>>,
+    threshold: Option<Reads<f32>>,
+    groups: Option<Groups>,
+    list: Option<List>,
+    x: Acts,
+    y: Writes<f32>,
+    active: Writes<f32>,
+    carried: Writes<u32>,
+    output: Output,
+    kind: FfnKind,
+    activation: Activation,
+    skip: Skip,
+    accumulate: bool,
+}
+
+/// The rows of one slice that some token wants, and which of the tile's tokens do.
+struct Wanted {
+    ids: [u32; SLICE],
+    tokens: [u16; SLICE],
+    len: usize,
+}
+
+/// Values to carry through to down, per token of the tile: `(row, h)`.
+struct Carried {
+    values: [[(u32, f32); SLICE]; TILE],
+    len: [usize; TILE],
+}
+
+impl SparseFfn {
+    pub(super) fn new(op: &op::SparseFfn<Tensor>, context: &Context<'_>) -> SparseFfn {
+        let (spans, cut, bind) =
+            (Spans::new(op, &mut Scratch::default()), Cut::new(op), &context.bind);
+        let output = match op.orientation {
+            Down::ByNeuron => Output::ByNeuron {
+                down: ByNeuron::new(&op.down, context),
+                partial: bind.scratch(&spans.partial),
+            },
+            Down::AcrossNeurons => {
+                let (down, h) = (Weight::new(&op.down, context), bind.scratch(&spans.h));
+                let acts = Acts::new(h.reads(), spans.h_q8.as_ref(), context);
+                Output::Across { down, h, acts, rows: rows_per_chunk(down.rows.n_cols()) }
+            }
+        };
+        SparseFfn {
+            cut,
+            gate: op.gate.as_ref().map(|gate| Weight::new(gate, context)),
+            up: Weight::new(&op.up, context),
+            bias_gate: maybe(op.bias_gate.as_ref(), context),
+            bias_up: maybe(op.bias_up.as_ref(), context),
+            bias_down: maybe(op.bias_down.as_ref(), context),
+            threshold: maybe(op.threshold.as_ref(), context),
+            groups: Groups::new(op, context),
+            list: match &op.rows {
+                Rows::All => None,
+                Rows::Active(set) => Some(List::new(set, bind.scratch(&spans.starts), context)),
+            },
+            x: Acts::new(bind.read(&op.x), spans.x.as_ref(), context),
+            y: bind.write(&op.y),
+            active: bind.write(&op.active),
+            carried: bind.scratch(&spans.carried),
+            output,
+            kind: op.kind,
+            activation: op.activation,
+            skip: op.skip,
+            accumulate: op.accumulate,
+        }
+    }
+
+    fn tile(&self, tile: usize) -> Range<usize> {
+        piece(tile, self.cut.tile, self.cut.n_tokens)
+    }
+
+    /// The rows of a slice that tokens of the tile want.
+    fn wanted(&self, slice: usize, tile: &Range<usize>) -> Wanted {
+        let mut wanted = Wanted { ids: [0; SLICE], tokens: [0; SLICE], len: 0 };
+        let all = (1u32 << tile.len()).wrapping_sub(1) as u16;
+        let mut push = |id: u32, tokens: u16| {
+            let tokens = match &self.groups {
+                Some(groups) => tokens & groups.tokens(id, tile),
+                None => tokens,
+            };
+            if tokens != 0 {
+                wanted.ids[wanted.len] = id;
+                wanted.tokens[wanted.len] = tokens;
+                wanted.len += 1;
+            }
+        };
+        let rows = piece(slice, self.cut.slice, self.cut.n_rows);
+        match &self.list {
+            None => rows.for_each(|id| push(id as u32, all)),
+            Some(list) => list.for_slice(slice, &rows, tile, &mut |id, tokens| push(id, tokens & all)),
+        }
+        wanted
+    }
+
+    /// One row times some tokens of the tile, with its bias.
+    #[inline]
+    fn products(
+        &self,
+        weight: &Weight,
+        bias: Option<&Reads<f32>>,
+        id: u32,
+        tokens: u16,
+        first: usize,
+        out: &mut [f32; TILE],
+    ) {
+        let bias = bias.map_or(0.0, |bias| bias.all()[id as usize]);
+        let mut left = tokens;
+        while left != 0 {
+            let mut four = [0usize; 4];
+            let mut n = 0;
+            while n < 4 && left != 0 {
+                four[n] = left.trailing_zeros() as usize;
+                left &= left - 1;
+                n += 1;
+            }
+            let xs = four.map(|slot| self.x.view(weight.activation, first + slot, slot));
+            let values = weight.times(id as usize, &xs[..n]);
+            for (&slot, value) in four.iter().zip(values).take(n) {
+                out[slot] = value + bias;
+            }
+        }
+    }
+
+    /// Whether the test value lets a neuron through.
+    #[inline]
+    fn passes(&self, id: u32, test: f32) -> bool {
+        // Written so that a value that is no number passes.
+        let below = |limit: f32| activate(self.activation, test).abs() < limit;
+        !match self.skip {
+            Skip::Never | Skip::GaussianCut(_) => false,
+            Skip::NotPositive => test <= 0.0,
+            Skip::Below(limit) => below(limit),
+            Skip::BelowPerRow => self.threshold.is_some_and(|limits| below(limits.all()[id as usize])),
+        }
+    }
+
+    /// Gate, test and up of a slice.
+    fn values(&self, slice: usize, tile: &Range<usize>, carried: &mut Carried) {
+        let mut wanted = self.wanted(slice, tile);
+        let mut tests = [[0.0f32; TILE]; SLICE];
+        let (first, bias) = match &self.gate {
+            Some(gate) => (gate, self.bias_gate.as_ref()),
+            None => (&self.up, self.bias_up.as_ref()),
+        };
+        let mut n = 0;
+        for i in 0..wanted.len {
+            let (id, tokens) = (wanted.ids[i], wanted.tokens[i]);
+            let tests = &mut tests[n];
+            self.products(first, bias, id, tokens, tile.start, tests);
+            let mut kept = 0;
+            for slot in (0..tile.len()).filter(|slot| tokens >> slot & 1 == 1) {
+                kept |= u16::from(self.passes(id, tests[slot])) << slot;
+            }
+            if kept != 0 {
+                (wanted.ids[n], wanted.tokens[n]) = (id, kept);
+                n += 1;
+            }
+        }
+        let mut ups = [0.0f32; TILE];
+        for i in 0..n {
+            let (id, tokens) = (wanted.ids[i], wanted.tokens[i]);
+            if self.gate.is_some() {
+                if i + AHEAD < n {
+                    prefetch(self.up.rows.row(wanted.ids[i + AHEAD] as usize));
+                }
+                self.products(&self.up, self.bias_up.as_ref(), id, tokens, tile.start, &mut ups);
+            }
+            for slot in (0..tile.len()).filter(|slot| tokens >> slot & 1 == 1) {
+                let mut h = neuron(self.kind, self.activation, tests[i][slot], ups[slot]);
+                if let Some(groups) = &self.groups {
+                    h *= groups.weight(id, tile.start + slot);
+                }
+                carried.values[slot][carried.len[slot]] = (id, h);
+                carried.len[slot] += 1;
+            }
+        }
+    }
+
+    fn slice(&self, slice: usize, tile: &Range<usize>) {
+        let mut carried = Carried { values: [[(0, 0.0); SLICE]; TILE], len: [0; TILE] };
+        self.values(slice, tile, &mut carried);
+        for slot in 0..tile.len() {
+            let values = &carried.values[slot][..carried.len[slot]];
+            self.carried.part(slice, slot..slot + 1)[0] = values.len() as u32;
+            match &self.output {
+                Output::ByNeuron { down, partial } if !values.is_empty() => {
+                    let y = partial.row(slice * self.cut.tile + slot);
+                    y.fill(0.0);
+                    down.add(values, y);
+                }
+                Output::ByNeuron { .. } => {}
+                Output::Across { h, .. } => {
+                    let rows = piece(slice, self.cut.slice, self.cut.n_rows);
+                    let h = h.part(slot, rows.clone());
+                    h.fill(0.0);
+                    values.iter().for_each(|&(id, value)| h[id as usize - rows.start] = value);
+                }
+            }
+        }
+    }
+
+    /// Sums and offsets for some columns of a token's y.
+    fn finish(&self, tile: usize, chunk: usize) {
+        let tokens = self.tile(tile);
+        match &self.output {
+            Output::ByNeuron { partial, .. } => {
+                let n_pieces = self.cut.n_out.div_ceil(COLS);
+                let slot = chunk / n_pieces;
+                let cols = piece(chunk % n_pieces, COLS, self.cut.n_out);
+                let y = self.begin(tokens.start + slot, &cols);
+                for slice in 0..self.cut.n_slices {
+                    if self.carried.reads_row(slice)[slot] > 0 {
+                        let part = partial.reads_row(slice * self.cut.tile + slot);
+                        y.iter_mut().zip(&part[cols.clone()]).for_each(|(y, v)| *y += v);
+                    }
+                }
+            }
+            Output::Across { down, acts, rows, .. } => {
+                let cols = piece(chunk, *rows, self.cut.n_out);
+                for first in tokens.clone().step_by(4) {
+                    let four = first..tokens.end.min(first + 4);
+                    let slots = first - tokens.start..four.end - tokens.start;
+                    let xs = acts.four(down.activation, slots.clone(), slots.start);
+                    let mut ys = four.map(|t| self.begin(t, &cols));
+                    let mut ys: [&mut [f32]; 4] =
+                        std::array::from_fn(|_| ys.next().unwrap_or_default());
+                    for (i, row) in cols.clone().enumerate() {
+                        let values = down.times(row, &xs[..slots.len()]);
+                        for (y, value) in ys.iter_mut().zip(values).take(slots.len()) {
+                            y[i] += value;
+                        }
+                    }
+                }
+            }
+        }
+        if chunk == 0 {
+            self.count(&tokens);
+        }
+    }
+
+    /// Some columns of y as they are before anything is added: what was there, and the offsets.
+    fn begin(&self, t: usize, cols: &Range<usize>) -> &mut [f32] {
+        let y = self.y.part(t, cols.clone());
+        if !self.accumulate {
+            y.fill(0.0);
+        }
+        if let Some(bias) = &self.bias_down {
+            for g in 0..bias.n_rows() {
+                let factor = self.groups.as_ref().map_or(1.0, |groups| groups.of_group(g, t));
+                let bias = &bias.row(g)[cols.clone()];
+                if factor != 0.0 {
+                    y.iter_mut().zip(bias).for_each(|(y, b)| *y += factor * b);
+                }
+            }
+        }
+        y
+    }
+
+    fn count(&self, tokens: &Range<usize>) {
+        let active = self.active.part(0, tokens.clone());
+        for (slot, active) in active.iter_mut().enumerate() {
+            let slices = 0..self.cut.n_slices;
+            let sum: u32 = slices.map(|slice| self.carried.reads_row(slice)[slot]).sum();
+            *active += sum as f32;
+        }
+    }
+}
+
+impl Kernel for SparseFfn {
+    fn n_phases(&self) -> usize {
+        4 * self.cut.n_tokens.div_ceil(self.cut.tile.max(1))
+    }
+
+    fn chunks(&self, phase: usize) -> usize {
+        let tokens = self.tile(phase / 4).len();
+        match (phase % 4, &self.output) {
+            (0, _) if self.x.rounds() || self.list.is_some() => tokens,
+            (0, _) => 0,
+            (1, _) => self.cut.n_slices,
+            (2, Output::Across { acts, .. }) if acts.rounds() => tokens,
+            (2, _) => 0,
+            (_, Output::ByNeuron { .. }) => tokens * self.cut.n_out.div_ceil(COLS),
+            (_, Output::Across { rows, .. }) => self.cut.n_out.div_ceil(*rows),
+        }
+    }
+
+    fn run(&self, phase: usize, chunk: usize, _worker: usize) {
+        let (tile, step) = (phase / 4, phase % 4);
+        let tokens = self.tile(tile);
+        match (step, &self.output) {
+            (0, _) => {
+                self.x.round(tokens.start + chunk, chunk);
+                if let (0, Some(list)) = (chunk, &self.list) {
+                    list.index(self.cut.slice);
+                }
+            }
+            (1, _) => self.slice(chunk, &tokens),
+            (2, Output::Across { acts, .. }) => acts.round(chunk, chunk),
+            (2, Output::ByNeuron { .. }) => {}
+            _ => self.finish(tile, chunk),
+        }
+    }
+}
+
+/// Whether a tensor is a transposed matrix.
+fn is_transposed(tensor: &Tensor) -> bool {
+    match tensor.desc.layout {
+        Layout::Rows => false,
+        Layout::Transposed { .. } => true,
+    }
+}

@@ -1,0 +1,62 @@
+//! Down matrices that lie by neuron: sums of a few of their rows.
+
+use hal::Tensor;
+use hal::format::TransposedLayout;
+
+use super::{AHEAD, is_transposed};
+use crate::buffer::Reads;
+use crate::kernels::Context;
+use crate::simd::{AxpyFn, TransposedFn, prefetch};
+
+/// A down matrix with one row per neuron.
+#[derive(Debug)]
+pub(super) enum ByNeuron {
+    /// Stored that way.
+    Rows { rows: Reads<u8>, axpy: AxpyFn },
+    /// Made so from a file's matrix.
+    Transposed { layout: TransposedLayout, bytes: Reads<u8>, first: u32, sum: TransposedFn },
+}
+
+impl ByNeuron {
+    pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> ByNeuron {
+        let format = tensor.desc.format;
+        match is_transposed(tensor) {
+            false => ByNeuron::Rows {
+                rows: context.bind.read(tensor),
+                axpy: context.simd.axpy(format),
+            },
+            true => {
+                let (layout, bytes, first) = context.bind.transposed(tensor);
+                let first = first as u32;
+                ByNeuron::Transposed { layout, bytes, first, sum: context.simd.transposed(format) }
+            }
+        }
+    }
+
+    /// `y += sum of h * row` over `values`, pairs of row and `h`.
+    pub(super) fn add(&self, values: &[(u32, f32)], y: &mut [f32]) {
+        match self {
+            ByNeuron::Rows { rows, axpy } => {
+                for (i, &(id, h)) in values.iter().enumerate() {
+                    if let Some(&(next, _)) = values.get(i + AHEAD) {
+                        prefetch(rows.row(next as usize));
+                    }
+                    axpy(h, rows.row(id as usize), y);
+                }
+            }
+            ByNeuron::Transposed { layout, bytes, first: 0, sum } => {
+                sum(layout, bytes.all(), values, y);
+            }
+            ByNeuron::Transposed { layout, bytes, first, sum } => {
+                // A view that does not begin at the first slot: shift the numbers, a few at a time.
+                for values in values.chunks(64) {
+                    let mut shifted = [(0, 0.0); 64];
+                    for (to, &(id, h)) in shifted.iter_mut().zip(values) {
+                        *to = (id + first, h);
+                    }
+                    sum(layout, bytes.all(), &shifted[..values.len()], y);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What several kernels have in common: the step's facts, weights, rounded activations.
+
+use std::ops::Range;
+
+use hal::format::{Activation, Format, Q8_BLOCK};
+use hal::{Batch, BatchShape, BatchView, Tensor};
+
+use super::Context;
+use crate::buffer::{Reads, Scratch, Span, Writes};
+use crate::simd::{ActView, Dot4Fn, DotFn, Kernels, Q8View};
+
+/// The step's facts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    words: Reads<u32>,
+    shape: BatchShape,
+}
+
+impl Step {
+    pub(super) fn new(batch: &Batch<Tensor>, context: &Context<'_>) -> Step {
+        Step { words: context.bind.read(&batch.words), shape: batch.shape }
+    }
+
+    pub(super) fn view(&self) -> BatchView<'_> {
+        BatchView::new(self.words.all(), self.shape)
+    }
+
+    /// Real tokens of a program of `n_rows`.
+    pub(super) fn n_tokens(&self, n_rows: usize) -> usize {
+        self.view().n_tokens().min(n_rows)
+    }
+}
+
+/// An optional row of floats.
+pub(super) fn maybe(tensor: Option<&Tensor>, context: &Context<'_>) -> Option<Reads<f32>> {
+    tensor.map(|tensor| context.bind.read(tensor))
+}
+
+/// A matrix in rows with its products.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Weight {
+    pub(super) rows: Reads<u8>,
+    pub(super) activation: Activation,
+    dot: DotFn,
+    dot4: Dot4Fn,
+}
+
+impl Weight {
+    pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> Weight {
+        let format = tensor.desc.format;
+        Weight {
+            rows: context.bind.read(tensor),
+            activation: format.activation(),
+            dot: context.simd.dot(format),
+            dot4: context.simd.dot4(format),
+        }
+    }
+
+    /// One row times one to four tokens; unused places of the result are unspecified.
+    #[inline]
+    pub(super) fn times(&self, row: usize, xs: &[ActView<'_>]) -> [f32; 4] {
+        self.times_row(self.rows.row(row), xs)
+    }
+
+    /// [`Weight::times`] for a row, or whole blocks of one.
+    #[inline]
+    pub(super) fn times_row(&self, row: &[u8], xs: &[ActView<'_>]) -> [f32; 4] {
+        match *xs {
+            [x] => [(self.dot)(row, x), 0.0, 0.0, 0.0],
+            [a, b] => (self.dot4)(row, [a, b, b, b]),
+            [a, b, c] => (self.dot4)(row, [a, b, c, c]),
+            [a, b, c, d] => (self.dot4)(row, [a, b, c, d]),
+            _ => unreachable!("one to four tokens"),
+        }
+    }
+}
+
+/// Rows per chunk of a matrix: some tens of kilobytes, so that handing out costs nothing and all get some.
+pub(super) fn rows_per_chunk(row_bytes: usize) -> usize {
+    const CHUNK_BYTES: usize = 32 << 10;
+    (CHUNK_BYTES / row_bytes.max(1)).clamp(4, 512).next_multiple_of(4)
+}
+
+/// Workspace for activations in Q8 blocks.
+#[derive(Debug)]
+pub(super) struct Q8Span {
+    q: Span<i8>,
+    d: Span<f32>,
+    sum: Span<i32>,
+}
+
+impl Q8Span {
+    /// Room for `n_rows` of `n_cols`, if any of `formats` takes Q8 activations.
+    pub(super) fn new(
+        formats: &[Option<Format>],
+        n_rows: usize,
+        n_cols: usize,
+        scratch: &mut Scratch,
+    ) -> Option<Q8Span> {
+        let mut formats = formats.iter().flatten();
+        formats.any(|format| format.activation() == Activation::Q8).then(|| {
+            let n_blocks = n_cols.div_ceil(Q8_BLOCK);
+            Q8Span {
+                q: scratch.take(n_rows, n_blocks * Q8_BLOCK),
+                d: scratch.take(n_rows, n_blocks),
+                sum: scratch.take(n_rows, n_blocks),
+            }
+        })
+    }
+}
+
+/// Rows of activations as they are and, where a weight wants them so, in Q8 blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Acts {
+    x: Reads<f32>,
+    q8: Option<(Writes<i8>, Writes<f32>, Writes<i32>)>,
+    simd: Kernels,
+}
+
+impl Acts {
+    pub(super) fn new(x: Reads<f32>, span: Option<&Q8Span>, context: &Context<'_>) -> Acts {
+        let bind = &context.bind;
+        let q8 = span.map(|s| (bind.scratch(&s.q), bind.scratch(&s.d), bind.scratch(&s.sum)));
+        Acts { x, q8, simd: context.simd }
+    }
+
+    /// Whether there is anything to round.
+    pub(super) fn rounds(&self) -> bool {
+        self.q8.is_some()
+    }
+
+    /// Rounds row `row` of x into slot `slot`.
+    pub(super) fn round(&self, row: usize, slot: usize) {
+        if let Some((q, d, sum)) = &self.q8 {
+            self.simd.quantize(self.x.row(row), q.row(slot), d.row(slot), sum.row(slot));
+        }
+    }
+
+    /// Row `row`, or its rounded form in `slot`, as `kind` has it.
+    #[inline]
+    pub(super) fn view(&self, kind: Activation, row: usize, slot: usize) -> ActView<'_> {
+        match (kind, &self.q8) {
+            (Activation::Q8, Some((q, d, sum))) => ActView::Q8(Q8View {
+                q: q.reads_row(slot),
+                d: d.reads_row(slot),
+                sum: sum.reads_row(slot),
+            }),
+            (Activation::Q8, None) => unreachable!("room for rounded activations was planned"),
+            (Activation::F32, _) => ActView::F32(self.x.row(row)),
+        }
+    }
+
+    /// The views of up to four neighbouring rows, of which only the first `rows.len()` count.
+    pub(super) fn four(
+        &self,
+        kind: Activation,
+        rows: Range<usize>,
+        first_slot: usize,
+    ) -> [ActView<'_>; 4] {
+        let last = rows.len().saturating_sub(1);
+        std::array::from_fn(|i| {
+            let i = i.min(last);
+            self.view(kind, rows.start + i, first_slot + i)
+        })
+    }
+}

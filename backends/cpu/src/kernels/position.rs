@@ -1,0 +1,144 @@
+//! Rotary positions, and writing keys and values to the paged cache.
+
+use hal::format::Format;
+use hal::op::{self, Pairing};
+use hal::{KvCache, Tensor};
+use half::f16;
+
+use super::operand::Step;
+use super::{Context, Kernel, cheap_rows, piece};
+use crate::buffer::{Reads, Writes};
+use crate::simd::Kernels;
+
+/// Frequencies turned at a time, with their sines on the stack.
+const PAIRS: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Rope {
+    freqs: Reads<f32>,
+    step: Step,
+    x: Writes<f32>,
+    d_head: usize,
+    n_rot: usize,
+    pairing: Pairing,
+    scale: f32,
+}
+
+impl Rope {
+    pub(super) fn new(op: &op::Rope<Tensor>, context: &Context<'_>) -> Rope {
+        Rope {
+            freqs: context.bind.read(&op.freqs),
+            step: Step::new(&op.batch, context),
+            x: context.bind.write(&op.x),
+            d_head: op.d_head,
+            n_rot: op.n_rot,
+            pairing: op.pairing,
+            scale: op.scale,
+        }
+    }
+
+    fn turn(&self, x: &mut [f32], pos: u32) {
+        for (part, freqs) in self.freqs.all().chunks(PAIRS).enumerate() {
+            let (mut sin, mut cos) = ([0.0f32; PAIRS], [0.0f32; PAIRS]);
+            for ((sin, cos), freq) in sin.iter_mut().zip(&mut cos).zip(freqs) {
+                let (s, c) = (pos as f32 * freq).sin_cos();
+                (*sin, *cos) = (s * self.scale, c * self.scale);
+            }
+            let first = part * PAIRS;
+            let pairs = sin.iter().zip(&cos).take(freqs.len());
+            for head in x.chunks_exact_mut(self.d_head) {
+                match self.pairing {
+                    Pairing::Adjacent => {
+                        let values = head[2 * first..].chunks_exact_mut(2);
+                        for (pair, (sin, cos)) in values.zip(pairs.clone()) {
+                            let (a, b) = (pair[0], pair[1]);
+                            pair[0] = a * cos - b * sin;
+                            pair[1] = a * sin + b * cos;
+                        }
+                    }
+                    Pairing::Halves => {
+                        let (low, high) = head.split_at_mut(self.n_rot / 2);
+                        let values = low[first..].iter_mut().zip(&mut high[first..]);
+                        for ((low, high), (sin, cos)) in values.zip(pairs.clone()) {
+                            let (a, b) = (*low, *high);
+                            *low = a * cos - b * sin;
+                            *high = a * sin + b * cos;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for Rope {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.step.n_tokens(self.x.n_rows()).div_ceil(cheap_rows(self.x.n_cols()))
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        let n_tokens = self.step.n_tokens(self.x.n_rows());
+        for t in piece(chunk, cheap_rows(self.x.n_cols()), n_tokens) {
+            self.turn(self.x.row(t), self.step.view().positions()[t]);
+        }
+    }
+}
+
+/// One half of the cache, to write.
+#[derive(Debug)]
+enum CacheRows {
+    F16(Writes<f16>),
+    F32(Writes<f32>),
+}
+
+impl CacheRows {
+    fn new(tensor: &Tensor, context: &Context<'_>) -> CacheRows {
+        match tensor.desc.format == Format::F16 {
+            true => CacheRows::F16(context.bind.write(tensor)),
+            false => CacheRows::F32(context.bind.write(tensor)),
+        }
+    }
+
+    fn store(&self, row: usize, values: &[f32], simd: &Kernels) {
+        match self {
+            CacheRows::F16(rows) => simd.store_f16(values, rows.row(row)),
+            CacheRows::F32(rows) => rows.row(row).copy_from_slice(values),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct StoreKv {
+    k: Reads<f32>,
+    v: Reads<f32>,
+    step: Step,
+    cache: KvCache<CacheRows>,
+    simd: Kernels,
+}
+
+impl StoreKv {
+    pub(super) fn new(op: &op::StoreKv<Tensor>, context: &Context<'_>) -> StoreKv {
+        StoreKv {
+            k: context.bind.read(&op.k),
+            v: context.bind.read(&op.v),
+            step: Step::new(&op.batch, context),
+            cache: op.cache.map(&mut |half| CacheRows::new(half, context)),
+            simd: context.simd,
+        }
+    }
+}
+
+impl Kernel for StoreKv {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.step.n_tokens(self.k.n_rows()).div_ceil(cheap_rows(self.k.n_cols()))
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        let n_tokens = self.step.n_tokens(self.k.n_rows());
+        for t in piece(chunk, cheap_rows(self.k.n_cols()), n_tokens) {
+            let row = self.step.view().kv_rows()[t] as usize;
+            self.cache.k.store(row, self.k.row(t), &self.simd);
+            self.cache.v.store(row, self.v.row(t), &self.simd);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Rows in, rows out: embedding, choosing outputs, norms, sums.
+
+use hal::op::{self, NormKind};
+use hal::{Tensor, TensorDesc};
+
+use super::operand::{Step, maybe};
+use super::{Context, Kernel, cheap_rows, piece};
+use crate::buffer::{Reads, Writes};
+use crate::simd::Kernels;
+
+#[derive(Debug)]
+pub(super) struct GetRows {
+    table: Reads<u8>,
+    whole: TensorDesc,
+    first: usize,
+    step: Step,
+    y: Writes<f32>,
+    scale: f32,
+}
+
+impl GetRows {
+    pub(super) fn new(op: &op::GetRows<Tensor>, context: &Context<'_>) -> GetRows {
+        GetRows {
+            table: context.bind.whole(&op.table),
+            whole: op.table.whole(),
+            first: op.table.first_row(),
+            step: Step::new(&op.batch, context),
+            y: context.bind.write(&op.y),
+            scale: op.scale,
+        }
+    }
+}
+
+impl Kernel for GetRows {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.step.n_tokens(self.y.n_rows())
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        let id = self.step.view().ids()[chunk] as usize;
+        let y = self.y.row(chunk);
+        hal::pack::row_plain(&self.whole, self.table.all(), self.first + id, y);
+        if self.scale != 1.0 {
+            y.iter_mut().for_each(|y| *y *= self.scale);
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Gather {
+    x: Reads<f32>,
+    step: Step,
+    y: Writes<f32>,
+}
+
+impl Gather {
+    pub(super) fn new(op: &op::Gather<Tensor>, context: &Context<'_>) -> Gather {
+        Gather {
+            x: context.bind.read(&op.x),
+            step: Step::new(&op.batch, context),
+            y: context.bind.write(&op.y),
+        }
+    }
+
+    fn n_out(&self) -> usize {
+        self.step.view().n_out().min(self.y.n_rows())
+    }
+}
+
+impl Kernel for Gather {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.n_out().div_ceil(cheap_rows(self.y.n_cols()))
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        for i in piece(chunk, cheap_rows(self.y.n_cols()), self.n_out()) {
+            let token = self.step.view().outputs()[i] as usize;
+            self.y.row(i).copy_from_slice(self.x.row(token));
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Norm {
+    x: Reads<f32>,
+    weight: Option<Reads<f32>>,
+    bias: Option<Reads<f32>>,
+    y: Writes<f32>,
+    kind: NormKind,
+    eps: f32,
+    width: usize,
+    simd: Kernels,
+}
+
+impl Norm {
+    pub(super) fn new(op: &op::Norm<Tensor>, context: &Context<'_>) -> Norm {
+        Norm {
+            x: context.bind.read(&op.x),
+            weight: maybe(op.weight.as_ref(), context),
+            bias: maybe(op.bias.as_ref(), context),
+            y: context.bind.write(&op.y),
+            kind: op.kind,
+            eps: op.eps,
+            width: op.width,
+            simd: context.simd,
+        }
+    }
+
+    fn norm(&self, x: &[f32], y: &mut [f32]) {
+        y.copy_from_slice(x);
+        let n = x.len() as f32;
+        if self.kind == NormKind::Layer {
+            let mean = y.iter().sum::<f32>() / n;
+            y.iter_mut().for_each(|y| *y -= mean);
+        }
+        let factor = 1.0 / (self.simd.sum_squares(y) / n + self.eps).sqrt();
+        match &self.weight {
+            Some(weight) => {
+                y.iter_mut().zip(weight.all()).for_each(|(y, w)| *y = *y * factor * w);
+            }
+            None => y.iter_mut().for_each(|y| *y *= factor),
+        }
+        if let Some(bias) = &self.bias {
+            y.iter_mut().zip(bias.all()).for_each(|(y, b)| *y += b);
+        }
+    }
+}
+
+impl Kernel for Norm {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.x.n_rows().div_ceil(cheap_rows(self.x.n_cols()))
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        for t in piece(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
+            let runs = self.x.row(t).chunks_exact(self.width);
+            for (x, y) in runs.zip(self.y.row(t).chunks_exact_mut(self.width)) {
+                self.norm(x, y);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Add {
+    a: Reads<f32>,
+    x: Writes<f32>,
+}
+
+impl Add {
+    pub(super) fn new(op: &op::Add<Tensor>, context: &Context<'_>) -> Add {
+        Add { a: context.bind.read(&op.a), x: context.bind.write(&op.x) }
+    }
+}
+
+impl Kernel for Add {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.x.n_rows().div_ceil(cheap_rows(self.x.n_cols()))
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        for t in piece(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
+            self.x.row(t).iter_mut().zip(self.a.row(t)).for_each(|(x, a)| *x += a);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+#![allow(unsafe_code, reason = "the one place where a program's views are made")]
+//! A recorded program as the team runs it: kernels with resolved memory, one list of phases.
+
+use hal::{Op, RawProgram, Tensor};
+
+use crate::buffer::Binder;
+use crate::kernels::{self, Context, Kernel};
+use crate::simd::Kernels;
+use crate::team::Job;
+
+#[derive(Debug)]
+pub(crate) struct CpuProgram {
+    label: String,
+    kernels: Vec<Box<dyn Kernel>>,
+    /// Kernel and its phase, for each phase of the program.
+    phases: Vec<(u32, u32)>,
+    /// What the kernels' views point into.
+    _tensors: Vec<Tensor>,
+}
+
+impl RawProgram for CpuProgram {}
+
+impl CpuProgram {
+    /// Resolves `ops`, which are checked and planned.
+    pub(crate) fn new(
+        label: &str,
+        ops: &[Op],
+        workspace: Option<&Tensor>,
+        simd: Kernels,
+        n_threads: usize,
+    ) -> CpuProgram {
+        let mut tensors: Vec<Tensor> = workspace.into_iter().cloned().collect();
+        for op in ops {
+            op.visit(&mut |_, _, tensor| tensors.push(tensor.clone()));
+        }
+        // SAFETY: the tensors live as long as the program, which is only run under the device's lock; ops were
+        // checked for aliasing, and kernels keep to the discipline of `buffer`.
+        let bind = unsafe { Binder::new(workspace) };
+        let context = Context { bind, simd, n_threads };
+        let kernels: Vec<_> = ops.iter().map(|op| kernels::compile(op, &context)).collect();
+        let phases = kernels.iter().zip(0..).flat_map(|(kernel, k)| {
+            (0..kernel.n_phases() as u32).map(move |phase| (k, phase))
+        });
+        let phases = phases.collect();
+        CpuProgram { label: label.to_owned(), kernels, phases, _tensors: tensors }
+    }
+
+    pub(crate) fn label(&self) -> &str {
+        &self.label
+    }
+}
+
+impl Job for CpuProgram {
+    fn chunks(&self, phase: usize) -> Option<usize> {
+        let &(kernel, phase) = self.phases.get(phase)?;
+        Some(self.kernels[kernel as usize].chunks(phase as usize))
+    }
+
+    fn run(&self, phase: usize, chunk: usize, worker: usize) {
+        let (kernel, phase) = self.phases[phase];
+        self.kernels[kernel as usize].run(phase as usize, chunk, worker);
+    }
+}

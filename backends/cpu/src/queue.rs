@@ -1,0 +1,119 @@
+//! Queues: work is done when it is given.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use hal::pack::refill_plain;
+use hal::{
+    BackendQueue, Error, Posted, RawProgram, RawRun, RawStaging, RawTransfer, Result, Tensor,
+};
+
+use crate::backend::Shared;
+use crate::buffer::{Copy, HostBuffer};
+use crate::program::CpuProgram;
+
+#[derive(Debug)]
+pub(crate) struct CpuQueue {
+    shared: Arc<Shared>,
+    device: String,
+}
+
+impl CpuQueue {
+    pub(crate) fn new(shared: Arc<Shared>, device: &str) -> CpuQueue {
+        CpuQueue { shared, device: device.to_owned() }
+    }
+
+    fn writable(&self, op: &'static str, tensor: &Tensor) -> Result<()> {
+        match tensor.raw::<HostBuffer>().is_some_and(HostBuffer::is_writable) {
+            true => Ok(()),
+            false => {
+                let reason = "the tensor is read-only memory of a file".to_owned();
+                Err(Error::Unsupported { op, device: self.device.clone(), reason })
+            }
+        }
+    }
+}
+
+impl BackendQueue for CpuQueue {
+    fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
+        let any: &dyn Any = &**program;
+        let program: &CpuProgram = any.downcast_ref().expect("programs come from this backend");
+        self.shared.lock().run(program).map_err(|panic| Error::Driver {
+            call: "cpu worker".to_owned(),
+            code: 0,
+            message: format!("panic in {}: {}", program.label(), panic.0),
+        })?;
+        Ok(Box::new(Done))
+    }
+
+    fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        self.writable("upload", dst)?;
+        let team = self.shared.lock();
+        Copy::new(&team).bytes_mut(dst)[..src.bytes().len()].copy_from_slice(src.bytes());
+        Ok(Box::new(Copied(src)))
+    }
+
+    fn download(
+        &mut self,
+        src: &Tensor,
+        mut dst: Box<dyn RawStaging>,
+    ) -> Result<Box<dyn RawTransfer>> {
+        let team = self.shared.lock();
+        let out = dst.bytes_mut();
+        out.copy_from_slice(&Copy::new(&team).bytes(src)[..out.len()]);
+        Ok(Box::new(Copied(dst)))
+    }
+
+    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+        self.writable("refill", pack)?;
+        let team = self.shared.lock();
+        let whole = Copy::new(&team).whole_mut(pack);
+        refill_plain(&pack.whole(), whole, pack.first_row() + slot, bytes)
+    }
+
+    fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
+        self.writable("copy_rows", dst)?;
+        let team = self.shared.lock();
+        let copy = Copy::new(&team);
+        copy.bytes_mut(dst).copy_from_slice(copy.bytes(src));
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A run that has ended.
+#[derive(Debug)]
+struct Done;
+
+impl RawRun for Done {
+    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+        Ok(None)
+    }
+
+    fn answer(&mut self, _mailbox: usize, _y: &[f32]) -> Result<()> {
+        Err(Error::shape("answer", "y", "a post to answer", "none"))
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn cancel(&mut self) {}
+}
+
+/// A copy that is done.
+#[derive(Debug)]
+struct Copied(Box<dyn RawStaging>);
+
+impl RawTransfer for Copied {
+    fn is_done(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>) -> Result<Box<dyn RawStaging>> {
+        Ok(self.0)
+    }
+}

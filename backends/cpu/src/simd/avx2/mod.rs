@@ -1,0 +1,176 @@
+//! AVX2 with FMA and F16C: a block of 32 codes is one register.
+//!
+//! `vpmaddubsw` wants one unsigned side: codes that are unsigned go there as they are, signed ones with
+//! their sign moved to the activations. Two products of at most 128 * 127 fit in 16 bits.
+//!
+//! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
+
+mod k;
+mod legacy;
+mod plain;
+mod quantize;
+mod transposed;
+mod vector;
+
+use std::arch::x86_64::*;
+
+use hal::format::Format;
+
+use super::tile::Q8Tile;
+use super::{Dot, Table};
+use vector::*;
+
+pub(super) const TABLE: Table = Table {
+    dot,
+    axpy: plain::axpy,
+    transposed: transposed::transposed,
+    quantize: |x, q, d, sum| {
+        // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+        unsafe { quantize::quantize(x, q, d, sum) }
+    },
+    sum_squares: |x| {
+        // SAFETY: the same.
+        unsafe { plain::sum_squares(x) }
+    },
+    store_f16: |x, out| {
+        // SAFETY: the same.
+        unsafe { plain::store_f16(x, out) }
+    },
+};
+
+/// Whether this processor has the instructions.
+pub(super) fn detected() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+fn dot(format: Format) -> Dot {
+    macro_rules! entry {
+        ($dots:path) => {
+            Dot {
+                // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+                one: |row, x| unsafe { $dots(row, [x]) }[0],
+                // SAFETY: the same.
+                four: |row, x| unsafe { $dots(row, x) },
+            }
+        };
+    }
+    match format {
+        Format::F32 => entry!(plain::of_f32::dots),
+        Format::F16 => entry!(plain::of_f16::dots),
+        Format::BF16 => entry!(plain::of_bf16::dots),
+        Format::Q4_0 => entry!(legacy::q4_0),
+        Format::Q4_1 => entry!(legacy::q4_1),
+        Format::Q8_0 => entry!(legacy::q8_0),
+        Format::Q4_K => entry!(k::q4_k),
+        Format::Q5_K => entry!(k::q5_k),
+        Format::Q6_K => entry!(k::q6_k),
+        Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
+    }
+}
+
+/// The sum of each vector's lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn totals<const N: usize>(acc: [__m256; N]) -> [f32; N] {
+    let mut out = [0.0; N];
+    for (out, acc) in out.iter_mut().zip(acc) {
+        *out = total(acc);
+    }
+    out
+}
+
+/// The products of one tile: the blocks' scales times the activations' scales, and sums whose lanes
+/// belong to no block in particular.
+struct Products<const N: usize> {
+    weights: [[f32; 16]; N],
+    sums: [__m256; N],
+}
+
+impl<const N: usize> Products<N> {
+    /// Starts with what the minimums take away: `scales` and `mins` of 16 blocks of 32 values.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn new(scales: [__m256; 2], mins: Option<[__m256; 2]>, x: &[Q8Tile<'_>; N]) -> Self {
+        let (mut weights, mut sums) = ([[0.0; 16]; N], [_mm256_setzero_ps(); N]);
+        for t in 0..N {
+            for half in 0..2 {
+                let d = load_ps(x[t].d, 8 * half);
+                store_ps(&mut weights[t], 8 * half, _mm256_mul_ps(scales[half], d));
+                if let Some(mins) = mins {
+                    let total =
+                        _mm256_cvtepi32_ps(load_bytes(bytemuck::cast_slice(x[t].sum), 32 * half));
+                    sums[t] = _mm256_fnmadd_ps(_mm256_mul_ps(mins[half], d), total, sums[t]);
+                }
+            }
+        }
+        Self { weights, sums }
+    }
+
+    /// Adds the products of a block with unsigned codes.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add(&mut self, block: usize, codes: __m256i, x: &[Q8Tile<'_>; N]) {
+        for t in 0..N {
+            let pairs =
+                _mm256_maddubs_epi16(codes, load_bytes(bytemuck::cast_slice(x[t].q), 32 * block));
+            let weight = _mm256_set1_ps(self.weights[t][block]);
+            self.sums[t] = _mm256_fmadd_ps(quads(pairs), weight, self.sums[t]);
+        }
+    }
+
+    /// Adds the products of a block with signed codes.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_signed(&mut self, block: usize, codes: __m256i, x: &[Q8Tile<'_>; N]) {
+        for t in 0..N {
+            let dot = signed_products(codes, load_bytes(bytemuck::cast_slice(x[t].q), 32 * block));
+            let weight = _mm256_set1_ps(self.weights[t][block]);
+            self.sums[t] = _mm256_fmadd_ps(dot, weight, self.sums[t]);
+        }
+    }
+
+    /// Adds the tile to the row's sums. A tile has a sum of its own so that tiles can overlap.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_to(self, acc: &mut [__m256; N]) {
+        for (acc, sum) in acc.iter_mut().zip(self.sums) {
+            *acc = _mm256_add_ps(*acc, sum);
+        }
+    }
+}
+
+/// Sums of two 16-bit sums each, as floats.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn quads(pairs: __m256i) -> __m256 {
+    _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+}
+
+/// Sums of four products each of signed codes with activations.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn signed_products(codes: __m256i, q: __m256i) -> __m256 {
+    quads(_mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(q, codes)))
+}
+
+/// 16 f16 scales of consecutive blocks, the first at the beginning of `tile`, `STRIDE` bytes apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn scales_apart<const STRIDE: usize>(tile: &[u8]) -> [__m256; 2] {
+    let word = |i: usize| i16::from_le_bytes([tile[STRIDE * i], tile[STRIDE * i + 1]]);
+    let eight = |i: usize| {
+        _mm256_cvtph_ps(_mm_set_epi16(
+            word(i + 7),
+            word(i + 6),
+            word(i + 5),
+            word(i + 4),
+            word(i + 3),
+            word(i + 2),
+            word(i + 1),
+            word(i),
+        ))
+    };
+    [eight(0), eight(8)]
+}

@@ -1,0 +1,200 @@
+//! AVX-512 with VNNI: one `vpdpbusd` multiplies 64 codes with 64 activations.
+//!
+//! Codes are unsigned there. Formats with signed codes shift them up and take the shift back: Q4_0
+//! through the minimum, as formats with minimums do, the wider ones by a
+//! second product, exactly.
+//!
+//! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
+
+mod k;
+mod legacy;
+mod plain;
+mod quantize;
+mod transposed;
+mod vector;
+
+use std::arch::x86_64::*;
+
+use hal::format::Format;
+
+use super::tile::Q8Tile;
+use super::{Dot, Table};
+use vector::*;
+
+pub(super) const TABLE: Table = Table {
+    dot,
+    axpy: plain::axpy,
+    transposed: transposed::transposed,
+    quantize: |x, q, d, sum| {
+        // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+        unsafe { quantize::quantize(x, q, d, sum) }
+    },
+    sum_squares: |x| {
+        // SAFETY: the same.
+        unsafe { plain::sum_squares(x) }
+    },
+    store_f16: |x, out| {
+        // SAFETY: the same.
+        unsafe { plain::store_f16(x, out) }
+    },
+};
+
+/// Whether this processor has the instructions.
+pub(super) fn detected() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+        && super::avx2::detected()
+}
+
+fn dot(format: Format) -> Dot {
+    macro_rules! entry {
+        ($dots:path) => {
+            Dot {
+                // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+                one: |row, x| unsafe { $dots(row, [x]) }[0],
+                // SAFETY: the same.
+                four: |row, x| unsafe { $dots(row, x) },
+            }
+        };
+    }
+    match format {
+        Format::F32 => entry!(plain::of_f32::dots),
+        Format::F16 => entry!(plain::of_f16::dots),
+        Format::BF16 => entry!(plain::of_bf16::dots),
+        Format::Q4_0 => entry!(legacy::q4_0),
+        Format::Q4_1 => entry!(legacy::q4_1),
+        Format::Q8_0 => entry!(legacy::q8_0),
+        Format::Q4_K => entry!(k::q4_k),
+        Format::Q5_K => entry!(k::q5_k),
+        Format::Q6_K => entry!(k::q6_k),
+        Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
+    }
+}
+
+/// The products of one tile: `weights` are the blocks' scales times the activations' scales, and a lane
+/// of `sums` belongs to no block in particular.
+struct Products<const N: usize> {
+    weights: [__m512; N],
+    sums: [__m512; N],
+}
+
+impl<const N: usize> Products<N> {
+    /// Starts with the `scales` of 16 blocks of 32 values.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn new(scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
+        let (mut weights, sums) = ([zero(); N], [zero(); N]);
+        for t in 0..N {
+            weights[t] = mul(scales, load_ps(x[t].d, 0));
+        }
+        Self { weights, sums }
+    }
+
+    /// Starts with what the minimums of the blocks take away.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn with_mins(scales: __m512, mins: __m512, x: &[Q8Tile<'_>; N]) -> Self {
+        let mut products = Self::new(scales, x);
+        for t in 0..N {
+            let weights = mul(mins, load_ps(x[t].d, 0));
+            let total = load_bytes(bytemuck::cast_slice(x[t].sum), 0);
+            products.sums[t] = fnmadd(weights, _mm512_cvtepi32_ps(total), zero());
+        }
+        products
+    }
+
+    /// Adds the products of blocks `2 * pair` and `2 * pair + 1`, whose unsigned codes are `codes`.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add(&mut self, pair: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
+        for t in 0..N {
+            let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, load_codes(x[t], pair));
+            let weights = _mm512_permutexvar_ps(spread(pair), self.weights[t]);
+            self.sums[t] = fmadd(_mm512_cvtepi32_ps(dot), weights, self.sums[t]);
+        }
+    }
+
+    /// Adds the products of two blocks with signed codes, which are shifted up by 128.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_signed(&mut self, pair: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
+        let codes = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
+        for t in 0..N {
+            let dot = shifted_dot::<-128>(codes, load_codes(x[t], pair));
+            let weights = _mm512_permutexvar_ps(spread(pair), self.weights[t]);
+            self.sums[t] = fmadd(dot, weights, self.sums[t]);
+        }
+    }
+
+    /// Adds the tile to the row's sums. A tile has a sum of its own so that tiles can overlap.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_to(self, acc: &mut [__m512; N]) {
+        for (acc, sum) in acc.iter_mut().zip(self.sums) {
+            *acc = add(*acc, sum);
+        }
+    }
+}
+
+/// 64 activations: of blocks `2 * pair` and `2 * pair + 1`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn load_codes(x: Q8Tile<'_>, pair: usize) -> __m512i {
+    load_bytes(bytemuck::cast_slice(x.q), 64 * pair)
+}
+
+/// Sums of four products each of activations with codes that were shifted up by `SHIFT` (as a byte).
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn shifted_dot<const SHIFT: i8>(codes: __m512i, q: __m512i) -> __m512 {
+    let none = _mm512_setzero_si512();
+    let shifted = _mm512_dpbusd_epi32(none, codes, q);
+    let shift = _mm512_dpbusd_epi32(none, _mm512_set1_epi8(SHIFT), q);
+    _mm512_cvtepi32_ps(_mm512_sub_epi32(shifted, shift))
+}
+
+/// The lanes that block `2 * pair` (eight times), then the next block have among 16.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn spread(pair: usize) -> __m512i {
+    let second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm512_add_epi32(second, _mm512_set1_epi32(2 * pair as i32))
+}
+
+/// The sum of each vector's lanes.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn totals<const N: usize>(acc: [__m512; N]) -> [f32; N] {
+    let mut out = [0.0; N];
+    for (out, acc) in out.iter_mut().zip(acc) {
+        *out = total(acc);
+    }
+    out
+}
+
+/// 16 f16 scales of consecutive blocks, the first at the beginning of `tile`, `STRIDE` bytes apart.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn scales_apart<const STRIDE: usize>(tile: &[u8]) -> __m512 {
+    // As many as begin within 64 bytes are picked at once, into their place among the 16.
+    let at_once = const { if STRIDE <= 20 { 4 } else { 2 } };
+    let pick: [u16; 32] = const {
+        let mut pick = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            pick[i] = ((i % if STRIDE <= 20 { 4 } else { 2 }) * STRIDE / 2) as u16;
+            i += 1;
+        }
+        pick
+    };
+    let pick = load_bytes(bytemuck::bytes_of(&pick), 0);
+    let mut words = _mm512_setzero_si512();
+    for k in 0..16 / at_once {
+        let place = ((1 << at_once) - 1) << (k * at_once);
+        let bytes = load_bytes(tile, k * at_once * STRIDE);
+        words = _mm512_mask_permutexvar_epi16(words, place, pick, bytes);
+    }
+    _mm512_cvtph_ps(_mm512_castsi512_si256(words))
+}

@@ -1,0 +1,3 @@
+//! Sums over neuron-major rows.
+
+super::super::transposed::transposed_kernels!("avx512bw,avx512vl,avx512vnni");

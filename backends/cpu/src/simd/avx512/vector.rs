@@ -1,0 +1,102 @@
+//! The vocabulary of the kernels that are written once for all levels: registers of 16 floats.
+
+use std::arch::x86_64::*;
+
+pub(super) type V = __m512;
+pub(super) const LANES: usize = 16;
+
+macro_rules! vocabulary {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)+) => {
+        $(
+            $(#[$doc])*
+            #[inline]
+            #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+            pub(super) fn $name($($arg: $type),*) -> $result $body
+        )+
+    };
+}
+
+vocabulary! {
+    fn zero() -> V { _mm512_setzero_ps() }
+    fn splat(v: f32) -> V { _mm512_set1_ps(v) }
+    fn add(a: V, b: V) -> V { _mm512_add_ps(a, b) }
+    fn mul(a: V, b: V) -> V { _mm512_mul_ps(a, b) }
+    /// `a * b + c`
+    fn fmadd(a: V, b: V, c: V) -> V { _mm512_fmadd_ps(a, b, c) }
+    /// `c - a * b`
+    fn fnmadd(a: V, b: V, c: V) -> V { _mm512_fnmadd_ps(a, b, c) }
+    /// The sum of the lanes, in a fixed order.
+    fn total(v: V) -> f32 { _mm512_reduce_add_ps(v) }
+
+    /// 64 bytes at `at`.
+    fn load_bytes(from: &[u8], at: usize) -> __m512i {
+        let part = &from[at..][..64];
+        // SAFETY: `part` has 64 bytes.
+        unsafe { _mm512_loadu_si512(part.as_ptr().cast()) }
+    }
+    /// 32 bytes at `at`.
+    fn load_half(from: &[u8], at: usize) -> __m256i {
+        let part = &from[at..][..32];
+        // SAFETY: `part` has 32 bytes.
+        unsafe { _mm256_loadu_si256(part.as_ptr().cast()) }
+    }
+    /// 16 bytes at `at`.
+    fn load_quarter(from: &[u8], at: usize) -> __m128i {
+        let part = &from[at..][..16];
+        // SAFETY: `part` has 16 bytes.
+        unsafe { _mm_loadu_si128(part.as_ptr().cast()) }
+    }
+    fn load_ps(from: &[f32], at: usize) -> V {
+        let part = &from[at..][..LANES];
+        // SAFETY: `part` has 16 floats.
+        unsafe { _mm512_loadu_ps(part.as_ptr()) }
+    }
+    fn store_ps(to: &mut [f32], at: usize, v: V) -> () {
+        let part = &mut to[at..][..LANES];
+        // SAFETY: `part` has 16 floats.
+        unsafe { _mm512_storeu_ps(part.as_mut_ptr(), v) }
+    }
+
+    /// The 16 numbers at byte `at`, as floats.
+    fn widen_f32(from: &[u8], at: usize) -> V { _mm512_castsi512_ps(load_bytes(from, at)) }
+    /// The 16 numbers at byte `at`, as floats.
+    fn widen_f16(from: &[u8], at: usize) -> V { _mm512_cvtph_ps(load_half(from, at)) }
+    /// The 16 numbers at byte `at`, as floats.
+    fn widen_bf16(from: &[u8], at: usize) -> V {
+        let wide = _mm512_cvtepu16_epi32(load_half(from, at));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+    }
+    /// The 16 numbers at byte `at`, as floats.
+    fn widen_i8(from: &[u8], at: usize) -> V {
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_quarter(from, at)))
+    }
+    /// The f16 that `bytes` begins with, in every lane.
+    fn one_scale(bytes: &[u8]) -> V {
+        _mm512_cvtph_ps(_mm256_set1_epi16(i16::from_le_bytes([bytes[0], bytes[1]])))
+    }
+    /// Rounds to the nearest f16, ties to even.
+    fn narrow_f16(v: V) -> [half::f16; LANES] {
+        let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v);
+        // SAFETY: both are 32 bytes in which every pattern is valid.
+        unsafe { std::mem::transmute(halves) }
+    }
+}
+
+/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for one sum and
+/// the high ones for the next.
+///
+/// A nibble selects its product out of a register of all 16, so it is neither masked nor converted.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn add_nibbles<const R: usize>(h: V, row: &[u8], offset: i8, sums: &mut [V; R]) {
+    let codes = _mm512_set_ps(
+        15.0, 14.0, 13.0, 12.0, 11.0, 10.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0,
+    );
+    let products = mul(h, _mm512_sub_ps(codes, splat(f32::from(offset))));
+    for u in 0..R / 2 {
+        let low = _mm512_cvtepu8_epi32(load_quarter(row, 16 * u));
+        let high = _mm512_srli_epi32::<4>(low);
+        sums[2 * u] = add(sums[2 * u], _mm512_permutexvar_ps(low, products));
+        sums[2 * u + 1] = add(sums[2 * u + 1], _mm512_permutexvar_ps(high, products));
+    }
+}

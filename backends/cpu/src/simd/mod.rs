@@ -1,0 +1,233 @@
+//! The fast kernels, chosen once at run time: one binary serves every processor.
+//!
+//! A level is a set of instructions with a folder of its own; `Scalar` is plain Rust and what other
+//! processors than x86-64 run today (no NEON yet). All levels take the same activations and sum
+//! integers exactly, so they differ only in the order of f32 sums. That order is fixed: it depends on
+//! the lengths alone, never on addresses or threads.
+//!
+//! Absent on purpose: threads, tensors, and any choice by size. The team above splits the work.
+#![allow(unsafe_code, reason = "instructions and loads that the compiler cannot vouch for")]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod plain;
+mod scalar;
+mod tile;
+mod transposed;
+
+#[cfg(test)]
+mod tests;
+
+use hal::format::{Format, Q8Row, TransposedLayout};
+use half::f16;
+
+/// One row's product with one token: `row` [n] in blocks, `x` [n].
+pub type DotFn = fn(row: &[u8], x: ActView<'_>) -> f32;
+/// One row's product with four tokens; each has the bits of [`DotFn`].
+pub type Dot4Fn = fn(row: &[u8], x: [ActView<'_>; 4]) -> [f32; 4];
+/// `y += h * row`: `row` [n] in blocks, `y` [n].
+pub type AxpyFn = fn(h: f32, row: &[u8], y: &mut [f32]);
+/// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` [n_out].
+///
+/// Neighbours in the list that belong to the same group of neurons share the reading of its scales,
+/// so a list in the order of neurons is the fastest. Nothing is read of slots that are not listed.
+pub type TransposedFn =
+    fn(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]);
+
+/// The activations of one token.
+#[derive(Clone, Copy, Debug)]
+pub enum ActView<'a> {
+    /// For F32, F16 and BF16 weights.
+    F32(&'a [f32]),
+    /// For quantised weights.
+    Q8(Q8View<'a>),
+}
+
+/// A [`Q8Row`] by reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Q8View<'a> {
+    /// [n], n a multiple of 32
+    pub q: &'a [i8],
+    /// [n / 32]
+    pub d: &'a [f32],
+    /// [n / 32]
+    pub sum: &'a [i32],
+}
+
+impl<'a> From<&'a Q8Row> for ActView<'a> {
+    fn from(row: &'a Q8Row) -> Self {
+        ActView::Q8(Q8View { q: &row.q, d: &row.d, sum: &row.sum })
+    }
+}
+
+impl<'a> From<&'a [f32]> for ActView<'a> {
+    fn from(x: &'a [f32]) -> Self {
+        ActView::F32(x)
+    }
+}
+
+/// A set of instructions that kernels are written for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Level {
+    /// Plain Rust.
+    Scalar,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, VL and VNNI.
+    Avx512,
+}
+
+impl Level {
+    /// Every level, slowest first.
+    pub const ALL: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
+
+    /// The level's name for reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Scalar => "scalar",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
+        }
+    }
+}
+
+/// What a level provides. Its functions may be called only where its instructions exist.
+struct Table {
+    dot: fn(Format) -> Dot,
+    axpy: fn(Format) -> AxpyFn,
+    transposed: fn(Format) -> TransposedFn,
+    quantize: fn(&[f32], &mut [i8], &mut [f32], &mut [i32]),
+    sum_squares: fn(&[f32]) -> f32,
+    store_f16: fn(&[f32], &mut [f16]),
+}
+
+/// A product for one and for four tokens.
+struct Dot {
+    one: DotFn,
+    four: Dot4Fn,
+}
+
+/// The kernels of one level that this processor has.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    level: Level,
+    table: &'static Table,
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernels").field("level", &self.level).finish_non_exhaustive()
+    }
+}
+
+impl Kernels {
+    /// The kernels of `level`; `None` if this processor lacks the instructions.
+    #[must_use]
+    pub fn select(level: Level) -> Option<Self> {
+        let table = match level {
+            Level::Scalar => Some(&scalar::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => avx2::detected().then_some(&avx2::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => avx512::detected().then_some(&avx512::TABLE),
+            #[cfg(not(target_arch = "x86_64"))]
+            Level::Avx2 | Level::Avx512 => None,
+        };
+        table.map(|table| Self { level, table })
+    }
+
+    /// The fastest kernels that this processor can run.
+    #[must_use]
+    pub fn best() -> Self {
+        let best = Level::ALL.into_iter().rev().find_map(Self::select);
+        best.expect("plain Rust runs everywhere")
+    }
+
+    /// The level of these kernels.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// The product of a weight row with one token's activations, which must be of the kind
+    /// [`Format::activation`] names and as long as the row; the function panics if they are not.
+    #[must_use]
+    pub fn dot(&self, format: Format) -> DotFn {
+        (self.table.dot)(format).one
+    }
+
+    /// The product of a weight row with four tokens' activations at once.
+    #[must_use]
+    pub fn dot4(&self, format: Format) -> Dot4Fn {
+        (self.table.dot)(format).four
+    }
+
+    /// Adds a multiple of a row in the ordinary layout.
+    #[must_use]
+    pub fn axpy(&self, format: Format) -> AxpyFn {
+        (self.table.axpy)(format)
+    }
+
+    /// Adds multiples of rows of a [`TransposedLayout`] of this format.
+    #[must_use]
+    pub fn transposed(&self, format: Format) -> TransposedFn {
+        (self.table.transposed)(format)
+    }
+
+    /// [`hal::format::quantize_q8`], to the bit.
+    pub fn quantize(&self, x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]) {
+        (self.table.quantize)(x, q, d, sum);
+    }
+
+    /// The sum of squares of `x`.
+    #[must_use]
+    pub fn sum_squares(&self, x: &[f32]) -> f32 {
+        (self.table.sum_squares)(x)
+    }
+
+    /// Rounds `x` [n] to `out` [n].
+    pub fn store_f16(&self, x: &[f32], out: &mut [f16]) {
+        (self.table.store_f16)(x, out);
+    }
+
+    /// The product of two F32 vectors of one length.
+    #[must_use]
+    pub fn dot_f32(&self, a: &[f32], b: &[f32]) -> f32 {
+        self.dot(Format::F32)(bytemuck::cast_slice(a), ActView::F32(b))
+    }
+
+    /// The product of an F16 and an F32 vector of one length.
+    #[must_use]
+    pub fn dot_f16(&self, a: &[f16], b: &[f32]) -> f32 {
+        self.dot(Format::F16)(bytemuck::cast_slice(a), ActView::F32(b))
+    }
+
+    /// `y += h * x`
+    pub fn axpy_f32(&self, h: f32, x: &[f32], y: &mut [f32]) {
+        self.axpy(Format::F32)(h, bytemuck::cast_slice(x), y);
+    }
+
+    /// `y += h * x` for F16 `x`
+    pub fn axpy_f16(&self, h: f32, x: &[f16], y: &mut [f32]) {
+        self.axpy(Format::F16)(h, bytemuck::cast_slice(x), y);
+    }
+}
+
+/// Asks for the first bytes of a row that will be read soon, up to 4 KiB of it.
+///
+/// For the next rows of a list: the processor foresees the rest of a row, but not its beginning.
+#[inline]
+pub fn prefetch(row: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in row.chunks(64).take(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch changes nothing and never faults; every x86-64 processor has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
+}

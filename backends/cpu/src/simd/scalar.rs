@@ -1,0 +1,184 @@
+//! Plain Rust for every processor: written once against how a block comes apart.
+
+use hal::format::{Code, Format, TransposedLayout, Unpacked, quantize_q8};
+use half::f16;
+
+use super::transposed::{Run, UNIT, for_runs, for_units};
+use super::{ActView, AxpyFn, Dot, Table, TransposedFn};
+
+pub(super) const TABLE: Table = Table {
+    dot,
+    axpy,
+    transposed: |_| transposed as TransposedFn,
+    quantize: quantize_q8,
+    sum_squares: |x| lanes(x.len(), |i| x[i] * x[i]),
+    store_f16: |x, out| {
+        assert_eq!(x.len(), out.len());
+        for (out, &x) in out.iter_mut().zip(x) {
+            *out = f16::from_f32(x);
+        }
+    },
+};
+
+/// A function of the format as a function pointer per format.
+macro_rules! per_format {
+    ($format:expr, $entry:ident) => {
+        match $format {
+            Format::F32 => $entry!(F32),
+            Format::F16 => $entry!(F16),
+            Format::BF16 => $entry!(BF16),
+            Format::Q4_0 => $entry!(Q4_0),
+            Format::Q4_1 => $entry!(Q4_1),
+            Format::Q8_0 => $entry!(Q8_0),
+            Format::Q4_K => $entry!(Q4_K),
+            Format::Q5_K => $entry!(Q5_K),
+            Format::Q6_K => $entry!(Q6_K),
+            Format::U32 => $entry!(U32),
+        }
+    };
+}
+
+fn dot(format: Format) -> Dot {
+    macro_rules! entry {
+        ($name:ident) => {
+            Dot {
+                one: |row, x| dots(Format::$name, row, [x])[0],
+                four: |row, x| dots(Format::$name, row, x),
+            }
+        };
+    }
+    per_format!(format, entry)
+}
+
+pub(super) fn axpy(format: Format) -> AxpyFn {
+    macro_rules! entry {
+        ($name:ident) => {
+            |h, row, y| add_row(Format::$name, h, row, y)
+        };
+    }
+    per_format!(format, entry)
+}
+
+/// Eight interleaved sums of `n` terms, which the compiler can keep in vector registers.
+fn lanes(n: usize, term: impl Fn(usize) -> f32) -> f32 {
+    let mut sums = [0.0f32; 8];
+    let whole = n / 8 * 8;
+    for first in (0..whole).step_by(8) {
+        for (k, sum) in sums.iter_mut().enumerate() {
+            *sum += term(first + k);
+        }
+    }
+    sums.iter().sum::<f32>() + (whole..n).map(term).sum::<f32>()
+}
+
+fn dots<const N: usize>(format: Format, row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+    let Some(quants) = format.quants() else {
+        return plain_dots(format, row, x.map(ActView::f32));
+    };
+    let x = x.map(ActView::q8);
+    for x in &x {
+        assert_eq!(format.row_bytes(x.q.len()), Some(row.len()), "activations of another length");
+    }
+    let mut parts = Unpacked::default();
+    let mut out = [0.0; N];
+    for (b, block) in row.chunks_exact(format.block_bytes()).enumerate() {
+        quants.unpack(block, &mut parts);
+        let groups = parts.codes[..format.block_values()].chunks_exact(quants.group);
+        for (g, codes) in groups.enumerate() {
+            let first = b * format.block_values() + g * quants.group;
+            for (x, out) in x.iter().zip(&mut out) {
+                let q = &x.q[first..first + quants.group];
+                let terms = codes.iter().zip(q).map(|(&c, &q)| i32::from(c) * i32::from(q));
+                *out += parts.scales[g] * x.d[first / 32] * terms.sum::<i32>() as f32;
+                if quants.has_min {
+                    *out -= parts.mins[g] * x.d[first / 32] * x.sum[first / 32] as f32;
+                }
+            }
+        }
+    }
+    out
+}
+
+fn plain_dots<const N: usize>(format: Format, row: &[u8], x: [&[f32]; N]) -> [f32; N] {
+    let mut out = [0.0; N];
+    let mut values = [0.0f32; 256];
+    for (i, part) in row.chunks(256 * format.block_bytes()).enumerate() {
+        let n = part.len() / format.block_bytes();
+        let values = &mut values[..n];
+        format.dequantize(part, values);
+        for (x, out) in x.iter().zip(&mut out) {
+            let x = &x[256 * i..][..n];
+            *out += lanes(n, |i| values[i] * x[i]);
+        }
+    }
+    for x in x {
+        assert_eq!(format.row_bytes(x.len()), Some(row.len()), "activations of another length");
+    }
+    out
+}
+
+fn add_row(format: Format, h: f32, row: &[u8], y: &mut [f32]) {
+    assert_eq!(format.row_bytes(y.len()), Some(row.len()), "a row of another length");
+    let mut values = [0.0f32; 256];
+    let part_bytes = 256 / format.block_values() * format.block_bytes();
+    for (row, y) in row.chunks(part_bytes).zip(y.chunks_mut(256)) {
+        let values = &mut values[..y.len()];
+        format.dequantize(row, values);
+        for (y, value) in y.iter_mut().zip(values) {
+            *y += h * *value;
+        }
+    }
+}
+
+fn transposed(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]) {
+    assert_eq!(y.len(), layout.n_out);
+    let Some(quants) = layout.format.quants() else {
+        for &(slot, h) in list {
+            let row = &bytes[..layout.groups_at][slot as usize * layout.row_bytes..];
+            add_row(layout.format, h, &row[..layout.row_bytes], y);
+        }
+        return;
+    };
+    for_runs(layout, bytes, list, |run| {
+        for_units(
+            y,
+            |unit, y: &mut [f32; UNIT]| add_unit(quants.code, quants.wide_scales, run, unit, y),
+            |unit, y| add_unit(quants.code, quants.wide_scales, run, unit, y),
+        );
+    });
+}
+
+fn add_unit(code: Code, wide_scales: bool, run: &Run<'_>, unit: usize, y: &mut [f32; UNIT]) {
+    let mut sums = [0.0f32; UNIT];
+    for &(slot, h) in run.list {
+        let row = run.row(slot);
+        match code {
+            Code::Byte => {
+                for (sum, &byte) in sums.iter_mut().zip(&row[unit * UNIT..][..UNIT]) {
+                    *sum += h * f32::from(byte as i8);
+                }
+            }
+            Code::Nibble { offset } => {
+                let (low, high) = sums.split_at_mut(UNIT / 2);
+                let pairs = &row[unit * UNIT / 2..][..UNIT / 2];
+                for ((low, high), &pair) in low.iter_mut().zip(high).zip(pairs) {
+                    *low += h * f32::from((pair & 15) as i8 - offset);
+                    *high += h * f32::from((pair >> 4) as i8 - offset);
+                }
+            }
+        }
+    }
+    let entry = |table: &[u8], e: usize| {
+        if wide_scales {
+            f32::from_le_bytes(table[4 * e..4 * e + 4].try_into().expect("four bytes"))
+        } else {
+            f16::from_le_bytes([table[2 * e], table[2 * e + 1]]).to_f32()
+        }
+    };
+    for (i, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
+        *y += entry(run.scales, unit * UNIT + i) * sum;
+        if !run.mins.is_empty() {
+            *y -= entry(run.mins, unit * UNIT + i) * run.total;
+        }
+    }
+}

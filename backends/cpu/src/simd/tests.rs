@@ -1,0 +1,287 @@
+//! Every level that this processor has, against dequantised values in f64.
+
+use hal::format::{Activation, Format, Q8Row, TransposedLayout};
+use half::f16;
+
+use super::*;
+
+fn all_kernels() -> Vec<Kernels> {
+    let all: Vec<_> = Level::ALL.into_iter().filter_map(Kernels::select).collect();
+    println!("levels: {:?}", all.iter().map(Kernels::level).collect::<Vec<_>>());
+    all
+}
+
+fn weights() -> impl Iterator<Item = Format> {
+    Format::ALL.iter().copied().filter(|format| format.is_weight())
+}
+
+/// Seeded values of both signs, most of them small.
+fn random(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next() * next() * 3.0 + 0.1).collect()
+}
+
+fn quantized(format: Format, values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0xA5; format.row_bytes(values.len()).unwrap()];
+    format.quantize(values, &mut bytes);
+    bytes
+}
+
+fn dequantized(format: Format, bytes: &[u8], n: usize) -> Vec<f32> {
+    let mut values = vec![f32::NAN; n];
+    format.dequantize(bytes, &mut values);
+    values
+}
+
+fn q8(x: &[f32]) -> Q8Row {
+    let mut row = Q8Row::default();
+    row.quantize_into(x);
+    row
+}
+
+/// What the format's activations make of `x`.
+fn rounded(format: Format, x: &[f32]) -> Vec<f32> {
+    match format.activation() {
+        Activation::F32 => x.to_vec(),
+        Activation::Q8 => {
+            let row = q8(x);
+            (0..x.len()).map(|i| row.d[i / 32] * f32::from(row.q[i])).collect()
+        }
+    }
+}
+
+/// Row lengths: one block, three, whole tiles, tiles and a rest, and for plain formats any number.
+fn lengths(format: Format) -> Vec<usize> {
+    let n = format.block_values();
+    let mut lengths: Vec<usize> = [1, 2, 3, 15, 16, 17, 31, 32, 33, 86].map(|k| k * n).to_vec();
+    lengths.extend([0, 4096, 11008]);
+    if n == 1 {
+        lengths.extend([63, 64, 65, 288, 300]);
+    }
+    lengths
+}
+
+#[track_caller]
+fn assert_close(got: f32, expected: f64, magnitude: f64, what: &str) {
+    let error = (f64::from(got) - expected).abs();
+    assert!(error <= 1e-6 * magnitude, "{what}: {got}, expected {expected} of {magnitude}");
+}
+
+#[test]
+fn dots_are_those_of_the_values() {
+    for kernels in all_kernels() {
+        for format in weights() {
+            for n in lengths(format) {
+                let bytes = quantized(format, &random(n, n as u32));
+                let values = dequantized(format, &bytes, n);
+                let tokens: [Vec<f32>; 4] = std::array::from_fn(|t| random(n, 77 + t as u32));
+                let rows = tokens.each_ref().map(|x| q8(x));
+                let views = std::array::from_fn(|t| match format.activation() {
+                    Activation::F32 => ActView::from(&tokens[t][..]),
+                    Activation::Q8 => ActView::from(&rows[t]),
+                });
+                let four = kernels.dot4(format)(&bytes, views);
+                for t in 0..4 {
+                    let what = format!("{:?} {format} {n}", kernels.level());
+                    let one = kernels.dot(format)(&bytes, views[t]);
+                    assert_eq!(one.to_bits(), four[t].to_bits(), "{what}");
+                    let x = rounded(format, &tokens[t]);
+                    let terms =
+                        || values.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                    let magnitude = terms().map(f64::abs).sum();
+                    assert_close(one, terms().sum(), magnitude, &what);
+                }
+            }
+        }
+    }
+}
+
+/// The extreme codes with activations of the extreme value: no intermediate may overflow.
+#[test]
+fn dots_of_extreme_codes_do_not_overflow() {
+    for kernels in all_kernels() {
+        for format in weights() {
+            let n = 1024;
+            for (fill, sign) in [(0xFF, 1.0), (0xFF, -1.0), (0x00, 1.0), (0x80, 1.0), (0x80, -1.0)]
+            {
+                let mut bytes = quantized(format, &random(n, 3));
+                if format.block_values() > 1 {
+                    let scales = match format {
+                        Format::Q6_K => 208..210,
+                        Format::Q8_0 | Format::Q4_0 => 0..2,
+                        _ => 0..4,
+                    };
+                    for block in bytes.chunks_exact_mut(format.block_bytes()) {
+                        for (i, byte) in block.iter_mut().enumerate() {
+                            if !scales.contains(&i) {
+                                *byte = fill;
+                            }
+                        }
+                    }
+                }
+                let x = vec![sign * 0.7; n];
+                let row = q8(&x);
+                let view = match format.activation() {
+                    Activation::F32 => ActView::from(&x[..]),
+                    Activation::Q8 => ActView::from(&row),
+                };
+                let got = kernels.dot(format)(&bytes, view);
+                let values = dequantized(format, &bytes, n);
+                let x = rounded(format, &x);
+                let terms = || values.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                let magnitude = terms().map(f64::abs).sum();
+                assert_close(
+                    got,
+                    terms().sum(),
+                    magnitude,
+                    &format!("{:?} {format}", kernels.level()),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_added() {
+    for kernels in all_kernels() {
+        for format in weights() {
+            for n in lengths(format) {
+                let bytes = quantized(format, &random(n, n as u32));
+                let values = dequantized(format, &bytes, n);
+                let start = random(n, 5);
+                let mut y = start.clone();
+                kernels.axpy(format)(-1.7, &bytes, &mut y);
+                for i in 0..n {
+                    let (w, s) = (f64::from(values[i]), f64::from(start[i]));
+                    let what = format!("{:?} {format} {n} at {i}", kernels.level());
+                    assert_close(y[i], s - 1.7f32 as f64 * w, s.abs() + 2.0 * w.abs(), &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn neuron_major_rows_are_summed() {
+    for kernels in all_kernels() {
+        for format in weights() {
+            for n_out in [1, 31, 32, 96, 160, 288, 301] {
+                let n_ff = 2 * format.block_values().max(48);
+                let source = quantized(format, &random(n_out * n_ff, n_out as u32));
+                let neurons: Vec<u32> = (0..n_ff as u32).filter(|n| n % 3 != 1).collect();
+                let layout = TransposedLayout::new(format, neurons.len() + 1, n_ff, n_out).unwrap();
+                let mut bytes = vec![0xA5; layout.n_bytes];
+                layout.pack(&source, &neurons, &mut bytes).unwrap();
+                // Some slots in order, one out of order, one twice.
+                let slots = (0..neurons.len() as u32).filter(|s| s % 4 < 2).chain([1, 0, 0]);
+                let list: Vec<(u32, f32)> =
+                    slots.zip(random(n_ff, 9)).map(|(slot, h)| (slot, 2.0 * h)).collect();
+                let start = random(n_out, 5);
+                let mut expected: Vec<f64> = start.iter().map(|&v| f64::from(v)).collect();
+                let mut magnitude: Vec<f64> = expected.iter().map(|v| v.abs()).collect();
+                let mut row = vec![f32::NAN; n_out];
+                for &(slot, h) in &list {
+                    layout.row(&bytes, slot as usize, &mut row);
+                    for (i, &w) in row.iter().enumerate() {
+                        expected[i] += f64::from(h) * f64::from(w);
+                        // Codes and minimums are summed apart and may be larger than their difference.
+                        magnitude[i] += f64::from(h).abs() * (f64::from(w).abs() + 3.0);
+                    }
+                }
+                let mut y = start.clone();
+                kernels.transposed(format)(&layout, &bytes, &list, &mut y);
+                for i in 0..n_out {
+                    let what = format!("{:?} {format} {n_out} at {i}", kernels.level());
+                    assert_close(y[i], expected[i], magnitude[i], &what);
+                }
+                let mut again = start.clone();
+                let moved = [&[0u8; 3][..], &bytes].concat();
+                kernels.transposed(format)(&layout, &moved[3..], &list, &mut again);
+                assert!(y.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()));
+                kernels.transposed(format)(&layout, &bytes, &[], &mut again);
+                assert_eq!(y, again);
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_have_the_defined_bits() {
+    for kernels in all_kernels() {
+        for n in [0, 1, 31, 32, 33, 64, 100, 4096] {
+            for (scale, special) in [
+                (1.0, None),
+                (1e-36, None),
+                (3e-39, None),
+                (1e38, None),
+                (1.0, Some(f32::NAN)),
+                (1.0, Some(f32::NEG_INFINITY)),
+                (0.0, None),
+            ] {
+                let mut x: Vec<f32> = random(n, n as u32).iter().map(|v| v * scale).collect();
+                if let (Some(special), Some(v)) = (special, x.get_mut(n / 2)) {
+                    *v = special;
+                }
+                // Steps of exactly a half.
+                if n >= 64 && special.is_none() && scale == 1.0 {
+                    x[32] = 127.0;
+                    for (i, v) in x[33..64].iter_mut().enumerate() {
+                        *v = i as f32 - 15.5;
+                    }
+                }
+                let expected = q8(&x);
+                let blocks = n.div_ceil(32);
+                let (mut q, mut d, mut sum) =
+                    (vec![99; blocks * 32], vec![f32::NAN; blocks], vec![99; blocks]);
+                kernels.quantize(&x, &mut q, &mut d, &mut sum);
+                let bits = |d: &[f32]| d.iter().map(|d| d.to_bits()).collect::<Vec<_>>();
+                assert_eq!(
+                    (q, bits(&d), sum),
+                    (expected.q, bits(&expected.d), expected.sum),
+                    "{:?} {n} {scale} {special:?}",
+                    kernels.level()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn vectors() {
+    for kernels in all_kernels() {
+        for n in [0, 1, 7, 8, 63, 64, 65, 300] {
+            let (a, b) = (random(n, 1), random(n, 2));
+            let half: Vec<f16> = a.iter().map(|&v| f16::from_f32(v)).collect();
+            let mut stored = vec![f16::NAN; n];
+            kernels.store_f16(&a, &mut stored);
+            assert_eq!(stored, half, "{:?}", kernels.level());
+            let sum = |terms: &dyn Fn(usize) -> f64| (0..n).map(terms).sum::<f64>();
+            let squares = sum(&|i| f64::from(a[i]).powi(2));
+            assert_close(kernels.sum_squares(&a), squares, squares, "squares");
+            let product = |i: usize| f64::from(a[i]) * f64::from(b[i]);
+            let magnitude = sum(&|i| product(i).abs());
+            assert_close(kernels.dot_f32(&a, &b), sum(&product), magnitude, "f32");
+            let product = |i: usize| f64::from(half[i].to_f32()) * f64::from(b[i]);
+            assert_close(kernels.dot_f16(&half, &b), sum(&product), magnitude, "f16");
+            let mut y = b.clone();
+            kernels.axpy_f32(0.5, &a, &mut y);
+            kernels.axpy_f16(0.25, &half, &mut y);
+            for i in 0..n {
+                let expected = b[i] + 0.5 * a[i] + 0.25 * half[i].to_f32();
+                assert!((y[i] - expected).abs() <= 1e-6 * (1.0 + expected.abs()));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_best_level_is_the_last_that_exists() {
+    let best = Kernels::best().level();
+    for level in Level::ALL {
+        assert!(level <= best || Kernels::select(level).is_none());
+    }
+}

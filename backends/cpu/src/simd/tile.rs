@@ -1,0 +1,115 @@
+//! The walk of a quantised row and its activations in tiles of 512 values.
+
+use hal::format::Q8_BLOCK;
+
+use super::{ActView, Q8View};
+
+/// Values in a tile: a multiple of every block.
+pub(super) const TILE: usize = 512;
+
+/// The activations of one token for one tile.
+#[derive(Clone, Copy)]
+pub(super) struct Q8Tile<'a> {
+    pub q: &'a [i8; TILE],
+    pub d: &'a [f32; TILE / 32],
+    pub sum: &'a [i32; TILE / 32],
+}
+
+impl<'a> ActView<'a> {
+    /// What quantised weights are multiplied with.
+    #[inline]
+    pub(super) fn q8(self) -> Q8View<'a> {
+        match self {
+            ActView::Q8(x) => x,
+            ActView::F32(_) => unreachable!("checked by hal: quantised weights take Q8"),
+        }
+    }
+
+    /// What plain weights are multiplied with.
+    #[inline]
+    pub(super) fn f32(self) -> &'a [f32] {
+        match self {
+            ActView::F32(x) => x,
+            ActView::Q8(_) => unreachable!("checked by hal: plain weights take F32"),
+        }
+    }
+}
+
+/// Calls `f` for each tile of `row`, `BYTES` bytes each, with the tokens' activations for it. The last
+/// tile is padded with zeros.
+///
+/// Always inlined: `f` is compiled for the caller's instructions.
+#[inline(always)]
+pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
+    row: &[u8],
+    x: [ActView<'_>; N],
+    mut f: impl FnMut(&[u8; BYTES], &[Q8Tile<'_>; N]),
+) {
+    let x = x.map(ActView::q8);
+    for x in &x {
+        assert_eq!(x.q.len() * BYTES, row.len() * TILE, "activations of another length");
+        assert!(x.d.len() * 32 == x.q.len() && x.sum.len() == x.d.len());
+    }
+    let (tiles, rest) = row.as_chunks::<BYTES>();
+    for (i, tile) in tiles.iter().enumerate() {
+        let x = x.map(|x| Q8Tile {
+            q: &x.q.as_chunks().0[i],
+            d: &x.d.as_chunks().0[i],
+            sum: &x.sum.as_chunks().0[i],
+        });
+        f(tile, &x);
+    }
+    if !rest.is_empty() {
+        let mut tile = [0; BYTES];
+        tile[..rest.len()].copy_from_slice(rest);
+        let q = x.map(|x| padded(x.q.as_chunks::<TILE>().1));
+        let d = x.map(|x| padded(x.d.as_chunks::<{ TILE / 32 }>().1));
+        let sum = x.map(|x| padded(x.sum.as_chunks::<{ TILE / 32 }>().1));
+        f(&tile, &std::array::from_fn(|t| Q8Tile { q: &q[t], d: &d[t], sum: &sum[t] }));
+    }
+}
+
+/// `rest`, followed by zeros.
+#[inline]
+pub(super) fn padded<T: Copy + Default, const N: usize>(rest: &[T]) -> [T; N] {
+    let mut out = [T::default(); N];
+    out[..rest.len()].copy_from_slice(rest);
+    out
+}
+
+/// The 6-bit scales and minimums of a Q4_K or Q5_K block from their 12 bytes, one byte each, the
+/// first in the lowest byte.
+#[inline]
+pub(super) fn six_bits(packed: &[u8]) -> (u64, u64) {
+    let word = |at: usize| {
+        u32::from_le_bytes(packed[at..at + 4].try_into().expect("four of twelve bytes"))
+    };
+    let (scales, mins, both) = (word(0), word(4), word(8));
+    let upper = |v: u32| (v >> 6 & 0x0303_0303) << 4;
+    let scales_4 = both & 0x0F0F_0F0F | upper(scales);
+    let mins_4 = both >> 4 & 0x0F0F_0F0F | upper(mins);
+    let join = |low: u32, high: u32| u64::from(low & 0x3F3F_3F3F) | u64::from(high) << 32;
+    (join(scales, scales_4), join(mins, mins_4))
+}
+
+/// Rounds `x` to Q8 blocks with `block`, which writes one block's `q` and returns its `d` and sum. The
+/// last block is padded with zeros.
+#[inline(always)]
+pub(super) fn for_q8_blocks(
+    x: &[f32],
+    q: &mut [i8],
+    d: &mut [f32],
+    sum: &mut [i32],
+    mut block: impl FnMut(&[f32; Q8_BLOCK], &mut [i8; Q8_BLOCK]) -> (f32, i32),
+) {
+    let n_blocks = x.len().div_ceil(Q8_BLOCK);
+    assert_eq!((q.len(), d.len(), sum.len()), (n_blocks * Q8_BLOCK, n_blocks, n_blocks));
+    let (blocks, rest) = x.as_chunks::<Q8_BLOCK>();
+    let q = q.as_chunks_mut::<Q8_BLOCK>().0;
+    for (i, x) in blocks.iter().enumerate() {
+        (d[i], sum[i]) = block(x, &mut q[i]);
+    }
+    if !rest.is_empty() {
+        (d[blocks.len()], sum[blocks.len()]) = block(&padded(rest), &mut q[blocks.len()]);
+    }
+}

@@ -1,0 +1,223 @@
+//! What all levels share of sums over neuron-major rows.
+
+use hal::format::TransposedLayout;
+
+/// Outputs in one unit of a transposed row.
+pub(super) const UNIT: usize = 32;
+
+/// Neurons of one group: their rows of codes, their factors, and the group's table rows.
+pub(super) struct Run<'a> {
+    pub bytes: &'a [u8],
+    pub list: &'a [(u32, f32)],
+    pub row_bytes: usize,
+    /// [n_cols] f16 or f32
+    pub scales: &'a [u8],
+    /// [n_cols], empty if the format has no minimums
+    pub mins: &'a [u8],
+    /// The sum of the factors.
+    pub total: f32,
+}
+
+impl<'a> Run<'a> {
+    /// The codes of a slot.
+    #[inline(always)]
+    pub(super) fn row(&self, slot: u32) -> &'a [u8] {
+        &self.bytes[slot as usize * self.row_bytes..][..self.row_bytes]
+    }
+}
+
+/// Calls `f` for each run of neighbours of `list` that share a group.
+#[inline(always)]
+pub(super) fn for_runs(
+    layout: &TransposedLayout,
+    bytes: &[u8],
+    list: &[(u32, f32)],
+    mut f: impl FnMut(&Run<'_>),
+) {
+    assert_eq!(bytes.len(), layout.n_bytes);
+    let has_min = layout.format.quants().is_some_and(|quants| quants.has_min);
+    let group = |slot: u32| {
+        assert!((slot as usize) < layout.n_slots, "slot {slot} of {}", layout.n_slots);
+        let at = layout.groups_at + 4 * slot as usize;
+        u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize
+    };
+    let table =
+        |at: usize, g: usize| &bytes[at + g * layout.table_row_bytes..][..layout.table_row_bytes];
+    let mut rest = list;
+    while let Some(&(first, _)) = rest.first() {
+        let g = group(first);
+        let n = rest.iter().position(|&(slot, _)| group(slot) != g).unwrap_or(rest.len());
+        let (run, next) = rest.split_at(n);
+        f(&Run {
+            bytes,
+            list: run,
+            row_bytes: layout.row_bytes,
+            scales: table(layout.scales_at, g),
+            mins: if has_min { table(layout.mins_at, g) } else { &[] },
+            total: run.iter().map(|&(_, h)| h).sum(),
+        });
+        rest = next;
+    }
+}
+
+/// Splits `y` into whole units for `f(first_unit, y)` calls of `WIDE` units, then of one; what is left
+/// of the last unit goes through a padded copy.
+///
+/// `wide` and `one` get the number of their first unit and that part of `y`.
+#[inline(always)]
+pub(super) fn for_units<const WIDE: usize>(
+    y: &mut [f32],
+    mut wide: impl FnMut(usize, &mut [f32; WIDE]),
+    mut one: impl FnMut(usize, &mut [f32; UNIT]),
+) {
+    let (tiles, rest) = y.as_chunks_mut::<WIDE>();
+    let n_wide = tiles.len() * (WIDE / UNIT);
+    for (i, y) in tiles.iter_mut().enumerate() {
+        wide(i * (WIDE / UNIT), y);
+    }
+    let (units, rest) = rest.as_chunks_mut::<UNIT>();
+    let n_units = n_wide + units.len();
+    for (i, y) in units.iter_mut().enumerate() {
+        one(n_wide + i, y);
+    }
+    if !rest.is_empty() {
+        let mut last = super::tile::padded(rest);
+        one(n_units, &mut last);
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
+}
+
+/// The module `transposed` of a level whose instructions are `$features` (see `plain.rs`).
+///
+/// The codes of a group's neurons are summed with their factors first and meet the scales once.
+macro_rules! transposed_kernels {
+    ($features:literal) => {
+        use hal::format::{Code, Format, TransposedLayout};
+
+        use super::super::transposed::{Run, UNIT, for_runs, for_units};
+        use super::super::{TransposedFn, scalar};
+        use super::plain;
+        use super::vector::*;
+
+        /// Outputs summed at a time: eight registers of sums.
+        const WIDE: usize = 8 * LANES;
+
+        pub(super) fn transposed(format: Format) -> TransposedFn {
+            macro_rules! entry {
+                ($sum:expr) => {
+                    // SAFETY: `Kernels::select` hands out this level only where it was detected.
+                    |layout, bytes, list, y| unsafe { $sum(layout, bytes, list, y) }
+                };
+            }
+            match format {
+                Format::F32 | Format::F16 | Format::BF16 => entry!(sum_plain),
+                Format::Q4_0 | Format::Q4_1 => entry!(sum::<true, false>),
+                Format::Q4_K => entry!(sum::<true, true>),
+                Format::Q8_0 => entry!(sum::<false, false>),
+                Format::Q5_K | Format::Q6_K => entry!(sum::<false, true>),
+                Format::U32 => (scalar::TABLE.transposed)(format),
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        fn sum<const NIBBLES: bool, const WIDE_SCALES: bool>(
+            layout: &TransposedLayout,
+            bytes: &[u8],
+            list: &[(u32, f32)],
+            y: &mut [f32],
+        ) {
+            assert_eq!(y.len(), layout.n_out);
+            let offset = match layout.format.quants().map(|quants| quants.code) {
+                Some(Code::Nibble { offset }) => offset,
+                Some(Code::Byte) | None => 0,
+            };
+            for_runs(layout, bytes, list, |run| {
+                for_units::<WIDE>(
+                    y,
+                    |unit, y| add_run::<NIBBLES, WIDE_SCALES, 8>(run, offset, unit, y),
+                    |unit, y| {
+                        add_run::<NIBBLES, WIDE_SCALES, { UNIT / LANES }>(run, offset, unit, y);
+                    },
+                );
+            });
+        }
+
+        /// Adds a run of one group to the `R * LANES` outputs from `unit` on.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn add_run<const NIBBLES: bool, const WIDE_SCALES: bool, const R: usize>(
+            run: &Run<'_>,
+            offset: i8,
+            unit: usize,
+            y: &mut [f32],
+        ) {
+            let mut sums = [zero(); R];
+            for &(slot, h) in run.list {
+                if NIBBLES {
+                    let row = &run.row(slot)[unit * UNIT / 2..][..R * LANES / 2];
+                    add_nibbles(splat(h), row, offset, &mut sums);
+                } else {
+                    let row = &run.row(slot)[unit * UNIT..][..R * LANES];
+                    for (r, sum) in sums.iter_mut().enumerate() {
+                        *sum = fmadd(splat(h), widen_i8(row, r * LANES), *sum);
+                    }
+                }
+            }
+            let entry_bytes = if WIDE_SCALES { 4 } else { 2 };
+            let table = |table: &[u8], r: usize| {
+                let at = (unit * UNIT + r * LANES) * entry_bytes;
+                if WIDE_SCALES { widen_f32(table, at) } else { widen_f16(table, at) }
+            };
+            for (r, sum) in sums.into_iter().enumerate() {
+                let mut v = fmadd(table(run.scales, r), sum, load_ps(y, r * LANES));
+                if !run.mins.is_empty() {
+                    v = fnmadd(table(run.mins, r), splat(run.total), v);
+                }
+                store_ps(y, r * LANES, v);
+            }
+        }
+
+        /// Rows of plain values.
+        #[target_feature(enable = $features)]
+        fn sum_plain(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]) {
+            assert_eq!((bytes.len(), y.len()), (layout.n_bytes, layout.n_out));
+            let axpy = plain::axpy(layout.format);
+            for &(slot, h) in list {
+                assert!((slot as usize) < layout.n_slots, "slot {slot} of {}", layout.n_slots);
+                axpy(h, &bytes[slot as usize * layout.row_bytes..][..layout.row_bytes], y);
+            }
+        }
+
+        /// A Q4_0 row in the ordinary layout.
+        #[target_feature(enable = $features)]
+        pub(super) fn axpy_q4_0(h: f32, row: &[u8], y: &mut [f32]) {
+            assert_eq!(row.len() * UNIT, y.len() * 18, "a row of another length");
+            let blocks = row.as_chunks::<18>().0;
+            for (block, y) in blocks.iter().zip(y.as_chunks_mut::<UNIT>().0) {
+                let mut sums = [zero(); UNIT / LANES];
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = load_ps(y, r * LANES);
+                }
+                add_nibbles(mul(splat(h), one_scale(block)), &block[2..], 8, &mut sums);
+                for (r, sum) in sums.into_iter().enumerate() {
+                    store_ps(y, r * LANES, sum);
+                }
+            }
+        }
+
+        /// A Q8_0 row in the ordinary layout.
+        #[target_feature(enable = $features)]
+        pub(super) fn axpy_q8_0(h: f32, row: &[u8], y: &mut [f32]) {
+            assert_eq!(row.len() * UNIT, y.len() * 34, "a row of another length");
+            let blocks = row.as_chunks::<34>().0;
+            for (block, y) in blocks.iter().zip(y.as_chunks_mut::<UNIT>().0) {
+                let factor = mul(splat(h), one_scale(block));
+                for at in (0..UNIT).step_by(LANES) {
+                    let sum = fmadd(factor, widen_i8(block, 2 + at), load_ps(y, at));
+                    store_ps(y, at, sum);
+                }
+            }
+        }
+    };
+}
+pub(super) use transposed_kernels;
