@@ -3,6 +3,11 @@
 //! Start reading at `ARCHITECTURE.md`. Arrows between the modules go down only; `tests/tidy.rs` holds that.
 
 pub mod cli;
+pub mod devices;
+pub mod engine;
+pub mod generate;
 pub mod gguf;
+pub mod model;
+pub mod placement;
 pub mod sample;
 pub mod tokenizer;

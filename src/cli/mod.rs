@@ -1,6 +1,145 @@
 //! The command: words in, words out. Only this floor reads the environment and prints.
+//!
+//! [`words`] makes the command line regular, [`args`] is what may be typed, [`config`] what it
+//! means, [`command`] what is done. Every way out is a [`failure::Failure`] with one of seven exit
+//! codes.
 
-/// Runs the command line and returns its exit code.
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+// `run`, `bench` and `perplexity` will use what is unused so far; goes when they are joined to the
+// engine.
+#![allow(dead_code)]
+
+mod args;
+mod command;
+mod config;
+mod failure;
+mod interrupt;
+mod llama;
+mod llama_flags;
+mod output;
+mod parse;
+mod terminal;
+mod words;
+
+use args::{Cli, ColorWhen, Command};
+use clap::{CommandFactory, FromArgMatches};
+use failure::Failure;
+use std::any::TypeId;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use terminal::Terminal;
+
+/// Runs the command line and returns its exit code: 0 done, 1 failed, 2 usage, 3 bad model, 4 not
+/// enough memory, 5 backend missing, 130 interrupted.
+pub fn main() -> ExitCode {
+    let words = std::env::args_os().skip(1).collect();
+    let mut terminal = Terminal::new(ColorWhen::Auto, false, 0);
+    match run(words, &mut terminal) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Ended::ByClap(error)) => {
+            // Help that nobody reads any more is no failure.
+            let _ = error.print();
+            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+        }
+        Err(Ended::Failed(failure)) => {
+            terminal.report(&failure);
+            ExitCode::from(failure.exit.code())
+        }
+    }
+}
+
+/// How a command line can end without a result.
+enum Ended {
+    /// Help, version, or what clap found wrong.
+    ByClap(clap::Error),
+    /// All else.
+    Failed(Failure),
+}
+
+impl From<Failure> for Ended {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), Ended> {
+    let cli = cli();
+    let mut words = words::regular(&cli, words)?;
+    let parsed = cli.try_get_matches_from(words.argv).map_err(Ended::ByClap)?;
+    let command = Cli::from_arg_matches(&parsed).map_err(Ended::ByClap)?.command;
+    let common = command.common();
+    *terminal = Terminal::new(common.color, common.log_disable, common.verbose);
+    if parsed.subcommand_name().is_some_and(|n| llama::applies_to(n.as_ref())) {
+        #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+        llama::from_environment(&mut words.seen, |name| std::env::var(name).ok());
+        llama::judge(&words.seen, terminal)?;
+    }
+    Ok(dispatch(&command, terminal)?)
+}
+
+fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
+    if let Some(placement) = command.placement() {
+        if placement.list_devices {
+            return command::devices::list();
+        }
+        if placement.vram_budget.is_some() {
+            terminal.note(&format!("--vram-budget: {}", llama_flags::NO_GPU));
+        }
+    }
+    match command {
+        Command::Run(args) => command::run::run(&config::RunOptions::resolve(args)?, terminal),
+        Command::Bench(args) => {
+            command::bench::run(&config::BenchOptions::resolve(args)?, terminal)
+        }
+        Command::Perplexity(args) => {
+            command::perplexity::run(&config::PerplexityOptions::resolve(args)?, terminal)
+        }
+        Command::Info(args) => command::info::run(args.model.as_deref(), args.json),
+        Command::Tokenize(args) => {
+            command::tokenize::run(&config::TokenizeOptions::resolve(args)?, terminal)
+        }
+        Command::Completions(args) => command::completions::run(args.shell, &mut cli()),
+    }
+}
+
+/// clap's command, with the section on llama.cpp's flags where they count.
+fn cli() -> clap::Command {
+    let with_llama = |c: clap::Command| {
+        let applies = llama::applies_to(c.get_name().as_ref());
+        if applies { c.after_long_help(llama::help()) } else { c }
+    };
+    let cli = Cli::command().infer_long_args(false);
+    let cli = cli.mut_subcommands(with_llama);
+    // Yes-or-no values have more spellings than clap would list.
+    let is_switch = |arg: &clap::Arg| {
+        arg.is_require_equals_set() && arg.get_value_parser().type_id() == TypeId::of::<bool>()
+    };
+    cli.mut_subcommands(|command| {
+        command.mut_args(|arg| {
+            let hide = is_switch(&arg);
+            arg.hide_env_values(true).hide_possible_values(hide)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clap_finds_nothing_wrong() {
+        cli().debug_assert();
+    }
+
+    #[test]
+    fn every_argument_but_the_text_has_its_twin() {
+        for command in cli().get_subcommands() {
+            for arg in command.get_arguments() {
+                let id = arg.get_id().as_str();
+                let text = ["prompt", "file", "binary_file", "stdin", "shell", "help", "version"];
+                let env = arg.get_env().and_then(|e| e.to_str());
+                let named = env.is_some_and(|e| e.starts_with("THERMOCLINE_ARG_"));
+                assert_eq!(named, !text.contains(&id), "{} {id}", command.get_name());
+            }
+        }
+    }
 }

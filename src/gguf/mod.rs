@@ -1,1 +1,49 @@
-//! GGUF and PowerInfer containers.
+//! The GGUF container: named values and named tensors in one memory-mapped file.
+//!
+//! Here: reading ([`File`]) and writing ([`Writer`]) of GGUF v2 and v3, split files, and PowerInfer's
+//! `PWRI` variant of the same layout. Not here: what a key or a tensor means (`model`, `tokenizer`),
+//! arithmetic on tensor values (`hal::format`), any device.
+//!
+//! Everything read is hostile until checked. [`File::open`] proves once that each count, length and
+//! offset lies inside the file; after it, nothing in this module can fail on the file's contents
+//! except a tensor whose type has no known size.
+//!
+//! ```
+//! use thermocline::gguf::{Container, File, TensorType, Value, Writer};
+//!
+//! let mut writer = Writer::new(Container::Gguf);
+//! writer.set("general.architecture", Value::from("llama"))?;
+//! writer.declare("w", &[4], TensorType::F32)?; // [n_embd]
+//! let mut data = writer.in_memory()?;
+//! data.write("w", &[0; 16])?;
+//!
+//! let file = File::from_vec(data.finish()?, "example")?;
+//! assert_eq!(file.metadata().str("general.architecture")?, Some("llama"));
+//! assert_eq!(file.bytes(file.tensor("w").expect("just written"))?.len(), 16);
+//! # Ok::<(), thermocline::gguf::Error>(())
+//! ```
+//!
+//! Source: the GGUF specification in the ggml repository; `PWRI` as PowerInfer's converters write it.
+
+mod bytes;
+mod error;
+mod file;
+mod header;
+mod magic;
+mod map;
+mod metadata;
+mod split;
+mod tensor;
+mod types;
+mod value;
+mod write;
+
+pub use bytes::Bytes;
+pub use error::{Error, Problem};
+pub use file::File;
+pub use magic::Container;
+pub use metadata::Metadata;
+pub use tensor::TensorInfo;
+pub use types::{Block, TensorType};
+pub use value::{Array, Strings, Value};
+pub use write::{DataWriter, PartFile, Writer};

@@ -109,6 +109,17 @@ impl Queue {
         self.read(src, bytemuck::cast_slice_mut(out))
     }
 
+    /// Books staging for [`Queue::write`] and [`Queue::read`] of `len` bytes ahead, so that a step cannot fail
+    /// for want of it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] past the budget, the backend's.
+    pub fn reserve(&mut self, len: usize) -> Result<()> {
+        let staging = self.take(len)?;
+        self.pool.push(staging);
+        Ok(())
+    }
+
     fn take(&mut self, len: usize) -> Result<Staging> {
         match self.pool.iter().position(|staging| staging.bytes().len() == len) {
             Some(index) => Ok(self.pool.swap_remove(index)),
@@ -207,6 +218,12 @@ impl Run {
         let result = self.raw.wait();
         self.ended = result.is_ok();
         result
+    }
+
+    /// Lets a program without hand-offs run to its end on its own; what follows on the queue sees its results,
+    /// and reports its errors.
+    pub fn detach(mut self) {
+        self.ended = self.shapes.is_empty();
     }
 }
 

@@ -1,0 +1,206 @@
+//! The device: limits, memory, programs, and the handles by which a test makes it fail.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use hal::{
+    Backend, BackendQueue, Bytes, DeviceInfo, Error, HostRows, MailboxShape, MemoryReport, Op,
+    OpDesc, PackDesc, PlainStaging, Plan, RawBuffer, RawMailbox, RawProgram, RawStaging, Result,
+    Tensor, TensorDesc, pack,
+};
+
+use crate::Counters;
+use crate::memory::{SimBuffer, buffer, rounded};
+use crate::options::{Failures, SimOptions};
+use crate::queue::SimQueue;
+use crate::shared::Shared;
+
+/// A simulated device. Keep a handle beside the [`hal::Device`] to make it fail while it runs.
+#[derive(Debug)]
+pub struct SimBackend {
+    shared: Arc<Shared>,
+}
+
+impl SimBackend {
+    /// A device as `options` describe it.
+    #[must_use]
+    pub fn new(options: SimOptions) -> Arc<SimBackend> {
+        Arc::new(SimBackend { shared: Arc::new(Shared::new(options)) })
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.shared.counters()
+    }
+
+    /// Changes what is to go wrong, all at once.
+    pub fn fail(&self, change: impl FnOnce(&mut Failures)) {
+        self.shared.change_failures(change);
+    }
+
+    /// What is still to go wrong.
+    #[must_use]
+    pub fn failures(&self) -> Failures {
+        let mut failures = Failures::default();
+        self.fail(|fail| failures = fail.clone());
+        failures
+    }
+
+    /// Loses the device now: from here on every call gives the same [`Error::DeviceLost`], and every wait ends.
+    pub fn lose_now(&self) {
+        self.shared.lose("lost on request");
+    }
+
+    /// Loses the device at the piece of work (op or copy) after the next `n_ops`.
+    pub fn lose_after(&self, n_ops: u64) {
+        self.fail(|fail| fail.lose_after = Some(n_ops));
+    }
+
+    /// Panics on the device's thread at the piece of work after the next `n_ops`; the device is lost by it.
+    pub fn panic_after(&self, n_ops: u64) {
+        self.fail(|fail| fail.panic_after = Some(n_ops));
+    }
+
+    /// Hangs at the piece of work after the next `n_ops` until [`SimBackend::resume`], a cancel or a loss.
+    pub fn hang_after(&self, n_ops: u64) {
+        self.fail(|fail| fail.hang_after = Some(n_ops));
+    }
+
+    /// Ends a hang; one that was still to come does not come.
+    pub fn resume(&self) {
+        self.shared.resume();
+    }
+
+    /// Lets the `nth` allocation from now on (1 is the next) find no memory, once.
+    pub fn out_of_memory_at(&self, nth: u64) {
+        self.fail(|fail| fail.out_of_memory_at = Some(nth));
+    }
+
+    /// Refuses all ops of this name from now on, when they are planned.
+    pub fn refuse(&self, op: &'static str) {
+        self.fail(|fail| fail.refuse.push(op));
+    }
+}
+
+impl Backend for SimBackend {
+    fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        self.shared.check()?;
+        let total = self.shared.options.memory;
+        Ok(MemoryReport { total: Some(total), free: Some(total - self.counters().held) })
+    }
+
+    fn plan(&self, op: &OpDesc) -> Plan {
+        if self.shared.refuses(op.name()) {
+            return Plan::No("it was told to refuse it".to_owned());
+        }
+        let limit = self.shared.options.max_binding;
+        let mut refusal = None;
+        op.visit(&mut |operand, _, desc| {
+            let size = pack::plain_size(desc).map_or(Bytes::MAX, |len| Bytes(len as u64));
+            if size > limit && refusal.is_none() {
+                refusal = Some(format!("operand {operand} takes {size}, an op binds {limit}"));
+            }
+        });
+        match refusal {
+            Some(reason) => Plan::No(reason),
+            None => Plan::Yes { workspace: self.shared.options.workspace, slow: None },
+        }
+    }
+
+    fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
+        pack::plain_size(desc).map_or(Bytes::MAX, rounded)
+    }
+
+    fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
+        Ok(Box::new(self.allocate(label, desc)?))
+    }
+
+    fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
+        pack.packed().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
+    }
+
+    fn import(
+        &self,
+        label: &str,
+        pack: &PackDesc,
+        source: &HostRows,
+    ) -> Result<Box<dyn RawBuffer>> {
+        let buffer = self.allocate(label, &pack.packed()?)?;
+        buffer.write(|out| pack::pack_plain(pack, source, out))?;
+        Ok(Box::new(buffer))
+    }
+
+    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+        self.shared.check()?;
+        pack::pack_row_plain(pack, source, row)
+    }
+
+    fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
+        // Staging is host memory: it can fail, but takes nothing of the device.
+        self.shared.take("staging", Bytes(0))?;
+        Ok(PlainStaging::boxed(len.0 as usize))
+    }
+
+    fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
+        self.shared.take("mailbox", Bytes(0))?;
+        Ok(Arc::new(SimMailbox { shape }))
+    }
+
+    fn compile(
+        &self,
+        label: &str,
+        ops: &[Op],
+        mailboxes: &[Arc<dyn RawMailbox>],
+        workspace: Option<&Tensor>,
+    ) -> Result<Arc<dyn RawProgram>> {
+        self.shared.check()?;
+        let room = workspace.map_or(0, |tensor| buffer(tensor).read(<[u8]>::len));
+        assert!(
+            ops.is_empty() || room as u64 >= self.shared.options.workspace.0,
+            "program {label} came with a workspace of {room} bytes"
+        );
+        let mailboxes = mailboxes.iter().map(|mailbox| {
+            let any: &dyn Any = &**mailbox;
+            let mailbox: &SimMailbox =
+                any.downcast_ref().expect("mailboxes of another backend are refused above");
+            mailbox.shape
+        });
+        Ok(Arc::new(SimProgram { ops: ops.into(), mailboxes: mailboxes.collect() }))
+    }
+
+    fn queue(&self, label: &str) -> Result<Box<dyn BackendQueue>> {
+        Ok(Box::new(SimQueue::new(&self.shared, label)?))
+    }
+}
+
+impl SimBackend {
+    fn allocate(&self, label: &str, desc: &TensorDesc) -> Result<SimBuffer> {
+        match pack::plain_size(desc) {
+            // What is larger than the device is refused before the host is asked for it.
+            Some(len) => SimBuffer::new(&self.shared, label, len),
+            None => Err(Error::shape("alloc", "desc", "a size that fits in memory", desc)),
+        }
+    }
+}
+
+/// A mailbox. Its two blocks travel with the messages of a run; what stays is their size.
+#[derive(Debug)]
+struct SimMailbox {
+    shape: MailboxShape,
+}
+
+impl RawMailbox for SimMailbox {}
+
+/// The ops of a program. They hold the tensors.
+#[derive(Clone, Debug)]
+pub(crate) struct SimProgram {
+    pub(crate) ops: Arc<[Op]>,
+    pub(crate) mailboxes: Arc<[MailboxShape]>,
+}
+
+impl RawProgram for SimProgram {}

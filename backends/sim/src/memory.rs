@@ -1,0 +1,84 @@
+//! The device's memory: bytes that nothing but this crate can reach.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cpu::reference::Memory;
+use hal::{Bytes, Operand, RawBuffer, Result, Tensor};
+
+use crate::shared::Shared;
+
+/// Fresh memory holds this: NaN in every float format, and no valid row number.
+const POISON: u64 = u64::MAX;
+
+/// One allocation.
+#[derive(Debug)]
+pub(crate) struct SimBuffer {
+    /// Words, so that the bytes are aligned for every format. Readers take a share and let the lock go; a writer
+    /// copies what somebody still reads. So one queue may refill a slot of a pack while another reads others.
+    words: Mutex<Arc<Vec<u64>>>,
+    len: usize,
+    held: Bytes,
+    shared: Arc<Shared>,
+}
+
+impl RawBuffer for SimBuffer {}
+
+impl SimBuffer {
+    /// `len` poisoned bytes.
+    pub(crate) fn new(shared: &Arc<Shared>, label: &str, len: usize) -> Result<SimBuffer> {
+        let held = rounded(len);
+        shared.take(label, held)?;
+        let words = Mutex::new(Arc::new(vec![POISON; len.div_ceil(8)]));
+        Ok(SimBuffer { words, len, held, shared: Arc::clone(shared) })
+    }
+
+    pub(crate) fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+        let words = Arc::clone(&self.words.lock().unwrap_or_else(PoisonError::into_inner));
+        f(&bytemuck::cast_slice(&words)[..self.len])
+    }
+
+    /// Other calls for this buffer wait until `f` is done, so `f` may make none.
+    pub(crate) fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
+        let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        let words: &mut Vec<u64> = Arc::make_mut(&mut *words);
+        f(&mut bytemuck::cast_slice_mut(words)[..self.len])
+    }
+}
+
+impl Drop for SimBuffer {
+    fn drop(&mut self) {
+        self.shared.give_back(self.held);
+    }
+}
+
+/// What `len` bytes take of the physical memory.
+pub(crate) fn rounded(len: usize) -> Bytes {
+    let granule = crate::SimOptions::GRANULE.0;
+    Bytes((len as u64).div_ceil(granule).saturating_mul(granule))
+}
+
+/// The buffer of a tensor.
+pub(crate) fn buffer(tensor: &Tensor) -> &SimBuffer {
+    tensor.raw().expect("tensors of another backend are refused above")
+}
+
+/// Where the rows of a plain tensor lie in its buffer.
+pub(crate) fn span(tensor: &Tensor) -> Range<usize> {
+    let desc = tensor.desc();
+    let row = desc.format.row_bytes(desc.n_cols).expect("tensors have whole blocks per row");
+    tensor.first_row() * row..(tensor.first_row() + desc.n_rows) * row
+}
+
+/// The device's memory as the reference sees it.
+pub(crate) struct SimMemory;
+
+impl Memory for SimMemory {
+    fn read(&self, tensor: &Tensor, f: &mut dyn FnMut(&[u8])) {
+        buffer(tensor).read(f);
+    }
+
+    fn write(&self, tensor: &Tensor, f: &mut dyn FnMut(&mut [u8])) {
+        buffer(tensor).write(f);
+    }
+}

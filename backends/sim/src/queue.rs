@@ -1,0 +1,258 @@
+//! The host's side of a queue: what is asked of its thread, and how its answers are waited for.
+//!
+//! Every wait is a `recv` on a channel whose sender the queue's thread owns. The thread answers, or it ends and
+//! drops the sender: either way the wait is over.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::{self, JoinHandle};
+
+use hal::{
+    BackendQueue, Error, HostRowSet, Posted, RawProgram, RawRun, RawStaging, RawTransfer, Result,
+    Tensor,
+};
+
+use crate::backend::SimProgram;
+use crate::shared::Shared;
+use crate::worker::{Command, Event, Message, Worker};
+
+#[derive(Debug)]
+pub(crate) struct SimQueue {
+    shared: Arc<Shared>,
+    inbox: Sender<Message>,
+    number: u64,
+    n_runs: u64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SimQueue {
+    pub(crate) fn new(shared: &Arc<Shared>, label: &str) -> Result<SimQueue> {
+        let (inbox, messages) = channel();
+        let number = shared.enter(&inbox)?;
+        let worker = Worker::new(Arc::clone(shared), messages, number);
+        let spawned = thread::Builder::new()
+            .name(format!("{} {label}", shared.info.name))
+            .spawn(move || worker.run());
+        let thread = spawned.map_err(|error| {
+            shared.leave(number);
+            Error::Driver {
+                call: "spawn".to_owned(),
+                code: i64::from(error.raw_os_error().unwrap_or_default()),
+                message: error.to_string(),
+            }
+        })?;
+        Ok(SimQueue { shared: Arc::clone(shared), inbox, number, n_runs: 0, thread: Some(thread) })
+    }
+
+    fn send(&self, command: Command) -> Result<()> {
+        self.shared.check()?;
+        let sent = self.inbox.send(Message::Command(command));
+        sent.map_err(|_| self.shared.lose("its thread ended"))
+    }
+
+    fn copy(
+        &self,
+        command: impl FnOnce(Sender<Result<Box<dyn RawStaging>>>) -> Command,
+    ) -> Result<Box<dyn RawTransfer>> {
+        let (reply, done) = channel();
+        self.send(command(reply))?;
+        let shared = Arc::clone(&self.shared);
+        Ok(Box::new(SimTransfer { shared, done, seen: RefCell::default() }))
+    }
+}
+
+impl BackendQueue for SimQueue {
+    fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
+        let any: &dyn Any = &**program;
+        let program: &SimProgram =
+            any.downcast_ref().expect("programs of another backend are refused above");
+        let (events, happened) = channel();
+        let id = self.n_runs;
+        self.n_runs += 1;
+        self.send(Command::Replay { id, program: program.clone(), events })?;
+        self.shared.submitted();
+        Ok(Box::new(SimRun {
+            shared: Arc::clone(&self.shared),
+            inbox: self.inbox.clone(),
+            id,
+            happened,
+            last: None,
+            n_open: 0,
+            cancelled: false,
+            ended: None,
+        }))
+    }
+
+    fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        let dst = dst.clone();
+        self.copy(|reply| Command::Upload { src, dst, reply })
+    }
+
+    fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>> {
+        let src = src.clone();
+        self.copy(|reply| Command::Download { src, dst, reply })
+    }
+
+    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+        self.send(Command::Refill { pack: pack.clone(), slot, bytes: bytes.into() })
+    }
+
+    fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
+        self.send(Command::CopyRows { src: src.clone(), dst: dst.clone() })
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let (reply, done) = channel();
+        self.send(Command::Finish { reply })?;
+        let result = done.recv().unwrap_or_else(|_| Err(self.shared.lose("its thread ended")));
+        self.shared.check()?;
+        result
+    }
+}
+
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        // Programs that run or wait are cancelled, copies are done; a thread that is gone needs no telling.
+        let _ = self.inbox.send(Message::Close);
+        self.shared.leave(self.number);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            self.shared.lose("its thread panicked");
+        }
+    }
+}
+
+/// What a post delivered: the block of the mailbox that goes to the host.
+#[derive(Debug)]
+pub(crate) struct Post {
+    pub(crate) mailbox: usize,
+    pub(crate) n_tokens: usize,
+    pub(crate) x: Vec<f32>,
+    pub(crate) rows: Option<HostRowSet>,
+}
+
+#[derive(Debug)]
+struct SimRun {
+    shared: Arc<Shared>,
+    inbox: Sender<Message>,
+    id: u64,
+    happened: Receiver<Event>,
+    /// What [`Posted`] borrows from.
+    last: Option<Post>,
+    /// Posts that were taken and not answered.
+    n_open: usize,
+    cancelled: bool,
+    ended: Option<Result<()>>,
+}
+
+impl SimRun {
+    /// The next post, or `None` once the end is known.
+    fn next(&mut self) -> Option<Post> {
+        if self.ended.is_some() {
+            return None;
+        }
+        let end = match self.happened.recv() {
+            Ok(Event::Post(post)) => return Some(post),
+            Ok(Event::End(result)) => result,
+            Err(_) => Err(self.shared.lose("its thread ended")),
+        };
+        self.ended = Some(end);
+        None
+    }
+
+    /// How the program ended, once that is known.
+    fn end(&self) -> Result<()> {
+        self.shared.check()?;
+        self.ended.clone().unwrap_or(Ok(()))
+    }
+}
+
+impl RawRun for SimRun {
+    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+        self.shared.check()?;
+        self.last = loop {
+            match self.next() {
+                // Nobody answers a program that was given up.
+                Some(_) if self.cancelled => {}
+                post => break post,
+            }
+        };
+        if self.last.is_none() {
+            self.end()?;
+        }
+        self.n_open += usize::from(self.last.is_some());
+        Ok(self.last.as_ref().map(|post| Posted {
+            mailbox: post.mailbox,
+            n_tokens: post.n_tokens,
+            x: &post.x,
+            rows: post.rows.as_ref(),
+        }))
+    }
+
+    fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()> {
+        self.shared.check()?;
+        self.n_open = self.n_open.saturating_sub(1);
+        let answer = Message::Answer { run: self.id, mailbox, y: y.into() };
+        if self.inbox.send(answer).is_ok() {
+            return Ok(());
+        }
+        // The queue is gone: the program ended before that, in one way or another.
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.shared.check()?;
+        // A post that nobody will answer any more would keep both sides waiting.
+        if self.n_open > 0 {
+            self.cancel();
+        }
+        while self.next().is_some() {
+            self.cancel();
+        }
+        self.end()
+    }
+
+    fn cancel(&mut self) {
+        if self.ended.is_none() && !self.cancelled {
+            self.cancelled = true;
+            // A thread that is gone runs nothing.
+            let _ = self.inbox.send(Message::Cancel { run: self.id });
+        }
+    }
+}
+
+impl Drop for SimRun {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+#[derive(Debug)]
+struct SimTransfer {
+    shared: Arc<Shared>,
+    done: Receiver<Result<Box<dyn RawStaging>>>,
+    /// What [`RawTransfer::is_done`] has already taken from the channel.
+    seen: RefCell<Option<Result<Box<dyn RawStaging>>>>,
+}
+
+impl RawTransfer for SimTransfer {
+    fn is_done(&self) -> bool {
+        let mut seen = self.seen.borrow_mut();
+        if seen.is_none() {
+            *seen = match self.done.try_recv() {
+                Ok(result) => Some(result),
+                Err(TryRecvError::Empty) => self.shared.check().err().map(Err),
+                Err(TryRecvError::Disconnected) => Some(Err(self.shared.lose("its thread ended"))),
+            };
+        }
+        seen.is_some()
+    }
+
+    fn wait(self: Box<Self>) -> Result<Box<dyn RawStaging>> {
+        self.shared.check()?;
+        let seen = self.seen.into_inner();
+        let result = seen.or_else(|| self.done.recv().ok());
+        result.unwrap_or_else(|| Err(self.shared.lose("its thread ended")))
+    }
+}

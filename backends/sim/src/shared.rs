@@ -1,0 +1,189 @@
+//! What the parts of one device share: whether it is lost, its memory account, its failures, its queues.
+
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hal::{Bytes, DeviceInfo, DeviceKind, Error, Result};
+
+use crate::options::{Failures, Fault, SimOptions};
+use crate::worker::Message;
+
+/// What a simulated device has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Ops of programs that were started.
+    pub ops: u64,
+    /// Uploads, downloads, refills and row copies that were started.
+    pub copies: u64,
+    /// Programs that were given to a queue.
+    pub submissions: u64,
+    /// Allocations that were asked for: tensors, packs, staging, mailboxes.
+    pub allocations: u64,
+    /// Physical memory in use.
+    pub held: Bytes,
+    /// Most physical memory that was ever in use.
+    pub peak: Bytes,
+}
+
+/// What a queue's thread works on; it says what is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Op(&'static str),
+    Copy,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) info: DeviceInfo,
+    pub(crate) options: SimOptions,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Why the device was lost.
+    lost: Option<Error>,
+    counters: Counters,
+    fail: Failures,
+    /// How often the device was resumed: a hang ends when this changes.
+    resumed: u64,
+    /// The inboxes of the living queues, to wake their threads.
+    queues: Vec<(u64, Sender<Message>)>,
+    n_queues: u64,
+}
+
+impl Shared {
+    pub(crate) fn new(options: SimOptions) -> Shared {
+        let info = DeviceInfo {
+            name: options.name.clone(),
+            description: "a simulated device for tests".to_owned(),
+            kind: DeviceKind::Simulated,
+            max_binding: options.max_binding,
+            hand_off: true,
+        };
+        let state = State { fail: options.fail.clone(), ..State::default() };
+        Shared { info, options, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The error of a lost device.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &self.state().lost {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Loses the device; the first reason stays. Every thread is woken and ends, and with it every wait.
+    pub(crate) fn lose(&self, reason: &str) -> Error {
+        let mut state = self.state();
+        let device = || self.info.name.clone();
+        let error = state
+            .lost
+            .get_or_insert_with(|| Error::DeviceLost {
+                device: device(),
+                reason: reason.to_owned(),
+            })
+            .clone();
+        state.wake();
+        error
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.state().counters
+    }
+
+    pub(crate) fn change_failures(&self, change: impl FnOnce(&mut Failures)) {
+        change(&mut self.state().fail);
+    }
+
+    pub(crate) fn refuses(&self, op: &str) -> bool {
+        self.state().fail.refuse.contains(&op)
+    }
+
+    /// Ends a hang, and one that was still to come.
+    pub(crate) fn resume(&self) {
+        let mut state = self.state();
+        state.fail.hang_after = None;
+        state.resumed += 1;
+        state.wake();
+    }
+
+    /// How often the device was resumed.
+    pub(crate) fn resumed(&self) -> u64 {
+        self.state().resumed
+    }
+
+    /// What the next piece of work is to suffer, with [`Shared::resumed`] at that moment.
+    pub(crate) fn next_work(&self) -> (Option<Fault>, u64) {
+        let mut state = self.state();
+        (state.fail.next_work(), state.resumed)
+    }
+
+    pub(crate) fn started(&self, work: Work) {
+        let counters = &mut self.state().counters;
+        match work {
+            Work::Op(_) => counters.ops += 1,
+            Work::Copy => counters.copies += 1,
+        }
+    }
+
+    pub(crate) fn submitted(&self) {
+        self.state().counters.submissions += 1;
+    }
+
+    /// Takes `bytes` of physical memory.
+    pub(crate) fn take(&self, label: &str, bytes: Bytes) -> Result<()> {
+        let mut state = self.state();
+        if let Some(error) = &state.lost {
+            return Err(error.clone());
+        }
+        state.counters.allocations += 1;
+        let free = self.options.memory - state.counters.held;
+        if state.fail.next_allocation() || bytes > free {
+            return Err(Error::OutOfMemory {
+                device: self.info.name.clone(),
+                label: label.to_owned(),
+                wanted: bytes,
+                free,
+            });
+        }
+        let counters = &mut state.counters;
+        counters.held += bytes;
+        counters.peak = counters.peak.max(counters.held);
+        Ok(())
+    }
+
+    pub(crate) fn give_back(&self, bytes: Bytes) {
+        let counters = &mut self.state().counters;
+        counters.held = counters.held - bytes;
+    }
+
+    /// Registers a queue and gives its number.
+    pub(crate) fn enter(&self, inbox: &Sender<Message>) -> Result<u64> {
+        let mut state = self.state();
+        if let Some(error) = &state.lost {
+            return Err(error.clone());
+        }
+        let number = state.n_queues;
+        state.n_queues += 1;
+        state.queues.push((number, inbox.clone()));
+        Ok(number)
+    }
+
+    pub(crate) fn leave(&self, queue: u64) {
+        self.state().queues.retain(|(number, _)| *number != queue);
+    }
+}
+
+impl State {
+    fn wake(&self) {
+        for (_, inbox) in &self.queues {
+            // A thread that is gone needs no waking.
+            let _ = inbox.send(Message::Wake);
+        }
+    }
+}

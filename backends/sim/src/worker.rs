@@ -1,0 +1,348 @@
+//! The device's side of a queue: one thread with one inbox.
+//!
+//! Commands are taken in order. While the thread waits (for a delay, a hang, an answer) it reads its inbox, so
+//! that an answer, a cancel, a loss or the end of the queue reaches it at once.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use cpu::reference::execute;
+use hal::op::{Merge, Post};
+use hal::{
+    Batch, BatchView, Error, HostRowSet, MailboxShape, Op, Operand, RawStaging, Result, RowSet,
+    Tensor,
+};
+
+use crate::backend::SimProgram;
+use crate::memory::{SimMemory, buffer, span};
+use crate::options::Fault;
+use crate::queue;
+use crate::shared::{Shared, Work};
+
+/// What a queue's thread is told.
+#[derive(Debug)]
+pub(crate) enum Message {
+    Command(Command),
+    Answer {
+        run: u64,
+        mailbox: usize,
+        y: Box<[f32]>,
+    },
+    Cancel {
+        run: u64,
+    },
+    /// Something about the device changed.
+    Wake,
+    /// Programs are cancelled from here on, copies are done, then the thread ends.
+    Close,
+}
+
+/// What a queue does, in order.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Replay { id: u64, program: SimProgram, events: Sender<Event> },
+    Upload { src: Box<dyn RawStaging>, dst: Tensor, reply: Sender<Result<Box<dyn RawStaging>>> },
+    Download { src: Tensor, dst: Box<dyn RawStaging>, reply: Sender<Result<Box<dyn RawStaging>>> },
+    Refill { pack: Tensor, slot: usize, bytes: Box<[u8]> },
+    CopyRows { src: Tensor, dst: Tensor },
+    Finish { reply: Sender<Result<()>> },
+}
+
+/// What the host is told about a program.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Post(queue::Post),
+    End(Result<()>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    inbox: Receiver<Message>,
+    pending: VecDeque<Command>,
+    /// The program that runs.
+    running: Option<u64>,
+    /// The first program that has not ended.
+    next_run: u64,
+    /// Programs that were given up before they ended.
+    cancelled: HashSet<u64>,
+    /// Answers for the program that runs, by mailbox.
+    answers: HashMap<usize, Box<[f32]>>,
+    closing: bool,
+    /// What went wrong with work that has no handle; the next finish tells.
+    failed: Option<Error>,
+    /// State of the random delays.
+    random: u64,
+}
+
+impl Worker {
+    pub(crate) fn new(shared: Arc<Shared>, inbox: Receiver<Message>, queue: u64) -> Worker {
+        let random = shared.options.seed ^ queue.rotate_left(32);
+        Worker {
+            shared,
+            inbox,
+            pending: VecDeque::new(),
+            running: None,
+            next_run: 0,
+            cancelled: HashSet::new(),
+            answers: HashMap::new(),
+            closing: false,
+            failed: None,
+            random,
+        }
+    }
+
+    /// Serves the queue until it is closed or the device is lost.
+    pub(crate) fn run(mut self) {
+        loop {
+            let ready = |worker: &Worker| worker.closing || !worker.pending.is_empty();
+            if let Err(Error::DeviceLost { .. }) = self.wait(None, ready) {
+                return;
+            }
+            let Some(command) = self.pending.pop_front() else { return };
+            self.serve(command);
+        }
+    }
+
+    /// Does one command. Tensors are let go before anybody is told of the end, so that a caller who was told can
+    /// count on the memory; a caller who has gone away is not told.
+    fn serve(&mut self, command: Command) {
+        match command {
+            Command::Replay { id, program, events } => {
+                self.running = Some(id);
+                let result = self.replay(&program, &events);
+                drop(program);
+                self.answers.clear();
+                self.cancelled.remove(&id);
+                self.running = None;
+                self.next_run = id + 1;
+                let _ = events.send(Event::End(result));
+            }
+            Command::Upload { src, dst, reply } => {
+                let result = self.copy(|| {
+                    let start = span(&dst).start;
+                    let bytes = src.bytes();
+                    buffer(&dst)
+                        .write(|out| out[start..start + bytes.len()].copy_from_slice(bytes));
+                    Ok(())
+                });
+                drop(dst);
+                let _ = reply.send(result.map(|()| src));
+            }
+            Command::Download { src, mut dst, reply } => {
+                let result = self.copy(|| {
+                    let start = span(&src).start;
+                    let out = dst.bytes_mut();
+                    buffer(&src)
+                        .read(|bytes| out.copy_from_slice(&bytes[start..start + out.len()]));
+                    Ok(())
+                });
+                drop(src);
+                let _ = reply.send(result.map(|()| dst));
+            }
+            Command::Refill { pack, slot, bytes } => {
+                let slot = pack.first_row() + slot;
+                let result = self.copy(|| {
+                    let desc = pack.whole();
+                    buffer(&pack).write(|out| hal::pack::refill_plain(&desc, out, slot, &bytes))
+                });
+                self.failed = self.failed.take().or(result.err());
+            }
+            Command::CopyRows { src, dst } => {
+                let result = self.copy(|| {
+                    let bytes = buffer(&src).read(|bytes| bytes[span(&src)].to_vec());
+                    buffer(&dst).write(|out| out[span(&dst)].copy_from_slice(&bytes));
+                    Ok(())
+                });
+                self.failed = self.failed.take().or(result.err());
+            }
+            Command::Finish { reply } => {
+                let _ = reply.send(self.failed.take().map_or(Ok(()), Err));
+            }
+        }
+    }
+
+    fn replay(&mut self, program: &SimProgram, events: &Sender<Event>) -> Result<()> {
+        for op in program.ops.iter() {
+            self.work(Work::Op(op.name()), |worker| match op {
+                Op::Post(op) => {
+                    // A host that has gone away has sent a cancel, which the next wait finds.
+                    let shape = &program.mailboxes[op.mailbox];
+                    let _ = events.send(Event::Post(post(op, shape)));
+                    Ok(())
+                }
+                Op::Merge(op) => worker.merge(op),
+                Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::MatMul(_) | Op::Rope(_) => {
+                    execute(op, &SimMemory)
+                }
+                Op::StoreKv(_) | Op::Attention(_) | Op::Add(_) | Op::SparseFfn(_) => {
+                    execute(op, &SimMemory)
+                }
+                Op::Predict(_) | Op::Route(_) | Op::ShortConv(_) | Op::GatedDelta(_) => {
+                    execute(op, &SimMemory)
+                }
+                Op::SsmScan(_) => execute(op, &SimMemory),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, copy: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.work(Work::Copy, |_| copy())
+    }
+
+    /// Does one piece of work after its delay, with what is to go wrong with it. A panic loses the device.
+    fn work(&mut self, kind: Work, work: impl FnOnce(&mut Worker) -> Result<()>) -> Result<()> {
+        let until = Instant::now() + self.delay();
+        let unless_copy = |waited: Result<()>| match waited {
+            // A queue that closes cuts the waits of its copies short, and does them.
+            Err(Error::Cancelled) if kind == Work::Copy => Ok(()),
+            waited => waited,
+        };
+        unless_copy(self.wait(Some(until), |_| false))?;
+        let (fault, resumed) = self.shared.next_work();
+        match fault {
+            Some(Fault::Lose) => return Err(self.shared.lose("lost after a set amount of work")),
+            Some(Fault::Hang) => {
+                unless_copy(self.wait(None, |worker| worker.shared.resumed() != resumed))?;
+            }
+            Some(Fault::Panic) | None => {}
+        }
+        self.shared.started(kind);
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            if fault == Some(Fault::Panic) {
+                // Not `panic!`: its message on stderr would look like a failed test.
+                resume_unwind(Box::new("a panic was asked for".to_owned()));
+            }
+            work(self)
+        }));
+        done.unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+            let said = said.unwrap_or("no message");
+            let doing = match kind {
+                Work::Op(name) => name,
+                Work::Copy => "a copy",
+            };
+            Err(self.shared.lose(&format!("its thread panicked in {doing}: {said}")))
+        })
+    }
+
+    /// A time from the range of the options.
+    fn delay(&mut self) -> Duration {
+        // splitmix64
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut bits = self.random;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        bits ^= bits >> 31;
+        let range = &self.shared.options.delay;
+        let width = range.end.saturating_sub(range.start).as_nanos() as u64;
+        match width {
+            0 => range.start,
+            _ => range.start + Duration::from_nanos(bits % width),
+        }
+    }
+
+    /// Reads the inbox until `ready`, or until the time has come. The wait also ends when the device is lost, and
+    /// in [`Error::Cancelled`] when the program that runs is given up or the queue closes.
+    fn wait(&mut self, until: Option<Instant>, ready: impl Fn(&Worker) -> bool) -> Result<()> {
+        loop {
+            while let Ok(message) = self.inbox.try_recv() {
+                self.accept(message);
+            }
+            self.shared.check()?;
+            if self.closing || self.running.is_some_and(|run| self.cancelled.contains(&run)) {
+                return Err(Error::Cancelled);
+            }
+            if ready(self) {
+                return Ok(());
+            }
+            let message = match until {
+                None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(until) => {
+                    self.inbox.recv_timeout(until.saturating_duration_since(Instant::now()))
+                }
+            };
+            match message {
+                Ok(message) => self.accept(message),
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => self.closing = true,
+            }
+        }
+    }
+
+    fn accept(&mut self, message: Message) {
+        match message {
+            Message::Command(command) => self.pending.push_back(command),
+            Message::Answer { run, mailbox, y } => {
+                if self.running == Some(run) {
+                    self.answers.insert(mailbox, y);
+                }
+            }
+            Message::Cancel { run } => {
+                if run >= self.next_run {
+                    self.cancelled.insert(run);
+                }
+            }
+            Message::Wake => {}
+            Message::Close => self.closing = true,
+        }
+    }
+
+    fn merge(&mut self, op: &Merge<Tensor>) -> Result<()> {
+        self.wait(None, |worker| worker.answers.contains_key(&op.mailbox))?;
+        let answer = self.answers.remove(&op.mailbox).expect("waited for it");
+        let n = n_tokens(&op.batch) * op.y.desc().n_cols;
+        assert_eq!(answer.len(), n, "the answer is not of the step's tokens");
+        let span = span(&op.y);
+        buffer(&op.y).write(|bytes| {
+            let y: &mut [f32] = bytemuck::cast_slice_mut(&mut bytes[span]);
+            for (y, answer) in y[..n].iter_mut().zip(&answer) {
+                *y += answer;
+            }
+        });
+        Ok(())
+    }
+}
+
+/// The real tokens of a step.
+fn n_tokens(batch: &Batch<Tensor>) -> usize {
+    let span = span(&batch.words);
+    buffer(&batch.words)
+        .read(|bytes| BatchView::new(bytemuck::cast_slice(&bytes[span]), batch.shape).n_tokens())
+}
+
+/// What goes into a mailbox: the real tokens of `x` and the wanted rows.
+fn post(op: &Post<Tensor>, shape: &MailboxShape) -> queue::Post {
+    let n_tokens = n_tokens(&op.batch);
+    let n = n_tokens * op.x.desc().n_cols;
+    let span = span(&op.x);
+    let x = buffer(&op.x).read(|bytes| bytemuck::cast_slice(&bytes[span])[..n].to_vec());
+    let rows = op.rows.as_ref().map(|set| host_set(set, n_tokens));
+    let n_rows = rows.as_ref().map_or(0, |set| set.ids.len());
+    assert!(
+        n_tokens <= shape.max_tokens && n_rows <= shape.max_rows,
+        "{n_tokens} tokens and {n_rows} rows for {shape:?}"
+    );
+    queue::Post { mailbox: op.mailbox, n_tokens, x, rows }
+}
+
+/// A set as the host reads it: the rows that count, and the membership words of the real tokens.
+fn host_set(set: &RowSet<Tensor>, n_tokens: usize) -> HostRowSet {
+    let u32s = |tensor: &Tensor| -> Vec<u32> {
+        buffer(tensor).read(|bytes| bytemuck::cast_slice(&bytes[span(tensor)]).to_vec())
+    };
+    let count = u32s(&set.count)[0] as usize;
+    let mut ids = u32s(&set.ids);
+    assert!(count <= ids.len(), "{count} rows in a set of {}", ids.len());
+    ids.truncate(count);
+    let words = n_tokens.div_ceil(32);
+    let stored = set.members.desc().n_cols;
+    let members = u32s(&set.members);
+    let members = members.chunks_exact(stored).take(count).flat_map(|row| &row[..words]);
+    HostRowSet { ids, members: members.copied().collect(), words }
+}

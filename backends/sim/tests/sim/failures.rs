@@ -1,0 +1,206 @@
+//! A device that is lost, or whose thread panics, leaves nobody waiting.
+
+use std::thread;
+
+use hal::op::Add;
+use hal::{Bytes, Error, MailboxShape, Result, TensorDesc};
+
+use crate::support::{ANSWER, COLS, ROWS, Rig, assert_lost, repeat};
+
+/// Work of one [`step`]: two hand-offs of three ops, two copies.
+const WORK: u64 = 8;
+
+/// A step with hand-offs and copies, as an engine does it. `fail` is called when all is set up.
+fn step(rig: &mut Rig, fail: impl FnOnce(&Rig)) -> Result<Vec<f32>> {
+    let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+    let program = rig.split(2, &x, &a, &y);
+    fail(rig);
+    let mut run = rig.queue.replay(&program)?;
+    while run.next_post()?.is_some() {
+        run.answer(&ANSWER)?;
+    }
+    run.wait()?;
+    rig.queue.copy_rows(&y, &x)?;
+    rig.queue.finish()?;
+    let mut out = vec![0.0; ROWS * COLS];
+    rig.queue.read_f32(&x, &mut out)?;
+    Ok(out)
+}
+
+/// Every call on a lost device gives the same error.
+#[track_caller]
+fn assert_all_lost(rig: &mut Rig, error: &Error) {
+    assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
+    let device = &rig.device;
+    let desc = TensorDesc::new(1, 1, hal::format::Format::F32);
+    let shape = MailboxShape { max_tokens: 1, n_in: 1, n_out: 1, max_rows: 0 };
+    assert_eq!(device.memory().err().as_ref(), Some(error));
+    assert_eq!(device.alloc("test", desc).err().as_ref(), Some(error));
+    assert_eq!(device.staging(Bytes(4)).err().as_ref(), Some(error));
+    assert_eq!(device.mailbox(shape).err().as_ref(), Some(error));
+    assert_eq!(device.queue("test").err().as_ref(), Some(error));
+    assert_eq!(device.record("test").finish().err().as_ref(), Some(error));
+    assert_eq!(rig.queue.finish().err().as_ref(), Some(error));
+}
+
+#[test]
+fn a_loss_at_any_op_ends_the_step() {
+    repeat(|seed| {
+        for after in 0..=WORK {
+            let mut rig = Rig::new(seed);
+            let result = step(&mut rig, |rig| rig.sim.lose_after(after));
+            match result {
+                Ok(out) => assert_eq!((after, out[0]), (WORK, 22.0)),
+                Err(error) => {
+                    assert!(after < WORK);
+                    assert_all_lost(&mut rig, &error);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_panic_at_any_op_is_a_loss() {
+    repeat(|seed| {
+        for after in 0..=WORK {
+            let mut rig = Rig::new(seed);
+            let result = step(&mut rig, |rig| rig.sim.panic_after(after));
+            match result {
+                Ok(out) => assert_eq!((after, out[0]), (WORK, 22.0)),
+                Err(error) => {
+                    assert!(after < WORK);
+                    assert!(error.to_string().contains("panic"), "{error}");
+                    assert_all_lost(&mut rig, &error);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_loss_at_any_moment_ends_the_step() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let mut loser = None;
+        let result = step(&mut rig, |rig| {
+            let sim = rig.sim.clone();
+            loser = Some(thread::spawn(move || {
+                for _ in 0..seed * 50 {
+                    thread::yield_now();
+                }
+                sim.lose_now();
+            }));
+        });
+        loser.unwrap().join().unwrap();
+        if let Err(error) = result {
+            assert_all_lost(&mut rig, &error);
+        }
+        assert_lost(rig.device.memory());
+    });
+}
+
+#[test]
+fn a_loss_ends_the_wait_for_a_post() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+        let program = rig.split(1, &x, &a, &y);
+        rig.sim.hang_after(0);
+        let mut run = rig.queue.replay(&program).unwrap();
+        let loser = {
+            let sim = rig.sim.clone();
+            thread::spawn(move || sim.lose_now())
+        };
+        assert_lost(run.next_post());
+        assert_lost(run.wait());
+        loser.join().unwrap();
+    });
+}
+
+#[test]
+fn a_loss_ends_the_wait_for_an_answer() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+        let program = rig.split(1, &x, &a, &y);
+        let mut run = rig.queue.replay(&program).unwrap();
+        run.next_post().unwrap().unwrap();
+        // The device has started its merge, which waits.
+        while rig.sim.counters().ops < 3 {
+            thread::yield_now();
+        }
+        rig.sim.lose_now();
+        assert_lost(run.answer(&ANSWER));
+        assert_lost(run.wait());
+        assert_lost(rig.queue.finish());
+    });
+}
+
+#[test]
+fn a_loss_ends_transfers_and_programs_of_all_queues() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+        let program = rig.split(1, &x, &a, &y);
+        let mut other = rig.device.queue("other").unwrap();
+        let run = other.replay(&program).unwrap();
+        rig.sim.hang_after(3);
+        let staging = || rig.device.staging(Bytes::of(&[0f32; COLS])).unwrap();
+        let up = rig.queue.upload(staging(), &a).unwrap();
+        let down = rig.queue.download(&y, staging()).unwrap();
+        let dropped = rig.queue.download(&y, staging()).unwrap();
+        rig.sim.lose_now();
+        assert!(down.is_done(), "a lost device has nothing more to wait for");
+        drop(dropped);
+        assert_lost(up.wait());
+        assert_lost(down.wait());
+        assert_lost(run.wait());
+        assert_lost(other.finish());
+    });
+}
+
+#[test]
+fn all_memory_comes_back_from_a_lost_device() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        step(&mut rig, |rig| rig.sim.lose_after(4)).unwrap_err();
+        let Rig { sim, device, queue } = rig;
+        drop(queue);
+        assert_eq!((sim.counters().held, device.ledger().used()), (Bytes(0), Bytes(0)));
+    });
+}
+
+#[test]
+fn a_cancelled_program_does_not_spoil_the_next() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (a, x) = (rig.full(1.0), rig.full(0.0));
+        let program = rig.add(&a, &x);
+        rig.sim.hang_after(0);
+        drop(rig.queue.replay(&program).unwrap());
+        rig.sim.resume();
+        rig.queue.replay(&program).unwrap().wait().unwrap();
+        assert_eq!(rig.read(&x), [1.0; ROWS * COLS]);
+    });
+}
+
+#[test]
+fn a_panic_of_the_host_gives_the_step_up() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+        let program = rig.split(1, &x, &a, &y);
+        let mut run = rig.queue.replay(&program).unwrap();
+        let host = thread::spawn(move || {
+            run.next_post().unwrap().unwrap();
+            std::panic::resume_unwind(Box::new("the host has a bug"));
+        });
+        host.join().unwrap_err();
+        rig.queue.finish().unwrap();
+        let mut program = rig.device.record("next");
+        program.push(Add { a, x }).unwrap();
+        let program = program.finish().unwrap();
+        rig.queue.replay(&program).unwrap().wait().unwrap();
+    });
+}

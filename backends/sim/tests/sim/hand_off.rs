@@ -1,0 +1,200 @@
+//! Posts and answers, and every way of giving a step up.
+
+use hal::op::{Merge, Post};
+use hal::{Error, HostRowSet, MailboxShape};
+
+use crate::support::{ANSWER, COLS, REAL, ROWS, Rig, repeat, rows};
+
+#[test]
+fn the_device_goes_on_while_the_host_works() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+        let program = rig.split(1, &x, &a, &y);
+        // The op after the post hangs: the post must arrive all the same.
+        rig.sim.hang_after(1);
+        let mut run = rig.queue.replay(&program).unwrap();
+        let posted = run.next_post().unwrap().unwrap();
+        assert_eq!((posted.mailbox, posted.n_tokens, posted.rows), (0, REAL, None));
+        assert_eq!(posted.x, [2.0; REAL * COLS], "only real tokens are sent");
+        assert_eq!(rig.sim.counters().ops, 1, "the device is not past the post");
+        run.answer(&ANSWER).unwrap();
+        rig.sim.resume();
+        assert!(run.next_post().unwrap().is_none());
+        run.wait().unwrap();
+        assert_eq!(rig.read(&y), rows(11.0, 1.0), "only real tokens are answered");
+    });
+}
+
+#[test]
+fn the_device_does_its_part_before_the_answer() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+        let program = rig.split(1, &x, &a, &y);
+        let mut run = rig.queue.replay(&program).unwrap();
+        run.next_post().unwrap().unwrap();
+        // No answer yet, and still the device starts its add and its merge.
+        while rig.sim.counters().ops < 3 {
+            std::thread::yield_now();
+        }
+        run.answer(&ANSWER).unwrap();
+        run.wait().unwrap();
+        assert_eq!(rig.read(&y), rows(11.0, 1.0));
+    });
+}
+
+#[test]
+fn posts_come_in_program_order_and_programs_are_replayed() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+        let program = rig.split(5, &x, &a, &y);
+        for step in 1..=3u8 {
+            let mut run = rig.queue.replay(&program).unwrap();
+            let mut seen = Vec::new();
+            while let Some(posted) = run.next_post().unwrap() {
+                seen.push(posted.mailbox);
+                run.answer(&ANSWER).unwrap();
+            }
+            assert_eq!(seen, [0, 1, 2, 3, 4]);
+            run.wait().unwrap();
+            let step = f32::from(step);
+            assert_eq!(rig.read(&y), rows(step * 55.0, step * 5.0));
+        }
+    });
+}
+
+#[test]
+fn a_list_of_rows_is_sent_as_long_as_it_is() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, y) = (rig.full(2.0), rig.full(0.0));
+        let batch = rig.batch();
+        let set = rig.device.row_set(6, 40).unwrap();
+        let words = |words: &[u32]| bytemuck::cast_slice::<u32, u8>(words).to_vec();
+        rig.queue.write(&set.ids, &words(&[3, 8, 9, 77, 77, 77])).unwrap();
+        rig.queue.write(&set.count, &words(&[3])).unwrap();
+        // Two words a row for 40 tokens; two tokens are real.
+        rig.queue.write(&set.members, &words(&[1, 9, 2, 9, 3, 9, 9, 9, 9, 9, 9, 9])).unwrap();
+        let mut program = rig.device.record("rows");
+        let shape = MailboxShape { max_tokens: ROWS, n_in: COLS, n_out: COLS, max_rows: 6 };
+        let mailbox = program.mailbox(&rig.device.mailbox(shape).unwrap()).unwrap();
+        program.push(Post { x, batch: batch.clone(), rows: Some(set), mailbox }).unwrap();
+        program.push(Merge { batch, y, mailbox }).unwrap();
+        let program = program.finish().unwrap();
+        let mut run = rig.queue.replay(&program).unwrap();
+        let posted = run.next_post().unwrap().unwrap();
+        let expected = HostRowSet { ids: vec![3, 8, 9], members: vec![1, 2, 3], words: 1 };
+        assert_eq!(posted.rows, Some(&expected));
+        run.answer(&ANSWER).unwrap();
+        run.wait().unwrap();
+    });
+}
+
+/// How far a step is when it is given up.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    NotStarted,
+    PostNotTaken,
+    PostTaken,
+    Answered,
+    SecondPost,
+    Hanging,
+}
+
+#[test]
+fn a_step_can_be_given_up_at_any_stage() {
+    use Stage::{Answered, Hanging, NotStarted, PostNotTaken, PostTaken, SecondPost};
+    repeat(|seed| {
+        for stage in [NotStarted, PostNotTaken, PostTaken, Answered, SecondPost, Hanging] {
+            let mut rig = Rig::new(seed);
+            let (x, a, y, z) = (rig.full(2.0), rig.full(1.0), rig.full(0.0), rig.full(0.0));
+            let (split, add) = (rig.split(3, &x, &a, &y), rig.add(&a, &z));
+            match stage {
+                NotStarted => rig.sim.hang_after(0),
+                Hanging => rig.sim.hang_after(1),
+                PostNotTaken | PostTaken | Answered | SecondPost => {}
+            }
+            let first = rig.queue.replay(&add).unwrap();
+            let mut run = rig.queue.replay(&split).unwrap();
+            let after = rig.queue.replay(&add).unwrap();
+            let n_answers = match stage {
+                NotStarted | PostNotTaken | Hanging | PostTaken => 0,
+                Answered => 1,
+                SecondPost => 2,
+            };
+            for _ in 0..n_answers {
+                run.next_post().unwrap().unwrap();
+                run.answer(&ANSWER).unwrap();
+            }
+            if matches!(stage, PostTaken | SecondPost) {
+                run.next_post().unwrap().unwrap();
+            }
+            drop(run);
+            rig.sim.resume();
+            // The queue goes on, and what was given up does not run to its end.
+            first.wait().unwrap();
+            after.wait().unwrap();
+            assert_eq!(rig.read(&z), [2.0; ROWS * COLS], "{stage:?}");
+            assert!(rig.read(&y)[0] <= 23.0, "{stage:?}");
+            rig.write(&y, &[0.0; ROWS * COLS]);
+            let mut run = rig.queue.replay(&split).unwrap();
+            while run.next_post().unwrap().is_some() {
+                run.answer(&ANSWER).unwrap();
+            }
+            run.wait().unwrap();
+            assert_eq!(rig.read(&y), rows(33.0, 3.0), "{stage:?}");
+        }
+    });
+}
+
+#[test]
+fn waiting_with_an_open_post_cancels() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+        let program = rig.split(2, &x, &a, &y);
+        let run = rig.queue.replay(&program).unwrap();
+        assert_eq!(run.wait(), Err(Error::Cancelled), "no post was taken");
+        let mut run = rig.queue.replay(&program).unwrap();
+        run.next_post().unwrap().unwrap();
+        assert_eq!(run.wait(), Err(Error::Cancelled), "one was taken and not answered");
+        rig.queue.finish().unwrap();
+    });
+}
+
+#[test]
+fn a_dropped_queue_cancels_its_programs_and_does_its_copies() {
+    repeat(|seed| {
+        let mut rig = Rig::new(seed);
+        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+        let program = rig.split(1, &x, &a, &y);
+        let mut run = rig.queue.replay(&program).unwrap();
+        let mut queued = rig.queue.replay(&program).unwrap();
+        let staging = rig.device.staging(hal::Bytes::of(&[0f32; COLS])).unwrap();
+        let copy = rig.queue.download(&x, staging).unwrap();
+        run.next_post().unwrap().unwrap();
+        rig.queue = rig.device.queue("another").unwrap();
+        assert_eq!(run.answer(&ANSWER), Err(Error::Cancelled));
+        assert_eq!(run.wait(), Err(Error::Cancelled));
+        assert_eq!(queued.next_post().map(|_| ()), Err(Error::Cancelled));
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(copy.wait().unwrap().bytes()), [2.0; COLS]);
+        assert_eq!(rig.read(&x), [2.0; ROWS * COLS], "the device is alive");
+    });
+}
+
+#[test]
+fn a_queue_is_dropped_while_it_hangs() {
+    repeat(|seed| {
+        for hang_after in 0..3 {
+            let mut rig = Rig::new(seed);
+            let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
+            let program = rig.split(1, &x, &a, &y);
+            rig.sim.hang_after(hang_after);
+            let run = rig.queue.replay(&program).unwrap();
+            rig.queue = rig.device.queue("another").unwrap();
+            assert_eq!(run.wait(), Err(Error::Cancelled));
+        }
+    });
+}

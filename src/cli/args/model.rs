@@ -1,0 +1,125 @@
+//! Which model, where it lives, how it is computed.
+
+use super::boolish;
+use crate::cli::parse::{self, Budget};
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// The model and how it is computed. `bench` has its own, with lists.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// GGUF file (of a split model, the first part); without it the built-in story model
+    #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
+    pub(crate) model: Option<PathBuf>,
+    /// Context in tokens; 0 takes the model's own
+    #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_CTX_SIZE")]
+    pub(crate) ctx_size: Option<u32>,
+    /// Tokens of a prompt handled together, logically
+    #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_BATCH", default_value_t = 2048)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) batch_size: u32,
+    /// Tokens of a prompt computed together (-ub)
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_UBATCH", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) ubatch_size: u32,
+    /// CPU threads while generating; -1 chooses
+    #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_THREADS", default_value_t = -1)]
+    #[arg(value_parser = clap::value_parser!(i32).range(..=4096))]
+    pub(crate) threads: i32,
+    /// CPU threads while reading the prompt (-tb); default as --threads
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_THREADS_BATCH")]
+    #[arg(value_parser = clap::value_parser!(i32).range(..=4096))]
+    pub(crate) threads_batch: Option<i32>,
+    /// Number format of the keys in the KV cache: f16 or f32 (-ctk)
+    #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_CACHE_TYPE_K", default_value = "f16")]
+    pub(crate) cache_type_k: CacheTypeName,
+    /// Number format of the values in the KV cache: f16 or f32 (-ctv)
+    #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_CACHE_TYPE_V", default_value = "f16")]
+    pub(crate) cache_type_v: CacheTypeName,
+    #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
+}
+
+/// How the file is held and what of it is computed: the same for every command that runs a model.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Memory and computation")]
+pub(crate) struct PlacementArgs {
+    /// Lock the model in memory
+    #[arg(long, env = "THERMOCLINE_ARG_MLOCK", value_parser = boolish())]
+    pub(crate) mlock: bool,
+    /// Map the file instead of reading it (--no-mmap, or -mmp 0)
+    #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_MMAP", default_value = "on")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    #[arg(value_parser = boolish())]
+    pub(crate) mmap: bool,
+    /// The feed-forward activation, for a file that does not name it
+    #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_FFN_ACTIVATION")]
+    pub(crate) ffn_activation: Option<FfnActivation>,
+    /// exact skips neurons that cannot count; off computes all of them
+    #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_SPARSITY", default_value = "exact")]
+    pub(crate) sparsity: SparsityName,
+    /// Device memory to use at most: 8GiB, 8192MiB, 80%, or GiB as a number; -1 chooses
+    #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budget)]
+    pub(crate) vram_budget: Option<Budget>,
+    /// Devices to use, separated by commas; none or cpu is the CPU alone (-dev)
+    #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE")]
+    pub(crate) device: Option<String>,
+    /// Print the devices this build can use, and leave
+    #[arg(long, env = "THERMOCLINE_ARG_LIST_DEVICES", value_parser = boolish())]
+    pub(crate) list_devices: bool,
+}
+
+/// llama.cpp's names for the KV cache's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheTypeName {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats.
+    F16,
+    /// Known to llama.cpp.
+    #[value(hide = true)]
+    Bf16,
+    /// Known to llama.cpp.
+    #[value(name = "q8_0", hide = true)]
+    Q8_0,
+    /// Known to llama.cpp.
+    #[value(name = "q4_0", hide = true)]
+    Q4_0,
+    /// Known to llama.cpp.
+    #[value(name = "q4_1", hide = true)]
+    Q4_1,
+    /// Known to llama.cpp.
+    #[value(name = "iq4_nl", hide = true)]
+    Iq4Nl,
+    /// Known to llama.cpp.
+    #[value(name = "q5_0", hide = true)]
+    Q5_0,
+    /// Known to llama.cpp.
+    #[value(name = "q5_1", hide = true)]
+    Q5_1,
+}
+
+/// The function between the two halves of a feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FfnActivation {
+    /// max(x, 0), on the gate
+    Relu,
+    /// x * sigmoid(x)
+    Silu,
+    /// x * Phi(x)
+    Gelu,
+    /// max(x, 0) squared
+    Relu2,
+    /// max(x, 0), on gate and up
+    Drelu,
+}
+
+/// `--sparsity`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SparsityName {
+    /// Skip what provably does not count.
+    Exact,
+    /// Compute every neuron.
+    Off,
+}

@@ -1,0 +1,65 @@
+//! The commands that run no model: `info`, `tokenize`, `completions`.
+
+use super::{CommonArgs, boolish};
+use clap::Args;
+use clap_complete::Shell;
+use std::path::PathBuf;
+
+/// Show what a model file holds: general facts, metadata, tokenizer, tensors.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct InfoArgs {
+    /// GGUF file; without it the built-in story model
+    #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
+    pub(crate) model: Option<PathBuf>,
+    /// One JSON object
+    #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// Show the token ids of a text, as llama-tokenize does.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TokenizeArgs {
+    /// GGUF file, which may hold a vocabulary only; without it the built-in story model
+    #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
+    pub(crate) model: Option<PathBuf>,
+    /// The text
+    #[arg(short, long, value_name = "TEXT")]
+    #[arg(conflicts_with_all = ["file", "stdin"])]
+    pub(crate) prompt: Option<String>,
+    /// Read the text from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "stdin")]
+    pub(crate) file: Option<PathBuf>,
+    /// Read the text from standard input
+    #[arg(long)]
+    pub(crate) stdin: bool,
+    /// Only the ids: [1, 2, 3]
+    #[arg(long, env = "THERMOCLINE_ARG_IDS", value_parser = boolish())]
+    pub(crate) ids: bool,
+    /// Add no beginning-of-text token
+    #[arg(long, env = "THERMOCLINE_ARG_NO_BOS", value_parser = boolish())]
+    pub(crate) no_bos: bool,
+    /// Take the names of special tokens in the text as text
+    #[arg(long, env = "THERMOCLINE_ARG_NO_PARSE_SPECIAL", value_parser = boolish())]
+    pub(crate) no_parse_special: bool,
+    /// Take \n, \t, \", \\ and \xHH in the text as characters (--no-escape)
+    #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_ESCAPE", default_value = "on")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    #[arg(value_parser = boolish())]
+    pub(crate) escape: bool,
+    /// End with the number of tokens
+    #[arg(long, env = "THERMOCLINE_ARG_SHOW_COUNT", value_parser = boolish())]
+    pub(crate) show_count: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// Print a completion script: `thermocline completions bash > /etc/bash_completion.d/thermocline`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: Shell,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}

@@ -1,0 +1,118 @@
+//! The report for programs.
+
+use super::Facts;
+use crate::gguf::{Array, TensorInfo, Value};
+use crate::tokenizer::Tokenizer;
+use serde_json::{Map, Value as Json, json};
+
+/// Arrays up to this length are given in full.
+const FULL_ARRAY: usize = 64;
+
+/// The whole report as one object.
+pub(super) fn report(facts: &Facts<'_>) -> Json {
+    let file = facts.file;
+    let metadata = file.metadata().iter().map(|(key, v)| (key.to_owned(), value(v)));
+    let hyper = facts.hyper.iter().map(|(name, v)| (name.replace([' ', '-'], "_"), value(v)));
+    let types = facts.types.iter().map(|(name, (count, bytes))| {
+        ((*name).to_owned(), json!({ "tensors": count, "bytes": whole(*bytes) }))
+    });
+    json!({
+        "file": file.name(),
+        "parts": file.paths().len(),
+        "container": file.container().to_string(),
+        "version": file.version(),
+        "size_bytes": file.size_bytes(),
+        "architecture": facts.architecture,
+        "n_params": whole(facts.n_params),
+        "model": hyper.collect::<Map<_, _>>(),
+        "types": types.collect::<Map<_, _>>(),
+        "tokenizer": match &facts.tokenizer {
+            None => Json::Null,
+            Some(Err(why)) => json!({ "error": why }),
+            Some(Ok(t)) => tokenizer(t),
+        },
+        "metadata": metadata.collect::<Map<_, _>>(),
+        "tensors": file.tensors().iter().map(tensor).collect::<Vec<_>>(),
+        "predictor": facts.predictor.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
+    })
+}
+
+fn tokenizer(tokenizer: &Tokenizer) -> Json {
+    let special = Facts::special_tokens(tokenizer).into_iter();
+    let special =
+        special.map(|(role, id, text)| (role.to_owned(), json!({ "id": id, "text": text })));
+    let warnings = tokenizer.warnings().iter().map(ToString::to_string);
+    json!({
+        "n_vocab": tokenizer.n_vocab(),
+        "special": special.collect::<Map<_, _>>(),
+        "eog": tokenizer.eog(),
+        "adds_bos": tokenizer.adds_bos(),
+        "adds_eos": tokenizer.adds_eos(),
+        "space_prefix": tokenizer.has_space_prefix(),
+        "warnings": warnings.collect::<Vec<_>>(),
+    })
+}
+
+fn tensor(tensor: &TensorInfo) -> Json {
+    json!({
+        "name": tensor.name,
+        "type": tensor.ty.to_string(),
+        "shape": tensor.shape,
+        "bytes": tensor.n_bytes(),
+        "part": tensor.part(),
+        "offset": tensor.offset(),
+    })
+}
+
+/// A number that JSON can hold exactly, else its nearest.
+fn whole(n: u128) -> Json {
+    #[allow(clippy::cast_precision_loss)] // the text says nearest
+    u64::try_from(n).map_or_else(|_| json!(n as f64), |n| json!(n))
+}
+
+fn value(value: &Value) -> Json {
+    match value {
+        Value::U8(v) => json!(v),
+        Value::I8(v) => json!(v),
+        Value::U16(v) => json!(v),
+        Value::I16(v) => json!(v),
+        Value::U32(v) => json!(v),
+        Value::I32(v) => json!(v),
+        Value::U64(v) => json!(v),
+        Value::I64(v) => json!(v),
+        Value::F32(v) => json!(v),
+        Value::F64(v) => json!(v),
+        Value::Bool(v) => json!(v),
+        Value::String(text) => json!(String::from_utf8_lossy(text)),
+        Value::Array(values) => array(values),
+    }
+}
+
+/// A short array as it is, a long one as its type, length and beginning.
+fn array(array: &Array) -> Json {
+    if array.len() <= FULL_ARRAY {
+        return Json::Array(first(array, FULL_ARRAY));
+    }
+    json!({ "type": array.type_name(), "length": array.len(), "first": first(array, 8) })
+}
+
+fn first(values: &Array, n: usize) -> Vec<Json> {
+    fn numbers<T: Copy + Into<Json>>(values: &[T], n: usize) -> Vec<Json> {
+        values.iter().take(n).map(|v| (*v).into()).collect()
+    }
+    match values {
+        Array::U8(v) => numbers(v, n),
+        Array::I8(v) => numbers(v, n),
+        Array::U16(v) => numbers(v, n),
+        Array::I16(v) => numbers(v, n),
+        Array::U32(v) => numbers(v, n),
+        Array::I32(v) => numbers(v, n),
+        Array::U64(v) => numbers(v, n),
+        Array::I64(v) => numbers(v, n),
+        Array::F32(v) => numbers(v, n),
+        Array::F64(v) => numbers(v, n),
+        Array::Bool(v) => numbers(v, n),
+        Array::String(v) => v.iter().take(n).map(|s| json!(String::from_utf8_lossy(s))).collect(),
+        Array::Array(v) => v.iter().take(n).map(array).collect(),
+    }
+}

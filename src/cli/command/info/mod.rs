@@ -1,0 +1,111 @@
+//! `thermocline info`: what a model file holds. Nothing of it is run, and nothing of it need be
+//! known: it works on any GGUF file, a vocabulary only or an architecture that nobody here can run.
+
+mod json;
+mod text;
+
+use super::model_file;
+use crate::cli::failure::Failure;
+use crate::cli::output::Output;
+use crate::gguf::{File, TensorInfo, Value};
+use crate::tokenizer::{Tokenizer, Vocab};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Prints the report.
+///
+/// # Errors
+/// A file that is no model; where standard output cannot be written.
+pub(crate) fn run(path: Option<&Path>, as_json: bool) -> Result<(), Failure> {
+    let file = model_file::open(path)?;
+    let facts = Facts::new(&file);
+    let mut out = Output::stdout();
+    if as_json {
+        out.line(&format!("{:#}", json::report(&facts)))?;
+    } else {
+        out.write(text::report(&facts))?;
+    }
+    out.flush()
+}
+
+/// What both forms of the report are made of.
+struct Facts<'a> {
+    file: &'a File,
+    architecture: Option<String>,
+    n_params: u128,
+    /// Name of a type, how many tensors have it, their bytes.
+    types: BTreeMap<&'static str, (usize, u128)>,
+    /// Facts under `<architecture>.`, in the order of [`FACTS`].
+    hyper: Vec<(&'static str, &'a Value)>,
+    /// `None` without a vocabulary; `Err` says why it cannot be used.
+    tokenizer: Option<Result<Tokenizer, String>>,
+    /// PowerInfer's predictor of active neurons.
+    predictor: Vec<&'a TensorInfo>,
+}
+
+/// Keys below the architecture's name, and what people call them.
+const FACTS: [(&str, &str); 8] = [
+    ("context", "context_length"),
+    ("layers", "block_count"),
+    ("width", "embedding_length"),
+    ("neurons per layer", "feed_forward_length"),
+    ("attention heads", "attention.head_count"),
+    ("key-value heads", "attention.head_count_kv"),
+    ("experts", "expert_count"),
+    ("activation", "hidden_activation"),
+];
+
+impl<'a> Facts<'a> {
+    fn new(file: &'a File) -> Self {
+        let metadata = file.metadata();
+        let architecture = metadata.get("general.architecture").and_then(Value::as_str);
+        let architecture = architecture.map(|a| a.into_owned());
+        let prefix = architecture.clone().unwrap_or_default();
+        let hyper = FACTS.iter().filter_map(|(name, key)| {
+            let value = metadata.get(&format!("{prefix}.{key}"))?;
+            Some((*name, value))
+        });
+        let mut types = BTreeMap::new();
+        for tensor in file.tensors() {
+            let (count, bytes) = types.entry(tensor.ty.name()).or_insert((0, 0));
+            *count += 1;
+            *bytes += u128::from(tensor.n_bytes());
+        }
+        let has_vocab = metadata.get("tokenizer.ggml.model").is_some();
+        let tokenizer = || Vocab::from_metadata(metadata).and_then(Tokenizer::new);
+        Self {
+            file,
+            architecture,
+            n_params: file.tensors().iter().map(|t| u128::from(t.n_elements())).sum(),
+            types,
+            hyper: hyper.collect(),
+            tokenizer: has_vocab.then(|| tokenizer().map_err(|e| e.to_string())),
+            predictor: file.tensors().iter().filter(|t| is_predictor(t)).collect(),
+        }
+    }
+
+    /// Tokens with a role: the role, id and text.
+    fn special_tokens(tokenizer: &Tokenizer) -> Vec<(&'static str, u32, String)> {
+        let ids = tokenizer.special();
+        let roles = [
+            ("bos", ids.bos),
+            ("eos", ids.eos),
+            ("eot", ids.eot),
+            ("eom", ids.eom),
+            ("unk", ids.unk),
+            ("sep", ids.sep),
+            ("pad", ids.pad),
+        ];
+        let known = roles.into_iter().filter_map(|(role, id)| {
+            let id = id?;
+            let text = String::from_utf8_lossy(tokenizer.piece(id, true).ok()?).into_owned();
+            Some((role, id, text))
+        });
+        known.collect()
+    }
+}
+
+fn is_predictor(tensor: &TensorInfo) -> bool {
+    let name = tensor.name.as_str();
+    name.starts_with("blk.") && [".fc1.weight", ".fc2.weight"].iter().any(|e| name.ends_with(e))
+}

@@ -1,0 +1,10 @@
+//! What each command does.
+
+pub(super) mod bench;
+pub(super) mod completions;
+pub(super) mod devices;
+pub(super) mod info;
+mod model_file;
+pub(super) mod perplexity;
+pub(super) mod run;
+pub(super) mod tokenize;

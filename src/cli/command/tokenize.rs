@@ -1,0 +1,38 @@
+//! `thermocline tokenize`.
+
+use super::model_file;
+use crate::cli::config::TokenizeOptions;
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::output::Output;
+use crate::cli::terminal::Terminal;
+
+/// Prints the tokens of a text in llama-tokenize's forms.
+///
+/// # Errors
+/// A model without a usable vocabulary; where standard output cannot be written.
+pub(crate) fn run(options: &TokenizeOptions, terminal: &Terminal) -> Result<(), Failure> {
+    let file = model_file::open(options.model.as_deref())?;
+    let tokenizer = model_file::tokenizer(&file)?;
+    for warning in tokenizer.warnings() {
+        terminal.note(&warning.to_string());
+    }
+    let failed = |e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e);
+    let ids = tokenizer.encode(&options.text, options.add_special, options.parse_special);
+    let ids = ids.map_err(failed)?;
+    let mut out = Output::stdout();
+    if options.ids {
+        let list: Vec<_> = ids.iter().map(u32::to_string).collect();
+        out.line(&format!("[{}]", list.join(", ")))?;
+    } else {
+        for &id in &ids {
+            // Pieces may be parts of characters: they go out as the bytes they are.
+            out.write(format!("{id:6} -> '"))?;
+            out.write(tokenizer.piece(id, true).map_err(failed)?)?;
+            out.line("'")?;
+        }
+    }
+    if options.show_count {
+        out.line(&format!("Total number of tokens: {}", ids.len()))?;
+    }
+    out.flush()
+}

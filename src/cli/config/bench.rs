@@ -1,0 +1,177 @@
+//! What `bench` shall do.
+
+use super::model::{CacheType, Computation, threads};
+use crate::cli::args::{BenchArgs, CacheTypeName, OutputFormat};
+use crate::cli::failure::Failure;
+use crate::cli::parse;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `thermocline bench`. Lists multiply.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BenchOptions {
+    /// What is measured, at least one.
+    pub(crate) subjects: Vec<Subject>,
+    /// Lengths for prompt tests; 0 is no test.
+    pub(crate) n_prompt: Vec<u32>,
+    /// Lengths for generation tests; 0 is no test.
+    pub(crate) n_gen: Vec<u32>,
+    /// Prompt and generation in one test.
+    pub(crate) pg: Vec<(u32, u32)>,
+    /// Tokens in the context before the test.
+    pub(crate) n_depth: Vec<u32>,
+    /// Repetitions of each test.
+    pub(crate) repetitions: u32,
+    /// Thread counts; `None` chooses.
+    pub(crate) threads: Vec<Option<NonZeroUsize>>,
+    /// Logical batch sizes.
+    pub(crate) n_batch: Vec<NonZeroU32>,
+    /// Physical batch sizes.
+    pub(crate) n_ubatch: Vec<NonZeroU32>,
+    /// Formats of the cached keys.
+    pub(crate) type_k: Vec<CacheType>,
+    /// Formats of the cached values.
+    pub(crate) type_v: Vec<CacheType>,
+    /// The text prompts are taken from; `None` is the built-in one.
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Pause between tests.
+    pub(crate) delay: Duration,
+    /// An untimed run before each test.
+    pub(crate) warmup: bool,
+    /// Report on standard output.
+    pub(crate) output: OutputFormat,
+    /// Report on standard error.
+    pub(crate) output_err: Option<OutputFormat>,
+    /// Name each test as it begins.
+    pub(crate) progress: bool,
+    /// How the models are computed.
+    pub(crate) computation: Computation,
+}
+
+/// A model to measure.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Subject {
+    /// The built-in model.
+    BuiltIn,
+    /// A file.
+    File(PathBuf),
+    /// A model made in memory.
+    Synthetic(Synthetic),
+}
+
+/// `--synthetic SHAPE:TYPE:relu|silu` and what belongs to it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Synthetic {
+    /// Name of the shape, as written.
+    pub(crate) shape: String,
+    /// Name of the weights' format, as written.
+    pub(crate) format: String,
+    /// ReLU, so that neurons can be skipped; else SiLU.
+    pub(crate) relu: bool,
+    /// Share of neurons that fire, in `0..=1`; `None` where the user said nothing.
+    pub(crate) density: Option<f32>,
+    /// Seed of the weights.
+    pub(crate) seed: u32,
+    /// Where to write the model as well.
+    pub(crate) write: Option<PathBuf>,
+}
+
+impl BenchOptions {
+    /// # Errors
+    /// What cannot be meant or is not built.
+    pub(crate) fn resolve(args: &BenchArgs) -> Result<Self, Failure> {
+        let mut subjects: Vec<_> = args.model.iter().cloned().map(Subject::File).collect();
+        if let Some(spec) = &args.synthetic {
+            subjects.push(Subject::Synthetic(synthetic(spec, args)?));
+        }
+        if subjects.is_empty() {
+            subjects.push(Subject::BuiltIn);
+        }
+        let options = Self {
+            subjects,
+            n_prompt: counts("-p", &args.n_prompt)?,
+            n_gen: counts("-n", &args.n_gen)?,
+            pg: args.pg.clone(),
+            n_depth: counts("-d", &args.n_depth)?,
+            repetitions: args.repetitions,
+            threads: thread_counts(&args.threads)?,
+            n_batch: sizes("-b", &args.batch_size)?,
+            n_ubatch: sizes("-ub", &args.ubatch_size)?,
+            type_k: cache_types(&args.cache_type_k)?,
+            type_v: cache_types(&args.cache_type_v)?,
+            prompt_file: args.prompt_file.clone(),
+            delay: Duration::from_secs(args.delay.into()),
+            warmup: args.warmup,
+            output: if args.json { OutputFormat::Json } else { args.output },
+            output_err: args.output_err,
+            progress: args.progress,
+            computation: Computation::resolve(&args.placement)?,
+        };
+        let lengths = options.n_prompt.iter().chain(&options.n_gen);
+        let none = lengths.chain(options.pg.iter().flat_map(|(p, g)| [p, g])).all(|n| *n == 0);
+        if none {
+            let help = "give a prompt length with -p or a generation length with -n";
+            return Err(Failure::usage("nothing to measure").help(help));
+        }
+        Ok(options)
+    }
+}
+
+fn cache_types(names: &[CacheTypeName]) -> Result<Vec<CacheType>, Failure> {
+    names.iter().map(|name| CacheType::resolve(*name)).collect()
+}
+
+/// All values of a list flag, given once or several times.
+fn counts(flag: &str, lists: &[String]) -> Result<Vec<u32>, Failure> {
+    let mut values = Vec::new();
+    for text in lists {
+        let list = parse::list(text);
+        values.extend(list.map_err(|why| Failure::usage(format!("{flag} {why}")))?);
+    }
+    Ok(values)
+}
+
+fn sizes(flag: &str, lists: &[String]) -> Result<Vec<NonZeroU32>, Failure> {
+    let values = counts(flag, lists)?.into_iter();
+    let sizes: Option<_> = values.map(NonZeroU32::new).collect();
+    sizes.ok_or_else(|| Failure::usage(format!("{flag} cannot be 0")))
+}
+
+fn thread_counts(lists: &[String]) -> Result<Vec<Option<NonZeroUsize>>, Failure> {
+    if lists.is_empty() || lists == ["-1"] {
+        return Ok(vec![None]);
+    }
+    let values = counts("-t", lists)?;
+    match values.iter().find(|n| **n > 4096) {
+        Some(n) => Err(Failure::usage(format!("-t {n} is more than 4096 threads"))),
+        None => Ok(values.into_iter().map(|n| threads(i32::try_from(n).unwrap_or(-1))).collect()),
+    }
+}
+
+fn synthetic(spec: &str, args: &BenchArgs) -> Result<Synthetic, Failure> {
+    let wrong = |why: &str| {
+        Failure::usage(format!("--synthetic {spec}: {why}"))
+            .help("write it as SHAPE:TYPE:relu or SHAPE:TYPE:silu, such as 1b:q4_0:relu")
+    };
+    let parts: Vec<_> = spec.split(':').collect();
+    let [shape, format, activation] = parts[..] else {
+        return Err(wrong("it needs three parts"));
+    };
+    let relu = match activation {
+        "relu" => true,
+        "silu" => false,
+        _ => return Err(wrong("the activation is relu or silu")),
+    };
+    if args.density.is_some_and(|d| !(0.0..=1.0).contains(&d)) {
+        return Err(Failure::usage("--density is a share between 0 and 1"));
+    }
+    Ok(Synthetic {
+        shape: shape.to_owned(),
+        format: format.to_owned(),
+        relu,
+        density: args.density,
+        seed: args.seed,
+        write: args.write.clone(),
+    })
+}

@@ -1,0 +1,15 @@
+//! What we shall do: the arguments, resolved and typed, one struct for each command.
+//!
+//! Everything that can be wrong with a command line alone is found here, before a file is opened
+//! for its weights. Text files are read here, so that the commands see text.
+
+pub(crate) mod bench;
+pub(crate) mod model;
+pub(crate) mod perplexity;
+pub(crate) mod run;
+pub(crate) mod text;
+
+pub(crate) use bench::BenchOptions;
+pub(crate) use perplexity::PerplexityOptions;
+pub(crate) use run::RunOptions;
+pub(crate) use text::TokenizeOptions;

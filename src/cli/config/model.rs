@@ -1,0 +1,155 @@
+//! Which model, and how it is held and computed.
+
+use crate::cli::args::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::parse::Budget;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+
+/// A model to run, and with which sizes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ModelOptions {
+    /// The file; `None` is the built-in model.
+    pub(crate) path: Option<PathBuf>,
+    /// Context in tokens; `None` where the user said nothing.
+    pub(crate) n_ctx: Option<ContextSize>,
+    /// Tokens of a prompt handled together.
+    pub(crate) n_batch: NonZeroU32,
+    /// Tokens of a prompt computed together; at most `n_batch`.
+    pub(crate) n_ubatch: NonZeroU32,
+    /// Threads while generating; `None` chooses.
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Threads while reading the prompt; `None` chooses.
+    pub(crate) threads_batch: Option<NonZeroUsize>,
+    /// Format of the cached keys.
+    pub(crate) type_k: CacheType,
+    /// Format of the cached values.
+    pub(crate) type_v: CacheType,
+    /// How the rest is done.
+    pub(crate) computation: Computation,
+}
+
+/// `-c`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ContextSize {
+    /// What the model was trained with.
+    OfModel,
+    /// So many tokens.
+    Tokens(NonZeroU32),
+}
+
+/// A format of the KV cache that is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheType {
+    /// 16-bit floats.
+    F16,
+    /// 32-bit floats.
+    F32,
+}
+
+/// What is computed of the model, and how its file is held.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Computation {
+    /// Lock the weights in memory.
+    pub(crate) mlock: bool,
+    /// Map the file; else read it.
+    pub(crate) mmap: bool,
+    /// The activation where the file names none.
+    pub(crate) activation: Option<FfnActivation>,
+    /// What is skipped.
+    pub(crate) sparsity: Sparsity,
+    /// Most device memory to use; `None` where the user said nothing.
+    pub(crate) vram_budget: Option<Budget>,
+}
+
+/// Which neurons are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sparsity {
+    /// Those that can count; the result is the same.
+    Exact,
+    /// All of them.
+    Off,
+}
+
+impl CacheType {
+    /// # Errors
+    /// A format of llama.cpp's that is not built here.
+    pub(super) fn resolve(name: CacheTypeName) -> Result<Self, Failure> {
+        let other = match name {
+            CacheTypeName::F16 => return Ok(Self::F16),
+            CacheTypeName::F32 => return Ok(Self::F32),
+            CacheTypeName::Bf16 => "bf16",
+            CacheTypeName::Q8_0 => "q8_0",
+            CacheTypeName::Q4_0 => "q4_0",
+            CacheTypeName::Q4_1 => "q4_1",
+            CacheTypeName::Iq4Nl => "iq4_nl",
+            CacheTypeName::Q5_0 => "q5_0",
+            CacheTypeName::Q5_1 => "q5_1",
+        };
+        let message = format!("a KV cache in {other} is not built yet");
+        Err(Failure::usage(message).help("-ctk and -ctv take f16 and f32"))
+    }
+
+    /// llama.cpp's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+impl ModelOptions {
+    /// # Errors
+    /// What is known and not built, and devices that are not there.
+    pub(super) fn resolve(args: &ModelArgs) -> Result<Self, Failure> {
+        let at_least_1 = |n: u32| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
+        let n_batch = at_least_1(args.batch_size);
+        let threads_batch = args.threads_batch.unwrap_or(args.threads);
+        Ok(Self {
+            path: args.model.clone(),
+            n_ctx: args
+                .ctx_size
+                .map(|n| NonZeroU32::new(n).map_or(ContextSize::OfModel, ContextSize::Tokens)),
+            n_batch,
+            n_ubatch: at_least_1(args.ubatch_size).min(n_batch),
+            threads: threads(args.threads),
+            threads_batch: threads(threads_batch),
+            type_k: CacheType::resolve(args.cache_type_k)?,
+            type_v: CacheType::resolve(args.cache_type_v)?,
+            computation: Computation::resolve(&args.placement)?,
+        })
+    }
+}
+
+impl Computation {
+    /// # Errors
+    /// [`Exit::BackendMissing`] for a device that this build cannot use.
+    pub(super) fn resolve(args: &PlacementArgs) -> Result<Self, Failure> {
+        let devices = args.device.as_deref().unwrap_or("cpu");
+        for device in devices.split([',', '/']) {
+            let name = device.trim().to_ascii_lowercase();
+            if !["none", "cpu", "auto"].contains(&name.as_str()) {
+                let message = format!("no device '{device}': this build has no GPU backend");
+                return Err(Failure::new(Exit::BackendMissing, message).help(
+                    "leave --device away to run on the CPU; --list-devices shows what there is",
+                ));
+            }
+        }
+        Ok(Self {
+            mlock: args.mlock,
+            mmap: args.mmap,
+            activation: args.ffn_activation,
+            sparsity: match args.sparsity {
+                SparsityName::Exact => Sparsity::Exact,
+                SparsityName::Off => Sparsity::Off,
+            },
+            vram_budget: args.vram_budget,
+        })
+    }
+}
+
+/// llama.cpp's thread counts: what is not positive chooses.
+pub(super) fn threads(n: i32) -> Option<NonZeroUsize> {
+    usize::try_from(n).ok().and_then(NonZeroUsize::new)
+}

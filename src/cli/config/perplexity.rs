@@ -1,0 +1,73 @@
+//! What `perplexity` shall do.
+
+use super::model::ModelOptions;
+use super::text::read_file;
+use crate::cli::args::{Against, PerplexityArgs};
+use crate::cli::failure::Failure;
+use std::path::PathBuf;
+
+/// `thermocline perplexity`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PerplexityOptions {
+    /// The model. llama-perplexity's context is 512 where `n_ctx` is `None`.
+    pub(crate) model: ModelOptions,
+    /// The text to measure on, as it is.
+    pub(crate) text: String,
+    /// How many chunks; `None` is all.
+    pub(crate) chunks: Option<u32>,
+    /// What the probabilities are compared with.
+    pub(crate) reference: Reference,
+    /// The report as JSON.
+    pub(crate) json: bool,
+}
+
+/// What a run is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reference {
+    /// Nothing: perplexity only.
+    None,
+    /// The same model with nothing skipped, run beside it.
+    Dense,
+    /// Probabilities read from a file.
+    Read(PathBuf),
+    /// Nothing; the probabilities are written to a file.
+    Write(PathBuf),
+}
+
+impl PerplexityOptions {
+    /// # Errors
+    /// No text, or one that cannot be read; what is not built.
+    pub(crate) fn resolve(args: &PerplexityArgs) -> Result<Self, Failure> {
+        let text = match (&args.prompt, &args.file) {
+            (Some(text), _) => text.clone(),
+            (None, Some(path)) => {
+                // As llama.cpp reads a prompt file, so that the token counts agree.
+                let mut text = read_file(path)?;
+                if text.ends_with('\n') {
+                    text.pop();
+                }
+                text
+            }
+            (None, None) => {
+                let help = "give it with -f FILE";
+                return Err(Failure::usage("no text to measure on").help(help));
+            }
+        };
+        let chunks = u32::try_from(args.chunks).ok();
+        if chunks == Some(0) {
+            return Err(Failure::usage("--chunks 0 leaves nothing to measure"));
+        }
+        Ok(Self {
+            model: ModelOptions::resolve(&args.model)?,
+            text,
+            chunks,
+            reference: match (args.against, args.kl_divergence, &args.kl_divergence_base) {
+                (Some(Against::Dense), _, _) => Reference::Dense,
+                (None, true, Some(path)) => Reference::Read(path.clone()),
+                (None, false, Some(path)) => Reference::Write(path.clone()),
+                (None, _, None) => Reference::None,
+            },
+            json: args.json,
+        })
+    }
+}

@@ -1,0 +1,89 @@
+//! Where text comes from.
+
+use crate::cli::args::TokenizeArgs;
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::parse;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// `thermocline tokenize`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TokenizeOptions {
+    /// The file; `None` is the built-in model.
+    pub(crate) model: Option<PathBuf>,
+    /// The text, escapes replaced.
+    pub(crate) text: String,
+    /// Only the ids, as one list.
+    pub(crate) ids: bool,
+    /// Add the tokens the model wants around a text.
+    pub(crate) add_special: bool,
+    /// Read names of special tokens in the text as these tokens.
+    pub(crate) parse_special: bool,
+    /// End with the count.
+    pub(crate) show_count: bool,
+}
+
+impl TokenizeOptions {
+    /// # Errors
+    /// No text, or one that cannot be read.
+    pub(crate) fn resolve(args: &TokenizeArgs) -> Result<Self, Failure> {
+        let text = match (&args.prompt, &args.file, args.stdin) {
+            (Some(text), _, _) => text.clone(),
+            (None, Some(path), _) => read_file(path)?,
+            (None, None, true) => read_stdin()?,
+            (None, None, false) => {
+                let help = "give it with -p TEXT, -f FILE or --stdin";
+                return Err(Failure::usage("no text to tokenize").help(help));
+            }
+        };
+        Ok(Self {
+            model: args.model.clone(),
+            text: escaped(text, args.escape)?,
+            ids: args.ids,
+            add_special: !args.no_bos,
+            parse_special: !args.no_parse_special,
+            show_count: args.show_count,
+        })
+    }
+}
+
+/// Reads a text file; `-` is standard input.
+///
+/// # Errors
+/// [`Exit::Failed`], naming the file.
+pub(crate) fn read_file(path: &Path) -> Result<String, Failure> {
+    if path.as_os_str() == "-" {
+        return read_stdin();
+    }
+    std::fs::read_to_string(path).map_err(|e| {
+        let message = format!("cannot read the text in '{}'", path.display());
+        Failure::new(Exit::Failed, message).caused_by(&e)
+    })
+}
+
+/// Reads all of standard input.
+///
+/// # Errors
+/// [`Exit::Failed`] where it cannot be read or is not UTF-8.
+pub(crate) fn read_stdin() -> Result<String, Failure> {
+    let mut text = String::new();
+    let read = std::io::stdin().lock().read_to_string(&mut text);
+    read.map_err(|e| {
+        Failure::new(Exit::Failed, "cannot read the text on standard input").caused_by(&e)
+    })?;
+    Ok(text)
+}
+
+/// The text with its escapes replaced, where `escape` says so.
+///
+/// # Errors
+/// [`Exit::Usage`] where `\xHH` makes something that is not text.
+pub(super) fn escaped(text: String, escape: bool) -> Result<String, Failure> {
+    if !escape {
+        return Ok(text);
+    }
+    parse::unescape(&text).ok_or_else(|| {
+        Failure::usage("the \\xHH in the text make bytes that are not UTF-8")
+            .help("--no-escape takes backslashes as they are")
+    })
+}

@@ -1,0 +1,124 @@
+//! How a command fails: one sentence, what caused it, what may help, and an exit code.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+/// Why the process ends. The numbers are part of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Nothing is wrong, there is only no one left to write to.
+    ClosedPipe,
+    /// The run failed.
+    Failed,
+    /// The command line cannot be meant.
+    Usage,
+    /// The model cannot be loaded.
+    BadModel,
+    /// There is not enough memory.
+    Memory,
+    /// A backend that was asked for is not there.
+    BackendMissing,
+    /// Ctrl-C.
+    Interrupted,
+}
+
+impl Exit {
+    /// The process exit code.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::ClosedPipe => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::BadModel => 3,
+            Self::Memory => 4,
+            Self::BackendMissing => 5,
+            Self::Interrupted => 130,
+        }
+    }
+}
+
+/// What a command hands up instead of a result. An empty message is not printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// The exit code's name.
+    pub(crate) exit: Exit,
+    /// The `error:` line.
+    pub(crate) message: String,
+    /// The `caused by:` lines, nearest first.
+    pub(crate) causes: Vec<String>,
+    /// The `help:` line.
+    pub(crate) help: Option<String>,
+}
+
+impl Failure {
+    /// A failure with only its sentence.
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { exit, message, causes: Vec::new(), help: None }
+    }
+
+    /// A command line that cannot be meant.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    /// Ctrl-C: everything that could be said has been said.
+    pub(crate) fn interrupted() -> Self {
+        Self::new(Exit::Interrupted, "")
+    }
+
+    /// Writing to standard output failed. A reader that went away (`| head`) is no error.
+    pub(crate) fn stdout(error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            Self::new(Exit::ClosedPipe, "")
+        } else {
+            Self::new(Exit::Failed, "cannot write to standard output").caused_by(error)
+        }
+    }
+
+    /// Adds an error and everything below it as `caused by:` lines.
+    pub(crate) fn caused_by(mut self, error: &dyn Error) -> Self {
+        let mut next = Some(error);
+        while let Some(error) = next {
+            self.causes.push(error.to_string());
+            next = error.source();
+        }
+        self
+    }
+
+    /// Adds the `help:` line.
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_follow_the_chain() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer")]
+        struct Outer(#[source] io::Error);
+        let outer = Outer(io::Error::other("inner"));
+        let failure = Failure::new(Exit::Failed, "it").caused_by(&outer);
+        assert_eq!(failure.causes, ["outer", "inner"]);
+    }
+
+    #[test]
+    fn a_closed_pipe_is_quiet_and_fine() {
+        let failure = Failure::stdout(&io::ErrorKind::BrokenPipe.into());
+        assert_eq!((failure.exit.code(), failure.message.as_str()), (0, ""));
+        let full = Failure::stdout(&io::ErrorKind::StorageFull.into());
+        assert_eq!(full.exit.code(), 1);
+    }
+}

@@ -1,0 +1,52 @@
+//! Ctrl-C: the first asks the run to stop, the second ends the process.
+
+use super::failure::{Exit, Failure};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set by the first Ctrl-C. Clones see the same flag.
+#[derive(Clone, Debug)]
+pub(crate) struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Takes over Ctrl-C for the rest of the process.
+    ///
+    /// # Errors
+    /// Where the system refuses a handler.
+    pub(crate) fn install() -> Result<Self, Failure> {
+        let flag = Arc::new(AtomicBool::new(false));
+        let failed =
+            |e: std::io::Error| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e);
+        // In this order: the exit is armed by the flag that the second handler sets.
+        let code = i32::from(Exit::Interrupted.code());
+        flag::register_conditional_shutdown(SIGINT, code, Arc::clone(&flag)).map_err(failed)?;
+        flag::register(SIGINT, Arc::clone(&flag)).map_err(failed)?;
+        Ok(Self(flag))
+    }
+
+    /// Whether Ctrl-C was pressed.
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The flag itself, for an engine that polls it inside a step.
+    pub(crate) fn flag(&self) -> &Arc<AtomicBool> {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_press_sets_the_flag_and_no_more() {
+        let interrupt = Interrupt::install().unwrap();
+        let seen_elsewhere = interrupt.clone();
+        assert!(!interrupt.is_set());
+        signal_hook::low_level::raise(SIGINT).unwrap();
+        assert!(seen_elsewhere.is_set() && interrupt.flag().load(Ordering::Relaxed));
+    }
+}

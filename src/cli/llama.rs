@@ -1,0 +1,231 @@
+//! Flags of llama.cpp (and of PowerInfer) that are no arguments here, and what becomes of each.
+//!
+//! People paste command lines. Three things may happen to a flag that stands for nothing here: it
+//! changes nothing in the text and is accepted without a word; it is about where things are placed,
+//! and one line says what that means here; or it would change the text, and then it is refused,
+//! because a text that quietly is another one is worse than none. The list is
+//! [`super::llama_flags`].
+
+use super::failure::Failure;
+use super::llama_flags::KNOWN;
+use super::terminal::Terminal;
+use std::ffi::OsStr;
+use std::ops::RangeInclusive;
+
+/// What follows a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// Nothing.
+    Nothing,
+    /// The next word, whatever it is.
+    One,
+    /// The next two words.
+    Two,
+    /// The next word if it is on, off, auto or the like.
+    Maybe,
+}
+
+/// What happens to a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Accepted: it changes nothing here.
+    Silent,
+    /// Accepted, with this sentence.
+    Hint(&'static str),
+    /// Refused, with this sentence.
+    Refused(&'static str),
+}
+
+/// A value with which a flag asks for nothing, so that it is accepted without a word.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Neutral {
+    /// There is none.
+    Never,
+    /// A number in this range.
+    Number(RangeInclusive<f32>),
+    /// One of these words.
+    Word(&'static [&'static str]),
+}
+
+/// One flag, under all its names.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Known {
+    pub(super) names: &'static [&'static str],
+    pub(super) takes: Takes,
+    pub(super) verdict: Verdict,
+    pub(super) neutral: Neutral,
+    /// What follows `THERMOCLINE_ARG_` in the environment, where llama.cpp has a variable.
+    pub(super) env: Option<&'static str>,
+}
+
+/// A known flag on this command line.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Seen {
+    pub(super) known: &'static Known,
+    /// The name it was given by.
+    pub(super) flag: String,
+    pub(super) value: Option<String>,
+}
+
+/// Whether llama.cpp's flags are looked for on this command's line.
+pub(super) fn applies_to(command: &OsStr) -> bool {
+    ["run", "bench", "perplexity"].iter().any(|c| command == *c)
+}
+
+/// The flag of this name.
+pub(super) fn find(flag: &str) -> Option<&'static Known> {
+    KNOWN.iter().find(|k| k.names.contains(&flag))
+}
+
+/// Adds the flags that the environment sets and the command line does not.
+pub(super) fn from_environment(seen: &mut Vec<Seen>, env: impl Fn(&str) -> Option<String>) {
+    for known in &KNOWN {
+        let Some(name) = known.env.map(|e| format!("THERMOCLINE_ARG_{e}")) else {
+            continue;
+        };
+        if seen.iter().any(|s| s.known == known) {
+            continue;
+        }
+        let Some(value) = env(&name).filter(|v| !v.is_empty()) else {
+            continue;
+        };
+        let off = ["0", "off", "false"].contains(&value.as_str());
+        if known.takes == Takes::Nothing && off {
+            continue;
+        }
+        seen.push(Seen { known, flag: name, value: Some(value) });
+    }
+}
+
+/// Refuses what must be refused and explains what is accepted, one line for each explanation.
+///
+/// # Errors
+/// The first flag that would change the text.
+pub(super) fn judge(seen: &[Seen], terminal: &Terminal) -> Result<(), Failure> {
+    let mut hints: Vec<(&str, Vec<String>)> = Vec::new();
+    for flag in seen.iter().filter(|s| !s.is_neutral()) {
+        match flag.known.verdict {
+            Verdict::Silent => {}
+            Verdict::Refused(why) => {
+                return Err(Failure::usage(format!("{}: {why}", flag.shown())));
+            }
+            Verdict::Hint(means) => match hints.iter_mut().find(|(m, _)| *m == means) {
+                Some((_, flags)) => flags.push(flag.shown()),
+                None => hints.push((means, vec![flag.shown()])),
+            },
+        }
+    }
+    for (means, flags) in hints {
+        terminal.note(&format!("{}: {means}", flags.join(", ")));
+    }
+    Ok(())
+}
+
+impl Seen {
+    fn is_neutral(&self) -> bool {
+        let value = self.value.as_deref().unwrap_or_default();
+        match &self.known.neutral {
+            Neutral::Never => false,
+            Neutral::Number(range) => value.parse().is_ok_and(|v: f32| range.contains(&v)),
+            Neutral::Word(words) => words.contains(&value),
+        }
+    }
+
+    fn shown(&self) -> String {
+        match &self.value {
+            Some(value) if self.flag.starts_with('-') => format!("{} {value}", self.flag),
+            Some(value) => format!("{}={value}", self.flag),
+            None => self.flag.clone(),
+        }
+    }
+}
+
+/// The section of `--help` about these flags.
+pub(super) fn help() -> String {
+    let names = |wanted: fn(&Verdict) -> bool| {
+        let known = KNOWN.iter().filter(|k| wanted(&k.verdict));
+        wrap(known.flat_map(|k| k.names.iter().copied()))
+    };
+    format!(
+        "llama.cpp's other flags\n\
+         \n  Accepted with a note, as they say where things go and not what comes out:\n{}\
+         \n  Accepted, as they change nothing here:\n{}\
+         \n  Refused unless set to the value that asks for nothing, as the text would be another one:\n{}\
+         \nSwitches have the forms --NAME, --no-NAME and --NAME=on|off. \
+         Each argument can be set in the environment by the name shown.",
+        names(|v| matches!(v, Verdict::Hint(_))),
+        names(|v| matches!(v, Verdict::Silent)),
+        names(|v| matches!(v, Verdict::Refused(_))),
+    )
+}
+
+/// Words in lines of at most 96 columns, indented.
+fn wrap<'a>(words: impl Iterator<Item = &'a str>) -> String {
+    let mut text = String::new();
+    let mut line = String::from("   ");
+    for word in words {
+        if line.len() + 1 + word.len() > 96 {
+            text.push_str(&line);
+            text.push('\n');
+            line = String::from("   ");
+        }
+        line.push(' ');
+        line.push_str(word);
+    }
+    text + &line + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::ColorWhen;
+    use super::*;
+
+    fn seen(flag: &str, value: Option<&str>) -> Seen {
+        Seen { known: find(flag).unwrap(), flag: flag.into(), value: value.map(Into::into) }
+    }
+
+    fn verdict(flag: &str, value: Option<&str>) -> Result<(), Failure> {
+        let terminal = Terminal::new(ColorWhen::Off, true, 0);
+        judge(&[seen(flag, value)], &terminal)
+    }
+
+    #[test]
+    fn no_name_stands_twice() {
+        let mut names: Vec<_> = KNOWN.iter().flat_map(|k| k.names).collect();
+        names.sort_unstable();
+        for pair in names.windows(2) {
+            assert_ne!(pair[0], pair[1]);
+        }
+    }
+
+    #[test]
+    fn refused_by_one_sentence_unless_neutral() {
+        let failure = verdict("--mirostat", Some("2")).unwrap_err();
+        assert_eq!(failure.exit.code(), 2);
+        assert!(failure.message.starts_with("--mirostat 2: "));
+        assert_eq!(verdict("--mirostat", Some("0")), Ok(()));
+        assert!(verdict("--typical", Some("0.9")).is_err());
+        assert_eq!(verdict("--typical", Some("1.0")), Ok(()));
+        assert!(verdict("--dry-multiplier", Some("x")).is_err());
+        assert!(verdict("--lora", Some("a.gguf")).is_err());
+        assert_eq!(verdict("-ngl", Some("99")), Ok(()));
+        assert_eq!(verdict("--no-warmup", None), Ok(()));
+    }
+
+    #[test]
+    fn the_environment_counts_where_the_line_is_silent() {
+        let env = |name: &str| match name {
+            "THERMOCLINE_ARG_N_GPU_LAYERS" => Some("7".to_owned()),
+            "THERMOCLINE_ARG_CPU_MOE" => Some("0".to_owned()),
+            "THERMOCLINE_ARG_LORA" => Some(String::new()),
+            _ => None,
+        };
+        let mut flags = Vec::new();
+        from_environment(&mut flags, env);
+        assert_eq!(flags.len(), 1);
+        assert_eq!(flags[0].shown(), "THERMOCLINE_ARG_N_GPU_LAYERS=7");
+        let mut flags = vec![seen("--gpu-layers", Some("3"))];
+        from_environment(&mut flags, env);
+        assert_eq!(flags.len(), 1);
+    }
+}

@@ -1,0 +1,187 @@
+//! The list for [`super::llama`]: a list of equals, one flag a line.
+
+use super::llama::Neutral::{Never, Number, Word};
+use super::llama::Takes::{Maybe, Nothing, One, Two};
+use super::llama::Verdict::{Hint, Refused, Silent};
+use super::llama::{Known, Neutral, Takes, Verdict};
+
+pub(super) const NO_GPU: &str = "this build has no GPU backend, so everything runs on the CPU";
+const NO_EXPERTS: &str = "everything runs on the CPU already, experts too";
+const NO_PINNING: &str = "threads are not bound to chosen CPUs or given a priority here";
+const NO_DRAFT: &str = "there is no speculative decoding here; the text is the same without it";
+const PAGE_CACHE: &str = "the file is mapped; see --mlock and --no-mmap for other ways to hold it";
+const NO_DOWNLOAD: &str = "models are not downloaded: fetch the GGUF file and name it with -m";
+const RAW_TEXT: &str = "there is no chat yet: a prompt is continued as raw text";
+const NO_ADAPTER: &str = "adapters are not built yet, and without one the text would be another";
+const NO_SAMPLER: &str = "this sampler is not built yet, and without it the text would be another";
+const NO_GRAMMAR: &str = "constrained output is not built yet, and without it any text may come";
+const NO_ROPE: &str = "the position encoding is taken from the file and cannot be overridden yet";
+const NO_CACHE: &str = "saved prompt states are not built yet";
+const NO_OVERRIDE: &str = "metadata cannot be overridden yet";
+const NO_TASK: &str = "only perplexity and divergence are measured";
+const OFF: Neutral = Number(0.0..=0.0);
+const AT_MOST_0: Neutral = Number(f32::MIN..=0.0);
+const ONE: Neutral = Number(1.0..=1.0);
+const AT_LEAST_1: Neutral = Number(1.0..=f32::MAX);
+
+const fn flag(names: &'static [&'static str], takes: Takes, verdict: Verdict) -> Known {
+    Known { names, takes, verdict, neutral: Never, env: None }
+}
+
+impl Known {
+    const fn env(self, name: &'static str) -> Self {
+        Self { env: Some(name), ..self }
+    }
+
+    const fn unless(self, neutral: Neutral) -> Self {
+        Self { neutral, ..self }
+    }
+}
+
+#[rustfmt::skip]
+pub(super) static KNOWN: [Known; 141] = [
+    // Where things are placed.
+    flag(&["-ngl", "--gpu-layers", "--n-gpu-layers"], One, Hint(NO_GPU)).unless(Word(&["0"])).env("N_GPU_LAYERS"),
+    flag(&["-sm", "--split-mode"], One, Hint(NO_GPU)).unless(Word(&["none"])).env("SPLIT_MODE"),
+    flag(&["-ts", "--tensor-split"], One, Hint(NO_GPU)).env("TENSOR_SPLIT"),
+    flag(&["-mg", "--main-gpu"], One, Hint(NO_GPU)).env("MAIN_GPU"),
+    flag(&["-ot", "--override-tensor"], One, Hint(NO_GPU)).env("OVERRIDE_TENSOR"),
+    flag(&["-fit", "--fit"], Maybe, Hint(NO_GPU)).unless(Word(&["off", "0", "false"])).env("FIT"),
+    flag(&["-fitt", "--fit-target"], One, Hint(NO_GPU)).env("FIT_TARGET"),
+    flag(&["-fitc", "--fit-ctx"], One, Hint(NO_GPU)).env("FIT_CTX"),
+    flag(&["-nkvo", "--no-kv-offload"], Maybe, Hint(NO_GPU)).unless(Word(&["0", "off", "false"])),
+    flag(&["-nopo", "--no-op-offload"], Maybe, Silent),
+    flag(&["-kvo", "--kv-offload"], Maybe, Silent).env("KV_OFFLOAD"),
+    flag(&["--op-offload"], Maybe, Silent),
+    flag(&["-rpc", "--rpc"], One, Hint(NO_GPU)).env("RPC"),
+    flag(&["--reset-gpu-index"], Nothing, Hint(NO_GPU)),
+    flag(&["--disable-gpu-index"], Nothing, Hint(NO_GPU)),
+    flag(&["-cmoe", "--cpu-moe"], Nothing, Hint(NO_EXPERTS)).env("CPU_MOE"),
+    flag(&["-ncmoe", "--n-cpu-moe"], One, Hint(NO_EXPERTS)).unless(OFF).env("N_CPU_MOE"),
+    flag(&["--numa"], One, Hint("memory is not placed by NUMA node yet")).env("NUMA"),
+    flag(&["-C", "--cpu-mask"], One, Hint(NO_PINNING)),
+    flag(&["-Cr", "--cpu-range"], One, Hint(NO_PINNING)),
+    flag(&["-Cb", "--cpu-mask-batch"], One, Hint(NO_PINNING)),
+    flag(&["-Crb", "--cpu-range-batch"], One, Hint(NO_PINNING)),
+    flag(&["--cpu-strict"], One, Hint(NO_PINNING)).unless(OFF),
+    flag(&["--cpu-strict-batch"], One, Hint(NO_PINNING)).unless(OFF),
+    flag(&["--prio"], One, Hint(NO_PINNING)).unless(OFF),
+    flag(&["--prio-batch"], One, Hint(NO_PINNING)).unless(OFF),
+    flag(&["--poll"], One, Silent),
+    flag(&["--poll-batch"], One, Silent),
+    flag(&["-lm", "--load-mode"], One, Hint(PAGE_CACHE)).unless(Word(&["auto", "mmap"])).env("LOAD_MODE"),
+    flag(&["-dio", "--direct-io"], Maybe, Hint(PAGE_CACHE)).env("DIO"),
+    flag(&["-ndio", "--no-direct-io"], Nothing, Silent),
+    flag(&["--check-tensors"], Nothing, Hint("tensor values are not checked before use")),
+    flag(&["-md", "--model-draft"], One, Hint(NO_DRAFT)).env("MODEL_DRAFT"),
+    flag(&["--draft", "--draft-n", "--draft-max"], One, Hint(NO_DRAFT)).env("DRAFT_MAX"),
+    flag(&["--draft-min", "--draft-n-min"], One, Hint(NO_DRAFT)).env("DRAFT_MIN"),
+    flag(&["--draft-p-min"], One, Hint(NO_DRAFT)).env("DRAFT_P_MIN"),
+    flag(&["-cd", "--ctx-size-draft"], One, Hint(NO_DRAFT)).env("CTX_SIZE_DRAFT"),
+    flag(&["-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"], One, Hint(NO_DRAFT)).env("N_GPU_LAYERS_DRAFT"),
+    flag(&["-devd", "--device-draft"], One, Hint(NO_DRAFT)),
+    flag(&["-ctkd", "--cache-type-k-draft"], One, Hint(NO_DRAFT)).env("CACHE_TYPE_K_DRAFT"),
+    flag(&["-ctvd", "--cache-type-v-draft"], One, Hint(NO_DRAFT)).env("CACHE_TYPE_V_DRAFT"),
+    flag(&["-hfd", "-hfrd", "--hf-repo-draft"], One, Hint(NO_DRAFT)).env("HFD_REPO"),
+    // What changes nothing here.
+    flag(&["-fa", "--flash-attn"], Maybe, Silent).env("FLASH_ATTN"),
+    flag(&["--warmup"], Maybe, Silent).env("WARMUP"),
+    flag(&["--no-warmup"], Nothing, Silent),
+    flag(&["--simple-io"], Nothing, Silent),
+    flag(&["-no-cnv", "--no-conversation"], Nothing, Silent),
+    flag(&["-st", "--single-turn"], Nothing, Silent),
+    flag(&["--jinja"], Nothing, Silent).env("JINJA"),
+    flag(&["--no-jinja"], Nothing, Silent),
+    flag(&["-mli", "--multiline-input"], Nothing, Silent),
+    flag(&["--in-prefix-bos"], Nothing, Silent),
+    flag(&["-np", "--parallel"], One, Silent).env("N_PARALLEL"),
+    flag(&["-cb", "--cont-batching"], Nothing, Silent).env("CONT_BATCHING"),
+    flag(&["-nocb", "--no-cont-batching"], Nothing, Silent),
+    flag(&["--swa-full"], Nothing, Silent).env("SWA_FULL"),
+    flag(&["-dt", "--defrag-thold"], One, Silent).env("DEFRAG_THOLD"),
+    flag(&["--repack"], Maybe, Silent).env("REPACK"),
+    flag(&["-nr", "--no-repack"], Nothing, Silent),
+    flag(&["--no-host"], Maybe, Silent).env("NO_HOST"),
+    flag(&["-bs", "--backend-sampling"], Nothing, Silent).env("BACKEND_SAMPLING"),
+    flag(&["-ptc", "--print-token-count"], One, Silent),
+    flag(&["--offline"], Nothing, Silent).env("OFFLINE"),
+    flag(&["-lv", "--verbosity", "--log-verbosity"], One, Silent),
+    flag(&["--log-verbose"], Nothing, Silent),
+    flag(&["--log-file"], One, Hint("no log file is written: redirect standard error")),
+    flag(&["--log-colors"], Maybe, Silent),
+    flag(&["--log-prefix"], Nothing, Silent),
+    flag(&["--log-timestamps"], Nothing, Silent),
+    flag(&["-gaw", "--grp-attn-w"], One, Silent).env("GRP_ATTN_W"),
+    flag(&["-hft", "--hf-token"], One, Silent),
+    flag(&["-a", "--alias"], One, Silent).env("ALIAS"),
+    flag(&["--ppl-output-type"], One, Silent),
+    // What would make another text.
+    flag(&["-mu", "--model-url"], One, Refused(NO_DOWNLOAD)).env("MODEL_URL"),
+    flag(&["-hf", "-hfr", "--hf-repo"], One, Refused(NO_DOWNLOAD)).env("HF_REPO"),
+    flag(&["-hff", "--hf-file"], One, Refused(NO_DOWNLOAD)).env("HF_FILE"),
+    flag(&["-dr", "--docker-repo"], One, Refused(NO_DOWNLOAD)).env("DOCKER_REPO"),
+    flag(&["-cl", "--cache-list"], Nothing, Refused(NO_DOWNLOAD)),
+    flag(&["-cnv", "--conversation"], Nothing, Refused(RAW_TEXT)),
+    flag(&["-i", "--interactive"], Nothing, Refused(RAW_TEXT)),
+    flag(&["-if", "--interactive-first"], Nothing, Refused(RAW_TEXT)),
+    flag(&["--instruct", "-ins"], Nothing, Refused(RAW_TEXT)),
+    flag(&["-sys", "--system-prompt"], One, Refused(RAW_TEXT)),
+    flag(&["-sysf", "--system-prompt-file"], One, Refused(RAW_TEXT)),
+    flag(&["--in-prefix"], One, Refused(RAW_TEXT)).unless(Word(&[""])),
+    flag(&["--in-suffix"], One, Refused(RAW_TEXT)).unless(Word(&[""])),
+    flag(&["--chat-template"], One, Refused(RAW_TEXT)).env("CHAT_TEMPLATE"),
+    flag(&["--chat-template-file"], One, Refused(RAW_TEXT)).env("CHAT_TEMPLATE_FILE"),
+    flag(&["--chat-template-kwargs"], One, Refused(RAW_TEXT)).env("CHAT_TEMPLATE_KWARGS"),
+    flag(&["--reasoning-format"], One, Refused(RAW_TEXT)).env("THINK"),
+    flag(&["-rea", "--reasoning"], Maybe, Refused(RAW_TEXT)).env("REASONING"),
+    flag(&["--reasoning-budget"], One, Refused(RAW_TEXT)).env("THINK_BUDGET"),
+    flag(&["-mm", "--mmproj"], One, Refused("only text goes in: images and sound are not read")).env("MMPROJ"),
+    flag(&["--image", "--audio"], One, Refused("only text goes in: images and sound are not read")),
+    flag(&["--lora"], One, Refused(NO_ADAPTER)).env("LORA"),
+    flag(&["--lora-scaled"], One, Refused(NO_ADAPTER)),
+    flag(&["--control-vector"], One, Refused(NO_ADAPTER)),
+    flag(&["--control-vector-scaled"], One, Refused(NO_ADAPTER)),
+    flag(&["--control-vector-layer-range"], Two, Refused(NO_ADAPTER)),
+    flag(&["--grammar"], One, Refused(NO_GRAMMAR)).unless(Word(&[""])),
+    flag(&["--grammar-file"], One, Refused(NO_GRAMMAR)),
+    flag(&["-j", "--json-schema"], One, Refused(NO_GRAMMAR)),
+    flag(&["-jf", "--json-schema-file"], One, Refused(NO_GRAMMAR)),
+    flag(&["--mirostat"], One, Refused(NO_SAMPLER)).unless(OFF),
+    flag(&["--mirostat-lr"], One, Silent),
+    flag(&["--mirostat-ent"], One, Silent),
+    flag(&["--typical", "--typical-p"], One, Refused(NO_SAMPLER)).unless(AT_LEAST_1),
+    flag(&["--top-nsigma", "--top-n-sigma"], One, Refused(NO_SAMPLER)).unless(AT_MOST_0),
+    flag(&["--xtc-probability"], One, Refused(NO_SAMPLER)).unless(AT_MOST_0),
+    flag(&["--xtc-threshold"], One, Silent),
+    flag(&["--dynatemp-range"], One, Refused(NO_SAMPLER)).unless(AT_MOST_0),
+    flag(&["--dynatemp-exp"], One, Silent),
+    flag(&["--dry-multiplier"], One, Refused(NO_SAMPLER)).unless(OFF),
+    flag(&["--dry-base"], One, Silent),
+    flag(&["--dry-allowed-length"], One, Silent),
+    flag(&["--dry-penalty-last-n"], One, Silent),
+    flag(&["--dry-sequence-breaker"], One, Silent),
+    flag(&["--adaptive-target"], One, Refused(NO_SAMPLER)).unless(Number(f32::MIN..=-f32::MIN_POSITIVE)),
+    flag(&["--adaptive-decay"], One, Silent),
+    flag(&["--tfs"], One, Refused(NO_SAMPLER)).unless(AT_LEAST_1),
+    flag(&["--cfg-scale"], One, Refused(NO_SAMPLER)).unless(ONE),
+    flag(&["--cfg-negative-prompt"], One, Silent),
+    flag(&["--rope-scaling"], One, Refused(NO_ROPE)).env("ROPE_SCALING_TYPE"),
+    flag(&["--rope-scale"], One, Refused(NO_ROPE)).env("ROPE_SCALE"),
+    flag(&["--rope-freq-base"], One, Refused(NO_ROPE)).unless(OFF).env("ROPE_FREQ_BASE"),
+    flag(&["--rope-freq-scale"], One, Refused(NO_ROPE)).unless(OFF).env("ROPE_FREQ_SCALE"),
+    flag(&["--yarn-orig-ctx"], One, Refused(NO_ROPE)).unless(OFF).env("YARN_ORIG_CTX"),
+    flag(&["--yarn-ext-factor"], One, Refused(NO_ROPE)).unless(Number(-1.0..=-1.0)).env("YARN_EXT_FACTOR"),
+    flag(&["--yarn-attn-factor"], One, Refused(NO_ROPE)).unless(Number(-1.0..=-1.0)).env("YARN_ATTN_FACTOR"),
+    flag(&["--yarn-beta-slow"], One, Refused(NO_ROPE)).unless(Number(-1.0..=-1.0)).env("YARN_BETA_SLOW"),
+    flag(&["--yarn-beta-fast"], One, Refused(NO_ROPE)).unless(Number(-1.0..=-1.0)).env("YARN_BETA_FAST"),
+    flag(&["-gan", "--grp-attn-n"], One, Refused("self-extended attention is not built")).unless(ONE).env("GRP_ATTN_N"),
+    flag(&["--memory-f32"], Nothing, Refused("the new names for this are -ctk f32 -ctv f32")),
+    flag(&["--override-kv"], One, Refused(NO_OVERRIDE)),
+    flag(&["--prompt-cache"], One, Refused(NO_CACHE)),
+    flag(&["--prompt-cache-all"], Nothing, Silent),
+    flag(&["--prompt-cache-ro"], Nothing, Silent),
+    flag(&["--completion-bash"], Nothing, Refused("the command for this is `thermocline completions bash`")),
+    flag(&["-embd", "--embedding", "--embeddings"], Maybe, Refused("embeddings are not built yet")).unless(Word(&["0"])),
+    flag(&["--ppl-stride"], One, Refused("strided perplexity is not built; without it chunks follow each other")).unless(OFF),
+    flag(&["--hellaswag", "--winogrande", "--multiple-choice"], Nothing, Refused(NO_TASK)),
+];

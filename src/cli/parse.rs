@@ -1,0 +1,210 @@
+//! Values that clap has no parser for: memory budgets, ranges of llama-bench, logit biases,
+//! escapes.
+
+/// How much device memory may be used.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Budget {
+    /// What is free, less a margin.
+    Auto,
+    /// So many bytes.
+    Bytes(u64),
+    /// A share of the device's memory, in `0..=1`.
+    Share(f32),
+}
+
+/// Reads PowerInfer's GiB number (`7.5`; `-1` is automatic), `8GiB`, `8192MiB` or `80%`.
+pub(crate) fn budget(text: &str) -> Result<Budget, String> {
+    let text = text.trim();
+    let at = text.find(|c: char| c != '.' && c != '-' && !c.is_ascii_digit());
+    let (number, unit) = text.split_at(at.unwrap_or(text.len()));
+    let wrong =
+        || format!("'{text}' is no amount of memory: write 8GiB, 8192MiB, 80% or GiB as a number");
+    let value: f64 = number.parse().map_err(|_| wrong())?;
+    let unit = unit.trim().to_ascii_lowercase();
+    if unit.is_empty() && value == -1.0 {
+        return Ok(Budget::Auto);
+    }
+    if value < 0.0 {
+        return Err(wrong());
+    }
+    let scale: f64 = match unit.as_str() {
+        "%" if value <= 100.0 => {
+            #[allow(clippy::cast_possible_truncation)] // a percentage needs no more digits
+            return Ok(Budget::Share((value / 100.0) as f32));
+        }
+        "" | "gib" | "g" => 1024f64.powi(3),
+        "b" => 1.0,
+        "kib" | "k" => 1024.0,
+        "mib" | "m" => 1024f64.powi(2),
+        "tib" | "t" => 1024f64.powi(4),
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return Err(wrong()),
+    };
+    let bytes = value * scale;
+    if bytes >= 2f64.powi(63) {
+        return Err(wrong());
+    }
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // both were just excluded
+    Ok(Budget::Bytes(bytes as u64))
+}
+
+/// More values than this from one flag are a slip of the hand.
+const LONGEST_LIST: usize = 10_000;
+
+/// Reads llama-bench's lists: `4,8`, `1-8`, `1-9+2`, `1-8*2`, in any mixture.
+pub(crate) fn list(text: &str) -> Result<Vec<u32>, String> {
+    let mut values = Vec::new();
+    for item in text.split(',') {
+        range(item.trim(), &mut values).map_err(|why| format!("'{item}': {why}"))?;
+    }
+    Ok(values)
+}
+
+fn range(text: &str, values: &mut Vec<u32>) -> Result<(), String> {
+    let number = |s: &str| s.parse::<u32>().map_err(|_| format!("'{s}' is no count"));
+    let Some((first, rest)) = text.split_once('-') else {
+        values.push(number(text)?);
+        return Ok(());
+    };
+    let (last, step, times) = match (rest.split_once('+'), rest.split_once('*')) {
+        (Some((last, step)), _) => (last, number(step)?, 1),
+        (None, Some((last, times))) => (last, 0, number(times)?),
+        (None, None) => (rest, 1, 1),
+    };
+    let (first, last) = (number(first)?, number(last)?);
+    if first > last {
+        return Err("the range runs backwards".into());
+    }
+    let moves = if step > 0 { times == 1 } else { times > 1 && first > 0 };
+    if !moves {
+        return Err("the range never reaches its end".into());
+    }
+    let mut value = first;
+    while value <= last {
+        if values.len() == LONGEST_LIST {
+            return Err(format!("more than {LONGEST_LIST} values"));
+        }
+        values.push(value);
+        let Some(next) = value.checked_mul(times).and_then(|v| v.checked_add(step)) else {
+            break;
+        };
+        value = next;
+    }
+    Ok(())
+}
+
+/// Reads `P,G`: prompt tokens and generated tokens of one test.
+pub(crate) fn pair(text: &str) -> Result<(u32, u32), String> {
+    let wrong = || format!("'{text}' is not PROMPT,GENERATED");
+    let (p, g) = text.split_once(',').ok_or_else(wrong)?;
+    let number = |s: &str| s.trim().parse().map_err(|_| wrong());
+    Ok((number(p)?, number(g)?))
+}
+
+/// Reads `15043+1` or `15043-2.5` or `2-inf`: a token id and what is added to its logit.
+pub(crate) fn logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let wrong = || format!("'{text}' is not TOKEN_ID(+/-)BIAS, such as 15043+1 or 2-inf");
+    let at = text.find(['+', '-']).ok_or_else(wrong)?;
+    let id = text[..at].parse().map_err(|_| wrong())?;
+    let bias: f32 = text[at..].parse().map_err(|_| wrong())?;
+    match bias.is_nan() || bias == f32::INFINITY {
+        true => Err(wrong()),
+        false => Ok((id, bias)),
+    }
+}
+
+/// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `None` where `\xHH` spoils the
+/// UTF-8.
+///
+/// Source: llama.cpp's rule for `-e`.
+pub(crate) fn unescape(text: &str) -> Option<String> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [byte, tail @ ..] = rest {
+        rest = tail;
+        let (value, used) = match (byte, tail) {
+            (b'\\', [b'n', ..]) => (b'\n', 1),
+            (b'\\', [b'r', ..]) => (b'\r', 1),
+            (b'\\', [b't', ..]) => (b'\t', 1),
+            (b'\\', [c @ (b'\'' | b'"' | b'\\'), ..]) => (*c, 1),
+            (b'\\', [b'x', high, low, ..]) => match (hex(*high), hex(*low)) {
+                (Some(high), Some(low)) => (high << 4 | low, 3),
+                _ => (b'\\', 0),
+            },
+            _ => (*byte, 0),
+        };
+        out.push(value);
+        rest = &rest[used..];
+    }
+    String::from_utf8(out).ok()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    let value = char::from(digit).to_digit(16)?;
+    u8::try_from(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn budgets() {
+        assert_eq!(budget("8GiB"), Ok(Budget::Bytes(8 << 30)));
+        assert_eq!(budget("8192MiB"), Ok(Budget::Bytes(8 << 30)));
+        assert_eq!(budget("8"), Ok(Budget::Bytes(8 << 30)));
+        assert_eq!(budget("0.5"), Ok(Budget::Bytes(1 << 29)));
+        assert_eq!(budget("2 gb"), Ok(Budget::Bytes(2_000_000_000)));
+        assert_eq!(budget("80%"), Ok(Budget::Share(0.8)));
+        assert_eq!(budget("-1"), Ok(Budget::Auto));
+        for wrong in
+            ["", "GiB", "-2", "101%", "8 apples", "1e9", "99999999999GiB", "-1GiB", "1.2.3"]
+        {
+            assert!(budget(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lists() {
+        assert_eq!(list("4,8").unwrap(), [4, 8]);
+        assert_eq!(list("1-4").unwrap(), [1, 2, 3, 4]);
+        assert_eq!(list("1-8+3").unwrap(), [1, 4, 7]);
+        assert_eq!(list("1-8*2,16").unwrap(), [1, 2, 4, 8, 16]);
+        assert_eq!(list("0").unwrap(), [0]);
+        assert_eq!(list("4294967295-4294967295").unwrap(), [u32::MAX]);
+        for wrong in
+            ["", "a", "8-1", "0-8*2", "1-8*1", "1-8+0", "1-8*0", "0-4000000000", "1,", "-1"]
+        {
+            assert!(list(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn biases() {
+        assert_eq!(logit_bias("15043+1"), Ok((15043, 1.0)));
+        assert_eq!(logit_bias("7-0.5"), Ok((7, -0.5)));
+        assert_eq!(logit_bias("2-inf"), Ok((2, f32::NEG_INFINITY)));
+        for wrong in ["", "5", "+1", "5+", "5+nan", "5+inf", "x+1", "99999999999+1"] {
+            assert!(logit_bias(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn escapes() {
+        assert_eq!(unescape(r"a\nb\t\\n\'\q\").unwrap(), "a\nb\t\\n'\\q\\");
+        assert_eq!(unescape(r"\x41\x4\xzz").unwrap(), r"A\x4\xzz");
+        assert_eq!(unescape(r"\xc3\xa9").unwrap(), "é");
+        assert_eq!(unescape(r"\xff"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_typed_panics(text in "[-+*,.%0-9a-zA-Z\\\\é]{0,12}") {
+            let _ = (budget(&text), list(&text), pair(&text), logit_bias(&text), unescape(&text));
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What goes to the terminal beside the result: notes, failures, colour.
+
+use super::args::ColorWhen;
+use super::failure::Failure;
+use anstream::AutoStream;
+use anstyle::{AnsiColor, Style};
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+
+const ERROR: Style = AnsiColor::Red.on_default().bold();
+const NOTE: Style = AnsiColor::Cyan.on_default().bold();
+const HELP: Style = AnsiColor::Green.on_default().bold();
+/// How an echoed prompt looks where colour is on.
+pub(crate) const PROMPT: Style = AnsiColor::Yellow.on_default();
+
+/// Who hears what. Standard output belongs to the result; all else goes to standard error, through
+/// here.
+#[derive(Clone, Debug)]
+pub(crate) struct Terminal {
+    color_stdout: bool,
+    color_stderr: bool,
+    quiet: bool,
+    /// How often `-v` was given.
+    pub(crate) verbose: u8,
+}
+
+impl Terminal {
+    /// Decides colour from `--color`, the environment and what the streams are.
+    pub(crate) fn new(when: ColorWhen, quiet: bool, verbose: u8) -> Self {
+        #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+        let env = |name: &str| std::env::var_os(name);
+        Self {
+            color_stdout: wants_color(when, io::stdout().is_terminal(), env),
+            color_stderr: wants_color(when, io::stderr().is_terminal(), env),
+            quiet,
+            verbose,
+        }
+    }
+
+    /// Whether the result may be coloured.
+    pub(crate) fn color_stdout(&self) -> bool {
+        self.color_stdout
+    }
+
+    /// One `note:` line on standard error; none with `--log-disable`.
+    pub(crate) fn note(&self, text: &str) {
+        if !self.quiet {
+            self.line(NOTE, "note", text);
+        }
+    }
+
+    /// A `note:` line that only `-v` shows.
+    pub(crate) fn detail(&self, text: &str) {
+        if self.verbose > 0 {
+            self.note(text);
+        }
+    }
+
+    /// The lines of a failure on standard error.
+    pub(crate) fn report(&self, failure: &Failure) {
+        if failure.message.is_empty() {
+            return;
+        }
+        self.line(ERROR, "error", &failure.message);
+        for cause in &failure.causes {
+            self.line(ERROR, "caused by", cause);
+        }
+        if let Some(help) = &failure.help {
+            self.line(HELP, "help", help);
+        }
+    }
+
+    fn line(&self, style: Style, label: &str, text: &str) {
+        let choice = match self.color_stderr {
+            true => anstream::ColorChoice::Always,
+            false => anstream::ColorChoice::Never,
+        };
+        let mut stderr = AutoStream::new(io::stderr(), choice);
+        // Nobody is left to tell when standard error itself is closed.
+        let _ = writeln!(stderr, "{style}{label}:{style:#} {text}");
+    }
+}
+
+/// The rules: `--color on|off` decides; else `NO_COLOR`, then `CLICOLOR_FORCE` and `FORCE_COLOR`,
+/// then `TERM=dumb`, then whether it is a terminal. A variable counts where it is not empty (and,
+/// to force, not `0`).
+fn wants_color(when: ColorWhen, is_terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
+    let set = |name| env(name).is_some_and(|v| !v.is_empty());
+    let forces = |name| set(name) && env(name).is_some_and(|v| v != "0");
+    match when {
+        ColorWhen::On => true,
+        ColorWhen::Off => false,
+        ColorWhen::Auto if set("NO_COLOR") => false,
+        ColorWhen::Auto if forces("CLICOLOR_FORCE") || forces("FORCE_COLOR") => true,
+        ColorWhen::Auto => is_terminal && env("TERM").is_none_or(|t| t != "dumb"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decide(when: ColorWhen, tty: bool, vars: &[(&str, &str)]) -> bool {
+        wants_color(when, tty, |name| {
+            let found = vars.iter().find(|(n, _)| *n == name);
+            found.map(|(_, v)| OsString::from(v))
+        })
+    }
+
+    #[test]
+    fn colour_rules() {
+        use ColorWhen::{Auto, Off, On};
+        assert!(decide(Auto, true, &[]));
+        assert!(!decide(Auto, false, &[]));
+        assert!(!decide(Auto, true, &[("NO_COLOR", "1")]));
+        assert!(decide(Auto, true, &[("NO_COLOR", "")]));
+        assert!(decide(Auto, false, &[("CLICOLOR_FORCE", "1")]));
+        assert!(!decide(Auto, false, &[("CLICOLOR_FORCE", "0")]));
+        assert!(!decide(Auto, true, &[("NO_COLOR", "1"), ("FORCE_COLOR", "1")]));
+        assert!(!decide(Auto, true, &[("TERM", "dumb")]));
+        assert!(decide(On, false, &[("NO_COLOR", "1")]));
+        assert!(!decide(Off, true, &[("FORCE_COLOR", "1")]));
+    }
+}

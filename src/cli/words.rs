@@ -1,0 +1,331 @@
+//! The words of the command line, made regular before clap sees them.
+//!
+//! llama.cpp's flags are not clap's: short names have several letters (`-ngl`), a flag takes the
+//! next word as its value whatever that looks like (`-p -ngl`, `-n -1`), every switch has a `--no-`
+//! form, and the command `run` has no name. So the words are walked once, with clap's own list of
+//! arguments as the table: each flag comes out as `--long` or `--long=value`, which leaves clap
+//! nothing to guess. Flags that only llama.cpp has are taken out on the way; [`super::llama`]
+//! judges them.
+
+use super::failure::Failure;
+use super::llama::{self, Known, Seen, Takes};
+use clap::{Arg, ArgAction, Command};
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+
+/// Multi-letter short names of arguments that exist here. The rest are in [`super::llama`].
+const MULTI_LETTER: [(&str, &str); 11] = [
+    ("-ub", "ubatch-size"),
+    ("-tb", "threads-batch"),
+    ("-ctk", "cache-type-k"),
+    ("-ctv", "cache-type-v"),
+    ("-mmp", "mmap"),
+    ("-dev", "device"),
+    ("-bf", "binary-file"),
+    ("-sp", "special"),
+    ("-co", "color"),
+    ("-pg", "pg"),
+    ("-oe", "output-err"),
+];
+
+/// Words that a switch takes as its value without `=`.
+const SWITCH_VALUES: [&str; 9] =
+    ["on", "off", "auto", "true", "false", "0", "1", "always", "never"];
+
+/// What the walk gives: words for clap, and flags for [`super::llama`].
+#[derive(Debug)]
+pub(super) struct Words {
+    pub(super) argv: Vec<OsString>,
+    pub(super) seen: Vec<Seen>,
+}
+
+/// Makes `words` (without the program's name) regular for `cli`.
+///
+/// # Errors
+/// A short word of several letters that nobody knows: clap would read `-xyz` as `-x yz`.
+pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Failure> {
+    let mut argv = vec![OsString::from(cli.get_name())];
+    let mut seen = Vec::new();
+    let words = match split_command(cli, words) {
+        Split::TopLevel(words) => {
+            argv.extend(words);
+            return Ok(Words { argv, seen });
+        }
+        Split::Command(command, words) => {
+            argv.push(command.into());
+            words
+        }
+    };
+    let name = argv[1].clone();
+    let command = cli.find_subcommand(&name);
+    let table = Table { commands: command.into_iter().collect(), llama: llama::applies_to(&name) };
+    let mut rest = VecDeque::from(words);
+    while let Some(word) = rest.pop_front() {
+        if word == "--" {
+            argv.push(word);
+            argv.extend(rest);
+            break;
+        }
+        match table.find(&word) {
+            Found::Plain => argv.push(word),
+            Found::Ours(long, takes, given) => {
+                let mut regular = OsString::from(format!("--{long}"));
+                if let Some(value) = given.or_else(|| takes.take(&mut rest)) {
+                    regular.push("=");
+                    regular.push(value);
+                }
+                argv.push(regular);
+            }
+            Found::Llama(known, flag, given) => {
+                let value = given.or_else(|| known.takes.take(&mut rest));
+                let value = value.map(|v| v.to_string_lossy().into_owned());
+                seen.push(Seen { known, flag, value });
+            }
+            Found::Unknown(flag) => {
+                let help = format!("see `thermocline {} --help`", name.to_string_lossy());
+                return Err(Failure::usage(format!("unknown flag '{flag}'")).help(help));
+            }
+        }
+    }
+    Ok(Words { argv, seen })
+}
+
+enum Split {
+    /// Words that clap takes as they are: help, version.
+    TopLevel(Vec<OsString>),
+    /// The command, and the other words.
+    Command(String, Vec<OsString>),
+}
+
+/// Finds the command: the first word that is no flag and no flag's value. Flags may stand before
+/// it.
+fn split_command(cli: &Command, mut words: Vec<OsString>) -> Split {
+    let help = |w: &OsString| w == "help" || w == "-h" || w == "--help";
+    if words.first().is_some_and(help) {
+        return Split::TopLevel(words);
+    }
+    let table = Table { commands: cli.get_subcommands().collect(), llama: true };
+    let mut rest = VecDeque::from(words.clone());
+    while let Some(word) = rest.pop_front() {
+        if word == "--" {
+            break;
+        }
+        if word == "--version" || word == "-V" {
+            return Split::TopLevel(vec![word]);
+        }
+        match table.find(&word) {
+            Found::Plain => {
+                let command = cli.find_subcommand(&word).map(|c| c.get_name().to_owned());
+                let Some(command) = command else { break };
+                let at = words.len() - rest.len() - 1;
+                words.remove(at);
+                return Split::Command(command, words);
+            }
+            Found::Ours(_, takes, None) => drop(takes.take(&mut rest)),
+            Found::Llama(known, _, None) => drop(known.takes.take(&mut rest)),
+            Found::Ours(..) | Found::Llama(..) | Found::Unknown(_) => {}
+        }
+    }
+    Split::Command("run".into(), words)
+}
+
+/// The flags in force.
+struct Table<'a> {
+    commands: Vec<&'a Command>,
+    llama: bool,
+}
+
+enum Found {
+    /// No flag, or one that clap reads best itself.
+    Plain,
+    /// An argument of ours: long name, what it takes, the value after `=`.
+    Ours(String, Takes, Option<OsString>),
+    /// A flag of llama.cpp's that is no argument here.
+    Llama(&'static Known, String, Option<OsString>),
+    /// Looks like a multi-letter short flag and is none.
+    Unknown(String),
+}
+
+impl Table<'_> {
+    fn find(&self, word: &OsStr) -> Found {
+        let Some(text) = word.to_str() else {
+            return Found::Plain;
+        };
+        if !text.starts_with('-') || text == "-" || text == "-h" || text == "--help" {
+            return Found::Plain;
+        }
+        let (flag, given) = match text.split_once('=') {
+            Some((flag, value)) => (flag, Some(OsString::from(value))),
+            None => (text, None),
+        };
+        if let Some((long, takes)) = self.ours(flag) {
+            return Found::Ours(long, takes, given);
+        }
+        if let Some((long, Takes::Maybe)) = flag.strip_prefix("--no-").and_then(|n| self.long(n)) {
+            return Found::Ours(long, Takes::Nothing, Some("off".into()));
+        }
+        if self.llama
+            && let Some(known) = llama::find(flag)
+        {
+            return Found::Llama(known, flag.to_owned(), given);
+        }
+        let multi_letter = !flag.starts_with("--") && flag.chars().count() > 2;
+        match multi_letter {
+            true => Found::Unknown(flag.to_owned()),
+            false => Found::Plain,
+        }
+    }
+
+    fn ours(&self, flag: &str) -> Option<(String, Takes)> {
+        if let Some(name) = flag.strip_prefix("--") {
+            return self.long(name);
+        }
+        if let Some((_, long)) = MULTI_LETTER.iter().find(|(short, _)| *short == flag) {
+            return self.long(long);
+        }
+        let mut letters = flag.chars().skip(1);
+        let (letter, None) = (letters.next()?, letters.next()) else {
+            return None;
+        };
+        let has = |arg: &&Arg| arg.get_short() == Some(letter);
+        self.arguments().find(has).and_then(described)
+    }
+
+    fn long(&self, name: &str) -> Option<(String, Takes)> {
+        let has = |arg: &&Arg| {
+            let aliases = arg.get_all_aliases().unwrap_or_default();
+            arg.get_long() == Some(name) || aliases.contains(&name)
+        };
+        self.arguments().find(has).and_then(described)
+    }
+
+    fn arguments(&self) -> impl Iterator<Item = &Arg> {
+        self.commands.iter().flat_map(|c| c.get_arguments())
+    }
+}
+
+/// An argument's long name and what follows it. Help and version are left to clap.
+fn described(arg: &Arg) -> Option<(String, Takes)> {
+    let long = arg.get_long()?.to_owned();
+    let takes = if arg.is_require_equals_set() {
+        Takes::Maybe
+    } else if matches!(arg.get_action(), ArgAction::Set | ArgAction::Append) {
+        Takes::One
+    } else {
+        Takes::Nothing
+    };
+    Some((long, takes))
+}
+
+impl Takes {
+    /// Takes the value off the words that follow the flag.
+    fn take(self, rest: &mut VecDeque<OsString>) -> Option<OsString> {
+        match self {
+            Self::Nothing => None,
+            Self::One => rest.pop_front(),
+            Self::Two => {
+                let mut value = rest.pop_front()?;
+                value.push(" ");
+                value.push(rest.pop_front().unwrap_or_default());
+                Some(value)
+            }
+            Self::Maybe => {
+                let next = rest.front()?.to_str()?;
+                let is_value = next.split(',').all(|v| SWITCH_VALUES.contains(&v));
+                if is_value { rest.pop_front() } else { None }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::Cli;
+    use super::*;
+    use clap::CommandFactory;
+
+    fn words(line: &[&str]) -> Words {
+        let words = line.iter().map(OsString::from).collect();
+        regular(&Cli::command(), words).unwrap()
+    }
+
+    #[track_caller]
+    fn check(line: &[&str], expected: &[&str]) {
+        assert_eq!(words(line).argv[1..], *expected);
+    }
+
+    #[test]
+    fn the_table_names_arguments_that_exist() {
+        let cli = Cli::command();
+        let commands: Vec<_> = cli.get_subcommands().collect();
+        let all = Table { commands, llama: false };
+        for (short, long) in MULTI_LETTER {
+            assert!(all.long(long).is_some(), "{short} -> {long}");
+            assert!(llama::find(short).is_none(), "{short} is listed twice");
+        }
+    }
+
+    #[test]
+    fn run_needs_no_name() {
+        check(&[], &["run"]);
+        check(&["-m", "x", "-p", "y"], &["run", "--model=x", "--prompt=y"]);
+        check(&["-p", "bench"], &["run", "--prompt=bench"]);
+        check(&["-m", "x", "bench"], &["bench", "--model=x"]);
+        check(&["--color", "off", "info"], &["info", "--color=off"]);
+        check(&["-ngl", "9", "bench", "-ub", "64"], &["bench", "--ubatch-size=64"]);
+    }
+
+    #[test]
+    fn help_and_version_stay() {
+        check(&["--help"], &["--help"]);
+        check(&["help", "run"], &["help", "run"]);
+        check(&["run", "--help"], &["run", "--help"]);
+        check(&["-m", "x", "-h"], &["run", "--model=x", "-h"]);
+        check(&["-m", "x", "--version"], &["--version"]);
+        check(&["-p", "--version"], &["run", "--prompt=--version"]);
+    }
+
+    #[test]
+    fn several_letters_become_long() {
+        check(&["-ub", "64", "-ctk", "f32"], &["run", "--ubatch-size=64", "--cache-type-k=f32"]);
+        check(&["-ub=64", "-sp"], &["run", "--ubatch-size=64", "--special"]);
+        let w = words(&["-ngl", "99", "-fa", "-ncmoe=3", "-t", "2"]);
+        assert_eq!(w.argv[1..], ["run", "--threads=2"]);
+        let seen: Vec<_> = w.seen.iter().map(|s| (s.flag.as_str(), s.value.as_deref())).collect();
+        assert_eq!(seen, [("-ngl", Some("99")), ("-fa", None), ("-ncmoe", Some("3"))]);
+    }
+
+    #[test]
+    fn a_value_is_never_read_as_a_flag() {
+        check(&["-p", "-ngl"], &["run", "--prompt=-ngl"]);
+        check(&["-n", "-1", "--temp", "-1"], &["run", "--predict=-1", "--temp=-1"]);
+        check(&["--prompt=-ub"], &["run", "--prompt=-ub"]);
+        check(&["-p", "--"], &["run", "--prompt=--"]);
+        check(&["-p", "", "-n", "4"], &["run", "--prompt=", "--predict=4"]);
+        check(&["--", "-ngl"], &["run", "--", "-ngl"]);
+    }
+
+    #[test]
+    fn switches_have_two_forms() {
+        check(&["--no-escape", "-e"], &["run", "--escape=off", "--escape"]);
+        check(&["--mmap", "0", "--perf", "-p", "1"], &["run", "--mmap=0", "--perf", "--prompt=1"]);
+        check(&["-co", "-p", "x"], &["run", "--color", "--prompt=x"]);
+        check(&["-co", "off"], &["run", "--color=off"]);
+    }
+
+    #[test]
+    fn unknown_short_words_are_not_torn_apart() {
+        let words = vec![OsString::from("-xyz")];
+        let failure = regular(&Cli::command(), words).unwrap_err();
+        assert_eq!(failure.exit.code(), 2);
+        assert!(failure.message.contains("-xyz"));
+    }
+
+    #[test]
+    fn the_commands_own_flag_comes_first() {
+        // -d is a depth for bench; -fa 0,1 is a list there.
+        let w = words(&["bench", "-d", "64", "-fa", "0,1", "-nkvo", "0"]);
+        assert_eq!(w.argv[1..], ["bench", "--n-depth=64"]);
+        assert_eq!(w.seen.len(), 2);
+    }
+}

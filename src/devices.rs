@@ -1,0 +1,16 @@
+//! Which devices there are. The only file that names a backend.
+
+use hal::{Bytes, Device, DeviceId};
+
+use cpu::{CpuBackend, CpuOptions};
+
+/// The CPU with `threads` workers (`None`: one per core that this process may use) as the first device of an
+/// engine's list.
+#[must_use]
+pub fn cpu(threads: Option<usize>) -> Device {
+    let backend = CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() });
+    Device::new(backend, DeviceId(0), Bytes::MAX)
+}
+
+/// Backends of this build besides the CPU, by the name `--device` takes.
+pub const BACKENDS: &[&str] = &[];

@@ -1,0 +1,233 @@
+//! From a model and a placement to weights on devices and recorded programs.
+
+use hal::format::Format;
+use hal::{Device, KvCache, Mailbox, MailboxShape, PackDesc, Tensor};
+use rayon::prelude::*;
+
+use crate::model::{LayerWeights, Model};
+use crate::placement::{DeviceIndex, LayerPlacement, Placement};
+
+use super::ffn::{FfnMode, FfnTensors};
+use super::lane::{HeadScratch, Lane, ScratchShape};
+use super::record::{self, Ladder, Segment};
+use super::{EngineOptions, Result};
+
+/// A linear layer on a device.
+#[derive(Clone, Debug)]
+pub(super) struct Linear {
+    pub(super) w: Tensor,
+    pub(super) bias: Option<Tensor>,
+}
+
+/// One layer on its home device.
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) attn_norm: Tensor,
+    pub(super) ffn_norm: Tensor,
+    pub(super) q: Linear,
+    pub(super) k: Linear,
+    pub(super) v: Linear,
+    pub(super) o: Linear,
+    pub(super) freqs: Tensor,
+    pub(super) cache: KvCache<Tensor>,
+    /// Neurons at home; `None` if all are elsewhere.
+    pub(super) own: Option<FfnTensors>,
+    /// Present if some neurons are elsewhere.
+    pub(super) mailbox: Option<Mailbox>,
+    /// Neurons elsewhere.
+    pub(super) remotes: Vec<Remote>,
+}
+
+/// Neurons of a layer on another device than its home.
+#[derive(Debug)]
+pub(super) struct Remote {
+    pub(super) device: DeviceIndex,
+    pub(super) ffn: FfnTensors,
+    pub(super) programs: Ladder,
+}
+
+/// The output norm and matrix.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) device: DeviceIndex,
+    pub(super) norm: Tensor,
+    pub(super) output: Tensor,
+    pub(super) scratch: HeadScratch,
+    pub(super) programs: Ladder,
+}
+
+/// A model on its devices, ready to step.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) placement: Placement,
+    /// One per device of the engine; `None` where nothing was placed.
+    pub(super) lanes: Vec<Option<Lane>>,
+    pub(super) layers: Vec<Layer>,
+    pub(super) segments: Vec<Segment>,
+    pub(super) head: Head,
+    /// What runs slowly and why, each said once.
+    pub(super) slow: Vec<String>,
+}
+
+/// Everything a build reads.
+#[derive(Clone, Copy)]
+pub(super) struct Plan<'a> {
+    pub(super) model: &'a Model,
+    pub(super) devices: &'a [Device],
+    pub(super) options: &'a EngineOptions,
+    pub(super) mode: FfnMode,
+    pub(super) progress: &'a (dyn Fn(usize, usize) + Sync),
+}
+
+impl Plan<'_> {
+    pub(super) fn build(&self, placement: Placement) -> Result<Loaded> {
+        let shape = ScratchShape::new(self.model, self.options);
+        let rungs = self.options.ladder();
+        let mut lanes = Vec::new();
+        for (index, device) in self.devices.iter().enumerate() {
+            let lane = match uses(&placement, index) {
+                true => Some(Lane::new(device, &shape, &rungs)?),
+                false => None,
+            };
+            lanes.push(lane);
+        }
+        let n_layer = placement.layers.len();
+        let done = std::sync::atomic::AtomicUsize::new(0);
+        let layers: Result<Vec<Layer>> = (0..n_layer)
+            .into_par_iter()
+            .map(|i| {
+                let layer = self.layer(i, &placement.layers[i]);
+                let n = 1 + done.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                (self.progress)(n, n_layer);
+                layer
+            })
+            .collect();
+        let mut layers = layers?;
+        let embed = self.devices[placement.embed].import(
+            "token_embd",
+            &PackDesc::whole(self.model.token_embd.desc()),
+            &self.model.token_embd,
+        )?;
+        let mut head = self.head(&placement, &mut lanes, &shape, &embed)?;
+        let recorder = record::Recording { plan: *self, rungs: &rungs, embed: &embed };
+        let segments = recorder.segments(&placement, &lanes, &layers)?;
+        for (i, layer) in layers.iter_mut().enumerate() {
+            for remote in &mut layer.remotes {
+                remote.programs = recorder.remote(&lanes, i, remote)?;
+            }
+        }
+        head.programs = recorder.head(&lanes, &head)?;
+        // Staging that the first steps will ask for is booked now, so that no later step can run out.
+        let mut loaded = Loaded { placement, lanes, layers, segments, head, slow: Vec::new() };
+        loaded.slow = loaded.slow_ops();
+        Ok(loaded)
+    }
+
+    fn layer(&self, index: usize, placed: &LayerPlacement) -> Result<Layer> {
+        let weights: &LayerWeights = &self.model.layers[index];
+        let device = &self.devices[placed.home];
+        let import = |part: &str, rows: &hal::HostRows| {
+            let label = format!("blk.{index}.{part}");
+            device.import(&label, &PackDesc::whole(rows.desc()), rows)
+        };
+        let linear = |part: &str, (w, bias): &(hal::HostRows, Option<hal::HostRows>)| {
+            let bias = bias.as_ref().map(|bias| import(part, bias)).transpose()?;
+            Ok::<_, super::Error>(Linear { w: import(part, w)?, bias })
+        };
+        let mut own = None;
+        let mut remotes = Vec::new();
+        for share in &placed.shares {
+            let on = &self.devices[share.device];
+            if let crate::placement::Neurons::List(list) = &share.neurons
+                && list.is_empty()
+            {
+                continue;
+            }
+            let ffn = self.mode.import(on, index, &weights.ffn, &share.neurons)?;
+            match share.device == placed.home {
+                true => own = Some(ffn),
+                false => {
+                    remotes.push(Remote { device: share.device, ffn, programs: Ladder::default() });
+                }
+            }
+        }
+        let mailbox = match remotes.is_empty() {
+            true => None,
+            false => Some(device.mailbox(self.mailbox_shape())?),
+        };
+        let n_blocks = self.options.n_blocks();
+        Ok(Layer {
+            attn_norm: import("attn_norm", &weights.norms.attn)?,
+            ffn_norm: import("ffn_norm", &weights.norms.ffn)?,
+            q: linear("attn_q", &weights.q)?,
+            k: linear("attn_k", &weights.k)?,
+            v: linear("attn_v", &weights.v)?,
+            o: linear("attn_output", &weights.o)?,
+            freqs: import("rope_freqs", &self.freqs())?,
+            cache: device.kv_cache(n_blocks, self.model.hyper.n_kv(), self.options.kv_format)?,
+            own,
+            mailbox,
+            remotes,
+        })
+    }
+
+    pub(super) fn mailbox_shape(&self) -> MailboxShape {
+        let n_embd = self.model.hyper.n_embd;
+        MailboxShape { max_tokens: self.options.n_ubatch, n_in: n_embd, n_out: n_embd, max_rows: 0 }
+    }
+
+    fn freqs(&self) -> hal::HostRows {
+        let freqs = &self.model.rope.freqs;
+        let bytes: Vec<u8> = bytemuck::cast_slice(freqs).to_vec();
+        let source = hal::Source::Owned(std::sync::Arc::new(bytes));
+        hal::HostRows::new(source, 1, freqs.len(), Format::F32).expect("as many bytes as values")
+    }
+
+    fn head(
+        &self,
+        placement: &Placement,
+        lanes: &mut [Option<Lane>],
+        shape: &ScratchShape,
+        embed: &Tensor,
+    ) -> Result<Head> {
+        let device = &self.devices[placement.head];
+        let import = |label: &str, rows: &hal::HostRows| {
+            device.import(label, &PackDesc::whole(rows.desc()), rows)
+        };
+        let tied = self.model.file.tensor("output.weight").is_none();
+        let output = match tied && placement.head == placement.embed {
+            true => embed.clone(),
+            false => import("output", &self.model.output)?,
+        };
+        let lane = lanes[placement.head].as_mut().expect("a used device has a lane");
+        Ok(Head {
+            device: placement.head,
+            norm: import("output_norm", &self.model.output_norm)?,
+            output,
+            scratch: lane.head_scratch(shape)?,
+            programs: Ladder::default(),
+        })
+    }
+}
+
+fn uses(placement: &Placement, device: DeviceIndex) -> bool {
+    placement.embed == device
+        || placement.head == device
+        || placement.layers.iter().any(|layer| {
+            layer.home == device || layer.shares.iter().any(|share| share.device == device)
+        })
+}
+
+impl Loaded {
+    fn slow_ops(&self) -> Vec<String> {
+        let remotes = self.layers.iter().flat_map(|l| l.remotes.iter().map(|r| &r.programs));
+        let ladders = self.segments.iter().map(|s| &s.programs).chain([&self.head.programs]);
+        let mut slow: Vec<String> = Vec::new();
+        for text in ladders.chain(remotes).flat_map(Ladder::slow) {
+            if !slow.contains(text) {
+                slow.push(text.clone());
+            }
+        }
+        slow
+    }
+}

@@ -1,0 +1,44 @@
+//! What can end a load or a step.
+
+use hal::Bytes;
+
+/// An error of the engine.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A device refused or failed.
+    #[error(transparent)]
+    Device(#[from] hal::Error),
+    /// A placement that cannot be.
+    #[error(transparent)]
+    Placement(#[from] crate::placement::Error),
+    /// Weights, cache and scratch do not fit into the machine.
+    #[error("{what} needs {wanted}, the machine has {total}")]
+    TooLarge {
+        /// What was to be loaded.
+        what: String,
+        /// Its size.
+        wanted: Bytes,
+        /// Physical memory.
+        total: Bytes,
+    },
+    /// More tokens than the context holds.
+    #[error("{n_tokens} tokens do not fit into the context of {n_ctx}")]
+    ContextFull {
+        /// Tokens that would be in it.
+        n_tokens: usize,
+        /// Its size.
+        n_ctx: usize,
+    },
+    /// The user stopped it.
+    #[error("interrupted")]
+    Interrupted,
+    /// The arithmetic gave something that is not a number.
+    #[error("the model computed values that are not numbers (token {token} of the text)")]
+    NotANumber {
+        /// Position of the token.
+        token: usize,
+    },
+}
+
+/// Result of the engine's calls.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,60 @@
+//! How a model is to be run.
+
+use hal::format::Format;
+
+/// Which neurons are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sparsity {
+    /// Those that contribute exactly nothing; needs a ReLU-like activation, is the dense run elsewhere.
+    Exact,
+    /// None: the dense arithmetic on the file as it is, to compare with.
+    Off,
+}
+
+/// Settings of an engine.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Tokens of context, over all sequences; rounded up to whole cache blocks.
+    pub n_ctx: usize,
+    /// Most tokens of one step.
+    pub n_ubatch: usize,
+    /// Most sequences at once.
+    pub n_seq: usize,
+    /// F16 or F32.
+    pub kv_format: Format,
+    /// Which neurons are dropped.
+    pub sparsity: Sparsity,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            n_ctx: 2048,
+            n_ubatch: 512,
+            n_seq: 1,
+            kv_format: Format::F16,
+            sparsity: Sparsity::Exact,
+        }
+    }
+}
+
+impl EngineOptions {
+    /// Steps are done in these numbers of tokens: powers of two up to `n_ubatch`, and `n_ubatch`.
+    #[must_use]
+    pub fn ladder(&self) -> Vec<usize> {
+        let powers = (0..).map(|i| 1usize << i).take_while(|&n| n < self.n_ubatch);
+        powers.chain([self.n_ubatch]).collect()
+    }
+
+    /// Most tokens of one step whose output is computed.
+    #[must_use]
+    pub fn max_out(&self) -> usize {
+        self.n_ubatch.min(64)
+    }
+
+    /// Cache blocks.
+    #[must_use]
+    pub fn n_blocks(&self) -> usize {
+        self.n_ctx.div_ceil(hal::KV_BLOCK)
+    }
+}

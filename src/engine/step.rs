@@ -1,0 +1,201 @@
+//! One step: programs replayed in order, hand-offs answered while the devices work.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hal::{BatchFacts, Queue};
+
+use super::build::{Layer, Loaded};
+use super::lane::Lane;
+use super::{Error, Result};
+
+/// What a step found out besides the logits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepStats {
+    /// Neurons carried through to down, over all layers and tokens.
+    pub active: f64,
+    /// Neurons there were.
+    pub neurons: f64,
+}
+
+/// Host buffers of the step, kept between steps.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    x: Vec<f32>,
+    y: Vec<f32>,
+    sum: Vec<f32>,
+    active: Vec<f32>,
+}
+
+impl Loaded {
+    /// Runs `facts` and leaves `[n_out, n_vocab]` logits in `logits`.
+    pub(super) fn step(
+        &mut self,
+        facts: &BatchFacts,
+        sizes: &StepSizes,
+        buffers: &mut Buffers,
+        logits: &mut Vec<f32>,
+        interrupt: &AtomicBool,
+    ) -> Result<StepStats> {
+        let n = facts.tokens.len();
+        let n_out = facts.n_out();
+        let shape = self.lane(self.head.device).batch.shape;
+        let words = facts.encode(&shape, sizes.n_blocks, sizes.n_vocab)?;
+        let rung = sizes.rungs.iter().position(|&rung| rung >= n).unwrap_or(sizes.rungs.len() - 1);
+        buffers.active.clear();
+        buffers.active.resize(sizes.n_layer * sizes.rungs[rung], 0.0);
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.queue.write(&lane.batch.words, bytemuck::cast_slice(&words))?;
+            lane.queue.write(&lane.active[rung], bytemuck::cast_slice(&buffers.active))?;
+        }
+        let mut at = self.segments[0].device;
+        for index in 0..self.segments.len() {
+            let device = self.segments[index].device;
+            self.carry(at, device, n, sizes, buffers)?;
+            at = device;
+            self.segment(index, n, sizes, buffers, interrupt)?;
+        }
+        if n_out > 0 {
+            self.carry(at, self.head.device, n, sizes, buffers)?;
+            self.head(n_out, sizes, logits)?;
+        } else {
+            logits.clear();
+            let lane = self.lanes[at].as_mut().expect("a used device has a lane");
+            lane.queue.finish()?;
+        }
+        self.count(rung, n, sizes, buffers)
+    }
+
+    fn lane(&self, device: usize) -> &Lane {
+        self.lanes[device].as_ref().expect("a used device has a lane")
+    }
+
+    /// Brings the residual from one device to the next.
+    fn carry(
+        &mut self,
+        from: usize,
+        to: usize,
+        n: usize,
+        sizes: &StepSizes,
+        buffers: &mut Buffers,
+    ) -> Result<()> {
+        if from == to {
+            return Ok(());
+        }
+        buffers.x.resize(sizes.rung(n) * sizes.n_embd, 0.0);
+        let lane = self.lanes[from].as_mut().expect("a used device has a lane");
+        lane.queue.read_f32(&lane.scratch.x, &mut buffers.x)?;
+        let lane = self.lanes[to].as_mut().expect("a used device has a lane");
+        lane.queue.write(&lane.scratch.x, bytemuck::cast_slice(&buffers.x))?;
+        Ok(())
+    }
+
+    /// Replays a segment and computes what it hands over. Dropping the run, on any error, ends its waits.
+    fn segment(
+        &mut self,
+        index: usize,
+        n: usize,
+        sizes: &StepSizes,
+        buffers: &mut Buffers,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        let Loaded { lanes, layers, segments, .. } = self;
+        let segment = &segments[index];
+        let program = segment.programs.at_least(n).expect("the ladder ends at n_ubatch");
+        let home = lanes[segment.device].as_mut().expect("a used device has a lane");
+        let mut run = home.queue.replay(program)?;
+        while let Some(posted) = run.next_post()? {
+            if interrupt.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            let layer = &layers[segment.handed[posted.mailbox]];
+            buffers.x.clear();
+            buffers.x.extend_from_slice(posted.x);
+            buffers.x.resize(sizes.rung(n) * sizes.n_embd, 0.0);
+            remotes(layer, lanes, n, sizes, buffers)?;
+            run.answer(&buffers.sum[..n * sizes.n_embd])?;
+        }
+        run.wait()?;
+        if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
+    fn head(&mut self, n_out: usize, sizes: &StepSizes, logits: &mut Vec<f32>) -> Result<()> {
+        let head = &self.head;
+        let lane = self.lanes[head.device].as_mut().expect("a used device has a lane");
+        let program = head.programs.at_least(n_out).expect("the ladder ends at max_out");
+        lane.queue.replay(program)?.wait()?;
+        logits.resize(n_out * sizes.n_vocab, 0.0);
+        for (row, out) in logits.chunks_exact_mut(sizes.n_vocab).enumerate() {
+            lane.queue.read_f32(&head.scratch.logits.rows(row..row + 1), out)?;
+        }
+        Ok(())
+    }
+
+    /// Sums the counters of the real tokens over all devices.
+    fn count(
+        &mut self,
+        rung: usize,
+        n: usize,
+        sizes: &StepSizes,
+        buffers: &mut Buffers,
+    ) -> Result<StepStats> {
+        let mut stats = StepStats::default();
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.queue.read_f32(&lane.active[rung], &mut buffers.active)?;
+            let rows = buffers.active.chunks_exact(sizes.rungs[rung]);
+            stats.active += rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
+        }
+        stats.neurons = (n * sizes.n_layer * sizes.n_ff) as f64;
+        Ok(stats)
+    }
+}
+
+/// Computes the shares of one layer that are not at home, one after the other, and sums them in that order.
+fn remotes(
+    layer: &Layer,
+    lanes: &mut [Option<Lane>],
+    n: usize,
+    sizes: &StepSizes,
+    buffers: &mut Buffers,
+) -> Result<()> {
+    buffers.sum.clear();
+    buffers.sum.resize(sizes.rung(n) * sizes.n_embd, 0.0);
+    // All are started before any is waited for, so that several devices work at once.
+    for remote in &layer.remotes {
+        let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
+        queue.write(&scratch.handed, bytemuck::cast_slice(&buffers.x))?;
+        start(queue, remote.programs.at_least(n).expect("the ladder ends at n_ubatch"))?;
+    }
+    for remote in &layer.remotes {
+        let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
+        buffers.y.resize(buffers.sum.len(), 0.0);
+        queue.read_f32(&scratch.y, &mut buffers.y)?;
+        for (sum, y) in buffers.sum.iter_mut().zip(&buffers.y) {
+            *sum += y;
+        }
+    }
+    Ok(())
+}
+
+/// Starts a program without hand-offs; the read that follows on the queue waits for it.
+fn start(queue: &mut Queue, program: &hal::Program) -> Result<()> {
+    queue.replay(program)?.detach();
+    Ok(())
+}
+
+/// Sizes that every step needs.
+#[derive(Clone, Debug)]
+pub(super) struct StepSizes {
+    pub(super) rungs: Vec<usize>,
+    pub(super) n_blocks: usize,
+    pub(super) n_vocab: usize,
+    pub(super) n_embd: usize,
+    pub(super) n_layer: usize,
+    pub(super) n_ff: usize,
+}
+
+impl StepSizes {
+    /// The ladder's size for `n` tokens.
+    fn rung(&self, n: usize) -> usize {
+        self.rungs.iter().copied().find(|&rung| rung >= n).unwrap_or(n)
+    }
+}

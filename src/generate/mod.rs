@@ -1,0 +1,253 @@
+//! From a prompt to a text: sampling, ends, stop strings, and a context that runs full.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::engine::{self, Engine, Session, StepStats, Want};
+use crate::sample::{self, Pushed, Sampler, StopStrings};
+use crate::tokenizer::{self, Detokenizer, Start, Tokenizer};
+
+/// Settings of one generation.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Most tokens to generate; `None` for no limit.
+    pub n_predict: Option<usize>,
+    /// When the context is full: drop half of what follows the first `n_keep` tokens and go on; else end.
+    pub context_shift: bool,
+    /// Tokens at the start that a shift keeps.
+    pub n_keep: usize,
+    /// Texts that end the generation and are not shown.
+    pub stops: Vec<String>,
+    /// End at a token that ends a text.
+    pub end_of_text: bool,
+    /// Show special tokens.
+    pub special: bool,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The model ended its text.
+    EndOfText,
+    /// `n_predict` tokens were generated.
+    Length,
+    /// A stop string came up.
+    Stop,
+    /// The context is full.
+    ContextFull,
+    /// The user stopped it.
+    Interrupted,
+    /// Nobody listens any more.
+    Closed,
+}
+
+/// What a generation did.
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    /// Why it ended.
+    pub ended: Ended,
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// Time they took.
+    pub prompt: Duration,
+    /// Tokens generated.
+    pub n_generated: usize,
+    /// Time the steps after the prompt took.
+    pub generated: Duration,
+    /// Steps after the prompt: one fewer than the tokens, since the prompt gives the first.
+    pub n_steps: usize,
+    /// Neurons of the steps after the prompt.
+    pub neurons: StepStats,
+    /// Times the context was shifted.
+    pub n_shifts: usize,
+}
+
+/// An error that ends a generation.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The engine's.
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+    /// The sampler's.
+    #[error(transparent)]
+    Sample(#[from] sample::Error),
+    /// The tokenizer's.
+    #[error(transparent)]
+    Tokenizer(#[from] tokenizer::Error),
+    /// Nothing to start from.
+    #[error("the prompt has no tokens and the model has no start token")]
+    EmptyPrompt,
+}
+
+/// Who takes the text, piece by piece.
+pub type Emit<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
+
+/// Continues `prompt` and hands the text to `emit` as soon as it is certain.
+///
+/// # Errors
+/// [`Error`]. An interrupt is an end, not an error.
+pub fn generate(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    sampler: &mut Sampler,
+    prompt: &[u32],
+    options: &Options,
+    interrupt: &AtomicBool,
+    emit: &mut Emit<'_>,
+) -> Result<Report, Error> {
+    if prompt.is_empty() {
+        return Err(Error::EmptyPrompt);
+    }
+    let session = engine.open();
+    let mut run = Run {
+        text: Text {
+            detokenizer: Detokenizer::new(tokenizer, Start::Continuation, options.special),
+            stops: StopStrings::new(options.stops.clone()),
+        },
+        engine,
+        session,
+        sampler,
+        options,
+        interrupt,
+        logits: Vec::new(),
+        report: Report {
+            ended: Ended::Length,
+            n_prompt: prompt.len(),
+            prompt: Duration::ZERO,
+            n_generated: 0,
+            generated: Duration::ZERO,
+            n_steps: 0,
+            neurons: StepStats::default(),
+            n_shifts: 0,
+        },
+    };
+    let ended = run.run(tokenizer, prompt, emit);
+    let Run { engine, session, mut report, text, .. } = run;
+    engine.close(session);
+    report.ended = ended?;
+    if !matches!(report.ended, Ended::Closed | Ended::Stop) {
+        let _ = emit(&text.rest());
+    }
+    Ok(report)
+}
+
+struct Run<'a> {
+    engine: &'a mut Engine,
+    session: Session,
+    sampler: &'a mut Sampler,
+    options: &'a Options,
+    interrupt: &'a AtomicBool,
+    logits: Vec<f32>,
+    text: Text<'a>,
+    report: Report,
+}
+
+/// Pieces become text once whole characters are there and no stop string can begin in them.
+struct Text<'a> {
+    detokenizer: Detokenizer<'a>,
+    stops: StopStrings,
+}
+
+impl Text<'_> {
+    fn push(&mut self, token: u32) -> Result<Pushed, Error> {
+        Ok(self.stops.push(self.detokenizer.push(token)?))
+    }
+
+    /// What was held back, when nothing more will come.
+    fn rest(mut self) -> String {
+        let pushed = self.stops.push(&self.detokenizer.finish());
+        match pushed.stopped_by {
+            Some(_) => pushed.text,
+            None => pushed.text + &self.stops.finish(),
+        }
+    }
+}
+
+impl Run<'_> {
+    fn run(
+        &mut self,
+        tokenizer: &Tokenizer,
+        prompt: &[u32],
+        emit: &mut Emit<'_>,
+    ) -> Result<Ended, Error> {
+        let start = Instant::now();
+        for &token in prompt {
+            self.sampler.accept(token);
+        }
+        match self.feed(prompt) {
+            Err(Error::Engine(engine::Error::Interrupted)) => return Ok(Ended::Interrupted),
+            other => other?,
+        };
+        self.report.prompt = start.elapsed();
+        self.tokens(tokenizer, emit)
+    }
+
+    fn tokens(&mut self, tokenizer: &Tokenizer, emit: &mut Emit<'_>) -> Result<Ended, Error> {
+        loop {
+            if self.options.n_predict.is_some_and(|n| self.report.n_generated >= n) {
+                return Ok(Ended::Length);
+            }
+            if self.interrupt.load(Ordering::Relaxed) {
+                return Ok(Ended::Interrupted);
+            }
+            let token = self.sampler.sample(&self.logits)?;
+            self.sampler.accept(token);
+            self.report.n_generated += 1;
+            if self.options.end_of_text && tokenizer.is_eog(token) {
+                if self.options.special {
+                    let pushed = self.text.push(token)?;
+                    let _ = emit(&pushed.text);
+                }
+                return Ok(Ended::EndOfText);
+            }
+            let pushed = self.text.push(token)?;
+            if emit(&pushed.text).is_break() {
+                return Ok(Ended::Closed);
+            }
+            if pushed.stopped_by.is_some() {
+                return Ok(Ended::Stop);
+            }
+            if self.options.n_predict.is_some_and(|n| self.report.n_generated >= n) {
+                return Ok(Ended::Length);
+            }
+            if self.session.tokens().len() + 1 > self.engine.n_ctx() && !self.shift()? {
+                return Ok(Ended::ContextFull);
+            }
+            let start = Instant::now();
+            let stats = match self.feed(&[token]) {
+                Err(Error::Engine(engine::Error::Interrupted)) => return Ok(Ended::Interrupted),
+                other => other?,
+            };
+            self.report.generated += start.elapsed();
+            self.report.n_steps += 1;
+            self.report.neurons.active += stats.active;
+            self.report.neurons.neurons += stats.neurons;
+        }
+    }
+
+    fn feed(&mut self, tokens: &[u32]) -> Result<StepStats, Error> {
+        let logits = &mut self.logits;
+        let each = &mut |_: usize, row: &[f32]| {
+            logits.clear();
+            logits.extend_from_slice(row);
+        };
+        Ok(self.engine.feed(&mut self.session, tokens, Want::Last, self.interrupt, each)?)
+    }
+
+    /// Drops the older half of what may be dropped. The rest is evaluated anew at its new positions: keys hold
+    /// their position, and turning rounded keys back would not give the same numbers.
+    fn shift(&mut self) -> Result<bool, Error> {
+        let n = self.session.tokens().len();
+        let keep = self.options.n_keep.min(n);
+        let discard = (n - keep) / 2;
+        if !self.options.context_shift || discard == 0 {
+            return Ok(false);
+        }
+        let rest = self.session.tokens()[keep + discard..].to_vec();
+        self.engine.truncate(&mut self.session, keep);
+        self.feed(&rest)?;
+        self.report.n_shifts += 1;
+        Ok(true)
+    }
+}

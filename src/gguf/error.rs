@@ -1,0 +1,299 @@
+//! What can be wrong with a container file: the file's name and one [`Problem`] with its numbers.
+
+use std::io;
+
+use super::{Container, TensorType};
+
+/// A container that cannot be used, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}: {problem}")]
+pub struct Error {
+    file: String,
+    problem: Box<Problem>,
+}
+
+impl Error {
+    /// Ties a problem to the file it was found in.
+    pub(super) fn new(file: &str, problem: Problem) -> Error {
+        Error { file: file.to_owned(), problem: Box::new(problem) }
+    }
+
+    /// The path, or the name given to bytes in memory.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// What is wrong with it.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+}
+
+/// What is wrong with a container. Lengths and offsets are in bytes, offsets count from the file's start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The system refused.
+    #[error("cannot {action}: {reason}")]
+    Io {
+        /// What was tried: `open`, `map`, `write`...
+        action: &'static str,
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// A directory where a file is expected.
+    #[error("is a directory, expected a GGUF file{hint}")]
+    Directory {
+        /// What to pass in its place, judged by what lies in it; starts with a separator, or is empty.
+        hint: String,
+    },
+    /// A pipe, socket or device.
+    #[error("is not a regular file and cannot be mapped")]
+    NotAFile,
+    /// No bytes at all.
+    #[error("is empty (0 bytes), expected a GGUF file")]
+    Empty,
+    /// The first four bytes are not those of a container.
+    #[error("is not a GGUF file: expected the magic `GGUF` or `PWRI`, found {found}")]
+    Magic {
+        /// What the file looks like.
+        found: String,
+    },
+    /// Numbers are stored with the high byte first.
+    #[error(
+        "is a big-endian GGUF file, expected little-endian; convert it with llama.cpp's gguf-convert-endian"
+    )]
+    BigEndian,
+    /// A layout this reader does not know.
+    #[error("has GGUF version {found}, expected 2 or 3{}", if *found == 1 { "; version 1 is from 2023, get a newer file of the model" } else { "" })]
+    Version {
+        /// The version in the file.
+        found: u32,
+    },
+    /// The file ends inside its header.
+    #[error("is truncated inside {place}: expected at least {expected} bytes, found {found}")]
+    Truncated {
+        /// The key, tensor or field being read.
+        place: String,
+        /// How long the file would have to be.
+        expected: u64,
+        /// How long it is.
+        found: u64,
+    },
+    /// The header goes on past any sensible length.
+    #[error("{place} lies beyond the first {limit} bytes, the most that a header may take")]
+    HeaderTooLong {
+        /// The key, tensor or field being read.
+        place: String,
+        /// The limit.
+        limit: u64,
+    },
+    /// A count that the rest of the file cannot hold.
+    #[error(
+        "{place} has a count of {count}, which needs at least {expected} bytes, found {found} left in the file"
+    )]
+    Count {
+        /// What is counted.
+        place: String,
+        /// The count in the file.
+        count: u64,
+        /// The least number of bytes for so many.
+        expected: u128,
+        /// Bytes that are left.
+        found: u64,
+    },
+    /// A key or tensor name that is too long.
+    #[error("{place} has a name of {found} bytes, expected at most {limit}")]
+    NameLength {
+        /// Which key or tensor, by number.
+        place: String,
+        /// Length in the file.
+        found: u64,
+        /// Longest accepted.
+        limit: u64,
+    },
+    /// A key or tensor name that is not UTF-8.
+    #[error("{place} has a name that is not UTF-8: `{found}`")]
+    NameText {
+        /// Which key or tensor, by number.
+        place: String,
+        /// The name, with replacement characters.
+        found: String,
+    },
+    /// A key stands twice.
+    #[error("key `{key}` stands twice in the metadata, expected once")]
+    DuplicateKey {
+        /// The key.
+        key: String,
+    },
+    /// A value type that does not exist.
+    #[error("{place} has the value type {found}, expected 0 to 12")]
+    ValueType {
+        /// The key.
+        place: String,
+        /// The type id in the file.
+        found: u32,
+    },
+    /// A truth value that is neither 0 nor 1.
+    #[error("{place} has the truth value {found}, expected 0 or 1")]
+    Bool {
+        /// The key.
+        place: String,
+        /// The byte in the file.
+        found: u8,
+    },
+    /// Arrays of arrays of arrays...
+    #[error("{place} nests arrays deeper than {limit} levels")]
+    Depth {
+        /// The key.
+        place: String,
+        /// Deepest accepted.
+        limit: usize,
+    },
+    /// A key holds something else than its reader needs.
+    #[error("key `{key}` should hold {expected}, found {found}")]
+    Key {
+        /// The key.
+        key: String,
+        /// What was asked for.
+        expected: &'static str,
+        /// The value's type, and the value where it is short.
+        found: String,
+    },
+    /// `general.alignment` is not a power of two.
+    #[error("key `general.alignment` should hold a power of two up to 2147483648, found {found}")]
+    Alignment {
+        /// The value in the file.
+        found: u64,
+    },
+    /// A tensor name stands twice.
+    #[error("tensor `{tensor}` stands twice, expected once")]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor with no dimension or too many.
+    #[error("tensor `{tensor}` has {found} dimensions, expected 1 to 4")]
+    Dimensions {
+        /// The tensor.
+        tensor: String,
+        /// The number in the file.
+        found: u64,
+    },
+    /// More values than can be counted.
+    #[error("tensor `{tensor}` of shape {shape:?} has more values or bytes than 64 bits can count")]
+    Elements {
+        /// The tensor.
+        tensor: String,
+        /// Its shape, fastest axis first.
+        shape: Vec<u64>,
+    },
+    /// A row that does not end with a block.
+    #[error(
+        "tensor `{tensor}` has rows of {found} values, expected a multiple of {expected} for type {ty}"
+    )]
+    RowLength {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: TensorType,
+        /// Values in a block of that type.
+        expected: u64,
+        /// Values in a row.
+        found: u64,
+    },
+    /// A type id that is not in the container's table.
+    #[error("tensor `{tensor}` has the unknown type id {id}{}", TensorType::history(*id))]
+    UnknownType {
+        /// The tensor.
+        tensor: String,
+        /// The type id in the file.
+        id: u32,
+    },
+    /// A tensor that does not start at a multiple of the alignment.
+    #[error(
+        "tensor `{tensor}` starts at data offset {found}, expected a multiple of the alignment {expected}"
+    )]
+    Misaligned {
+        /// The tensor.
+        tensor: String,
+        /// The alignment.
+        expected: u64,
+        /// Offset from the start of the data section.
+        found: u64,
+    },
+    /// A tensor that reaches past the end of the file.
+    #[error(
+        "tensor `{tensor}` ends beyond the file: expected at least {expected} bytes, found {found} (truncated or lying)"
+    )]
+    BeyondEnd {
+        /// The tensor.
+        tensor: String,
+        /// How long the file would have to be for this tensor.
+        expected: u128,
+        /// How long it is.
+        found: u64,
+    },
+    /// Two tensors share bytes.
+    #[error(
+        "tensors `{first}` and `{second}` overlap: the first ends at byte {end}, the second starts at {start}"
+    )]
+    Overlap {
+        /// The tensor that starts earlier.
+        first: String,
+        /// The tensor that starts inside it.
+        second: String,
+        /// Where the first ends.
+        end: u64,
+        /// Where the second starts.
+        start: u64,
+    },
+    /// A part of a split model does not fit its siblings.
+    #[error("bad split file: {what}: expected {expected}, found {found}")]
+    Split {
+        /// Which key or property.
+        what: &'static str,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// A part of a split model is not there.
+    #[error(
+        "is missing: part {number} of the {count} parts of a split model, expected beside the others"
+    )]
+    MissingPart {
+        /// Number of the part, from 1.
+        number: u64,
+        /// Number of parts.
+        count: u64,
+    },
+    /// Writing: the container's type table has no such type.
+    #[error("tensor `{tensor}` has type {ty}, which a {container} file cannot hold")]
+    NoTypeId {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: TensorType,
+        /// The container being written.
+        container: Container,
+    },
+    /// Writing: data of another tensor than the next one declared.
+    #[error("data of tensor `{found}` written where {expected} is due")]
+    WriteOrder {
+        /// The tensor whose data is due, or the end.
+        expected: String,
+        /// The tensor that was given.
+        found: String,
+    },
+    /// Writing: more or fewer bytes than the tensor's shape needs.
+    #[error("tensor `{tensor}` needs {expected} bytes of data, found {found}")]
+    WriteLength {
+        /// The tensor.
+        tensor: String,
+        /// Bytes by shape and type.
+        expected: u64,
+        /// Bytes given.
+        found: u64,
+    },
+}

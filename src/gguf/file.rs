@@ -1,0 +1,272 @@
+//! An open container: one file, several parts of one model, or bytes in memory.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    Bytes, Container, Error, Metadata, Problem, TensorInfo,
+    bytes::Backing,
+    header::Header,
+    map::map,
+    metadata::sort_by_name,
+    split::{self, Split},
+};
+
+/// An open container, its header checked and its tensor data mapped, not read.
+#[derive(Debug)]
+pub struct File {
+    name: Arc<str>,
+    paths: Vec<PathBuf>,
+    container: Container,
+    version: u32,
+    metadata: Metadata,
+    tensors: Vec<TensorInfo>,
+    /// Numbers of the tensors, sorted by name.
+    sorted: Vec<usize>,
+    /// The bytes of each part.
+    parts: Vec<Bytes>,
+}
+
+/// One file, read but not yet joined with its siblings.
+struct Part {
+    name: Arc<str>,
+    bytes: Bytes,
+    header: Header,
+}
+
+impl Part {
+    fn new(name: &str, backing: Backing) -> Result<Part, Error> {
+        let name: Arc<str> = name.into();
+        let bytes = Bytes::all(backing);
+        let header = Header::parse(&name, &bytes).map_err(|problem| Error::new(&name, problem))?;
+        Ok(Part { name, bytes, header })
+    }
+
+    fn open(path: &Path) -> Result<Part, Error> {
+        let name = path.display().to_string();
+        let backing = open_backing(path).map_err(|problem| Error::new(&name, problem))?;
+        Part::new(&name, backing)
+    }
+}
+
+impl File {
+    /// Opens the file at `path` and, if it is a part of a split model, all other parts.
+    ///
+    /// Tensor data is mapped, not read. The files must not be shortened while they are open.
+    ///
+    /// # Errors
+    /// Any [`Problem`] that is not about writing; see there.
+    pub fn open(path: &Path) -> Result<File, Error> {
+        let given = Part::open(path)?;
+        let Some(split) = Split::of(&given.header.metadata)? else {
+            return File::join(vec![given], vec![path.to_owned()], None);
+        };
+        let paths: Vec<PathBuf> =
+            split::paths(path, split.count).map_err(|p| Error::new(&given.name, p))?.collect();
+        let mut parts = Vec::new();
+        for (number, path) in paths.iter().enumerate() {
+            if fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+                let missing =
+                    Problem::MissingPart { number: number as u64 + 1, count: split.count };
+                return Err(Error::new(&path.display().to_string(), missing));
+            }
+            let part = Part::open(path)?;
+            check_part(&part, number, split, given.header.container)?;
+            parts.push(part);
+        }
+        File::join(parts, paths, split.n_tensors)
+    }
+
+    /// Opens bytes that are part of the program. They need no alignment.
+    ///
+    /// # Errors
+    /// As [`File::open`]; the bytes must hold a whole model.
+    pub fn from_static(bytes: &'static [u8], name: &str) -> Result<File, Error> {
+        File::from_backing(Backing::Static(bytes), name)
+    }
+
+    /// Opens bytes in memory. They need no alignment.
+    ///
+    /// # Errors
+    /// As [`File::open`]; the bytes must hold a whole model.
+    pub fn from_vec(bytes: Vec<u8>, name: &str) -> Result<File, Error> {
+        File::from_backing(Backing::Owned(bytes), name)
+    }
+
+    fn from_backing(backing: Backing, name: &str) -> Result<File, Error> {
+        let part = Part::new(name, backing)?;
+        if let Some(split) = Split::of(&part.header.metadata)? {
+            let problem = Problem::Split {
+                what: "key `split.count`",
+                expected: "1 for a model in memory".to_owned(),
+                found: split.count.to_string(),
+            };
+            return Err(Error::new(name, problem));
+        }
+        File::join(vec![part], Vec::new(), None)
+    }
+
+    /// Joins parts whose agreement is checked, first part first.
+    fn join(parts: Vec<Part>, paths: Vec<PathBuf>, n_tensors: Option<u64>) -> Result<File, Error> {
+        let mut all_bytes = Vec::new();
+        let mut tensors = Vec::new();
+        let mut first = None;
+        for (number, part) in parts.into_iter().enumerate() {
+            let Header { container, version, metadata, tensors: of_part } = part.header;
+            tensors.extend(of_part.into_iter().map(|mut tensor| {
+                tensor.part = number;
+                tensor
+            }));
+            all_bytes.push(part.bytes);
+            first.get_or_insert((part.name, container, version, metadata));
+        }
+        let (name, container, version, metadata) = first.expect("a file has at least one part");
+        if let Some(expected) = n_tensors.filter(|&n| n != tensors.len() as u64) {
+            let problem = Problem::Split {
+                what: "key `split.tensors.count`, against the tensors of all parts",
+                expected: expected.to_string(),
+                found: tensors.len().to_string(),
+            };
+            return Err(Error::new(&name, problem));
+        }
+        let sorted = sort_by_name(&tensors, |tensor| &tensor.name).map_err(|tensor| {
+            Error::new(&name, Problem::DuplicateTensor { tensor: tensor.to_owned() })
+        })?;
+        Ok(File { name, paths, container, version, metadata, tensors, sorted, parts: all_bytes })
+    }
+
+    /// The path of the (first) file as it was given, or the name given to bytes in memory.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The files of the model, in order; none for bytes in memory.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    /// Which container this is.
+    pub fn container(&self) -> Container {
+        self.container
+    }
+
+    /// The container's version, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Bytes of all files together.
+    pub fn size_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len() as u64).sum()
+    }
+
+    /// Keys and values; those of the first part of a split model.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// All tensors in file order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor called `name`.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        let at = self.sorted.binary_search_by(|&n| self.tensors[n].name.as_str().cmp(name)).ok()?;
+        Some(&self.tensors[self.sorted[at]])
+    }
+
+    /// The bytes of a tensor of this file.
+    ///
+    /// # Errors
+    /// [`Problem::UnknownType`] if the size of the tensor's type is not known.
+    ///
+    /// # Panics
+    /// If `tensor` comes from another file and lies outside this one.
+    pub fn bytes(&self, tensor: &TensorInfo) -> Result<&[u8], Error> {
+        self.check_type(tensor)?;
+        Ok(&self.parts[tensor.part][tensor.range()])
+    }
+
+    /// The bytes of a tensor of this file, with a share in the mapping they lie in.
+    ///
+    /// # Errors
+    /// [`Problem::UnknownType`] if the size of the tensor's type is not known.
+    ///
+    /// # Panics
+    /// If `tensor` comes from another file and lies outside this one.
+    pub fn slice(&self, tensor: &TensorInfo) -> Result<Bytes, Error> {
+        self.check_type(tensor)?;
+        Ok(self.parts[tensor.part].slice(tensor.range()))
+    }
+
+    fn check_type(&self, tensor: &TensorInfo) -> Result<(), Error> {
+        if let super::TensorType::Unknown(id) = tensor.ty {
+            let file = match self.paths.get(tensor.part) {
+                Some(path) => &path.display().to_string(),
+                None => self.name(),
+            };
+            return Err(Error::new(file, Problem::UnknownType { tensor: tensor.name.clone(), id }));
+        }
+        Ok(())
+    }
+}
+
+/// Checks that `part` is what its place among its siblings says.
+fn check_part(part: &Part, number: usize, whole: Split, of: Container) -> Result<(), Error> {
+    let wrong = |what, expected: String, found: String| {
+        Err(Error::new(&part.name, Problem::Split { what, expected, found }))
+    };
+    if part.header.container != of {
+        return wrong("container", of.to_string(), part.header.container.to_string());
+    }
+    let split = Split::of(&part.header.metadata)?;
+    let (found, count) = split.map_or((0, 1), |split| (split.number, split.count));
+    if count != whole.count {
+        return wrong("key `split.count`", whole.count.to_string(), count.to_string());
+    }
+    if found != number as u64 {
+        return wrong("key `split.no`", number.to_string(), found.to_string());
+    }
+    Ok(())
+}
+
+/// Maps a regular file; anything else gets its own message. A pipe is not even opened, it would block.
+fn open_backing(path: &Path) -> Result<Backing, Problem> {
+    let refused = |action| move |reason| Problem::Io { action, reason };
+    let kind = fs::metadata(path).map_err(refused("open"))?;
+    if kind.is_dir() {
+        return Err(Problem::Directory { hint: hint_for_directory(path) });
+    }
+    if !kind.is_file() {
+        return Err(Problem::NotAFile);
+    }
+    if kind.len() == 0 {
+        return Err(Problem::Empty);
+    }
+    let file = fs::File::open(path).map_err(refused("open"))?;
+    Ok(Backing::Mapped(map(&file).map_err(refused("map"))?))
+}
+
+/// What the user may have meant by naming a directory.
+fn hint_for_directory(path: &Path) -> String {
+    let Ok(entries) = fs::read_dir(path) else {
+        return String::new();
+    };
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let models: Vec<&str> =
+        names.iter().filter(|name| name.ends_with(".gguf")).map(String::as_str).collect();
+    match models.as_slice() {
+        [] if names.iter().any(|name| name == "config.json") => {
+            "; it looks like a Hugging Face model folder, convert it to GGUF first".to_owned()
+        }
+        [] => String::new(),
+        [model] => format!("; it holds {model}"),
+        [first, .., last] => format!("; it holds {} of them, {first} to {last}", models.len()),
+    }
+}

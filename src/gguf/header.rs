@@ -1,0 +1,253 @@
+//! Reads the header of one file: magic, metadata, tensor table. Nothing is allocated for a count before
+//! the bytes that it announces are known to be there.
+
+use std::sync::Arc;
+
+use super::{
+    Array, Container, Metadata, Problem, Strings, TensorInfo, TensorType, Value, magic,
+    tensor::{self, MAX_DIMENSIONS},
+    value::Kind,
+};
+
+/// Longest key or tensor name. The specification's limit for keys.
+pub(super) const MAX_NAME: u64 = 65_535;
+/// Deepest nesting of arrays; files in use have one level.
+pub(super) const MAX_DEPTH: usize = 4;
+/// Longest header. The largest vocabularies take a tenth of it; a sparse file can claim terabytes.
+pub(super) const MAX_HEADER: usize = 256 << 20;
+/// Alignment of tensor data where the file does not say.
+pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
+/// Key that sets another alignment.
+pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
+/// A key's length, its value's type and the smallest value.
+const LEAST_ENTRY: usize = 8 + 4 + 1;
+/// A name's length, the number of dimensions, one dimension, type and offset.
+const LEAST_TENSOR: usize = 8 + 4 + 8 + 4 + 8;
+
+/// What stands before the tensor data.
+#[derive(Debug)]
+pub(super) struct Header {
+    pub(super) container: Container,
+    pub(super) version: u32,
+    pub(super) metadata: Metadata,
+    pub(super) tensors: Vec<TensorInfo>,
+}
+
+impl Header {
+    /// Reads and checks the header of the file `name` that holds `bytes`.
+    pub(super) fn parse(name: &Arc<str>, bytes: &[u8]) -> Result<Header, Problem> {
+        if bytes.is_empty() {
+            return Err(Problem::Empty);
+        }
+        let Some(container) = Container::of(bytes) else {
+            return Err(Problem::Magic { found: magic::describe(bytes) });
+        };
+        let mut cursor = Cursor::new(bytes);
+        let version = cursor.u32()?;
+        if version != 0 && version.trailing_zeros() >= 16 {
+            return Err(Problem::BigEndian);
+        }
+        if !(2..=3).contains(&version) {
+            return Err(Problem::Version { found: version });
+        }
+        let n_tensors = cursor.count("the tensor table", LEAST_TENSOR)?;
+        let n_entries = cursor.count("the metadata", LEAST_ENTRY)?;
+        let metadata = Metadata::new(Arc::clone(name), read_entries(&mut cursor, n_entries)?)?;
+        let mut tensors = read_tensors(&mut cursor, n_tensors, container)?;
+        let alignment = alignment(&metadata)?;
+        let data_start = (cursor.at as u128).next_multiple_of(u128::from(alignment));
+        tensor::place(&mut tensors, data_start, alignment, bytes.len() as u64)?;
+        Ok(Header { container, version, metadata, tensors })
+    }
+}
+
+/// The alignment of tensor data: [`ALIGNMENT_KEY`] or the default.
+fn alignment(metadata: &Metadata) -> Result<u64, Problem> {
+    match metadata.get(ALIGNMENT_KEY) {
+        None => Ok(DEFAULT_ALIGNMENT),
+        Some(value) => check_alignment(value),
+    }
+}
+
+/// Checks a value of [`ALIGNMENT_KEY`].
+pub(super) fn check_alignment(value: &Value) -> Result<u64, Problem> {
+    let Some(found) = value.as_integer().and_then(|number| u64::try_from(number).ok()) else {
+        return Err(Problem::Key {
+            key: ALIGNMENT_KEY.to_owned(),
+            expected: "a whole number that is not negative",
+            found: value.describe(),
+        });
+    };
+    if !found.is_power_of_two() || found > 1 << 31 {
+        return Err(Problem::Alignment { found });
+    }
+    Ok(found)
+}
+
+fn read_entries(cursor: &mut Cursor<'_>, n: usize) -> Result<Vec<(String, Value)>, Problem> {
+    let mut entries = Vec::new();
+    for number in 0..n {
+        let key = cursor.name(format!("key number {number}"))?;
+        cursor.place = format!("key `{key}`");
+        let kind = cursor.kind()?;
+        entries.push((key, cursor.value(kind)?));
+    }
+    Ok(entries)
+}
+
+fn read_tensors(
+    cursor: &mut Cursor<'_>,
+    n: usize,
+    container: Container,
+) -> Result<Vec<TensorInfo>, Problem> {
+    let mut tensors = Vec::new();
+    for number in 0..n {
+        let name = cursor.name(format!("tensor number {number}"))?;
+        cursor.place = format!("tensor `{name}`");
+        let n_dimensions = cursor.u32()?;
+        if n_dimensions == 0 || n_dimensions as usize > MAX_DIMENSIONS {
+            return Err(Problem::Dimensions { tensor: name, found: n_dimensions.into() });
+        }
+        let shape = (0..n_dimensions).map(|_| cursor.u64()).collect::<Result<Vec<u64>, _>>()?;
+        let ty = TensorType::from_id(cursor.u32()?, container);
+        let offset = cursor.u64()?;
+        tensors.push(TensorInfo::new(name, shape, ty, offset)?);
+    }
+    Ok(tensors)
+}
+
+/// A reading position that cannot leave the file.
+struct Cursor<'a> {
+    /// The file, or its first [`MAX_HEADER`] bytes.
+    bytes: &'a [u8],
+    at: usize,
+    file_len: usize,
+    /// What is being read, for messages.
+    place: String,
+}
+
+impl<'a> Cursor<'a> {
+    /// Starts behind the magic.
+    fn new(file: &'a [u8]) -> Cursor<'a> {
+        let bytes = &file[..file.len().min(MAX_HEADER)];
+        Cursor { bytes, at: 4, file_len: file.len(), place: "the version".to_owned() }
+    }
+
+    fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    fn too_long(&self) -> Problem {
+        Problem::HeaderTooLong { place: self.place.clone(), limit: MAX_HEADER as u64 }
+    }
+
+    fn take(&mut self, n: u64) -> Result<&'a [u8], Problem> {
+        if n > self.left() as u64 {
+            let expected = n.saturating_add(self.at as u64);
+            if expected <= self.file_len as u64 {
+                return Err(self.too_long());
+            }
+            let (place, found) = (self.place.clone(), self.file_len as u64);
+            return Err(Problem::Truncated { place, expected, found });
+        }
+        let taken = &self.bytes[self.at..self.at + n as usize];
+        self.at += n as usize;
+        Ok(taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, Problem> {
+        Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("4 bytes were taken")))
+    }
+
+    fn u64(&mut self) -> Result<u64, Problem> {
+        Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("8 bytes were taken")))
+    }
+
+    /// A number of things that take at least `least` bytes each, all of which are still to come.
+    fn count(&mut self, place: &str, least: usize) -> Result<usize, Problem> {
+        self.place = place.to_owned();
+        self.elements(least)
+    }
+
+    fn elements(&mut self, least: usize) -> Result<usize, Problem> {
+        let count = self.u64()?;
+        let expected = u128::from(count) * least as u128;
+        if expected > self.left() as u128 {
+            let left_in_file = self.file_len - self.at;
+            if expected <= left_in_file as u128 {
+                return Err(self.too_long());
+            }
+            let (place, found) = (self.place.clone(), left_in_file as u64);
+            return Err(Problem::Count { place, count, expected, found });
+        }
+        Ok(count as usize) // not above `left`
+    }
+
+    fn string(&mut self) -> Result<&'a [u8], Problem> {
+        let len = self.u64()?;
+        self.take(len)
+    }
+
+    fn name(&mut self, place: String) -> Result<String, Problem> {
+        self.place = place;
+        let found = self.u64()?;
+        if found > MAX_NAME {
+            return Err(Problem::NameLength { place: self.place.clone(), found, limit: MAX_NAME });
+        }
+        let bytes = self.take(found)?;
+        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| Problem::NameText {
+            place: self.place.clone(),
+            found: String::from_utf8_lossy(bytes).into_owned(),
+        })
+    }
+
+    fn kind(&mut self) -> Result<Kind, Problem> {
+        let found = self.u32()?;
+        Kind::from_id(found).ok_or_else(|| Problem::ValueType { place: self.place.clone(), found })
+    }
+
+    fn value(&mut self, kind: Kind) -> Result<Value, Problem> {
+        Ok(match kind {
+            Kind::Number(number) => number.value(self.take(kind.least_bytes() as u64)?),
+            Kind::Bool => Value::Bool(self.truth()?),
+            Kind::String => Value::String(self.string()?.to_owned()),
+            Kind::Array => Value::Array(self.array(1)?),
+        })
+    }
+
+    fn truth(&mut self) -> Result<bool, Problem> {
+        match self.take(1)?[0] {
+            0 => Ok(false),
+            1 => Ok(true),
+            found => Err(Problem::Bool { place: self.place.clone(), found }),
+        }
+    }
+
+    fn array(&mut self, depth: usize) -> Result<Array, Problem> {
+        if depth > MAX_DEPTH {
+            return Err(Problem::Depth { place: self.place.clone(), limit: MAX_DEPTH });
+        }
+        let kind = self.kind()?;
+        let n = self.elements(kind.least_bytes())?;
+        Ok(match kind {
+            Kind::Number(number) => number.array(self.take((n * kind.least_bytes()) as u64)?),
+            Kind::Bool => {
+                Array::Bool((0..n).map(|_| self.truth()).collect::<Result<Vec<bool>, _>>()?)
+            }
+            Kind::String => {
+                let mut strings = Strings::with_capacity(n);
+                for _ in 0..n {
+                    strings.push(self.string()?);
+                }
+                Array::String(strings)
+            }
+            Kind::Array => {
+                let mut arrays = Vec::new();
+                for _ in 0..n {
+                    arrays.push(self.array(depth + 1)?);
+                }
+                Array::Array(arrays)
+            }
+        })
+    }
+}

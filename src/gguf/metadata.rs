@@ -1,0 +1,227 @@
+//! The key-value part of a container, with getters that say what is wrong with a value.
+
+use std::{borrow::Cow, sync::Arc};
+
+use super::{Array, Error, Problem, Strings, Value};
+
+/// Keys and values in file order.
+///
+/// The typed getters give `Ok(None)` for a key that is not there, and an error that names file, key,
+/// what was expected and what was found for a value that does not fit. An integer of any width is
+/// accepted where its value is in range.
+#[derive(Clone, Debug)]
+pub struct Metadata {
+    file: Arc<str>,
+    entries: Vec<(String, Value)>,
+    /// Numbers of the entries, sorted by key.
+    sorted: Vec<usize>,
+}
+
+impl Metadata {
+    pub(super) fn new(file: Arc<str>, entries: Vec<(String, Value)>) -> Result<Metadata, Problem> {
+        let sorted = sort_by_name(&entries, |(key, _)| key)
+            .map_err(|key| Problem::DuplicateKey { key: key.to_owned() })?;
+        Ok(Metadata { file, entries, sorted })
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        let at = self.sorted.binary_search_by(|&n| self.entries[n].0.as_str().cmp(key)).ok()?;
+        Some(&self.entries[self.sorted[at]].1)
+    }
+
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is no key.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Keys and values in file order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
+        self.entries.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// A whole number of 32 bits without sign.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is no integer or out of range.
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
+        self.integer(key, "a whole number from 0 to 4294967295")
+    }
+
+    /// A whole number of 32 bits with sign.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is no integer or out of range.
+    pub fn i32(&self, key: &str) -> Result<Option<i32>, Error> {
+        self.integer(key, "a whole number from -2147483648 to 2147483647")
+    }
+
+    /// A whole number of 64 bits without sign.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is no integer or negative.
+    pub fn u64(&self, key: &str) -> Result<Option<u64>, Error> {
+        self.integer(key, "a whole number that is not negative")
+    }
+
+    /// A number with a fraction.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is no floating-point number.
+    pub fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
+        self.typed(key, "a floating-point number", |value| {
+            if let Value::F32(number) = value {
+                Some(*number)
+            } else if let Value::F64(number) = value {
+                Some(*number as f32)
+            } else {
+                None
+            }
+        })
+    }
+
+    /// A truth value.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is none.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+        self.typed(
+            key,
+            "a bool",
+            |value| {
+                if let Value::Bool(truth) = value { Some(*truth) } else { None }
+            },
+        )
+    }
+
+    /// A text. Use [`Metadata::get`] and [`Value::as_str`] where broken UTF-8 may be shown.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is no string, or not UTF-8.
+    pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
+        self.typed(key, "a UTF-8 string", |value| {
+            if let Value::String(text) = value { std::str::from_utf8(text).ok() } else { None }
+        })
+    }
+
+    /// An array of whole numbers of 32 bits without sign.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is no array of integers or one is out of range.
+    pub fn u32_array(&self, key: &str) -> Result<Option<Cow<'_, [u32]>>, Error> {
+        if let Some(Value::Array(Array::U32(numbers))) = self.get(key) {
+            return Ok(Some(numbers.into()));
+        }
+        self.integers(key, "an array of whole numbers from 0 to 4294967295")
+    }
+
+    /// An array of whole numbers of 32 bits with sign.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is no array of integers or one is out of range.
+    pub fn i32_array(&self, key: &str) -> Result<Option<Cow<'_, [i32]>>, Error> {
+        if let Some(Value::Array(Array::I32(numbers))) = self.get(key) {
+            return Ok(Some(numbers.into()));
+        }
+        self.integers(key, "an array of whole numbers from -2147483648 to 2147483647")
+    }
+
+    /// An array of numbers with a fraction.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is no array of floating-point numbers.
+    pub fn f32_array(&self, key: &str) -> Result<Option<Cow<'_, [f32]>>, Error> {
+        self.typed(key, "an array of floating-point numbers", |value| {
+            if let Value::Array(Array::F32(numbers)) = value {
+                Some(numbers.into())
+            } else if let Value::Array(Array::F64(numbers)) = value {
+                Some(numbers.iter().map(|&number| number as f32).collect())
+            } else {
+                None
+            }
+        })
+    }
+
+    /// An array of truth values.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is none.
+    pub fn bool_array(&self, key: &str) -> Result<Option<&[bool]>, Error> {
+        self.typed(key, "an array of bools", |value| {
+            if let Value::Array(Array::Bool(truths)) = value {
+                Some(truths.as_slice())
+            } else {
+                None
+            }
+        })
+    }
+
+    /// An array of strings, which need not be UTF-8.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is no array of strings.
+    pub fn str_array(&self, key: &str) -> Result<Option<&Strings>, Error> {
+        self.typed(key, "an array of strings", |value| {
+            if let Value::Array(Array::String(strings)) = value { Some(strings) } else { None }
+        })
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &'static str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        match convert(value) {
+            Some(converted) => Ok(Some(converted)),
+            None => Err(self.misfit(key, expected, value.describe())),
+        }
+    }
+
+    fn integer<T: TryFrom<i128>>(
+        &self,
+        key: &str,
+        expected: &'static str,
+    ) -> Result<Option<T>, Error> {
+        self.typed(key, expected, |value| T::try_from(value.as_integer()?).ok())
+    }
+
+    fn integers<T: TryFrom<i128> + Clone>(
+        &self,
+        key: &str,
+        expected: &'static str,
+    ) -> Result<Option<Cow<'_, [T]>>, Error> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        match value.as_array().and_then(Array::integers) {
+            Some(Ok(numbers)) => Ok(Some(Cow::Owned(numbers))),
+            Some(Err(number)) => {
+                Err(self.misfit(key, expected, format!("{value} with the element {number}")))
+            }
+            None => Err(self.misfit(key, expected, value.describe())),
+        }
+    }
+
+    fn misfit(&self, key: &str, expected: &'static str, found: String) -> Error {
+        Error::new(&self.file, Problem::Key { key: key.to_owned(), expected, found })
+    }
+}
+
+/// The numbers of `items` in the order of their names; `Err` is a name that stands twice.
+pub(super) fn sort_by_name<T>(items: &[T], name: impl Fn(&T) -> &str) -> Result<Vec<usize>, &str> {
+    let mut sorted: Vec<usize> = (0..items.len()).collect();
+    sorted.sort_unstable_by(|&a, &b| name(&items[a]).cmp(name(&items[b])));
+    match sorted.windows(2).find(|pair| name(&items[pair[0]]) == name(&items[pair[1]])) {
+        Some(pair) => Err(name(&items[pair[0]])),
+        None => Ok(sorted),
+    }
+}

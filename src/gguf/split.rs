@@ -1,0 +1,69 @@
+//! Models split over files: `NAME-00001-of-00003.gguf` and the `split.*` keys.
+//!
+//! Source: llama.cpp's gguf-split.
+
+use std::path::{Path, PathBuf};
+
+use super::{Error, Metadata, Problem};
+
+/// Digits of a part's number in its file name, and the largest such number.
+const DIGITS: usize = 5;
+const MAX_PARTS: u64 = 99_999;
+
+/// What a file says about the split it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Split {
+    /// Number of this part, from 0.
+    pub(super) number: u64,
+    /// Number of parts, 2 or more.
+    pub(super) count: u64,
+    /// Tensors in all parts together, where stated.
+    pub(super) n_tensors: Option<u64>,
+}
+
+impl Split {
+    /// Reads the `split.*` keys; `None` for a file that is whole.
+    pub(super) fn of(metadata: &Metadata) -> Result<Option<Split>, Error> {
+        let count = metadata.u64("split.count")?.unwrap_or(1);
+        if count <= 1 {
+            return Ok(None);
+        }
+        let number = metadata.u64("split.no")?.unwrap_or(0);
+        Ok(Some(Split { number, count, n_tensors: metadata.u64("split.tensors.count")? }))
+    }
+}
+
+/// The paths of all `count` parts, of which `path` is one.
+pub(super) fn paths(path: &Path, count: u64) -> Result<impl Iterator<Item = PathBuf>, Problem> {
+    if count > MAX_PARTS {
+        return Err(Problem::Split {
+            what: "key `split.count`",
+            expected: format!("at most {MAX_PARTS}"),
+            found: count.to_string(),
+        });
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let Some((prefix, extension)) = prefix(&name, count) else {
+        return Err(Problem::Split {
+            what: "file name",
+            expected: format!(
+                "NAME-00001-of-{count:0DIGITS$}.gguf, as for each of its {count} parts"
+            ),
+            found: name,
+        });
+    };
+    let (prefix, extension) = (prefix.to_owned(), extension.to_owned());
+    let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+    Ok((1..=count).map(move |number| {
+        folder.join(format!("{prefix}-{number:0DIGITS$}-of-{count:0DIGITS$}{extension}"))
+    }))
+}
+
+/// What stands before `-00001-of-00003`, and after it.
+fn prefix(name: &str, count: u64) -> Option<(&str, &str)> {
+    let (start, extension) = name.split_at(name.rfind('.').unwrap_or(name.len()));
+    let start = start.strip_suffix(&format!("-of-{count:0DIGITS$}"))?;
+    let (prefix, number) = start.rsplit_once('-')?;
+    let is_number = number.len() == DIGITS && number.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then_some((prefix, extension))
+}

@@ -1,0 +1,346 @@
+//! Writes a container: first what it holds, then the tensors' bytes in the same order.
+//!
+//! A file comes into being under a temporary name and gets its own when it is complete, so nobody ever
+//! sees half of one.
+
+use std::{
+    collections::HashSet,
+    fs,
+    io::{self, BufWriter, Read, Write},
+    mem,
+    path::{Path, PathBuf},
+    process,
+};
+
+use super::{
+    Container, Error, Problem, TensorInfo, TensorType, Value,
+    header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DEPTH, MAX_HEADER, MAX_NAME, check_alignment},
+    value::encode_string,
+};
+
+/// The version that is written.
+const VERSION: u32 = 3;
+/// Bytes gathered before they go to the system.
+const BUFFER: usize = 1 << 20;
+/// Temporary names tried before giving up; each one taken is left over from a killed process.
+const MAX_ATTEMPTS: u32 = 1000;
+/// What stands for a file name in errors about a container that has none yet.
+const UNNAMED: &str = "new container";
+
+/// The contents of a container to be written: metadata and the list of tensors.
+#[derive(Clone, Debug)]
+pub struct Writer {
+    container: Container,
+    alignment: u64,
+    entries: Vec<(String, Value)>,
+    keys: HashSet<String>,
+    tensors: Vec<TensorInfo>,
+    names: HashSet<String>,
+}
+
+impl Writer {
+    /// Nothing yet. Tensor data will be aligned to 32 bytes unless `general.alignment` is set.
+    pub fn new(container: Container) -> Writer {
+        Writer {
+            container,
+            alignment: DEFAULT_ALIGNMENT,
+            entries: Vec::new(),
+            keys: HashSet::new(),
+            tensors: Vec::new(),
+            names: HashSet::new(),
+        }
+    }
+
+    /// Appends a key and its value.
+    ///
+    /// # Errors
+    /// A key that is there already or too long, arrays nested too deep, a bad `general.alignment`.
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<(), Error> {
+        self.try_set(key, value.into()).map_err(|problem| Error::new(UNNAMED, problem))
+    }
+
+    fn try_set(&mut self, key: &str, value: Value) -> Result<(), Problem> {
+        check_name(key, "key")?;
+        if value.as_array().is_some_and(|array| array.depth() > MAX_DEPTH) {
+            return Err(Problem::Depth { place: format!("key `{key}`"), limit: MAX_DEPTH });
+        }
+        if key == ALIGNMENT_KEY {
+            self.alignment = check_alignment(&value)?;
+        }
+        if !self.keys.insert(key.to_owned()) {
+            return Err(Problem::DuplicateKey { key: key.to_owned() });
+        }
+        self.entries.push((key.to_owned(), value));
+        Ok(())
+    }
+
+    /// Appends a tensor of `shape` in ggml order (row length first). Its bytes follow when all are declared.
+    ///
+    /// # Errors
+    /// A name that is there already or too long, a shape that does not fit the type, a type that the
+    /// container has no id for.
+    pub fn declare(&mut self, name: &str, shape: &[u64], ty: TensorType) -> Result<(), Error> {
+        self.try_declare(name, shape, ty).map_err(|problem| Error::new(UNNAMED, problem))
+    }
+
+    fn try_declare(&mut self, name: &str, shape: &[u64], ty: TensorType) -> Result<(), Problem> {
+        check_name(name, "tensor")?;
+        if ty.id(self.container).is_none() {
+            let (tensor, container) = (name.to_owned(), self.container);
+            return Err(Problem::NoTypeId { tensor, ty, container });
+        }
+        let tensor = TensorInfo::new(name.to_owned(), shape.to_vec(), ty, 0)?;
+        if !self.names.insert(name.to_owned()) {
+            return Err(Problem::DuplicateTensor { tensor: name.to_owned() });
+        }
+        self.tensors.push(tensor);
+        Ok(())
+    }
+
+    /// Starts the file at `path`, under a temporary name beside it.
+    ///
+    /// # Errors
+    /// What the system says; a header or a data section that is too large.
+    pub fn create(self, path: &Path) -> Result<DataWriter<PartFile>, Error> {
+        let name = path.display().to_string();
+        let part = PartFile::create(path).map_err(|problem| Error::new(&name, problem))?;
+        self.start(name, part)
+    }
+
+    /// Starts a container in memory.
+    ///
+    /// # Errors
+    /// A header or a data section that is too large.
+    pub fn in_memory(self) -> Result<DataWriter<Vec<u8>>, Error> {
+        self.start(UNNAMED.to_owned(), Vec::new())
+    }
+
+    fn start<S: Write>(mut self, file: String, sink: S) -> Result<DataWriter<S>, Error> {
+        let header = self.header().map_err(|problem| Error::new(&file, problem))?;
+        let Writer { alignment, tensors, .. } = self;
+        let mut data = DataWriter { file, sink, alignment, tensors, due: 0, written: 0 };
+        data.put(&header)?;
+        data.pad(header.len() as u64)?;
+        data.pass_complete()?;
+        Ok(data)
+    }
+
+    /// Places the tensors and encodes all that stands before their data.
+    fn header(&mut self) -> Result<Vec<u8>, Problem> {
+        let mut header = Vec::new();
+        header.extend(self.container.magic());
+        header.extend(VERSION.to_le_bytes());
+        header.extend((self.tensors.len() as u64).to_le_bytes());
+        header.extend((self.entries.len() as u64).to_le_bytes());
+        for (key, value) in &self.entries {
+            encode_string(key.as_bytes(), &mut header);
+            header.extend(value.type_id().to_le_bytes());
+            value.encode(&mut header);
+        }
+        let mut end = Some(0_u64);
+        for tensor in &mut self.tensors {
+            let Some(offset) = end.and_then(|n| n.checked_next_multiple_of(self.alignment)) else {
+                let (tensor, shape) = (tensor.name.clone(), tensor.shape.clone());
+                return Err(Problem::Elements { tensor, shape });
+            };
+            tensor.offset = offset;
+            end = offset.checked_add(tensor.n_bytes());
+            encode_string(tensor.name.as_bytes(), &mut header);
+            header.extend((tensor.shape.len() as u32).to_le_bytes());
+            tensor.shape.iter().for_each(|n| header.extend(n.to_le_bytes()));
+            let id = tensor.ty.id(self.container).expect("declare checked the type");
+            header.extend(id.to_le_bytes());
+            header.extend(offset.to_le_bytes());
+        }
+        if header.len() > MAX_HEADER {
+            let place = "the end of the header".to_owned();
+            return Err(Problem::HeaderTooLong { place, limit: MAX_HEADER as u64 });
+        }
+        Ok(header)
+    }
+}
+
+fn check_name(name: &str, what: &str) -> Result<(), Problem> {
+    let found = name.len() as u64;
+    if found > MAX_NAME {
+        let start: String = name.chars().take(40).collect();
+        return Err(Problem::NameLength {
+            place: format!("{what} `{start}...`"),
+            found,
+            limit: MAX_NAME,
+        });
+    }
+    Ok(())
+}
+
+/// A container whose header is written and whose tensor data is on its way.
+///
+/// After an error the container cannot be completed; drop it.
+#[derive(Debug)]
+pub struct DataWriter<S> {
+    file: String,
+    sink: S,
+    alignment: u64,
+    tensors: Vec<TensorInfo>,
+    /// Number of the tensor whose bytes come next.
+    due: usize,
+    /// Bytes of it that are there.
+    written: u64,
+}
+
+impl<S: Write> DataWriter<S> {
+    /// Appends bytes of `tensor`: any number of them at a time, tensors in the order of their
+    /// declaration.
+    ///
+    /// # Errors
+    /// Another tensor is due, the tensor has fewer bytes than that, or what the system says.
+    pub fn write(&mut self, tensor: &str, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let due = self.tensors.get(self.due);
+        let Some(due) = due.filter(|due| due.name == tensor) else {
+            let expected = due.map_or("the end".to_owned(), |due| format!("`{}`", due.name));
+            return Err(self.error(Problem::WriteOrder { expected, found: tensor.to_owned() }));
+        };
+        let found = self.written + bytes.len() as u64;
+        if found > due.n_bytes() {
+            let (tensor, expected) = (tensor.to_owned(), due.n_bytes());
+            return Err(self.error(Problem::WriteLength { tensor, expected, found }));
+        }
+        self.put(bytes)?;
+        self.written = found;
+        self.pass_complete()
+    }
+
+    /// The tensors, as declared.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// Moves on while the tensor that is due has all its bytes.
+    fn pass_complete(&mut self) -> Result<(), Error> {
+        while self.tensors.get(self.due).is_some_and(|due| due.n_bytes() == self.written) {
+            self.pad(self.written)?;
+            self.due += 1;
+            self.written = 0;
+        }
+        Ok(())
+    }
+
+    /// Appends zeros, from `len` bytes to the next multiple of the alignment.
+    fn pad(&mut self, len: u64) -> Result<(), Error> {
+        let zeros = len.next_multiple_of(self.alignment) - len;
+        match io::copy(&mut io::repeat(0).take(zeros), &mut self.sink) {
+            Ok(_) => Ok(()),
+            Err(reason) => Err(self.error(Problem::Io { action: "write", reason })),
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.sink
+            .write_all(bytes)
+            .map_err(|reason| self.error(Problem::Io { action: "write", reason }))
+    }
+
+    fn check_complete(&self) -> Result<(), Error> {
+        match self.tensors.get(self.due) {
+            None => Ok(()),
+            Some(due) => Err(self.error(Problem::WriteLength {
+                tensor: due.name.clone(),
+                expected: due.n_bytes(),
+                found: self.written,
+            })),
+        }
+    }
+
+    fn error(&self, problem: Problem) -> Error {
+        Error::new(&self.file, problem)
+    }
+}
+
+impl DataWriter<PartFile> {
+    /// Completes the file and gives it its name, replacing what had it.
+    ///
+    /// # Errors
+    /// A tensor lacks bytes, or what the system says. The file is then removed.
+    pub fn finish(self) -> Result<(), Error> {
+        self.check_complete()?;
+        let DataWriter { file, sink, .. } = self;
+        sink.commit().map_err(|problem| Error::new(&file, problem))
+    }
+}
+
+impl DataWriter<Vec<u8>> {
+    /// The complete container.
+    ///
+    /// # Errors
+    /// A tensor lacks bytes.
+    pub fn finish(self) -> Result<Vec<u8>, Error> {
+        self.check_complete()?;
+        Ok(self.sink)
+    }
+}
+
+/// A file under a temporary name. Dropped before it is complete, it is removed.
+#[derive(Debug)]
+pub struct PartFile {
+    file: BufWriter<fs::File>,
+    temporary: PathBuf,
+    target: PathBuf,
+}
+
+impl PartFile {
+    fn create(target: &Path) -> Result<PartFile, Problem> {
+        let refused = |reason| Problem::Io { action: "create", reason };
+        let Some(name) = target.file_name() else {
+            return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, "no file name")));
+        };
+        let mut attempt = 0;
+        loop {
+            let mut temporary = std::ffi::OsString::from(format!("{}-{attempt}.", process::id()));
+            temporary.push(name);
+            temporary.push(".part");
+            let temporary = target.with_file_name(temporary);
+            match fs::File::create_new(&temporary) {
+                Ok(file) => {
+                    let file = BufWriter::with_capacity(BUFFER, file);
+                    return Ok(PartFile { file, temporary, target: target.to_owned() });
+                }
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_ATTEMPTS => {
+                    attempt += 1;
+                }
+                Err(reason) => return Err(refused(reason)),
+            }
+        }
+    }
+
+    /// Makes the bytes durable, then gives the file its name.
+    fn commit(mut self) -> Result<(), Problem> {
+        let refused = |action| move |reason| Problem::Io { action, reason };
+        self.file.flush().map_err(refused("write"))?;
+        self.file.get_ref().sync_all().map_err(refused("write"))?;
+        fs::rename(&self.temporary, &self.target).map_err(refused("rename the finished file"))?;
+        mem::take(&mut self.temporary);
+        Ok(())
+    }
+}
+
+impl Write for PartFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for PartFile {
+    fn drop(&mut self) {
+        // `commit` leaves no temporary path. Nothing can be done about a failure here.
+        if !self.temporary.as_os_str().is_empty() {
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What can be wrong with a vocabulary or a request.
+
+use crate::gguf;
+
+/// Why a tokenizer cannot be built, or a text or id not be turned into the other.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A value of the file has the wrong type.
+    #[error(transparent)]
+    Metadata(#[from] gguf::Error),
+    /// A key that every vocabulary has is missing.
+    #[error("{key} is missing")]
+    Missing {
+        /// The key.
+        key: &'static str,
+    },
+    /// A kind of vocabulary that is not built.
+    #[error("tokenizer.ggml.model is `{model}`; known are llama, gpt2")]
+    UnknownModel {
+        /// What the file says.
+        model: String,
+    },
+    /// A pre-tokenizer that is not built.
+    #[error("tokenizer.ggml.pre is `{name}`; known are {known}")]
+    UnknownPre {
+        /// What the file says.
+        name: String,
+        /// All known names, with commas.
+        known: String,
+    },
+    /// A list that must have one entry per token has not.
+    #[error("{key} has {found} entries for {expected} tokens")]
+    Length {
+        /// The key.
+        key: &'static str,
+        /// Entries of the list.
+        found: usize,
+        /// Number of tokens.
+        expected: usize,
+    },
+    /// No token, or more than ids can count.
+    #[error("tokenizer.ggml.tokens has {found} entries; 1 to 2147483647 make a vocabulary")]
+    TokenCount {
+        /// Number of tokens.
+        found: usize,
+    },
+    /// Two tokens with the same text.
+    #[error("tokenizer.ggml.tokens has `{text}` twice, as {first} and {second}")]
+    Duplicate {
+        /// The text.
+        text: String,
+        /// Its first id.
+        first: u32,
+        /// Its second id.
+        second: u32,
+    },
+    /// A score that has no place in an order.
+    #[error("tokenizer.ggml.scores: token {id} has the score {score}")]
+    BadScore {
+        /// The token.
+        id: u32,
+        /// Its score.
+        score: f32,
+    },
+    /// A byte token whose text is not `<0x00>` to `<0xFF>`.
+    #[error("tokenizer.ggml.token_type calls {id} a byte, but its text is `{text}`")]
+    BadByte {
+        /// The token.
+        id: u32,
+        /// Its text.
+        text: String,
+    },
+    /// A merge that is not two tokens which together are a token.
+    #[error("tokenizer.ggml.merges: entry {index}, `{merge}`, is not made of known tokens")]
+    BadMerge {
+        /// Place in the list.
+        index: usize,
+        /// The line.
+        merge: String,
+    },
+    /// A special token is to be added that the file does not name.
+    #[error("{flag} is true, but {key} names no token")]
+    NoSpecial {
+        /// The key that asks for the token.
+        flag: &'static str,
+        /// The key that should name it.
+        key: &'static str,
+    },
+    /// An id outside the vocabulary.
+    #[error("token id {id} does not exist; there are {n_vocab}")]
+    NoSuchId {
+        /// The id.
+        id: u32,
+        /// Number of tokens.
+        n_vocab: usize,
+    },
+    /// The text is too long to encode at once.
+    #[error("the text has {bytes} bytes; at most {limit} are encoded at once")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// The greatest length.
+        limit: usize,
+    },
+}
+
+/// Something odd that a tokenizer works in spite of; worth a line to the user.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Warning {
+    /// No pre-tokenizer is named.
+    #[error(
+        "tokenizer.ggml.pre is missing; text is split in a default way, which may cost quality"
+    )]
+    MissingPre,
+    /// A special token is not in the vocabulary; llama.cpp ignores such a key, and so do we.
+    #[error("{key} is {id}, but there are {n_vocab} tokens; the key is ignored")]
+    BadSpecialId {
+        /// The key.
+        key: &'static str,
+        /// The id that it gives.
+        id: u32,
+        /// Number of tokens.
+        n_vocab: usize,
+    },
+}

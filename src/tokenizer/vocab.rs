@@ -1,0 +1,136 @@
+//! A vocabulary as a GGUF file states it, before anything is derived from it.
+
+use super::{Error, SpecialIds};
+use crate::gguf::{Array, Metadata};
+
+pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(super) const SCORES: &str = "tokenizer.ggml.scores";
+pub(super) const TYPES: &str = "tokenizer.ggml.token_type";
+pub(super) const MERGES: &str = "tokenizer.ggml.merges";
+pub(super) const MODEL: &str = "tokenizer.ggml.model";
+pub(super) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+pub(super) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+
+/// What a token is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenType {
+    /// Text.
+    Normal,
+    /// Stands for what no token spells.
+    Unknown,
+    /// Steers the model; not part of the text.
+    Control,
+    /// Text that is cut out before anything else is split.
+    UserDefined,
+    /// A hole in the table.
+    Unused,
+    /// One byte, written `<0x00>` to `<0xFF>`.
+    Byte,
+    /// A number that no one has given a meaning; treated as [`TokenType::Unused`].
+    Undefined,
+}
+
+impl TokenType {
+    /// The type that the number stands for in a file.
+    pub fn from_id(id: i32) -> TokenType {
+        match id {
+            1 => TokenType::Normal,
+            2 => TokenType::Unknown,
+            3 => TokenType::Control,
+            4 => TokenType::UserDefined,
+            5 => TokenType::Unused,
+            6 => TokenType::Byte,
+            _ => TokenType::Undefined,
+        }
+    }
+}
+
+/// The vocabulary of a file. `None` and empty lists mean that the file does not say.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Vocab {
+    /// `llama` or `gpt2`.
+    pub model: String,
+    /// Name of the pre-tokenizer of a `gpt2` vocabulary.
+    pub pre: Option<String>,
+    /// Text of each token. An empty one stands for a hole in the table.
+    pub tokens: Vec<Vec<u8>>,
+    /// One per token, or none; the higher merges first.
+    pub scores: Vec<f32>,
+    /// One per token, or none.
+    pub types: Vec<TokenType>,
+    /// Lines `left right`, the first merges first.
+    pub merges: Vec<Vec<u8>>,
+    /// Tokens with a role.
+    pub ids: SpecialIds,
+    /// Whether a begin token is put in front.
+    pub add_bos: Option<bool>,
+    /// Whether an end token is put after.
+    pub add_eos: Option<bool>,
+    /// Whether a space is put in front (`llama` only).
+    pub add_space_prefix: Option<bool>,
+    /// The model's name: some models' special tokens swallow the spaces after them.
+    pub name: String,
+}
+
+impl Vocab {
+    /// Reads the `tokenizer.ggml.*` keys.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without a model or tokens, [`Error::Metadata`] for a value of another type.
+    pub fn from_metadata(metadata: &Metadata) -> Result<Vocab, Error> {
+        let text = |key| metadata.str(key).map(|t| t.unwrap_or_default().to_owned());
+        let list = |key| -> Result<Option<Vec<Vec<u8>>>, Error> {
+            Ok(metadata.str_array(key)?.map(|all| all.iter().map(<[u8]>::to_vec).collect()))
+        };
+        let pre = text("tokenizer.ggml.pre")?;
+        let types = metadata.i32_array(TYPES)?.unwrap_or_default();
+        Ok(Vocab {
+            model: metadata.str(MODEL)?.ok_or(Error::Missing { key: MODEL })?.to_owned(),
+            pre: Some(pre).filter(|name| !name.is_empty()),
+            tokens: list(TOKENS)?.ok_or(Error::Missing { key: TOKENS })?,
+            scores: scores(metadata)?,
+            types: types.iter().map(|&id| TokenType::from_id(id)).collect(),
+            merges: list(MERGES)?.unwrap_or_default(),
+            ids: special_ids(metadata)?,
+            add_bos: metadata.bool(ADD_BOS)?,
+            add_eos: metadata.bool(ADD_EOS)?,
+            add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
+            name: text("general.name")?,
+        })
+    }
+}
+
+/// Scores are floats; some converters wrote integers.
+fn scores(metadata: &Metadata) -> Result<Vec<f32>, Error> {
+    if let Some(Array::I32(whole)) = metadata.get(SCORES).and_then(|value| value.as_array()) {
+        return Ok(whole.iter().map(|&score| score as f32).collect());
+    }
+    Ok(metadata.f32_array(SCORES)?.unwrap_or_default().into_owned())
+}
+
+/// Key and place of every special id.
+pub(super) fn keyed(ids: &mut SpecialIds) -> [(&'static str, &mut Option<u32>); 10] {
+    [
+        ("tokenizer.ggml.bos_token_id", &mut ids.bos),
+        ("tokenizer.ggml.eos_token_id", &mut ids.eos),
+        ("tokenizer.ggml.eot_token_id", &mut ids.eot),
+        ("tokenizer.ggml.eom_token_id", &mut ids.eom),
+        ("tokenizer.ggml.unknown_token_id", &mut ids.unk),
+        // The missing letter is the format's.
+        ("tokenizer.ggml.seperator_token_id", &mut ids.sep),
+        ("tokenizer.ggml.padding_token_id", &mut ids.pad),
+        ("tokenizer.ggml.fim_pad_token_id", &mut ids.fim_pad),
+        ("tokenizer.ggml.fim_rep_token_id", &mut ids.fim_rep),
+        ("tokenizer.ggml.fim_sep_token_id", &mut ids.fim_sep),
+    ]
+}
+
+fn special_ids(metadata: &Metadata) -> Result<SpecialIds, Error> {
+    let mut ids = SpecialIds::default();
+    for (key, slot) in keyed(&mut ids) {
+        // -1 is how some converters write "none": kept as an id that no vocabulary has.
+        let minus_one = metadata.get(key).and_then(|value| value.as_integer()) == Some(-1);
+        *slot = if minus_one { Some(u32::MAX) } else { metadata.u32(key)? };
+    }
+    Ok(ids)
+}

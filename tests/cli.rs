@@ -1,0 +1,277 @@
+//! The command as its users meet it: words in, text and exit codes out.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// Runs the command with closed standard input and none of the caller's settings.
+fn thermocline(args: &[&str]) -> Output {
+    with_env(args, &[])
+}
+
+fn with_env(args: &[&str], env: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.env_clear().envs(env.iter().copied()).args(args).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn check_failure(output: &Output, code: i32, says: &str) {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert!(text.contains(says), "{says:?} is not in {text}");
+    assert!(text.contains("error: "), "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    assert_eq!(stdout(output), "", "a failure writes nothing on standard output");
+}
+
+fn vocabulary(name: &str) -> Option<PathBuf> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/vocab");
+    let path = folder.join(format!("ggml-vocab-{name}.gguf"));
+    if !path.exists() {
+        println!("skipped: {} is not here", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+#[test]
+fn version_and_help_go_to_standard_output() {
+    let version = thermocline(&["--version"]);
+    assert!(version.status.success());
+    assert!(stdout(&version).starts_with("thermocline "));
+    for args in [&["--help"][..], &["-m", "x", "-h"], &["bench", "--help"], &["help", "info"]] {
+        let help = thermocline(args);
+        assert!(help.status.success(), "{args:?}");
+        assert!(stdout(&help).contains("Usage: thermocline"), "{args:?}");
+    }
+    let long = stdout(&thermocline(&["run", "--help"]));
+    for word in ["-ngl", "--mirostat", "--no-warmup", "THERMOCLINE_ARG_N_PREDICT", "--keep"] {
+        assert!(long.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn completions_are_printed_for_each_shell() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = thermocline(&["completions", shell]);
+        assert!(script.status.success());
+        assert!(stdout(&script).contains("ctx-size"), "{shell}");
+    }
+}
+
+#[test]
+fn what_cannot_be_meant_exits_with_2() {
+    let cases: [(&[&str], &str); 16] = [
+        (&["--no-such-flag"], "--no-such-flag"),
+        (&["-xyz"], "unknown flag '-xyz'"),
+        (&["-n", "many"], "many"),
+        (&["-n", "-3"], "-3"),
+        (&["-m"], "--model"),
+        (&["-t", "100000"], "100000"),
+        (&["--temp", "nan"], "--temp cannot be NaN"),
+        (&["--repeat-penalty", "0"], "--repeat-penalty"),
+        (&["--samplers", "top_k;magic"], "unknown sampler 'magic'"),
+        (&["--sampling-seq", "ekq"], "unknown sampler 'q'"),
+        (&["--logit-bias", "5"], "TOKEN_ID"),
+        (&["--vram-budget", "much"], "amount of memory"),
+        (&["-ctk", "q8_0"], "KV cache in q8_0 is not built yet"),
+        (&["bench", "-p", "0", "-n", "0"], "nothing to measure"),
+        (&["bench", "-t", "8-1"], "backwards"),
+        (&["tokenize"], "no text to tokenize"),
+    ];
+    for (args, says) in cases {
+        check_failure(&thermocline(args), 2, says);
+    }
+}
+
+#[test]
+fn what_would_change_the_text_is_refused_in_a_sentence() {
+    let cases: [(&[&str], &str); 8] = [
+        (&["--mirostat", "2"], "error: --mirostat 2: this sampler is not built yet"),
+        (&["--lora", "a.gguf"], "error: --lora a.gguf: adapters"),
+        (&["-hf", "user/model"], "error: -hf user/model: models are not downloaded"),
+        (&["-cnv"], "error: -cnv: there is no chat yet"),
+        (&["-j", "{}"], "error: -j {}: constrained output"),
+        (&["--dry-multiplier=0.8"], "error: --dry-multiplier 0.8: "),
+        (&["perplexity", "-f", "x", "--ppl-stride", "64"], "--ppl-stride 64"),
+        (&["bench", "--rope-freq-base", "1e6"], "position encoding"),
+    ];
+    for (args, says) in cases {
+        check_failure(&thermocline(args), 2, says);
+    }
+}
+
+#[test]
+fn placement_hints_are_one_line_and_neutral_flags_none() {
+    let gone = "no-such-file.gguf";
+    let output = thermocline(&["-m", gone, "-ngl", "99", "-sm", "layer", "-fa", "--no-warmup"]);
+    let text = stderr(&output);
+    let notes: Vec<_> = text.lines().filter(|l| l.starts_with("note:")).collect();
+    assert_eq!(
+        notes,
+        ["note: -ngl 99, -sm layer: this build has no GPU backend, so everything runs on the CPU"]
+    );
+    let quiet =
+        ["-m", gone, "-ngl", "0", "--mirostat", "0", "--typical", "1.0", "-no-cnv", "-fa", "on"];
+    assert!(!stderr(&thermocline(&quiet)).contains("note:"));
+    let silenced = ["-m", gone, "-ngl", "99", "--log-disable"];
+    assert!(!stderr(&thermocline(&silenced)).contains("note:"));
+}
+
+#[test]
+fn flags_have_twins_in_the_environment() {
+    let twin = |name: &str, value: &str| with_env(&["-m", "gone.gguf"], &[(name, value)]);
+    check_failure(&twin("THERMOCLINE_ARG_THREADS", "lots"), 2, "lots");
+    check_failure(&twin("THERMOCLINE_ARG_CACHE_TYPE_K", "q4_0"), 2, "KV cache in q4_0");
+    check_failure(&twin("THERMOCLINE_ARG_LORA", "a"), 2, "THERMOCLINE_ARG_LORA=a: adapters");
+    check_failure(&twin("THERMOCLINE_ARG_MMAP", "perhaps"), 2, "perhaps");
+    let budget = twin("THERMOCLINE_ARG_VRAM_BUDGET", "8GiB");
+    assert!(stderr(&budget).contains("note: --vram-budget: "));
+    let hint = twin("THERMOCLINE_ARG_N_GPU_LAYERS", "9");
+    assert!(stderr(&hint).contains("note: THERMOCLINE_ARG_N_GPU_LAYERS=9: "));
+    // The command line wins.
+    let both =
+        with_env(&["-ctk", "f16", "-m", "gone"], &[("THERMOCLINE_ARG_CACHE_TYPE_K", "q4_0")]);
+    assert!(!stderr(&both).contains("q4_0"));
+}
+
+#[test]
+fn a_backend_that_is_not_there_exits_with_5() {
+    check_failure(&thermocline(&["-dev", "CUDA0"]), 5, "no device 'CUDA0'");
+    let listed = thermocline(&["--list-devices"]);
+    assert!(listed.status.success());
+    assert!(stdout(&listed).contains("  CPU: "));
+}
+
+#[test]
+fn a_file_that_is_no_model_exits_with_3() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.gguf");
+    std::fs::write(&text, "once upon a time there was a file").unwrap();
+    for path in [folder.path(), &text, &folder.path().join("gone.gguf")] {
+        let path = path.to_str().unwrap();
+        for command in ["info", "tokenize"] {
+            let mut args = vec![command, "-m", path];
+            if command == "tokenize" {
+                args.extend(["-p", "x"]);
+            }
+            let output = thermocline(&args);
+            check_failure(&output, 3, "caused by: ");
+            assert!(stderr(&output).contains(path), "names the file");
+        }
+    }
+}
+
+#[test]
+fn colour_follows_the_rules() {
+    let escape = "\u{1b}[";
+    let args = ["info", "-m", "gone.gguf"];
+    assert!(!stderr(&thermocline(&args)).contains(escape), "no terminal, no colour");
+    let forced = with_env(&args, &[("CLICOLOR_FORCE", "1")]);
+    assert!(stderr(&forced).contains(escape));
+    let refused = with_env(&args, &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]);
+    assert!(!stderr(&refused).contains(escape));
+    let on = with_env(&["info", "-m", "gone.gguf", "--color", "on"], &[("NO_COLOR", "1")]);
+    assert!(stderr(&on).contains(escape));
+}
+
+#[test]
+fn tokenize_prints_as_llama_tokenize_does() {
+    let Some(path) = vocabulary("llama-spm") else { return };
+    let path = path.to_str().unwrap();
+    let ids = thermocline(&["tokenize", "-m", path, "-p", "Hello world", "--ids", "--log-disable"]);
+    assert_eq!(stdout(&ids), "[1, 15043, 3186]\n");
+    let bare = thermocline(&["tokenize", "-m", path, "-p", "Hello world", "--ids", "--no-bos"]);
+    assert_eq!(stdout(&bare), "[15043, 3186]\n");
+    let lines = thermocline(&["tokenize", "-m", path, "-p", "Hello world", "--show-count"]);
+    assert_eq!(
+        stdout(&lines),
+        "     1 -> '<s>'\n 15043 -> ' Hello'\n  3186 -> ' world'\nTotal number of tokens: 3\n"
+    );
+    let special = thermocline(&["tokenize", "-m", path, "-p", "<s>", "--ids", "--no-bos"]);
+    assert_eq!(stdout(&special), "[1]\n");
+    let text = ["tokenize", "-m", path, "-p", "<s>", "--ids", "--no-bos", "--no-parse-special"];
+    assert_ne!(stdout(&thermocline(&text)), "[1]\n");
+}
+
+#[test]
+fn tokenize_reads_files_and_standard_input() {
+    use std::io::Write;
+    let Some(path) = vocabulary("gpt-2") else { return };
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"Hello\\n world").unwrap();
+    let text = file.path().to_str().unwrap();
+    let model = path.to_str().unwrap();
+    let from_file = thermocline(&["tokenize", "-m", model, "-f", text, "--ids"]);
+    let from_flag = thermocline(&["tokenize", "-m", model, "-p", "Hello\n world", "--ids"]);
+    assert!(from_file.status.success());
+    assert_eq!(stdout(&from_file), stdout(&from_flag), "escapes count in files as well");
+    let raw = thermocline(&["tokenize", "-m", model, "-f", text, "--ids", "--no-escape"]);
+    assert_ne!(stdout(&raw), stdout(&from_flag));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.args(["tokenize", "-m", model, "--stdin", "--ids"]);
+    command.stdin(std::fs::File::open(file.path()).unwrap());
+    assert_eq!(stdout(&command.output().unwrap()), stdout(&from_flag));
+}
+
+#[test]
+fn info_works_on_vocabularies_and_unknown_architectures() {
+    let Some(path) = vocabulary("falcon") else { return };
+    let path = path.to_str().unwrap();
+    let text = stdout(&thermocline(&["info", "-m", path]));
+    for part in ["architecture       falcon", "tokenizer.ggml.tokens", "..."] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    assert!(text.lines().all(|l| l.chars().count() < 200), "long arrays are shortened");
+    let report = thermocline(&["info", "-m", path, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!(json["architecture"], "falcon");
+    assert_eq!(json["metadata"]["tokenizer.ggml.tokens"]["length"], json["tokenizer"]["n_vocab"]);
+}
+
+#[test]
+fn info_lists_tensors_and_the_predictor() {
+    use thermocline::gguf::{Container, TensorType, Writer};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut writer = Writer::new(Container::PowerInfer);
+    writer.set("general.architecture", "nobodys").unwrap();
+    writer.set("nobodys.block_count", 1u32).unwrap();
+    writer.declare("blk.0.fc1.weight", &[8, 4], TensorType::F32).unwrap();
+    writer.declare("blk.0.ffn_up.weight", &[32, 3], TensorType::Q8_0).unwrap();
+    let mut data = writer.in_memory().unwrap();
+    data.write("blk.0.fc1.weight", &[0; 128]).unwrap();
+    data.write("blk.0.ffn_up.weight", &[0; 102]).unwrap();
+    std::fs::write(&path, data.finish().unwrap()).unwrap();
+    let path = path.to_str().unwrap();
+    let text = stdout(&thermocline(&["info", "-m", path]));
+    for part in ["PowerInfer", "nobodys", "8 x 4", "Q8_0", "102 B", "predictor: 1 tensors"] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    let report = thermocline(&["info", "-m", path, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!(json["predictor"][0], "blk.0.fc1.weight");
+    assert_eq!(json["n_params"], 128);
+    assert_eq!(json["model"]["layers"], 1);
+    assert_eq!(json["tokenizer"], serde_json::Value::Null);
+}
+
+/// `| head` closes the pipe while much is still to be written.
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.args(["completions", "zsh"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+}

@@ -1,0 +1,159 @@
+//! Files on disk: what is no model, models in several parts, and files that appear whole or not at all.
+
+use std::{fs, path::Path};
+
+use super::{contents, fill, small, small_bytes};
+use thermocline::gguf::{Container, File, TensorType, Writer};
+
+/// The message of the error that opening `path` gives.
+fn refusal(path: &Path) -> String {
+    let message = File::open(path).unwrap_err().to_string();
+    let name = path.file_name().unwrap().to_str().unwrap();
+    assert!(message.contains(name), "{message:?} does not name {name}");
+    message
+}
+
+#[track_caller]
+fn check(message: &str, expected: &str) {
+    assert!(message.contains(expected), "{message:?} lacks {expected:?}");
+}
+
+#[test]
+fn a_written_file_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, "an older file").unwrap();
+    let mut data = small(Container::PowerInfer).create(&path).unwrap();
+    fill(&mut data);
+    assert_eq!(fs::read_to_string(&path).unwrap(), "an older file");
+    data.finish().unwrap();
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    assert_eq!(fs::read(&path).unwrap(), small_bytes(Container::PowerInfer));
+
+    let file = File::open(&path).unwrap();
+    assert_eq!(file.size_bytes(), fs::metadata(&path).unwrap().len());
+    let share = file.slice(file.tensor("weight").unwrap()).unwrap();
+    drop(file);
+    let other = share.clone();
+    drop(share);
+    let from_thread = std::thread::spawn(move || other.to_vec()).join().unwrap();
+    assert_eq!(from_thread, contents("weight", 72));
+}
+
+#[test]
+fn an_unfinished_file_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let first = small(Container::Gguf).create(&path).unwrap();
+    let mut second = small(Container::Gguf).create(&path).unwrap();
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+    drop(first);
+    second.write("norm", &[1; 12]).unwrap();
+    check(&second.finish().unwrap_err().to_string(), "`weight` needs 72 bytes of data, found 0");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+
+    let nowhere = folder.path().join("absent").join("model.gguf");
+    check(&small(Container::Gguf).create(&nowhere).unwrap_err().to_string(), "cannot create");
+    let taken = folder.path().join("taken");
+    fs::create_dir(&taken).unwrap();
+    let mut data = small(Container::Gguf).create(&taken).unwrap();
+    fill(&mut data);
+    check(&data.finish().unwrap_err().to_string(), "cannot rename");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+#[test]
+fn what_is_no_file_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    check(&refusal(&path.join("absent.gguf")), "cannot open: ");
+    let message = refusal(path);
+    assert!(message.ends_with("is a directory, expected a GGUF file"), "{message}");
+    fs::write(path.join("config.json"), "{}").unwrap();
+    check(&refusal(path), "Hugging Face");
+    fs::write(path.join("b.gguf"), "").unwrap();
+    check(&refusal(path), "; it holds b.gguf");
+    fs::write(path.join("a.gguf"), "").unwrap();
+    check(&refusal(path), "; it holds 2 of them, a.gguf to b.gguf");
+    check(&refusal(&path.join("a.gguf")), "is empty (0 bytes)");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_socket_is_not_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    check(&refusal(&path), "is not a regular file");
+}
+
+/// Writes a part of a split model with one tensor, `t` and its number.
+fn write_part(path: &Path, number: u16, count: u16, n_tensors: i32, tensor: &str) {
+    let mut writer = Writer::new(Container::Gguf);
+    writer.set("split.no", number).unwrap();
+    writer.set("split.count", count).unwrap();
+    writer.set("split.tensors.count", n_tensors).unwrap();
+    writer.declare(tensor, &[8], TensorType::F32).unwrap();
+    let mut data = writer.create(path).unwrap();
+    fill(&mut data);
+    data.finish().unwrap();
+}
+
+#[test]
+fn parts_of_a_model_open_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let part = |n: u16| folder.path().join(format!("my-model-{n:05}-of-00003.gguf"));
+    for n in 1..=3 {
+        write_part(&part(n), n - 1, 3, 3, &format!("t{n}"));
+    }
+    for opened in 1..=3 {
+        let file = File::open(&part(opened)).unwrap();
+        assert_eq!(file.paths(), [part(1), part(2), part(3)]);
+        assert_eq!(file.name(), part(1).display().to_string());
+        assert_eq!(file.tensors().len(), 3);
+        assert_eq!(file.tensor("t2").unwrap().part(), 1);
+        assert_eq!(file.metadata().u32("split.no").unwrap(), Some(0));
+        for tensor in file.tensors() {
+            assert_eq!(file.bytes(tensor).unwrap(), contents(&tensor.name, 32));
+        }
+        let lengths = (1..=3).map(|n| fs::metadata(part(n)).unwrap().len());
+        assert_eq!(file.size_bytes(), lengths.sum::<u64>());
+    }
+}
+
+#[test]
+fn parts_that_do_not_fit_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let part = |n: u16| folder.path().join(format!("m-{n:05}-of-00002.gguf"));
+    let broken = |n: u16| {
+        let message = File::open(&part(1)).unwrap_err().to_string();
+        check(&message, &format!("m-0000{n}-of-00002.gguf"));
+        message
+    };
+    write_part(&part(1), 0, 2, 2, "a");
+    check(&broken(2), "is missing: part 2 of the 2 parts");
+    fs::write(part(2), "GGUF").unwrap();
+    check(&broken(2), "truncated inside the version: expected at least 8 bytes, found 4");
+    fs::write(part(2), small_bytes(Container::Gguf)).unwrap();
+    check(&broken(2), "key `split.count`: expected 2, found 1");
+    fs::write(part(2), small_bytes(Container::PowerInfer)).unwrap();
+    check(&broken(2), "container: expected GGUF, found PowerInfer GGUF");
+    write_part(&part(2), 0, 2, 2, "b");
+    check(&broken(2), "key `split.no`: expected 1, found 0");
+    write_part(&part(2), 1, 2, 2, "a");
+    check(&broken(1), "tensor `a` stands twice");
+    write_part(&part(1), 0, 2, 9, "b");
+    check(&broken(1), "expected 9, found 2");
+
+    let odd = folder.path().join("renamed.gguf");
+    fs::copy(part(1), &odd).unwrap();
+    check(&refusal(&odd), "expected NAME-00001-of-00002.gguf, as for each of its 2 parts");
+    let bytes = fs::read(part(1)).unwrap();
+    let in_memory = File::from_vec(bytes, "memory").unwrap_err().to_string();
+    check(&in_memory, "key `split.count`: expected 1 for a model in memory, found 2");
+
+    let mut writer = Writer::new(Container::Gguf);
+    writer.set("split.count", u64::MAX).unwrap();
+    writer.create(&part(1)).unwrap().finish().unwrap();
+    check(&broken(1), "expected at most 99999, found 18446744073709551615");
+}

@@ -1,0 +1,152 @@
+//! What several tests need: tiny models from a seed, a watchdog.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use hal::format::Format;
+use rand::RngExt;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use thermocline::gguf::{Container, File, TensorType, Value, Writer};
+use thermocline::model::{Model, ModelOptions};
+
+/// A model small enough to run hundreds of times, with random weights.
+#[derive(Clone, Debug)]
+pub struct Tiny {
+    pub seed: u64,
+    pub n_layer: usize,
+    pub n_embd: usize,
+    pub n_ff: usize,
+    pub n_head: usize,
+    pub n_head_kv: usize,
+    pub n_vocab: usize,
+    pub format: Format,
+    pub activation: &'static str,
+    pub tied: bool,
+    pub window: Option<u32>,
+    pub pwri: bool,
+}
+
+impl Default for Tiny {
+    fn default() -> Tiny {
+        Tiny {
+            seed: 1,
+            n_layer: 3,
+            n_embd: 64,
+            n_ff: 96,
+            n_head: 4,
+            n_head_kv: 2,
+            n_vocab: 80,
+            format: Format::F16,
+            activation: "relu",
+            tied: false,
+            window: None,
+            pwri: false,
+        }
+    }
+}
+
+impl Tiny {
+    pub fn model(&self) -> Arc<Model> {
+        let bytes = self.bytes();
+        let file = File::from_vec(bytes, "tiny.gguf").unwrap();
+        Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
+    }
+
+    fn tensors(&self) -> Vec<(String, usize, usize, Format)> {
+        let d_kv = self.n_embd / self.n_head * self.n_head_kv;
+        let mut tensors = vec![
+            ("token_embd.weight".to_owned(), self.n_vocab, self.n_embd, self.format),
+            ("output_norm.weight".to_owned(), 1, self.n_embd, Format::F32),
+        ];
+        if !self.tied {
+            tensors.push(("output.weight".to_owned(), self.n_vocab, self.n_embd, self.format));
+        }
+        let down = match self.pwri {
+            true => ("ffn_down_t", self.n_ff, self.n_embd),
+            false => ("ffn_down", self.n_embd, self.n_ff),
+        };
+        for layer in 0..self.n_layer {
+            for norm in ["attn_norm", "ffn_norm"] {
+                tensors.push((format!("blk.{layer}.{norm}.weight"), 1, self.n_embd, Format::F32));
+            }
+            for (part, rows, cols) in [
+                ("attn_q", self.n_embd, self.n_embd),
+                ("attn_k", d_kv, self.n_embd),
+                ("attn_v", d_kv, self.n_embd),
+                ("attn_output", self.n_embd, self.n_embd),
+                ("ffn_gate", self.n_ff, self.n_embd),
+                ("ffn_up", self.n_ff, self.n_embd),
+                down,
+            ] {
+                tensors.push((format!("blk.{layer}.{part}.weight"), rows, cols, self.format));
+            }
+        }
+        tensors
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let container = if self.pwri { Container::PowerInfer } else { Container::Gguf };
+        let mut writer = Writer::new(container);
+        let mut set = |key: &str, value: Value| writer.set(key, value).unwrap();
+        set("general.architecture", "llama".into());
+        for (key, value) in [
+            ("block_count", self.n_layer),
+            ("embedding_length", self.n_embd),
+            ("feed_forward_length", self.n_ff),
+            ("attention.head_count", self.n_head),
+            ("attention.head_count_kv", self.n_head_kv),
+            ("context_length", 256),
+        ] {
+            set(&format!("llama.{key}"), (value as u32).into());
+        }
+        set("llama.attention.layer_norm_rms_epsilon", 1e-5f32.into());
+        if !self.pwri {
+            set("llama.hidden_activation", self.activation.into());
+        }
+        if let Some(window) = self.window {
+            set("llama.attention.sliding_window", window.into());
+        }
+        let tensors = self.tensors();
+        for (name, rows, cols, format) in &tensors {
+            let shape: Vec<u64> = match rows {
+                1 => vec![*cols as u64],
+                _ => vec![*cols as u64, *rows as u64],
+            };
+            let id = format.gguf_id().unwrap();
+            writer.declare(name, &shape, TensorType::from_id(id, Container::Gguf)).unwrap();
+        }
+        let mut data = writer.in_memory().unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        for (name, rows, cols, format) in &tensors {
+            let norm = name.contains("norm");
+            let scale = if norm { 0.2 } else { 1.7 / (*cols as f32).sqrt() };
+            let values: Vec<f32> = (0..rows * cols)
+                .map(|_| {
+                    let v: f32 = rng.random_range(-1.0..1.0);
+                    if norm { 1.0 + scale * v } else { scale * 1.7 * v }
+                })
+                .collect();
+            let mut bytes = vec![0; rows * format.row_bytes(*cols).unwrap()];
+            format.quantize(&values, &mut bytes);
+            data.write(name, &bytes).unwrap();
+        }
+        data.finish().unwrap()
+    }
+}
+
+/// Runs `f` on a thread of its own and fails if it does not end in time: a test for waits that never end.
+pub fn within<T: Send + 'static>(limit: Duration, f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (send, receive) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let _ = send.send(f());
+    });
+    match receive.recv_timeout(limit) {
+        Ok(value) => value,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("still waiting after {limit:?}"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(thread.join().expect_err("the sender was dropped by a panic"))
+        }
+    }
+}
