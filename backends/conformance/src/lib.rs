@@ -1,1 +1,236 @@
-//! conformance
+//! One suite over every backend: each case runs on the device and on [`oracle`], through the public face of
+//! `hal` alone, and what comes out is compared.
+//!
+//! A backend's `tests/conformance.rs` is
+//!
+//! ```no_run
+//! # use thermocline_conformance as conformance;
+//! # let device = conformance::oracle();
+//! conformance::check(&device);
+//! ```
+//!
+//! Every case draws its data from a seed made of its name, poisons what is to be written with NaN, puts rows
+//! that nobody may touch beside it, and runs twice for equal bits. Expected values are f64 sums by
+//! [`cpu::reference`].
+//!
+//! Absent on purpose: timings, tolerances that a backend could set, cases that look inside a backend.
+
+mod cases;
+mod compare;
+mod oracle;
+mod rig;
+mod rng;
+mod weights;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use hal::{Device, Error};
+
+pub use oracle::oracle;
+
+use compare::compare;
+use rig::{Output, Rig};
+use rng::Rng;
+
+/// Normalised mean squared error that differs only by the order of F32 sums.
+const TOLERANCE: f64 = 1e-7;
+
+type Body = Box<dyn Fn(&mut Rig) -> hal::Result<()> + Send + Sync>;
+
+/// One test of one behaviour.
+pub struct Case {
+    name: String,
+    seed: u64,
+    tolerance: f64,
+    reason: &'static str,
+    body: Body,
+}
+
+impl Case {
+    fn new(
+        name: impl Into<String>,
+        body: impl Fn(&mut Rig) -> hal::Result<()> + Send + Sync + 'static,
+    ) -> Case {
+        let name = name.into();
+        let seed = Rng::seed_of(&name);
+        let reason = "only the order of sums may differ";
+        Case { name, seed, tolerance: TOLERANCE, reason, body: Box::new(body) }
+    }
+
+    fn within(self, tolerance: f64, reason: &'static str) -> Case {
+        Case { tolerance, reason, ..self }
+    }
+
+    /// `Op/Format/what`, such as `SparseFfn/Q4_0/relu/odd`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the outputs of one run are.
+    fn run(&self, device: &Device) -> Result<Vec<Output>, Outcome> {
+        let run = || {
+            let mut rig = Rig::new(device, self.seed)?;
+            (self.body)(&mut rig)?;
+            rig.check_guards()?;
+            Ok(rig)
+        };
+        let rig = match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(rig)) => rig,
+            Ok(Err(Error::Unsupported { reason, .. })) => return Err(Outcome::Skipped(reason)),
+            Ok(Err(error)) => return Err(Outcome::Failed(error.to_string())),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+                let text = text.unwrap_or("without a message");
+                return Err(Outcome::Failed(format!("panicked: {text}")));
+            }
+        };
+        match rig.faults.is_empty() {
+            true => Ok(rig.outputs),
+            false => Err(Outcome::Failed(rig.faults.join("; "))),
+        }
+    }
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Case({}, seed {:#x})", self.name, self.seed)
+    }
+}
+
+/// What became of a case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The device does what the oracle does.
+    Passed,
+    /// The device says that it cannot run this, and why.
+    Skipped(String),
+    /// What differed.
+    Failed(String),
+}
+
+/// All cases, in a fixed order.
+#[must_use]
+pub fn cases() -> Vec<Case> {
+    cases::all()
+}
+
+/// Runs one case on `device`, twice, and on the oracle.
+#[must_use]
+pub fn run_case(case: &Case, device: &Device) -> Outcome {
+    let fail = |text: String| {
+        Outcome::Failed(format!(
+            "{text} (seed {:#x}, tolerance {:e}: {})",
+            case.seed, case.tolerance, case.reason
+        ))
+    };
+    let run = |device: &Device| match case.run(device) {
+        Err(Outcome::Failed(text)) => Err(fail(text)),
+        other => other,
+    };
+    let expected = match case.run(&oracle()) {
+        Ok(outputs) => outputs,
+        Err(outcome) => return fail(format!("the oracle itself: {outcome:?}")),
+    };
+    let (first, second) = match (run(device), run(device)) {
+        (Ok(first), Ok(second)) => (first, second),
+        (Err(outcome), _) | (_, Err(outcome)) => return outcome,
+    };
+    if let Err(text) = compare(&expected, &first, case.tolerance) {
+        return fail(text);
+    }
+    match compare::same_bits(&first, &second) {
+        Ok(()) => Outcome::Passed,
+        Err(text) => fail(format!("a second run: {text}")),
+    }
+}
+
+/// What became of every case on a device. Its text names each failure and each skip.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Name of the device.
+    pub device: String,
+    /// Case name and outcome.
+    pub outcomes: Vec<(String, Outcome)>,
+}
+
+impl Report {
+    /// Number of cases that failed.
+    #[must_use]
+    pub fn n_failed(&self) -> usize {
+        self.outcomes.iter().filter(|(_, o)| matches!(o, Outcome::Failed(_))).count()
+    }
+
+    /// Number of cases that the device said it cannot run.
+    #[must_use]
+    pub fn n_skipped(&self) -> usize {
+        self.outcomes.iter().filter(|(_, o)| matches!(o, Outcome::Skipped(_))).count()
+    }
+
+    /// Names of the cases that passed.
+    pub fn passed(&self) -> impl Iterator<Item = &str> {
+        let passed = self.outcomes.iter().filter(|(_, o)| *o == Outcome::Passed);
+        passed.map(|(name, _)| name.as_str())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, outcome) in &self.outcomes {
+            match outcome {
+                Outcome::Passed => {}
+                Outcome::Skipped(reason) => writeln!(f, "skipped {name}: {reason}")?,
+                Outcome::Failed(text) => writeln!(f, "FAILED  {name}: {text}")?,
+            }
+        }
+        let (all, failed, skipped) = (self.outcomes.len(), self.n_failed(), self.n_skipped());
+        let passed = all - failed - skipped;
+        write!(f, "{}: {passed} passed, {failed} failed, {skipped} skipped", self.device)
+    }
+}
+
+/// Runs every case whose name contains `part` (all of them for an empty one).
+#[must_use]
+pub fn run_matching(device: &Device, part: &str) -> Report {
+    let cases = cases().into_iter().filter(|case| case.name.contains(part));
+    let outcomes = cases.map(|case| (case.name.clone(), run_case(&case, device))).collect();
+    Report { device: device.info().name.clone(), outcomes }
+}
+
+/// Runs every case.
+#[must_use]
+pub fn run_all(device: &Device) -> Report {
+    run_matching(device, "")
+}
+
+/// The whole of a backend's conformance test.
+///
+/// # Panics
+/// With the report, if a case failed.
+pub fn check(device: &Device) {
+    let report = run_all(device);
+    assert_eq!(report.n_failed(), 0, "\n{report}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No case may pass on a device whose memory works and whose ops do nothing, but those without ops.
+    #[test]
+    fn a_device_that_computes_nothing_fails() {
+        let report = run_all(&oracle::idle());
+        let passed: Vec<&str> =
+            report.passed().filter(|name| !name.starts_with("Memory/")).collect();
+        assert!(passed.is_empty(), "{passed:?}");
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let cases = cases();
+        let names: std::collections::HashSet<&str> = cases.iter().map(Case::name).collect();
+        assert_eq!(names.len(), cases.len());
+    }
+}

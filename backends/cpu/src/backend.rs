@@ -6,7 +6,7 @@ use hal::format::Format;
 use hal::pack::{pack_plain, pack_row_plain, plain_size};
 use hal::{
     Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
-    MemoryReport, Op, OpDesc, PackDesc, Plan, PlainStaging, RawBuffer, RawMailbox, RawProgram,
+    MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, RawBuffer, RawMailbox, RawProgram,
     RawStaging, Result, Select, SharedBytes, Source, Tensor, TensorDesc,
 };
 

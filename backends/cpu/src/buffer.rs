@@ -16,7 +16,7 @@ use std::sync::MutexGuard;
 
 use bytemuck::AnyBitPattern;
 use hal::format::TransposedLayout;
-use hal::{Layout, RawBuffer, SharedBytes, Tensor};
+use hal::{Layout, Operand, RawBuffer, SharedBytes, Tensor};
 
 use crate::reference::Memory;
 use crate::team::Team;
@@ -33,7 +33,7 @@ pub(crate) struct HostBuffer {
 
 enum Keep {
     Allocated { base: NonNull<u8>, extent: Extent },
-    Source(SharedBytes),
+    Source { _bytes: SharedBytes },
 }
 
 // SAFETY: the memory is owned or kept alive by the buffer and does not move; access follows the discipline above.
@@ -66,7 +66,7 @@ impl HostBuffer {
     pub(crate) fn kept(source: SharedBytes) -> HostBuffer {
         let bytes: &[u8] = (*source).as_ref();
         let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
-        HostBuffer { start, len, keep: Keep::Source(source) }
+        HostBuffer { start, len, keep: Keep::Source { _bytes: source } }
     }
 
     /// Whether the memory is the buffer's own.
@@ -226,7 +226,8 @@ pub(crate) struct Scratch {
 impl Scratch {
     pub(crate) fn take<T>(&mut self, n_rows: usize, n_cols: usize) -> Span<T> {
         let at = self.bytes.next_multiple_of(ALIGN);
-        self.bytes = at.saturating_add(n_rows.saturating_mul(n_cols).saturating_mul(size_of::<T>()));
+        self.bytes =
+            at.saturating_add(n_rows.saturating_mul(n_cols).saturating_mul(size_of::<T>()));
         Span { at, n_rows, n_cols, of: PhantomData }
     }
 }
@@ -252,7 +253,7 @@ impl<'a> Binder<'a> {
 
     /// Start and bytes per row of a tensor in rows.
     fn locate(tensor: &Tensor) -> (*mut u8, usize) {
-        let (buffer, desc) = (Self::buffer(tensor), tensor.desc);
+        let (buffer, desc) = (Self::buffer(tensor), tensor.desc());
         let row = desc.format.row_bytes(desc.n_cols).expect("tensors have whole blocks per row");
         let first = tensor.first_row() * row;
         assert!(desc.layout == Layout::Rows, "{desc} is not in rows");
@@ -265,8 +266,8 @@ impl<'a> Binder<'a> {
     pub(crate) fn read<T: AnyBitPattern>(&self, tensor: &Tensor) -> Reads<T> {
         let (start, row) = Self::locate(tensor);
         let start = start.cast_const().cast::<T>();
-        assert!(start.is_aligned(), "{} is not aligned", tensor.desc);
-        Reads { start, n_rows: tensor.desc.n_rows, n_cols: row / size_of::<T>() }
+        assert!(start.is_aligned(), "{} is not aligned", tensor.desc());
+        Reads { start, n_rows: tensor.desc().n_rows, n_cols: row / size_of::<T>() }
     }
 
     /// See [`Binder::read`].
@@ -291,7 +292,7 @@ impl<'a> Binder<'a> {
     pub(crate) fn transposed(&self, tensor: &Tensor) -> (TransposedLayout, Reads<u8>, usize) {
         let layout = hal::pack::transposed(&tensor.whole()).expect("packed by this layout");
         let bytes = self.whole(tensor);
-        assert!(layout.n_bytes == bytes.n_cols, "{} does not fill its buffer", tensor.desc);
+        assert!(layout.n_bytes == bytes.n_cols, "{} does not fill its buffer", tensor.desc());
         (layout, bytes, tensor.first_row())
     }
 
@@ -315,35 +316,44 @@ impl<'a> Binder<'a> {
 }
 
 /// Tensor memory for a queue that holds the device's lock.
-pub(crate) struct Copy<'a>(PhantomData<&'a ()>);
+pub(crate) struct Locked<'a>(PhantomData<&'a mut Team>);
 
-impl<'a> Copy<'a> {
-    /// The guard is the proof: nothing else touches tensor memory while it is held.
-    pub(crate) fn new(_lock: &'a MutexGuard<'_, Team>) -> Copy<'a> {
-        Copy(PhantomData)
+impl<'a> Locked<'a> {
+    /// The guard is the proof: nothing else touches tensor memory while it is borrowed.
+    pub(crate) fn new(_lock: &'a mut MutexGuard<'_, Team>) -> Locked<'a> {
+        Locked(PhantomData)
     }
 
     /// The bytes of a view in rows.
-    pub(crate) fn bytes(&self, tensor: &'a Tensor) -> &'a [u8] {
+    pub(crate) fn bytes<'b>(&'b self, tensor: &'b Tensor) -> &'b [u8] {
         let (start, row) = Binder::locate(tensor);
-        // SAFETY: inside the buffer, which the tensor keeps alive; the lock is held.
-        unsafe { std::slice::from_raw_parts(start, tensor.desc.n_rows * row) }
+        // SAFETY: inside the buffer, which the tensor keeps alive; the lock is held, and no slice to write is out.
+        unsafe { std::slice::from_raw_parts(start, tensor.desc().n_rows * row) }
     }
 
-    /// See [`Copy::bytes`]; the caller has no other slice of these rows.
-    pub(crate) fn bytes_mut(&self, tensor: &'a Tensor) -> &'a mut [u8] {
+    /// The bytes of a view in rows, to write.
+    pub(crate) fn bytes_mut<'b>(&'b mut self, tensor: &'b Tensor) -> &'b mut [u8] {
         let (start, row) = Binder::locate(tensor);
         assert!(Binder::buffer(tensor).is_writable(), "kept memory is not written");
-        // SAFETY: as above, own memory, and callers take each range once.
-        unsafe { std::slice::from_raw_parts_mut(start, tensor.desc.n_rows * row) }
+        // SAFETY: as above; this borrow is the only one.
+        unsafe { std::slice::from_raw_parts_mut(start, tensor.desc().n_rows * row) }
     }
 
-    /// All bytes of the buffer behind a view.
-    pub(crate) fn whole_mut(&self, tensor: &'a Tensor) -> &'a mut [u8] {
+    /// All bytes of the buffer behind a view, to write.
+    pub(crate) fn whole_mut<'b>(&'b mut self, tensor: &'b Tensor) -> &'b mut [u8] {
         let buffer = Binder::buffer(tensor);
         assert!(buffer.is_writable(), "kept memory is not written");
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), buffer.len) }
+    }
+
+    /// Copies one view to another of the same shape that does not overlap it.
+    pub(crate) fn copy(&mut self, src: &Tensor, dst: &Tensor) {
+        assert!(src.desc() == dst.desc() && !src.overlaps(dst), "unlike or overlapping views");
+        let (from, row) = Binder::locate(src);
+        let to = self.bytes_mut(dst);
+        // SAFETY: both have this length, as just checked, and do not overlap.
+        unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), src.desc().n_rows * row) }
     }
 }
 

@@ -38,9 +38,10 @@ impl CpuProgram {
         let bind = unsafe { Binder::new(workspace) };
         let context = Context { bind, simd, n_threads };
         let kernels: Vec<_> = ops.iter().map(|op| kernels::compile(op, &context)).collect();
-        let phases = kernels.iter().zip(0..).flat_map(|(kernel, k)| {
-            (0..kernel.n_phases() as u32).map(move |phase| (k, phase))
-        });
+        let phases = kernels
+            .iter()
+            .zip(0..)
+            .flat_map(|(kernel, k)| (0..kernel.n_phases() as u32).map(move |phase| (k, phase)));
         let phases = phases.collect();
         CpuProgram { label: label.to_owned(), kernels, phases, _tensors: tensors }
     }

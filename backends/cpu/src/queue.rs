@@ -9,7 +9,7 @@ use hal::{
 };
 
 use crate::backend::Shared;
-use crate::buffer::{Copy, HostBuffer};
+use crate::buffer::{HostBuffer, Locked};
 use crate::program::CpuProgram;
 
 #[derive(Debug)]
@@ -48,8 +48,8 @@ impl BackendQueue for CpuQueue {
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         self.writable("upload", dst)?;
-        let team = self.shared.lock();
-        Copy::new(&team).bytes_mut(dst)[..src.bytes().len()].copy_from_slice(src.bytes());
+        let mut team = self.shared.lock();
+        Locked::new(&mut team).bytes_mut(dst)[..src.bytes().len()].copy_from_slice(src.bytes());
         Ok(Box::new(Copied(src)))
     }
 
@@ -58,24 +58,23 @@ impl BackendQueue for CpuQueue {
         src: &Tensor,
         mut dst: Box<dyn RawStaging>,
     ) -> Result<Box<dyn RawTransfer>> {
-        let team = self.shared.lock();
+        let mut team = self.shared.lock();
         let out = dst.bytes_mut();
-        out.copy_from_slice(&Copy::new(&team).bytes(src)[..out.len()]);
+        out.copy_from_slice(&Locked::new(&mut team).bytes(src)[..out.len()]);
         Ok(Box::new(Copied(dst)))
     }
 
     fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
         self.writable("refill", pack)?;
-        let team = self.shared.lock();
-        let whole = Copy::new(&team).whole_mut(pack);
-        refill_plain(&pack.whole(), whole, pack.first_row() + slot, bytes)
+        let mut team = self.shared.lock();
+        let mut memory = Locked::new(&mut team);
+        refill_plain(&pack.whole(), memory.whole_mut(pack), pack.first_row() + slot, bytes)
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
         self.writable("copy_rows", dst)?;
-        let team = self.shared.lock();
-        let copy = Copy::new(&team);
-        copy.bytes_mut(dst).copy_from_slice(copy.bytes(src));
+        let mut team = self.shared.lock();
+        Locked::new(&mut team).copy(src, dst);
         Ok(())
     }
 

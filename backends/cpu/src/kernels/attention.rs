@@ -97,15 +97,15 @@ pub(super) struct Attention {
 impl Attention {
     pub(super) fn new(op: &op::Attention<Tensor>, context: &Context<'_>) -> Attention {
         let spans = Spans::new(op, context.n_threads, &mut Scratch::default());
-        let d_head = op.q.desc.n_cols / op.n_head;
+        let d_head = op.q.desc().n_cols / op.n_head;
         let bytes = |format: Format| d_head * format.block_bytes();
         Attention {
             q: context.bind.read(&op.q),
             k: Weight::new(&op.cache.k, context),
             v: context.bind.read(&op.cache.v),
-            add_v: context.simd.axpy(op.cache.v.desc.format),
-            k_head_bytes: bytes(op.cache.k.desc.format),
-            v_head_bytes: bytes(op.cache.v.desc.format),
+            add_v: context.simd.axpy(op.cache.v.desc().format),
+            k_head_bytes: bytes(op.cache.k.desc().format),
+            v_head_bytes: bytes(op.cache.v.desc().format),
             step: Step::new(&op.batch, context),
             sinks: maybe(op.sinks.as_ref(), context),
             y: context.bind.write(&op.y),

@@ -205,7 +205,9 @@ impl SparseFfn {
         let rows = piece(slice, self.cut.slice, self.cut.n_rows);
         match &self.list {
             None => rows.for_each(|id| push(id as u32, all)),
-            Some(list) => list.for_slice(slice, &rows, tile, &mut |id, tokens| push(id, tokens & all)),
+            Some(list) => {
+                list.for_slice(slice, &rows, tile, &mut |id, tokens| push(id, tokens & all))
+            }
         }
         wanted
     }
@@ -248,7 +250,9 @@ impl SparseFfn {
             Skip::Never | Skip::GaussianCut(_) => false,
             Skip::NotPositive => test <= 0.0,
             Skip::Below(limit) => below(limit),
-            Skip::BelowPerRow => self.threshold.is_some_and(|limits| below(limits.all()[id as usize])),
+            Skip::BelowPerRow => {
+                self.threshold.is_some_and(|limits| below(limits.all()[id as usize]))
+            }
         }
     }
 
@@ -275,7 +279,7 @@ impl SparseFfn {
             }
         }
         let mut ups = [0.0f32; TILE];
-        for i in 0..n {
+        for (i, tests) in tests[..n].iter().enumerate() {
             let (id, tokens) = (wanted.ids[i], wanted.tokens[i]);
             if self.gate.is_some() {
                 if i + AHEAD < n {
@@ -284,7 +288,7 @@ impl SparseFfn {
                 self.products(&self.up, self.bias_up.as_ref(), id, tokens, tile.start, &mut ups);
             }
             for slot in (0..tile.len()).filter(|slot| tokens >> slot & 1 == 1) {
-                let mut h = neuron(self.kind, self.activation, tests[i][slot], ups[slot]);
+                let mut h = neuron(self.kind, self.activation, tests[slot], ups[slot]);
                 if let Some(groups) = &self.groups {
                     h *= groups.weight(id, tile.start + slot);
                 }
@@ -422,7 +426,7 @@ impl Kernel for SparseFfn {
 
 /// Whether a tensor is a transposed matrix.
 fn is_transposed(tensor: &Tensor) -> bool {
-    match tensor.desc.layout {
+    match tensor.desc().layout {
         Layout::Rows => false,
         Layout::Transposed { .. } => true,
     }

@@ -36,7 +36,7 @@ impl MatMul {
         MatMul {
             w,
             x: Acts::new(context.bind.read(&op.x), spans.x.as_ref(), context),
-            n_in: op.x.desc.n_cols,
+            n_in: op.x.desc().n_cols,
             bias: maybe(op.bias.as_ref(), context),
             y: context.bind.write(&op.y),
             rows: rows_per_chunk(w.rows.n_cols()),
@@ -78,7 +78,8 @@ impl Kernel for MatMul {
 
     fn run(&self, phase: usize, chunk: usize, _worker: usize) {
         match phase {
-            0 => piece(chunk, cheap_rows(self.n_in), self.y.n_rows()).for_each(|t| self.x.round(t, t)),
+            0 => piece(chunk, cheap_rows(self.n_in), self.y.n_rows())
+                .for_each(|t| self.x.round(t, t)),
             _ => self.multiply(chunk),
         }
     }

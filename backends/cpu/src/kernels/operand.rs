@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use hal::format::{Activation, Format, Q8_BLOCK};
-use hal::{Batch, BatchShape, BatchView, Tensor};
+use hal::{Batch, BatchShape, BatchView, Operand, Tensor};
 
 use super::Context;
 use crate::buffer::{Reads, Scratch, Span, Writes};
@@ -47,7 +47,7 @@ pub(super) struct Weight {
 
 impl Weight {
     pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> Weight {
-        let format = tensor.desc.format;
+        let format = tensor.desc().format;
         Weight {
             rows: context.bind.read(tensor),
             activation: format.activation(),

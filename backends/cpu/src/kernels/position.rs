@@ -2,7 +2,7 @@
 
 use hal::format::Format;
 use hal::op::{self, Pairing};
-use hal::{KvCache, Tensor};
+use hal::{KvCache, Operand, Tensor};
 use half::f16;
 
 use super::operand::Step;
@@ -93,7 +93,7 @@ enum CacheRows {
 
 impl CacheRows {
     fn new(tensor: &Tensor, context: &Context<'_>) -> CacheRows {
-        match tensor.desc.format == Format::F16 {
+        match tensor.desc().format == Format::F16 {
             true => CacheRows::F16(context.bind.write(tensor)),
             false => CacheRows::F32(context.bind.write(tensor)),
         }

@@ -1,7 +1,7 @@
 //! Down matrices that lie by neuron: sums of a few of their rows.
 
-use hal::Tensor;
 use hal::format::TransposedLayout;
+use hal::{Operand, Tensor};
 
 use super::{AHEAD, is_transposed};
 use crate::buffer::Reads;
@@ -19,12 +19,11 @@ pub(super) enum ByNeuron {
 
 impl ByNeuron {
     pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> ByNeuron {
-        let format = tensor.desc.format;
+        let format = tensor.desc().format;
         match is_transposed(tensor) {
-            false => ByNeuron::Rows {
-                rows: context.bind.read(tensor),
-                axpy: context.simd.axpy(format),
-            },
+            false => {
+                ByNeuron::Rows { rows: context.bind.read(tensor), axpy: context.simd.axpy(format) }
+            }
             true => {
                 let (layout, bytes, first) = context.bind.transposed(tensor);
                 let first = first as u32;

@@ -1,0 +1,140 @@
+//! Rope, StoreKv, Attention.
+
+use hal::format::Format;
+use hal::op::{Attention, Pairing, Rope, StoreKv};
+use hal::{BatchShape, Result};
+
+use crate::Case;
+use crate::rig::Rig;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for pairing in [Pairing::Adjacent, Pairing::Halves] {
+        for (d_head, n_rot) in [(40, 40), (64, 32), (80, 80), (128, 64), (6, 6), (7, 4), (6, 2)] {
+            for n_tokens in [1, 5, 17] {
+                let name = format!("Rope/{pairing:?}/{n_rot}of{d_head}/t{n_tokens}");
+                let body = move |rig: &mut Rig| rope(rig, pairing, [d_head, n_rot], n_tokens);
+                cases.push(Case::new(name, body));
+            }
+        }
+    }
+    for format in [Format::F16, Format::F32] {
+        for n_cols in [1, 33, 128] {
+            let body = move |rig: &mut Rig| store(rig, format, n_cols);
+            cases.push(Case::new(format!("StoreKv/{format}/{n_cols}"), body));
+        }
+        for shape in shapes() {
+            let body = move |rig: &mut Rig| attention(rig, format, &shape);
+            cases.push(Case::new(format!("Attention/{format}/{}", shape.name), body));
+        }
+    }
+    cases
+}
+
+/// A batch of two sequences, padded.
+fn rope(rig: &mut Rig, pairing: Pairing, [d_head, n_rot]: [usize; 2], n: usize) -> Result<()> {
+    let (n_head, max_tokens) = (3, n + 3);
+    let facts = rig.facts(&[(700, n.div_ceil(2)), (n, n / 2)], 23);
+    let shape = BatchShape { max_tokens, max_seqs: 3, max_blocks: 22 };
+    let batch = rig.batch(shape, &facts, 23, 1 << 20)?;
+    let freqs: Vec<f32> =
+        (0..n_rot / 2).map(|j| 1e4f32.powf(-2.0 * j as f32 / n_rot as f32)).collect();
+    let freqs = rig.tensor(1, n_rot / 2, &freqs)?;
+    let values = rig.rng.floats(max_tokens * n_head * d_head);
+    let x = rig.updated(max_tokens, n_head * d_head, &values)?;
+    let scale = if n == 5 { 1.3 } else { 1.0 };
+    let op = Rope { freqs, batch, x: x.clone(), d_head, n_rot, pairing, scale };
+    rig.run([op.into()])?;
+    rig.watch("x", &x.rows(0..n))
+}
+
+/// Only the rows of real tokens change.
+fn store(rig: &mut Rig, format: Format, n_cols: usize) -> Result<()> {
+    let (n_blocks, max_tokens) = (6, 9);
+    let facts = rig.facts(&[(70, 4), (3, 2)], n_blocks);
+    let shape = BatchShape { max_tokens, max_seqs: 2, max_blocks: 3 };
+    let batch = rig.batch(shape, &facts, n_blocks, 1 << 20)?;
+    let cache = rig.filled_cache(&facts, n_blocks, n_cols, format)?;
+    let (k, v) = (rig.input(max_tokens, n_cols)?, rig.input(max_tokens, n_cols)?);
+    rig.run([StoreKv { k, v, batch, cache: cache.clone() }.into()])?;
+    rig.watch_bits("k", &cache.k)?;
+    rig.watch_bits("v", &cache.v)
+}
+
+#[derive(Clone, Copy)]
+struct Shape {
+    name: &'static str,
+    d_head: usize,
+    n_head: usize,
+    n_head_kv: usize,
+    window: Option<usize>,
+    softcap: f32,
+    sinks: bool,
+    /// Length and new tokens of each sequence.
+    seqs: &'static [(usize, usize)],
+}
+
+const PLAIN: Shape = Shape {
+    name: "one-token",
+    d_head: 64,
+    n_head: 4,
+    n_head_kv: 2,
+    window: None,
+    softcap: 0.0,
+    sinks: false,
+    seqs: &[(1, 1)],
+};
+
+fn shapes() -> Vec<Shape> {
+    const MIXED: &[(usize, usize)] = &[(9, 5), (77, 1), (33, 2)];
+    let long = Shape { seqs: &[(700, 1)], ..PLAIN };
+    vec![
+        PLAIN,
+        Shape { name: "head-40", d_head: 40, seqs: MIXED, ..PLAIN },
+        Shape { name: "head-80", d_head: 80, n_head: 3, n_head_kv: 1, seqs: MIXED, ..PLAIN },
+        Shape { name: "head-128", d_head: 128, n_head: 2, n_head_kv: 2, seqs: MIXED, ..PLAIN },
+        Shape { name: "head-6", d_head: 6, n_head: 8, n_head_kv: 2, seqs: MIXED, ..PLAIN },
+        Shape { name: "head-1", d_head: 1, n_head: 2, n_head_kv: 1, seqs: MIXED, ..PLAIN },
+        Shape { name: "head-256", d_head: 256, n_head: 2, n_head_kv: 1, seqs: MIXED, ..PLAIN },
+        Shape { name: "long", ..long },
+        Shape { name: "long-batch", seqs: &[(700, 17), (513, 2), (32, 1)], ..PLAIN },
+        Shape { name: "prefill", seqs: &[(40, 40)], ..PLAIN },
+        Shape { name: "window-1", window: Some(1), seqs: MIXED, ..PLAIN },
+        Shape { name: "window-7", window: Some(7), seqs: MIXED, ..PLAIN },
+        Shape { name: "window-100", window: Some(100), seqs: &[(700, 3), (99, 2)], ..PLAIN },
+        Shape { name: "window-wider", window: Some(4096), ..long },
+        Shape { name: "softcap", softcap: 0.7, seqs: MIXED, ..PLAIN },
+        Shape { name: "sinks", sinks: true, seqs: MIXED, ..PLAIN },
+        Shape { name: "all", window: Some(65), softcap: 1.5, sinks: true, ..long },
+    ]
+}
+
+/// Positions that a token must not see hold NaN, in its own blocks too where the sequence ends.
+fn attention(rig: &mut Rig, format: Format, shape: &Shape) -> Result<()> {
+    let n_blocks = shape.seqs.iter().map(|(len, _)| len.div_ceil(32)).sum::<usize>() + 2;
+    let facts = rig.facts(shape.seqs, n_blocks);
+    let (n_tokens, max_tokens) = (facts.tokens.len(), facts.tokens.len() + 2);
+    let max_seqs = shape.seqs.len() + 1;
+    let batch_shape = BatchShape { max_tokens, max_seqs, max_blocks: 24 };
+    let batch = rig.batch(batch_shape, &facts, n_blocks, 1 << 20)?;
+    let cache = rig.filled_cache(&facts, n_blocks, shape.n_head_kv * shape.d_head, format)?;
+    let n_cols = shape.n_head * shape.d_head;
+    let q = rig.input(max_tokens, n_cols)?;
+    let sinks = if shape.sinks { Some(rig.input(1, shape.n_head)?) } else { None };
+    let y = rig.output(max_tokens, n_cols)?;
+    let op = Attention {
+        q,
+        cache,
+        batch,
+        sinks,
+        y: y.clone(),
+        n_head: shape.n_head,
+        n_head_kv: shape.n_head_kv,
+        // Larger than usual, so that the weights differ.
+        scale: 3.0 / (shape.d_head as f32).sqrt(),
+        window: shape.window,
+        softcap: shape.softcap,
+    };
+    rig.run([op.into()])?;
+    rig.watch("y", &y.rows(0..n_tokens))
+}

@@ -1,0 +1,88 @@
+//! GetRows, Gather, Norm, Add.
+
+use hal::format::Format;
+use hal::op::{Add, Gather, GetRows, Norm, NormKind};
+use hal::{BatchShape, Result};
+
+use super::widths;
+use crate::Case;
+use crate::rig::Rig;
+use crate::weights::weight_formats;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in weight_formats() {
+        for (n_tokens, scale) in [(1, 1.0), (5, 12.3), (40, 1.0)] {
+            let body = move |rig: &mut Rig| get_rows(rig, format, n_tokens, scale);
+            cases.push(Case::new(format!("GetRows/{format}/t{n_tokens}"), body));
+        }
+    }
+    for (n_tokens, n_cols) in [(1, 257), (5, 33), (40, 64)] {
+        let body = move |rig: &mut Rig| gather(rig, n_tokens, n_cols);
+        cases.push(Case::new(format!("Gather/t{n_tokens}x{n_cols}"), body));
+        let body = move |rig: &mut Rig| add(rig, n_tokens, n_cols);
+        cases.push(Case::new(format!("Add/t{n_tokens}x{n_cols}"), body));
+    }
+    for kind in [NormKind::Rms, NormKind::Layer] {
+        for (n_tokens, n_cols, width) in [(1, 257, 257), (3, 64, 64), (17, 240, 40), (2, 5, 1)] {
+            for affine in [true, false] {
+                let name = format!("Norm/{kind:?}/t{n_tokens}x{n_cols}/{width}/affine-{affine}");
+                let body = move |rig: &mut Rig| norm(rig, kind, [n_tokens, n_cols, width], affine);
+                cases.push(Case::new(name, body));
+            }
+        }
+    }
+    cases
+}
+
+fn get_rows(rig: &mut Rig, format: Format, n_tokens: usize, scale: f32) -> Result<()> {
+    let (n_vocab, n_cols, max_tokens) = (67, widths(format)[1], n_tokens + 3);
+    let table = rig.weight(n_vocab, n_cols, format)?;
+    let mut facts = rig.facts(&[(n_tokens, n_tokens)], 2);
+    facts.tokens.iter_mut().for_each(|token| token.id %= n_vocab as u32);
+    facts.tokens[0].id = n_vocab as u32 - 1;
+    let shape = BatchShape { max_tokens, max_seqs: 2, max_blocks: 3 };
+    let batch = rig.batch(shape, &facts, 2, n_vocab)?;
+    let y = rig.output(max_tokens, n_cols)?;
+    rig.run([GetRows { table, batch, y: y.clone(), scale }.into()])?;
+    rig.watch("y", &y.rows(0..n_tokens))
+}
+
+/// Rows past the number of outputs are not written.
+fn gather(rig: &mut Rig, n_tokens: usize, n_cols: usize) -> Result<()> {
+    let max_tokens = n_tokens + 2;
+    let mut facts = rig.facts(&[(n_tokens, n_tokens)], 2);
+    facts.tokens[n_tokens - 1].output = true;
+    let shape = BatchShape { max_tokens, max_seqs: 1, max_blocks: 2 };
+    let batch = rig.batch(shape, &facts, 2, 1 << 20)?;
+    let x = rig.input(max_tokens, n_cols)?;
+    let y = rig.output(max_tokens, n_cols)?;
+    rig.run([Gather { x, batch, y: y.clone() }.into()])?;
+    rig.watch_bits("y", &y)
+}
+
+fn add(rig: &mut Rig, n_tokens: usize, n_cols: usize) -> Result<()> {
+    let a = rig.input(n_tokens, n_cols)?;
+    let values = rig.rng.floats(n_tokens * n_cols);
+    let x = rig.updated(n_tokens, n_cols, &values)?;
+    rig.run([Add { a, x: x.clone() }.into()])?;
+    rig.watch_bits("x", &x)
+}
+
+fn norm(rig: &mut Rig, kind: NormKind, size: [usize; 3], affine: bool) -> Result<()> {
+    let [n_tokens, n_cols, width] = size;
+    // One token so small that eps matters, one far from 0 in the mean.
+    let mut values = rig.rng.floats(n_tokens * n_cols);
+    values[..n_cols].iter_mut().for_each(|v| *v *= 3e-3);
+    if n_tokens > 1 {
+        values[n_cols..2 * n_cols].iter_mut().for_each(|v| *v += 20.0);
+    }
+    let x = rig.tensor(n_tokens, n_cols, &values)?;
+    let (weight, bias) = match affine {
+        true => (Some(rig.input(1, width)?), Some(rig.input(1, width)?)),
+        false => (None, None),
+    };
+    let y = rig.output(n_tokens, n_cols)?;
+    rig.run([Norm { x, weight, bias, y: y.clone(), kind, eps: 1e-5, width }.into()])?;
+    rig.watch("y", &y)
+}

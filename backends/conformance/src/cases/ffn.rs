@@ -1,0 +1,304 @@
+//! SparseFfn: every format in every layout, and which rows are listed.
+
+use hal::format::Format;
+use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
+use hal::{Op, PackDesc, Result, Rows, Tensor};
+
+use super::widths;
+use crate::Case;
+use crate::rig::{POISON, Rig, f32_bytes};
+use crate::weights::weight_formats;
+
+/// Why [`Lie::Across`] of a quantised format has a wider tolerance.
+pub(super) const ROUNDED: &str = "a value of h between two steps of Q8 may be rounded either way";
+
+/// How the down matrix lies on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lie {
+    /// Stored by neuron.
+    Stored,
+    /// Made so by a transposing pack.
+    Transposed,
+    /// By output, as in ordinary files.
+    Across,
+}
+
+pub(super) const LIES: [Lie; 3] = [Lie::Stored, Lie::Transposed, Lie::Across];
+
+/// Which rows are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Listed {
+    /// No list: all rows for every token.
+    All,
+    Empty,
+    First,
+    Last,
+    /// Some, each for some tokens.
+    Some,
+    /// Every row, for every token.
+    Every,
+}
+
+/// A block to build.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spec {
+    pub(super) format: Format,
+    pub(super) down: Format,
+    pub(super) lie: Lie,
+    pub(super) kind: FfnKind,
+    pub(super) activation: Activation,
+    pub(super) skip: Skip,
+    pub(super) listed: Listed,
+    pub(super) n_tokens: usize,
+    pub(super) biases: bool,
+    pub(super) n_group: Option<usize>,
+    pub(super) accumulate: bool,
+}
+
+impl Spec {
+    /// Gated ReLU over all rows, one format.
+    pub(super) fn new(format: Format, lie: Lie) -> Spec {
+        Spec {
+            format,
+            down: format,
+            lie,
+            kind: FfnKind::Gated,
+            activation: Activation::Relu,
+            skip: Skip::NotPositive,
+            listed: Listed::All,
+            n_tokens: 5,
+            biases: false,
+            n_group: None,
+            accumulate: false,
+        }
+    }
+
+    pub(super) fn n_embd(&self) -> usize {
+        widths(self.format)[usize::from(self.format.block_values() == 32)]
+    }
+
+    pub(super) fn n_rows(&self) -> usize {
+        match (self.lie, self.down.block_values()) {
+            (Lie::Stored, _) | (_, 1) => 67,
+            (Lie::Transposed | Lie::Across, 32) => 96,
+            (Lie::Transposed | Lie::Across, block) => 2 * block,
+        }
+    }
+
+    pub(super) fn n_out(&self) -> usize {
+        match self.lie {
+            Lie::Stored => widths(self.down)[usize::from(self.down.block_values() == 32)],
+            Lie::Transposed | Lie::Across => 67,
+        }
+    }
+
+    /// A case of this block.
+    pub(super) fn case(self, name: String) -> Case {
+        let rounded = self.lie == Lie::Across && self.down.quants().is_some();
+        let case = Case::new(name, move |rig| run(rig, &self));
+        if rounded { case.within(1e-5, ROUNDED) } else { case }
+    }
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in weight_formats() {
+        for lie in LIES {
+            let spec = Spec::new(format, lie);
+            for n_tokens in [1, 2, 5, 16, 17, 40] {
+                let name = format!("SparseFfn/{format}/{lie:?}/t{n_tokens}");
+                cases.push(Spec { n_tokens, ..spec }.case(name));
+            }
+            if lie == Lie::Across {
+                continue;
+            }
+            for n_tokens in [1, 5, 17, 40] {
+                let name = format!("SparseFfn/{format}/{lie:?}/listed/t{n_tokens}");
+                cases.push(Spec { n_tokens, listed: Listed::Some, ..spec }.case(name));
+            }
+            for listed in [Listed::Empty, Listed::First, Listed::Last, Listed::Every] {
+                let name = format!("SparseFfn/{format}/{lie:?}/listed-{listed:?}").to_lowercase();
+                cases.push(Spec { listed, ..spec }.case(name.replace("sparseffn", "SparseFfn")));
+            }
+        }
+        let mut mixed = vec![(format, Format::F32)];
+        // With F32 the pair would come twice.
+        if format != Format::F32 {
+            mixed.push((Format::BF16, format));
+        }
+        for (up, down) in mixed {
+            for lie in LIES {
+                let name = format!("SparseFfn/{up}+{down}/{lie:?}/mixed");
+                cases.push(Spec { down, ..Spec::new(up, lie) }.case(name));
+            }
+        }
+        let body = move |rig: &mut Rig| alone(rig, format, Alone::Dense);
+        cases.push(Case::new(format!("SparseFfn/{format}/alone"), body));
+        let body = move |rig: &mut Rig| alone(rig, format, Alone::SameList);
+        cases.push(Case::new(format!("SparseFfn/{format}/alone/same-list"), body));
+        let body = move |rig: &mut Rig| alone(rig, format, Alone::OwnList);
+        cases.push(Case::new(format!("SparseFfn/{format}/alone/own-list"), body));
+    }
+    cases
+}
+
+/// Down of this lie on the device.
+pub(super) fn import_down(rig: &mut Rig, spec: &Spec) -> Result<Tensor> {
+    let (n_rows, n_out) = (spec.n_rows(), spec.n_out());
+    let source = match spec.lie {
+        Lie::Stored => rig.matrix(n_rows, n_out, spec.down)?,
+        Lie::Transposed | Lie::Across => rig.matrix(n_out, n_rows, spec.down)?,
+    };
+    let transpose = spec.lie == Lie::Transposed;
+    let pack = PackDesc { transpose, ..PackDesc::whole(source.desc()) };
+    rig.device.import("down", &pack, &source)
+}
+
+/// The op over fresh random data.
+pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
+    let (n_rows, n_out, n_tokens) = (spec.n_rows(), spec.n_out(), spec.n_tokens);
+    let gate = match spec.kind {
+        FfnKind::Plain => None,
+        FfnKind::Gated | FfnKind::GatedBoth => {
+            Some(rig.weight(n_rows, spec.n_embd(), spec.format)?)
+        }
+    };
+    let up = rig.weight(n_rows, spec.n_embd(), spec.format)?;
+    let down = import_down(rig, spec)?;
+    let bias = |rig: &mut Rig, rows, cols| match spec.biases {
+        true => rig.input(rows, cols).map(Some),
+        false => Ok(None),
+    };
+    let bias_gate = if gate.is_some() { bias(rig, 1, n_rows)? } else { None };
+    let bias_up = bias(rig, 1, n_rows)?;
+    let bias_down = bias(rig, spec.n_group.unwrap_or(1), n_out)?;
+    let threshold = match spec.skip {
+        Skip::BelowPerRow => {
+            let values: Vec<f32> = rig.rng.floats(n_rows).iter().map(|v| v.abs() / 2.0).collect();
+            Some(rig.tensor(1, n_rows, &values)?)
+        }
+        Skip::Never | Skip::NotPositive | Skip::Below(_) | Skip::GaussianCut(_) => None,
+    };
+    let (group_of, group_weight) = groups(rig, spec)?;
+    let rows = rows(rig, spec)?;
+    let old = match spec.accumulate {
+        true => rig.rng.floats(n_tokens * n_out),
+        false => vec![POISON; n_tokens * n_out],
+    };
+    Ok(SparseFfn {
+        gate,
+        up,
+        down,
+        bias_gate,
+        bias_up,
+        bias_down,
+        threshold,
+        group_of,
+        group_weight,
+        rows,
+        x: rig.input(n_tokens, spec.n_embd())?,
+        y: rig.updated(n_tokens, n_out, &old)?,
+        active: rig.updated(1, n_tokens, &vec![3.0; n_tokens])?,
+        kind: spec.kind,
+        activation: spec.activation,
+        skip: spec.skip,
+        orientation: if spec.lie == Lie::Across { Down::AcrossNeurons } else { Down::ByNeuron },
+        accumulate: spec.accumulate,
+    })
+}
+
+/// Consecutive rows make a group; each token leaves some groups out.
+fn groups(rig: &mut Rig, spec: &Spec) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    let Some(n_group) = spec.n_group else { return Ok((None, None)) };
+    let n_rows = spec.n_rows();
+    let of: Vec<u32> = (0..n_rows).map(|r| (r * n_group / n_rows) as u32).collect();
+    let mut weight = rig.rng.floats(spec.n_tokens * n_group);
+    for (i, weight) in weight.iter_mut().enumerate() {
+        if (i + i / n_group).is_multiple_of(2) {
+            *weight = 0.0;
+        }
+    }
+    let weight = rig.tensor(spec.n_tokens, n_group, &weight)?;
+    Ok((Some(rig.words(1, n_rows, &of)?), Some(weight)))
+}
+
+fn rows(rig: &mut Rig, spec: &Spec) -> Result<Rows<Tensor>> {
+    let (n_rows, n) = (spec.n_rows(), spec.n_tokens);
+    let ids = match spec.listed {
+        Listed::All => return Ok(Rows::All),
+        Listed::Empty => Vec::new(),
+        Listed::First => vec![0],
+        Listed::Last => vec![n_rows as u32 - 1],
+        Listed::Some => rig.rng.choose(n_rows * 2 / 3, n_rows),
+        Listed::Every => (0..n_rows as u32).collect(),
+    };
+    let wanted: Vec<bool> = match spec.listed {
+        Listed::Some => (0..ids.len() * n).map(|_| rig.rng.chance(0.6)).collect(),
+        Listed::All | Listed::Empty | Listed::First | Listed::Last | Listed::Every => {
+            vec![true; ids.len() * n]
+        }
+    };
+    // Room for more tokens than there are: rows of more words than the step needs.
+    Ok(Rows::Active(rig.row_set(n_rows, n + 16, &ids, n, &|i, t| wanted[i * n + t])?))
+}
+
+pub(super) fn run(rig: &mut Rig, spec: &Spec) -> Result<()> {
+    let op = build(rig, spec)?;
+    finish(rig, op)
+}
+
+/// Runs the op and reads what it wrote.
+pub(super) fn finish(rig: &mut Rig, op: SparseFfn<Tensor>) -> Result<()> {
+    rig.run([Op::SparseFfn(op.clone())])?;
+    rig.watch("y", &op.y)?;
+    rig.watch("active", &op.active)
+}
+
+/// How a token of a batch is run on its own.
+#[derive(Clone, Copy, PartialEq)]
+enum Alone {
+    Dense,
+    /// With the batch's list, in which it wants only some rows.
+    SameList,
+    /// With a list of its rows only, as its own step would have.
+    OwnList,
+}
+
+/// Up to 16 tokens, nobody's values depend on who else is in the step.
+fn alone(rig: &mut Rig, format: Format, how: Alone) -> Result<()> {
+    let spec = Spec { n_tokens: 16, ..Spec::new(format, Lie::Transposed) };
+    let (n_rows, n_out, n) = (spec.n_rows(), spec.n_out(), spec.n_tokens);
+    let mut op = build(rig, &spec)?;
+    let ids = rig.rng.choose(n_rows * 2 / 3, n_rows);
+    let wanted: Vec<bool> = (0..ids.len() * n).map(|_| rig.rng.chance(0.5)).collect();
+    let wants = |i: usize, t: usize| wanted[i * n + t];
+    if how != Alone::Dense {
+        op.rows = Rows::Active(rig.row_set(n_rows, n, &ids, n, &wants)?);
+    }
+    finish(rig, op.clone())?;
+    let (whole, x) = (rig.read(&op.y)?, rig.read(&op.x)?);
+    let n_embd = spec.n_embd();
+    for t in 0..n {
+        let mut one = op.clone();
+        one.x = rig.input(1, n_embd)?;
+        rig.queue.write(&one.x, &f32_bytes(&x[t * n_embd..][..n_embd]))?;
+        one.y = rig.output(1, n_out)?;
+        one.active = rig.tensor(1, 1, &[0.0])?;
+        match how {
+            Alone::Dense => {}
+            Alone::SameList => {
+                let set = rig.row_set(n_rows, 1, &ids, 1, &|i, _| wants(i, t))?;
+                one.rows = Rows::Active(set);
+            }
+            Alone::OwnList => {
+                let own = ids.iter().enumerate().filter(|(i, _)| wants(*i, t));
+                let own: Vec<u32> = own.map(|(_, &id)| id).collect();
+                one.rows = Rows::Active(rig.row_set(n_rows, 1, &own, 1, &|_, _| true)?);
+            }
+        }
+        rig.run([Op::SparseFfn(one.clone())])?;
+        let y = rig.read(&one.y)?;
+        rig.same_bits(&format!("token {t}"), &whole[t * n_out..][..n_out], &y);
+    }
+    Ok(())
+}

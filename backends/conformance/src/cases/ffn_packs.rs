@@ -1,0 +1,112 @@
+//! SparseFfn over parts of matrices: selected neurons, spare slots that are refilled, shares of a down matrix
+//! that stays as stored, views.
+
+use hal::format::Format;
+use hal::op::SparseFfn;
+use hal::{HostRows, PackDesc, Result, Rows, Select, Tensor};
+
+use super::ffn::{Lie, ROUNDED, Spec, build, finish};
+use crate::Case;
+use crate::rig::Rig;
+use crate::weights::weight_formats;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in weight_formats() {
+        for lie in [Lie::Stored, Lie::Transposed] {
+            let body = move |rig: &mut Rig| selected(rig, format, lie);
+            cases.push(Case::new(format!("SparseFfn/{format}/selected/{lie:?}"), body));
+            let body = move |rig: &mut Rig| views(rig, format, lie);
+            cases.push(Case::new(format!("SparseFfn/{format}/views/{lie:?}"), body));
+        }
+        let body = move |rig: &mut Rig| shares(rig, format);
+        let case = Case::new(format!("SparseFfn/{format}/shares"), body);
+        let rounded = format.quants().is_some();
+        cases.push(if rounded { case.within(1e-5, ROUNDED) } else { case });
+    }
+    cases
+}
+
+/// Some neurons are resident, two spare slots and one full slot are refilled, and a list names them all.
+fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
+    let spec = Spec::new(format, lie);
+    let (n_ff, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
+    let base = build(rig, &spec)?;
+    let gate = rig.matrix(n_ff, n_embd, format)?;
+    let up = rig.matrix(n_ff, n_embd, format)?;
+    let down = match lie {
+        Lie::Stored => rig.matrix(n_ff, n_out, format)?,
+        Lie::Transposed | Lie::Across => rig.matrix(n_out, n_ff, format)?,
+    };
+    let chosen = rig.rng.choose(n_ff / 2, n_ff);
+    let n_chosen = chosen.len();
+    let absent: Vec<u32> = (0..n_ff as u32).filter(|id| !chosen.contains(id)).collect();
+    let refills = [(n_chosen, absent[3]), (n_chosen + 1, absent[0]), (4, absent[9])];
+    let packed = |rig: &mut Rig, source: &HostRows, transpose: bool| -> Result<Tensor> {
+        let select = Select::Rows(chosen.clone().into());
+        let pack = PackDesc { select, transpose, spare: 2, ..PackDesc::whole(source.desc()) };
+        let tensor = rig.device.import("pack", &pack, source)?;
+        for (slot, row) in refills {
+            let bytes = rig.device.pack_row(&pack, source, row)?;
+            rig.queue.refill(&tensor, slot, &bytes)?;
+        }
+        Ok(tensor)
+    };
+    let n_slots = n_chosen + 2;
+    let ids: Vec<u32> = (0..n_slots as u32).filter(|slot| slot % 3 != 1).collect();
+    let wants = |i: usize, t: usize| !(i + t).is_multiple_of(4);
+    let op = SparseFfn {
+        gate: Some(packed(rig, &gate, false)?),
+        up: packed(rig, &up, false)?,
+        down: packed(rig, &down, lie == Lie::Transposed)?,
+        rows: Rows::Active(rig.row_set(n_slots, 5, &ids, 5, &wants)?),
+        ..base
+    };
+    finish(rig, op)
+}
+
+/// All matrices are views that begin inside their buffers.
+fn views(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
+    let spec = Spec::new(format, lie);
+    let op = build(rig, &spec)?;
+    let view = |tensor: &Tensor| tensor.rows(3..spec.n_rows() - 5);
+    let op = SparseFfn {
+        gate: op.gate.as_ref().map(view),
+        up: view(&op.up),
+        down: view(&op.down),
+        ..op
+    };
+    finish(rig, op)
+}
+
+/// Two shares of one block, by whole blocks of the down matrix, added up: as a split layer that stays as stored.
+fn shares(rig: &mut Rig, format: Format) -> Result<()> {
+    let spec = Spec { accumulate: true, ..Spec::new(format, Lie::Across) };
+    let (n_ff, block) = (spec.n_rows(), format.block_values());
+    let base = build(rig, &spec)?;
+    let gate = rig.matrix(n_ff, spec.n_embd(), format)?;
+    let up = rig.matrix(n_ff, spec.n_embd(), format)?;
+    let down = rig.matrix(spec.n_out(), n_ff, format)?;
+    let mut ops = Vec::new();
+    for side in 0..2 {
+        let blocks: Vec<u32> = (0..(n_ff / block) as u32).filter(|b| b % 2 == side).collect();
+        let neurons = blocks.iter().flat_map(|&b| {
+            let first = b * block as u32;
+            first..first + block as u32
+        });
+        let rows = Select::Rows(neurons.collect());
+        let take = |rig: &Rig, source: &HostRows, select: Select| {
+            let pack = PackDesc { select, ..PackDesc::whole(source.desc()) };
+            rig.device.import("share", &pack, source)
+        };
+        ops.push(SparseFfn {
+            gate: Some(take(rig, &gate, rows.clone())?),
+            up: take(rig, &up, rows)?,
+            down: take(rig, &down, Select::ColumnBlocks(blocks.into()))?,
+            ..base.clone()
+        });
+    }
+    rig.run(ops.into_iter().map(Into::into))?;
+    rig.watch("y", &base.y)?;
+    rig.watch("active", &base.active)
+}

@@ -1,0 +1,103 @@
+//! SparseFfn: activations, kinds, skips, biases, groups.
+
+use hal::format::Format;
+use hal::op::{Activation, FfnKind, Skip};
+
+use super::ffn::{LIES, Lie, Listed, Spec};
+use crate::Case;
+
+const ACTIVATIONS: [(&str, Activation); 6] = [
+    ("relu", Activation::Relu),
+    ("relu2", Activation::Relu2),
+    ("silu", Activation::Silu),
+    ("gelu", Activation::Gelu),
+    ("gelu-erf", Activation::GeluErf),
+    ("swiglu-oai", Activation::SwigluOai { alpha: 1.702, limit: 0.8 }),
+];
+
+const SKIPS: [(&str, Skip); 5] = [
+    ("never", Skip::Never),
+    ("not-positive", Skip::NotPositive),
+    ("below", Skip::Below(0.11)),
+    ("per-row", Skip::BelowPerRow),
+    ("gaussian", Skip::GaussianCut(0.4)),
+];
+
+const KINDS: [FfnKind; 3] = [FfnKind::Plain, FfnKind::Gated, FfnKind::GatedBoth];
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in [Format::F32, Format::Q4_0] {
+        for (name, activation) in ACTIVATIONS {
+            for kind in KINDS {
+                for (how, skip) in SKIPS {
+                    if makes_sense(activation, kind, skip) {
+                        let name = format!("SparseFfn/{format}/{name}/{kind:?}/{how}");
+                        each_lie(&mut cases, &name, &|lie| Spec {
+                            activation,
+                            kind,
+                            skip,
+                            ..Spec::new(format, lie)
+                        });
+                    }
+                }
+            }
+        }
+        each_lie(&mut cases, &format!("SparseFfn/{format}/biases"), &|lie| Spec {
+            biases: true,
+            accumulate: true,
+            ..Spec::new(format, lie)
+        });
+        each_lie(&mut cases, &format!("SparseFfn/{format}/biases/plain"), &|lie| Spec {
+            biases: true,
+            kind: FfnKind::Plain,
+            ..Spec::new(format, lie)
+        });
+        each_lie(&mut cases, &format!("SparseFfn/{format}/accumulate"), &|lie| Spec {
+            accumulate: true,
+            n_tokens: 17,
+            ..Spec::new(format, lie)
+        });
+        each_lie(&mut cases, &format!("SparseFfn/{format}/groups"), &|lie| Spec {
+            n_group: Some(4),
+            biases: true,
+            skip: Skip::Never,
+            activation: Activation::Silu,
+            ..Spec::new(format, lie)
+        });
+        each_lie(&mut cases, &format!("SparseFfn/{format}/groups/one-token"), &|lie| Spec {
+            n_group: Some(67),
+            n_tokens: 1,
+            accumulate: true,
+            ..Spec::new(format, lie)
+        });
+        for lie in [Lie::Stored, Lie::Transposed] {
+            for (how, skip) in SKIPS {
+                if makes_sense(Activation::Relu, FfnKind::Gated, skip) && how != "gaussian" {
+                    let spec = Spec { listed: Listed::Some, skip, ..Spec::new(format, lie) };
+                    cases.push(spec.case(format!("SparseFfn/{format}/listed/{how}/{lie:?}")));
+                }
+            }
+            let spec = Spec {
+                listed: Listed::Some,
+                n_group: Some(3),
+                biases: true,
+                accumulate: true,
+                ..Spec::new(format, lie)
+            };
+            cases.push(spec.case(format!("SparseFfn/{format}/listed/groups/{lie:?}")));
+        }
+    }
+    cases
+}
+
+fn each_lie(cases: &mut Vec<Case>, name: &str, spec: &dyn Fn(Lie) -> Spec) {
+    cases.extend(LIES.map(|lie| spec(lie).case(format!("{name}/{lie:?}"))));
+}
+
+/// Only the exact activations may drop what is not positive; gpt-oss's is defined with a gate.
+fn makes_sense(activation: Activation, kind: FfnKind, skip: Skip) -> bool {
+    let oai = matches!(activation, Activation::SwigluOai { .. });
+    (skip != Skip::NotPositive || activation.is_exactly_sparse())
+        && (!oai || kind == FfnKind::Gated)
+}

@@ -1,0 +1,141 @@
+//! Post and Merge: the host's half of a layer.
+
+use hal::op::{Add, Merge, Post};
+use hal::{Batch, MailboxShape, Program, Result, Run, Tensor};
+
+use crate::Case;
+use crate::rig::{Data, Rig};
+
+const N_IN: usize = 33;
+const N_OUT: usize = 40;
+const CAPACITY: usize = 19;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (n_tokens, max_tokens) in [(1, 1), (3, 8), (40, 40)] {
+        for list in [false, true] {
+            let name = format!("HandOff/t{n_tokens}of{max_tokens}/list-{list}");
+            let body = move |rig: &mut Rig| one(rig, n_tokens, max_tokens, list);
+            cases.push(Case::new(name, body));
+        }
+    }
+    cases.push(Case::new("HandOff/empty-list", empty));
+    cases.push(Case::new("HandOff/layers", layers));
+    cases.push(Case::new("HandOff/given-up", given_up));
+    cases
+}
+
+/// `n_layers` times: post `x`, do something meanwhile, merge into `y`, and let `y` count for what follows.
+struct Layers {
+    program: Program,
+    y: Tensor,
+    n_tokens: usize,
+}
+
+fn build(
+    rig: &mut Rig,
+    [n_tokens, max_tokens, n_layers]: [usize; 3],
+    ids: Option<&[u32]>,
+) -> Result<Layers> {
+    if !rig.device.info().hand_off {
+        return Err(rig.not_here("Post", "the device has no hand-offs"));
+    }
+    let batch = rig.simple_batch(n_tokens, max_tokens)?;
+    let y_values = rig.rng.floats(max_tokens * N_OUT);
+    let y = rig.updated(max_tokens, N_OUT, &y_values)?;
+    let a = rig.input(max_tokens, N_OUT)?;
+    let mut recorder = rig.device.record("hand-off");
+    for _ in 0..n_layers {
+        let shape = MailboxShape {
+            max_tokens,
+            n_in: N_IN,
+            n_out: N_OUT,
+            max_rows: if ids.is_some() { CAPACITY } else { 0 },
+        };
+        let mailbox = recorder.mailbox(&rig.device.mailbox(shape)?)?;
+        let x = rig.input(max_tokens, N_IN)?;
+        let rows = match ids {
+            Some(ids) => {
+                let wants = |i: usize, t: usize| !(i + t).is_multiple_of(3);
+                Some(rig.row_set(CAPACITY, max_tokens + 32, ids, n_tokens, &wants)?)
+            }
+            None => None,
+        };
+        recorder.push(Post { x, batch: batch.clone(), rows, mailbox })?;
+        recorder.push(Add { a: a.clone(), x: y.clone() })?;
+        recorder.push(merge(&batch, &y, mailbox))?;
+    }
+    Ok(Layers { program: recorder.finish()?, y, n_tokens })
+}
+
+fn merge(batch: &Batch<Tensor>, y: &Tensor, mailbox: usize) -> Merge<Tensor> {
+    Merge { batch: batch.clone(), y: y.clone(), mailbox }
+}
+
+/// Answers the next post by a formula over all that was posted; false at the end.
+fn serve(rig: &mut Rig, run: &mut Run) -> Result<bool> {
+    let Some(posted) = run.next_post()? else { return Ok(false) };
+    let (n_tokens, mailbox) = (posted.n_tokens, posted.mailbox);
+    let mut facts = vec![n_tokens as u32, mailbox as u32];
+    if let Some(rows) = posted.rows {
+        facts.extend(&rows.ids);
+        let pairs = (0..rows.ids.len()).flat_map(|i| (0..n_tokens).map(move |t| (i, t)));
+        facts.extend(pairs.map(|(i, t)| u32::from(rows.wants(i, t))));
+    }
+    facts.extend(posted.x.iter().map(|v| v.to_bits()));
+    let value = |t: usize, i: usize| posted.x[t * N_IN + i % N_IN] * (1.0 + mailbox as f32);
+    let answer: Vec<f32> = (0..n_tokens * N_OUT).map(|at| value(at / N_OUT, at % N_OUT)).collect();
+    rig.note("post", Data::Words(facts));
+    run.answer(&answer)?;
+    Ok(true)
+}
+
+fn serve_all(rig: &mut Rig, layers: &Layers) -> Result<()> {
+    let mut run = rig.queue.replay(&layers.program)?;
+    while serve(rig, &mut run)? {}
+    run.wait()?;
+    rig.watch("y", &layers.y.rows(0..layers.n_tokens))
+}
+
+fn one(rig: &mut Rig, n_tokens: usize, max_tokens: usize, list: bool) -> Result<()> {
+    let ids = rig.rng.choose(CAPACITY - 2, 1000);
+    let layers = build(rig, [n_tokens, max_tokens, 1], list.then_some(&ids[..]))?;
+    serve_all(rig, &layers)?;
+    serve_all(rig, &layers)
+}
+
+/// A list without rows is still posted: the other side answers zeros.
+fn empty(rig: &mut Rig) -> Result<()> {
+    let layers = build(rig, [2, 4, 1], Some(&[]))?;
+    serve_all(rig, &layers)
+}
+
+/// Several mailboxes, in program order.
+fn layers(rig: &mut Rig) -> Result<()> {
+    let ids = rig.rng.choose(5, 50);
+    let layers = build(rig, [5, 8, 4], Some(&ids))?;
+    serve_all(rig, &layers)?;
+    serve_all(rig, &layers)
+}
+
+/// A step that is dropped before, at and after an answer leaves nobody waiting, and the next one works.
+fn given_up(rig: &mut Rig) -> Result<()> {
+    let layers = build(rig, [3, 4, 3], None)?;
+    let fresh = rig.rng.floats(4 * N_OUT);
+    for answers in 0..3 {
+        let mut run = rig.queue.replay(&layers.program)?;
+        for _ in 0..answers {
+            serve(rig, &mut run)?;
+        }
+        if answers == 1 {
+            // Looked at, never answered.
+            let posted = run.next_post()?.map(|posted| posted.n_tokens as u32);
+            rig.note("left open", Data::Words(posted.into_iter().collect()));
+        }
+        drop(run);
+        rig.queue.finish()?;
+        rig.queue.write(&layers.y, &crate::rig::f32_bytes(&fresh))?;
+        serve_all(rig, &layers)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! MatMul, and through it what importing makes of a matrix.
+
+use hal::format::Format;
+use hal::op::MatMul;
+use hal::{PackDesc, Result, Select, Tensor};
+
+use super::widths;
+use crate::Case;
+use crate::rig::{Rig, f32_bytes};
+use crate::weights::{Origin, weight_formats};
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in weight_formats() {
+        let [narrow, wide] = widths(format);
+        for (rows, cols) in [(1, wide), (3, narrow), (67, wide)] {
+            for n_tokens in [1, 2, 5, 16, 17, 40] {
+                let body = move |rig: &mut Rig| plain(rig, format, [rows, cols], n_tokens, false);
+                cases.push(Case::new(format!("MatMul/{format}/{rows}x{cols}/t{n_tokens}"), body));
+            }
+        }
+        let body = move |rig: &mut Rig| plain(rig, format, [67, narrow], 5, true);
+        cases.push(Case::new(format!("MatMul/{format}/bias"), body));
+        cases.push(Case::new(format!("MatMul/{format}/view"), move |rig| view(rig, format)));
+        cases.push(Case::new(format!("MatMul/{format}/zeros"), move |rig| zeros(rig, format)));
+        let body = move |rig: &mut Rig| alone(rig, format);
+        cases.push(Case::new(format!("MatMul/{format}/alone"), body));
+        for origin in [Origin::Mapped, Origin::Paged] {
+            let name = format!("Import/{format}/{origin:?}").to_lowercase();
+            cases.push(Case::new(name, move |rig| packs(rig, format, origin)));
+        }
+        cases.push(Case::new(format!("Import/{format}/refill"), move |rig| refill(rig, format)));
+    }
+    cases
+}
+
+fn matmul(w: &Tensor, x: &Tensor, y: &Tensor) -> hal::Op {
+    MatMul { w: w.clone(), x: x.clone(), bias: None, y: y.clone() }.into()
+}
+
+fn plain(rig: &mut Rig, format: Format, size: [usize; 2], n: usize, bias: bool) -> Result<()> {
+    let [rows, cols] = size;
+    let w = rig.weight(rows, cols, format)?;
+    let x = rig.input(n, cols)?;
+    let bias = if bias { Some(rig.input(1, rows)?) } else { None };
+    let y = rig.output(n, rows)?;
+    rig.run([MatMul { w, x, bias, y: y.clone() }.into()])?;
+    rig.watch("y", &y)
+}
+
+/// Views of weights, input and output that begin inside their buffers.
+fn view(rig: &mut Rig, format: Format) -> Result<()> {
+    let cols = widths(format)[1];
+    let w = rig.weight(67, cols, format)?.rows(5..48);
+    let x = rig.input(9, cols)?.rows(3..8);
+    let y = rig.output(5, 43)?;
+    rig.run([matmul(&w, &x, &y)])?;
+    rig.watch("y", &y)
+}
+
+/// Activations of zero, and of very different size from block to block.
+fn zeros(rig: &mut Rig, format: Format) -> Result<()> {
+    let cols = widths(format)[1];
+    let w = rig.weight(7, cols, format)?;
+    let mut values = rig.rng.floats(3 * cols);
+    values[..cols].fill(0.0);
+    values[cols..].chunks_mut(32).enumerate().for_each(|(i, block)| {
+        let size = [1e-3, 1.0, 0.0, 1e3][i % 4];
+        block.iter_mut().for_each(|v| *v *= size);
+    });
+    let x = rig.tensor(3, cols, &values)?;
+    let y = rig.output(3, 7)?;
+    rig.run([matmul(&w, &x, &y)])?;
+    rig.watch("y", &y)
+}
+
+/// Up to 16 tokens, nobody's values depend on who else is in the step.
+fn alone(rig: &mut Rig, format: Format) -> Result<()> {
+    let cols = widths(format)[1];
+    let w = rig.weight(67, cols, format)?;
+    for n in [2, 7, 16] {
+        let values = rig.rng.floats(n * cols);
+        let x = rig.tensor(n, cols, &values)?;
+        let y = rig.output(n, 67)?;
+        rig.run([matmul(&w, &x, &y)])?;
+        let whole = rig.read(&y)?;
+        rig.watch(&format!("y of {n}"), &y)?;
+        let (x1, y1) = (rig.input(1, cols)?, rig.output(1, 67)?);
+        let program = rig.program([matmul(&w, &x1, &y1)])?;
+        for t in 0..n {
+            rig.queue.write(&x1, &f32_bytes(&values[t * cols..][..cols]))?;
+            rig.queue.replay(&program)?.wait()?;
+            let one = rig.read(&y1)?;
+            rig.same_bits(&format!("token {t} of {n}"), &whole[t * 67..][..67], &one);
+        }
+    }
+    Ok(())
+}
+
+/// Every selection without transposing, from memory that may be used in place or fetched row by row.
+fn packs(rig: &mut Rig, format: Format, origin: Origin) -> Result<()> {
+    let (rows, cols) = (35, 5 * format.block_values());
+    let source = rig.matrix_from(rows, cols, format, origin)?;
+    let whole = PackDesc::whole(source.desc());
+    let chosen = rig.rng.choose(11, rows);
+    let blocks: Vec<u32> = vec![0, 2, 4];
+    let selections = [
+        ("all", Select::All),
+        ("rows", Select::Rows(chosen.into())),
+        ("blocks", Select::ColumnBlocks(blocks.into())),
+    ];
+    for (name, select) in selections {
+        let pack = PackDesc { select, ..whole.clone() };
+        let w = rig.device.import("weight", &pack, &source)?;
+        let desc = pack.packed()?;
+        let x = rig.input(3, desc.n_cols)?;
+        let y = rig.output(3, desc.n_rows)?;
+        rig.run([matmul(&w, &x, &y)])?;
+        rig.watch(name, &y)?;
+    }
+    Ok(())
+}
+
+/// Spare slots are filled and a full one is replaced; its neighbours stay.
+fn refill(rig: &mut Rig, format: Format) -> Result<()> {
+    let cols = widths(format)[0];
+    let source = rig.matrix(20, cols, format)?;
+    let select = Select::Rows(vec![1, 4, 7, 9, 15].into());
+    let pack = PackDesc { select, spare: 2, ..PackDesc::whole(source.desc()) };
+    let w = rig.device.import("weight", &pack, &source)?;
+    let x = rig.input(2, cols)?;
+    for (slot, row) in [(5, 0), (6, 19), (2, 12)] {
+        let bytes = rig.device.pack_row(&pack, &source, row)?;
+        rig.queue.refill(&w, slot, &bytes)?;
+    }
+    let y = rig.output(2, 7)?;
+    rig.run([matmul(&w, &x, &y)])?;
+    rig.watch("y", &y)
+}

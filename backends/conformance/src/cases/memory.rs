@@ -1,0 +1,95 @@
+//! Memory: copies in and out, rows of state, the budget.
+
+use hal::format::Format;
+use hal::{Bytes, Error, Result, TensorDesc};
+
+use crate::Case;
+use crate::rig::{POISON, Rig, f32_bytes};
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = vec![
+        Case::new("Memory/budget", budget),
+        Case::new("Memory/copy-rows", copy_rows),
+        Case::new("Memory/flight", flight),
+    ];
+    for format in [Format::F32, Format::F16, Format::U32] {
+        cases.push(Case::new(format!("Memory/{format}/views"), move |rig| views(rig, format)));
+    }
+    cases
+}
+
+/// Writes through views that overlap, and shorter than their tensor.
+fn views(rig: &mut Rig, format: Format) -> Result<()> {
+    let (n_rows, n_cols, size) = (9, 7, format.block_bytes());
+    let tensor = rig.device.alloc("memory", TensorDesc::new(n_rows, n_cols, format))?;
+    let mut bytes = |n: usize| (0..n * size).map(|_| rig.rng.word() as u8).collect::<Vec<u8>>();
+    let (all, part, few) = (bytes(n_rows * n_cols), bytes(3 * n_cols), bytes(3));
+    rig.queue.write(&tensor, &all)?;
+    rig.queue.write(&tensor.rows(2..5), &part)?;
+    rig.queue.write(&tensor.rows(4..9).rows(3..4), &few)?;
+    rig.watch_bits("whole", &tensor)?;
+    rig.watch_bits("view", &tensor.rows(3..8))
+}
+
+/// Snapshot and restore: only the named rows move.
+fn copy_rows(rig: &mut Rig) -> Result<()> {
+    let state = rig.input(6, 37)?;
+    let store = rig.tensor(4, 37, &[POISON; 4 * 37])?;
+    rig.queue.copy_rows(&state.rows(3..5), &store.rows(1..3))?;
+    rig.watch_bits("snapshot", &store)?;
+    let new = rig.rng.floats(37);
+    rig.queue.write(&state.rows(4..5), &f32_bytes(&new))?;
+    rig.queue.copy_rows(&store.rows(2..3), &state.rows(0..1))?;
+    rig.queue.copy_rows(&state.rows(5..6), &state.rows(1..2))?;
+    rig.watch_bits("state", &state)
+}
+
+/// Copies in flight own their memory; a dropped one is carried out.
+fn flight(rig: &mut Rig) -> Result<()> {
+    let tensor = rig.input(4, 33)?;
+    let row = 33 * 4;
+    let mut transfers = Vec::new();
+    for r in 0..3 {
+        let mut staging = rig.device.staging(Bytes(row))?;
+        let values = rig.rng.floats(33);
+        staging.bytes_mut().copy_from_slice(&f32_bytes(&values));
+        transfers.push(rig.queue.upload(staging, &tensor.rows(r..r + 1))?);
+    }
+    drop(transfers.pop());
+    for transfer in transfers {
+        let staging = transfer.wait()?;
+        let got = staging.bytes().len() as u64;
+        if got != row {
+            rig.faults.push(format!("staging came back with {got} bytes instead of {row}"));
+        }
+    }
+    rig.watch_bits("tensor", &tensor)
+}
+
+/// What does not fit is refused, and nothing stays booked.
+fn budget(rig: &mut Rig) -> Result<()> {
+    let ledger = rig.device.ledger().clone();
+    let used = ledger.used();
+    let free = ledger.budget() - used;
+    if free > Bytes(1 << 60) {
+        return Err(rig.not_here("alloc", "the device was given no budget"));
+    }
+    let rows = (free.0 / 4096) as usize + 1;
+    match rig.device.alloc("too much", TensorDesc::new(rows, 1024, Format::F32)) {
+        Err(Error::OutOfMemory { .. }) => {}
+        Err(error) => rig.faults.push(format!("past the budget: {error}")),
+        Ok(_) => rig.faults.push("a tensor larger than the budget was made".to_owned()),
+    }
+    if ledger.used() != used {
+        rig.faults.push(format!("{} are booked instead of {used}", ledger.used()));
+    }
+    let tensor = rig.device.alloc_f32("a row", 1, 1024)?;
+    if ledger.used() < used + Bytes(4096) {
+        rig.faults.push("a tensor was not booked".to_owned());
+    }
+    drop(tensor);
+    if ledger.used() != used {
+        rig.faults.push("a dropped tensor stayed booked".to_owned());
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! The cases, one file per op family.
+
+mod attention;
+mod elementwise;
+mod ffn;
+mod ffn_packs;
+mod ffn_variants;
+mod handoff;
+mod matmul;
+mod memory;
+mod predict;
+mod program;
+mod recurrent;
+mod route;
+
+use hal::format::Format;
+
+use crate::Case;
+
+pub(crate) fn all() -> Vec<Case> {
+    [
+        elementwise::cases(),
+        matmul::cases(),
+        attention::cases(),
+        ffn::cases(),
+        ffn_variants::cases(),
+        ffn_packs::cases(),
+        predict::cases(),
+        route::cases(),
+        recurrent::cases(),
+        program::cases(),
+        handoff::cases(),
+        memory::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// A narrow and a wide row length: whole blocks, and nothing that a SIMD width divides where there is a choice.
+fn widths(format: Format) -> [usize; 2] {
+    match format.block_values() {
+        1 => [33, 257],
+        block => [block, 3 * block + if block == 32 { 64 } else { 0 }],
+    }
+}

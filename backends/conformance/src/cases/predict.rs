@@ -1,0 +1,105 @@
+//! Predict.
+
+use hal::format::Format;
+use hal::op::Predict;
+use hal::{PackDesc, Result, Slot};
+
+use super::widths;
+use crate::Case;
+use crate::rig::Rig;
+use crate::weights::{Origin, host_rows, weight_formats};
+
+const N_FF: usize = 131;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in weight_formats() {
+        for n_tokens in [1, 5, 40] {
+            let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Nothing);
+            cases.push(Case::new(format!("Predict/{format}/t{n_tokens}"), body));
+        }
+    }
+    let odd = [
+        ("all-resident", Odd::AllResident),
+        ("none-wanted", Odd::Threshold(f32::INFINITY)),
+        ("all-wanted", Odd::Threshold(f32::NEG_INFINITY)),
+        ("nan-weight", Odd::NanWeight),
+        ("nan-input", Odd::NanInput),
+    ];
+    for (name, odd) in odd {
+        let body = move |rig: &mut Rig| predict(rig, Format::F32, 3, odd);
+        cases.push(Case::new(format!("Predict/F32/{name}"), body));
+    }
+    cases
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Odd {
+    Nothing,
+    AllResident,
+    Threshold(f32),
+    /// One row of the second matrix scores no number.
+    NanWeight,
+    /// One token has no numbers at all: it wants everything.
+    NanInput,
+}
+
+fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<()> {
+    let [rank, n_embd] = widths(format);
+    let mut values = rig.rng.floats(n_tokens * n_embd);
+    if odd == Odd::NanInput {
+        values[n_embd..2 * n_embd].fill(f32::NAN);
+    }
+    let x = rig.tensor(n_tokens, n_embd, &values)?;
+    let fc1 = rig.weight(rank, n_embd, format)?;
+    let fc2 = match odd {
+        Odd::NanWeight => {
+            let mut values = rig.rng.floats(N_FF * rank);
+            values[7 * rank..][..rank].fill(f32::NAN);
+            let bytes = crate::rig::f32_bytes(&values);
+            let source = host_rows(bytes, N_FF, rank, Format::F32, Origin::Owned)?;
+            rig.device.import("fc2", &PackDesc::whole(source.desc()), &source)?
+        }
+        Odd::Nothing | Odd::AllResident | Odd::Threshold(_) | Odd::NanInput => {
+            rig.weight(N_FF, rank, format)?
+        }
+    };
+    let (mut here, mut there) = (0, 0);
+    let mut slot = |_| match odd == Odd::AllResident || rig.rng.chance(0.6) {
+        true => {
+            here += 1;
+            Slot::Resident(here - 1).encode()
+        }
+        false => {
+            there += 1;
+            Slot::Absent(there - 1).encode()
+        }
+    };
+    let slots: Vec<u32> = (0..N_FF).map(&mut slot).collect();
+    let slots = rig.words(1, N_FF, &slots)?;
+    let resident = rig.row_set(N_FF, n_tokens, &[], 0, &|_, _| false)?;
+    let absent = match odd {
+        Odd::AllResident => None,
+        Odd::Nothing | Odd::Threshold(_) | Odd::NanWeight | Odd::NanInput => {
+            Some(rig.row_set(N_FF, n_tokens, &[], 0, &|_, _| false)?)
+        }
+    };
+    // The count must be written even where nothing is wanted.
+    for set in [Some(&resident), absent.as_ref()].into_iter().flatten() {
+        rig.queue.write(&set.count, &[9, 0, 0, 0])?;
+    }
+    let threshold = if let Odd::Threshold(threshold) = odd { threshold } else { 0.05 };
+    let op = Predict {
+        x: x.clone(),
+        fc1,
+        fc2,
+        slots,
+        resident: resident.clone(),
+        absent: absent.clone(),
+        threshold,
+    };
+    rig.run([op.into()])?;
+    rig.watch_bits("x", &x)?;
+    rig.watch_set("resident", &resident)?;
+    absent.map_or(Ok(()), |absent| rig.watch_set("absent", &absent))
+}

@@ -1,0 +1,183 @@
+//! Whole programs: order, replay with other facts, room for more tokens than there are.
+
+use hal::format::Format;
+use hal::op::{
+    Add, Attention, Gather, GetRows, MatMul, Norm, NormKind, Pairing, Predict, Rope, SparseFfn,
+    StoreKv,
+};
+use hal::{
+    Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, KvCache, Op, Result, Rows, Slot, Tensor,
+};
+
+use super::ffn::{Lie, Spec, build};
+use crate::Case;
+use crate::rig::{Rig, u32_bytes};
+
+const SHAPE: BatchShape = BatchShape { max_tokens: 8, max_seqs: 2, max_blocks: 2 };
+const N_BLOCKS: usize = 4;
+const N_VOCAB: usize = 67;
+const N_EMBD: usize = 96;
+const N_HEAD: usize = 3;
+
+pub(super) fn cases() -> Vec<Case> {
+    let rounded = "activations that are rounded again and again may tip over";
+    let mut cases = vec![
+        Case::new("Program/F32/steps", |rig| steps(rig, Format::F32)),
+        Case::new("Program/Q8_0/steps", |rig| steps(rig, Format::Q8_0)).within(1e-4, rounded),
+    ];
+    cases.push(Case::new("Program/predicted-rows", predicted));
+    cases.push(Case::new("Program/in-order", in_order));
+    cases
+}
+
+/// A layer of a language model, recorded once and replayed for a prompt, for a longer one beside it, and for
+/// single tokens.
+fn steps(rig: &mut Rig, format: Format) -> Result<()> {
+    let batch = rig.device.batch(SHAPE)?;
+    let cache = rig.device.kv_cache(N_BLOCKS, N_EMBD, Format::F16)?;
+    let logits = rig.output(SHAPE.max_tokens, N_VOCAB)?;
+    let ops = layer(rig, format, &batch, &cache, &logits)?;
+    let program = rig.program(ops)?;
+    let token = |id, seq, pos, output| BatchToken { id, seq, pos, output };
+    let seq = |blocks: &[u32], len| BatchSeq { blocks: blocks.to_vec(), len };
+    let prompt = |id: u32| (0..5).map(move |pos| token((id + 7 * pos) % 67, 0, pos, pos == 4));
+    let steps = [
+        BatchFacts { tokens: prompt(1).collect(), seqs: vec![seq(&[2], 5)] },
+        BatchFacts {
+            tokens: vec![token(66, 0, 5, true), token(3, 1, 0, false), token(4, 1, 1, true)],
+            seqs: vec![seq(&[2], 6), seq(&[0, 3], 2)],
+        },
+        BatchFacts { tokens: vec![token(9, 0, 2, true)], seqs: vec![seq(&[0, 3], 3)] },
+        BatchFacts { tokens: prompt(30).collect(), seqs: vec![seq(&[1], 5)] },
+    ];
+    for (i, facts) in steps.iter().enumerate() {
+        let words = facts.encode(&SHAPE, N_BLOCKS, N_VOCAB)?;
+        rig.queue.write(&batch.words, &u32_bytes(&words))?;
+        rig.queue.replay(&program)?.wait()?;
+        rig.watch(&format!("logits of step {i}"), &logits.rows(0..facts.n_out()))?;
+    }
+    Ok(())
+}
+
+fn layer(
+    rig: &mut Rig,
+    format: Format,
+    batch: &Batch<Tensor>,
+    cache: &KvCache<Tensor>,
+    logits: &Tensor,
+) -> Result<Vec<Op>> {
+    let n = SHAPE.max_tokens;
+    let d_head = N_EMBD / N_HEAD;
+    let [x, normed, q, k, v, heard, mixed, chosen] =
+        [0; 8].map(|_| rig.device.alloc_f32("activations", n, N_EMBD));
+    let (x, normed, q, k, v, heard, mixed, chosen) =
+        (x?, normed?, q?, k?, v?, heard?, mixed?, chosen?);
+    let table = rig.weight(N_VOCAB, N_EMBD, format)?;
+    let freqs: Vec<f32> = (0..d_head / 2).map(|j| 0.5f32.powi(j as i32)).collect();
+    let freqs = rig.tensor(1, d_head / 2, &freqs)?;
+    let norm = |x: &Tensor, y: &Tensor| -> Op {
+        let (x, y) = (x.clone(), y.clone());
+        Norm { x, weight: None, bias: None, y, kind: NormKind::Rms, eps: 1e-5, width: N_EMBD }
+            .into()
+    };
+    let rope = |x: &Tensor| -> Op {
+        let (freqs, batch, x) = (freqs.clone(), batch.clone(), x.clone());
+        let pairing = Pairing::Halves;
+        Rope { freqs, batch, x, d_head, n_rot: d_head, pairing, scale: 1.0 }.into()
+    };
+    let mut ops: Vec<Op> = Vec::new();
+    let embed = GetRows { table: table.clone(), batch: batch.clone(), y: x.clone(), scale: 4.0 };
+    ops.extend([embed.into(), norm(&x, &normed)]);
+    for y in [&q, &k, &v] {
+        let w = rig.weight(N_EMBD, N_EMBD, format)?;
+        ops.push(MatMul { w, x: normed.clone(), bias: None, y: y.clone() }.into());
+    }
+    ops.extend([rope(&q), rope(&k)]);
+    ops.push(StoreKv { k, v, batch: batch.clone(), cache: cache.clone() }.into());
+    ops.push(
+        Attention {
+            q,
+            cache: cache.clone(),
+            batch: batch.clone(),
+            sinks: None,
+            y: heard.clone(),
+            n_head: N_HEAD,
+            n_head_kv: N_HEAD,
+            scale: 1.0 / (d_head as f32).sqrt(),
+            window: None,
+            softcap: 0.0,
+        }
+        .into(),
+    );
+    let w = rig.weight(N_EMBD, N_EMBD, format)?;
+    ops.push(MatMul { w, x: heard, bias: None, y: mixed.clone() }.into());
+    ops.extend([Add { a: mixed, x: x.clone() }.into(), norm(&x, &normed)]);
+    let spec = Spec { n_tokens: n, accumulate: true, ..Spec::new(format, Lie::Transposed) };
+    let ffn = build(rig, &spec)?;
+    let ffn = resized(rig, ffn, format, &normed, &x)?;
+    ops.push(ffn.into());
+    let gather = Gather { x, batch: batch.clone(), y: chosen.clone() };
+    ops.extend([gather.into(), norm(&chosen, &normed)]);
+    ops.push(MatMul { w: table, x: normed, bias: None, y: logits.clone() }.into());
+    Ok(ops)
+}
+
+/// The block with matrices of the model's width, from `x` to `y`.
+fn resized(
+    rig: &mut Rig,
+    op: SparseFfn<Tensor>,
+    format: Format,
+    x: &Tensor,
+    y: &Tensor,
+) -> Result<SparseFfn<Tensor>> {
+    let gate = rig.weight(160, N_EMBD, format)?;
+    let up = rig.weight(160, N_EMBD, format)?;
+    let source = rig.matrix(N_EMBD, 160, format)?;
+    let pack = hal::PackDesc { transpose: true, ..hal::PackDesc::whole(source.desc()) };
+    let down = rig.device.import("down", &pack, &source)?;
+    Ok(SparseFfn { gate: Some(gate), up, down, x: x.clone(), y: y.clone(), ..op })
+}
+
+/// The list goes from the predictor to the block without the host.
+fn predicted(rig: &mut Rig) -> Result<()> {
+    let spec = Spec { n_tokens: 3, ..Spec::new(Format::F32, Lie::Transposed) };
+    let op = build(rig, &spec)?;
+    let (n_rows, rank) = (spec.n_rows(), 8);
+    let slots: Vec<u32> = (0..n_rows as u32).map(|id| Slot::Resident(id).encode()).collect();
+    let slots = rig.words(1, n_rows, &slots)?;
+    let set = rig.device.row_set(n_rows, 3)?;
+    let predict = Predict {
+        x: op.x.clone(),
+        fc1: rig.weight(rank, spec.n_embd(), Format::F32)?,
+        fc2: rig.weight(n_rows, rank, Format::F32)?,
+        slots,
+        resident: set.clone(),
+        absent: None,
+        threshold: 0.1,
+    };
+    let op = SparseFfn { rows: Rows::Active(set), ..op };
+    rig.run([predict.into(), op.clone().into()])?;
+    rig.watch("y", &op.y)?;
+    rig.watch("active", &op.active)
+}
+
+/// Replays, writes and copies take effect in the order in which they were given, waited for or not.
+fn in_order(rig: &mut Rig) -> Result<()> {
+    let a = rig.input(3, 33)?;
+    let x = rig.updated(3, 33, &[1.0; 99])?;
+    let kept = rig.output(3, 33)?;
+    let program = rig.program([Add { a: a.clone(), x: x.clone() }.into()])?;
+    let first = rig.queue.replay(&program)?;
+    let second = rig.queue.replay(&program)?;
+    rig.queue.copy_rows(&x, &kept)?;
+    let third = rig.queue.replay(&program)?;
+    let new = rig.rng.floats(99);
+    rig.queue.write(&a, &crate::rig::f32_bytes(&new))?;
+    let fourth = rig.queue.replay(&program)?;
+    for run in [first, second, third, fourth] {
+        run.wait()?;
+    }
+    rig.queue.finish()?;
+    rig.watch_bits("kept", &kept)?;
+    rig.watch_bits("x", &x)
+}

@@ -1,0 +1,324 @@
+//! What a case works with: one device, random data, and a record of what came out.
+
+use hal::format::Format;
+use hal::{
+    Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, Error, HostRows, KV_BLOCK,
+    KvCache, Op, Operand, PackDesc, Program, Queue, Result, RowSet, Tensor, TensorDesc,
+};
+
+use crate::rng::Rng;
+use crate::weights::{Origin, host_rows, random_bytes};
+
+/// What memory holds before an op writes it: a NaN that no kernel makes.
+pub(crate) const POISON: f32 = f32::from_bits(0x7fc0_dead);
+
+/// Something a case read back.
+#[derive(Clone, Debug)]
+pub(crate) struct Output {
+    pub(crate) name: String,
+    pub(crate) data: Data,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Data {
+    /// Compared within the case's tolerance.
+    Floats(Vec<f32>),
+    /// Compared to the bit.
+    Words(Vec<u32>),
+}
+
+/// The same calls on every device draw the same data.
+#[derive(Debug)]
+pub(crate) struct Rig {
+    pub(crate) device: Device,
+    pub(crate) queue: Queue,
+    pub(crate) rng: Rng,
+    pub(crate) outputs: Vec<Output>,
+    pub(crate) faults: Vec<String>,
+    /// Tensors with a row of poison at both ends, which must survive.
+    guarded: Vec<Tensor>,
+}
+
+pub(crate) fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+pub(crate) fn u32_bytes(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+impl Rig {
+    pub(crate) fn new(device: &Device, seed: u64) -> Result<Rig> {
+        Ok(Rig {
+            device: device.clone(),
+            queue: device.queue("conformance")?,
+            rng: Rng::new(seed),
+            outputs: Vec::new(),
+            faults: Vec::new(),
+            guarded: Vec::new(),
+        })
+    }
+
+    /// An F32 tensor of these values.
+    pub(crate) fn tensor(
+        &mut self,
+        n_rows: usize,
+        n_cols: usize,
+        values: &[f32],
+    ) -> Result<Tensor> {
+        let tensor = self.device.alloc_f32("values", n_rows, n_cols)?;
+        self.queue.write(&tensor, &f32_bytes(values))?;
+        Ok(tensor)
+    }
+
+    /// An F32 tensor of random values in -1..1.
+    pub(crate) fn input(&mut self, n_rows: usize, n_cols: usize) -> Result<Tensor> {
+        let values = self.rng.floats(n_rows * n_cols);
+        self.tensor(n_rows, n_cols, &values)
+    }
+
+    /// A U32 tensor.
+    pub(crate) fn words(&mut self, n_rows: usize, n_cols: usize, words: &[u32]) -> Result<Tensor> {
+        let tensor = self.device.alloc("words", TensorDesc::new(n_rows, n_cols, Format::U32))?;
+        self.queue.write(&tensor, &u32_bytes(words))?;
+        Ok(tensor)
+    }
+
+    /// A poisoned tensor between two rows that nobody may touch.
+    pub(crate) fn output(&mut self, n_rows: usize, n_cols: usize) -> Result<Tensor> {
+        let poison = vec![POISON; (n_rows + 2) * n_cols];
+        let whole = self.tensor(n_rows + 2, n_cols, &poison)?;
+        let view = whole.rows(1..n_rows + 1);
+        self.guarded.push(whole);
+        Ok(view)
+    }
+
+    /// [`Rig::output`] with values in it.
+    pub(crate) fn updated(
+        &mut self,
+        n_rows: usize,
+        n_cols: usize,
+        values: &[f32],
+    ) -> Result<Tensor> {
+        let view = self.output(n_rows, n_cols)?;
+        self.queue.write(&view, &f32_bytes(values))?;
+        Ok(view)
+    }
+
+    /// A random matrix on the host.
+    pub(crate) fn matrix(
+        &mut self,
+        n_rows: usize,
+        n_cols: usize,
+        format: Format,
+    ) -> Result<HostRows> {
+        self.matrix_from(n_rows, n_cols, format, Origin::Owned)
+    }
+
+    pub(crate) fn matrix_from(
+        &mut self,
+        n_rows: usize,
+        n_cols: usize,
+        format: Format,
+        origin: Origin,
+    ) -> Result<HostRows> {
+        let bytes = random_bytes(&mut self.rng, n_rows, n_cols, format);
+        host_rows(bytes, n_rows, n_cols, format, origin)
+    }
+
+    /// A random matrix on the device, as stored.
+    pub(crate) fn weight(
+        &mut self,
+        n_rows: usize,
+        n_cols: usize,
+        format: Format,
+    ) -> Result<Tensor> {
+        let source = self.matrix(n_rows, n_cols, format)?;
+        self.device.import("weight", &PackDesc::whole(source.desc()), &source)
+    }
+
+    pub(crate) fn program(&self, ops: impl IntoIterator<Item = Op>) -> Result<Program> {
+        let mut recorder = self.device.record("conformance");
+        for op in ops {
+            recorder.push(op)?;
+        }
+        recorder.finish()
+    }
+
+    /// Records and runs.
+    pub(crate) fn run(&mut self, ops: impl IntoIterator<Item = Op>) -> Result<()> {
+        let program = self.program(ops)?;
+        self.queue.replay(&program)?.wait()
+    }
+
+    /// Reads an F32 tensor to be compared within the tolerance.
+    pub(crate) fn watch(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        let values = self.read(tensor)?;
+        self.note(name, Data::Floats(values));
+        Ok(())
+    }
+
+    /// Reads a plain tensor to be compared to the bit.
+    pub(crate) fn watch_bits(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        let desc = tensor.desc();
+        let size = desc.format.block_bytes();
+        let mut bytes = vec![0; desc.n_rows * desc.n_cols * size];
+        self.queue.read(tensor, &mut bytes)?;
+        let word = |w: &[u8]| w.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+        let words = bytes.chunks_exact(size).map(word).collect();
+        self.note(name, Data::Words(words));
+        Ok(())
+    }
+
+    /// Reads a list: how many, which, and who wants them.
+    pub(crate) fn watch_set(&mut self, name: &str, set: &RowSet<Tensor>) -> Result<()> {
+        let mut count = [0; 4];
+        self.queue.read(&set.count, &mut count)?;
+        let count = u32::from_le_bytes(count) as usize;
+        self.note(&format!("{name} count"), Data::Words(vec![count as u32]));
+        let mut ids = vec![0; 4 * count.min(set.ids.desc().n_cols)];
+        if ids.is_empty() {
+            return Ok(());
+        }
+        self.queue.read(&set.ids, &mut ids)?;
+        let ids: Vec<u32> =
+            ids.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+        let n = ids.len();
+        self.note(&format!("{name} ids"), Data::Words(ids));
+        self.watch_bits(&format!("{name} members"), &set.members.rows(0..n))
+    }
+
+    pub(crate) fn note(&mut self, name: &str, data: Data) {
+        self.outputs.push(Output { name: name.to_owned(), data });
+    }
+
+    pub(crate) fn read(&mut self, tensor: &Tensor) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; tensor.desc().n_rows * tensor.desc().n_cols];
+        self.queue.read_f32(tensor, &mut values)?;
+        Ok(values)
+    }
+
+    /// Notes a fault unless the two have the same bits.
+    pub(crate) fn same_bits(&mut self, what: &str, a: &[f32], b: &[f32]) {
+        if a.iter().zip(b).any(|(a, b)| a.to_bits() != b.to_bits()) || a.len() != b.len() {
+            self.faults.push(format!("{what}: the bits differ"));
+        }
+    }
+
+    /// Notes a fault where a row beside an output was written.
+    pub(crate) fn check_guards(&mut self) -> Result<()> {
+        for whole in std::mem::take(&mut self.guarded) {
+            let last = whole.desc().n_rows - 1;
+            for row in [0, last] {
+                let values = self.read(&whole.rows(row..row + 1))?;
+                if values.iter().any(|v| v.to_bits() != POISON.to_bits()) {
+                    self.faults.push(format!("row {row} beside an output of {last} was written"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A batch of these facts on the device.
+    pub(crate) fn batch(
+        &mut self,
+        shape: BatchShape,
+        facts: &BatchFacts,
+        n_blocks: usize,
+        n_vocab: usize,
+    ) -> Result<Batch<Tensor>> {
+        let batch = self.device.batch(shape)?;
+        self.queue.write(&batch.words, &u32_bytes(&facts.encode(&shape, n_blocks, n_vocab)?))?;
+        Ok(batch)
+    }
+
+    /// A batch of `n_tokens` tokens of one sequence in a program with room for `max_tokens`.
+    pub(crate) fn simple_batch(
+        &mut self,
+        n_tokens: usize,
+        max_tokens: usize,
+    ) -> Result<Batch<Tensor>> {
+        let n_blocks = max_tokens.div_ceil(KV_BLOCK);
+        let shape = BatchShape { max_tokens, max_seqs: 1, max_blocks: n_blocks };
+        let facts = self.facts(&[(n_tokens, n_tokens)], n_blocks);
+        self.batch(shape, &facts, n_blocks, 1 << 20)
+    }
+
+    /// A step: per sequence its length and how many of its last positions are the step's tokens. The blocks
+    /// are shuffled, the tokens of the sequences interleave.
+    pub(crate) fn facts(&mut self, seqs: &[(usize, usize)], n_blocks: usize) -> BatchFacts {
+        let mut blocks: Vec<u32> = (0..n_blocks as u32).collect();
+        self.rng.shuffle(&mut blocks);
+        let mut facts = BatchFacts::default();
+        for &(len, _) in seqs {
+            let taken = blocks.split_off(blocks.len() - len.div_ceil(KV_BLOCK));
+            facts.seqs.push(BatchSeq { blocks: taken, len: len as u32 });
+        }
+        let longest = seqs.iter().map(|&(_, new)| new).max().unwrap_or(0);
+        for i in 0..longest {
+            for (s, &(len, _)) in seqs.iter().enumerate().filter(|(_, (_, new))| i < *new) {
+                let pos = (len - seqs[s].1 + i) as u32;
+                let (id, output) = (self.rng.below(1 << 20) as u32, self.rng.chance(0.5));
+                facts.tokens.push(BatchToken { id, seq: s as u32, pos, output });
+            }
+        }
+        facts
+    }
+
+    /// A cache whose filled positions are random and all others poison.
+    pub(crate) fn filled_cache(
+        &mut self,
+        facts: &BatchFacts,
+        n_blocks: usize,
+        n_cols: usize,
+        format: Format,
+    ) -> Result<KvCache<Tensor>> {
+        let cache = self.device.kv_cache(n_blocks, n_cols, format)?;
+        for tensor in [&cache.k, &cache.v] {
+            let mut values = vec![POISON; n_blocks * KV_BLOCK * n_cols];
+            for seq in &facts.seqs {
+                for pos in 0..seq.len as usize {
+                    let row = seq.blocks[pos / KV_BLOCK] as usize * KV_BLOCK + pos % KV_BLOCK;
+                    values[row * n_cols..][..n_cols].copy_from_slice(&self.rng.floats(n_cols));
+                }
+            }
+            let mut bytes = vec![0; values.len() * format.block_bytes()];
+            format.quantize(&values, &mut bytes);
+            self.queue.write(tensor, &bytes)?;
+        }
+        Ok(cache)
+    }
+
+    /// A list of `ids`; `wants(i, t)` says whether token `t` wants the `i`th. What lies behind the list is
+    /// garbage.
+    pub(crate) fn row_set(
+        &mut self,
+        capacity: usize,
+        max_tokens: usize,
+        ids: &[u32],
+        n_tokens: usize,
+        wants: &dyn Fn(usize, usize) -> bool,
+    ) -> Result<RowSet<Tensor>> {
+        let set = self.device.row_set(capacity, max_tokens)?;
+        let n_words = max_tokens.div_ceil(32);
+        let mut all = vec![u32::MAX; capacity];
+        all[..ids.len()].copy_from_slice(ids);
+        let mut members = vec![u32::MAX; capacity * n_words];
+        for i in 0..ids.len() {
+            members[i * n_words..][..n_words].fill(0);
+            for t in (0..n_tokens).filter(|&t| wants(i, t)) {
+                members[i * n_words + t / 32] |= 1 << (t % 32);
+            }
+        }
+        self.queue.write(&set.ids, &u32_bytes(&all))?;
+        self.queue.write(&set.members, &u32_bytes(&members))?;
+        self.queue.write(&set.count, &u32_bytes(&[ids.len() as u32]))?;
+        Ok(set)
+    }
+
+    /// Ends a case that makes no sense on this device.
+    pub(crate) fn not_here(&self, op: &'static str, reason: &str) -> Error {
+        let device = self.device.info().name.clone();
+        Error::Unsupported { op, device, reason: reason.to_owned() }
+    }
+}

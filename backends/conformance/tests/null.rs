@@ -1,0 +1,16 @@
+//! A device that does nothing fails.
+
+use std::sync::Arc;
+
+use hal::null::NullBackend;
+use hal::{Bytes, Device, DeviceId};
+
+#[test]
+fn the_null_backend_fails() {
+    let device = Device::new(Arc::new(NullBackend::default()), DeviceId(0), Bytes(1 << 30));
+    let report = thermocline_conformance::run_all(&device);
+    let passed: Vec<&str> = report.passed().collect();
+    // The budget is kept by the contract itself, whatever the backend.
+    assert_eq!(passed, ["Memory/budget"], "\n{report}");
+    assert_eq!(report.n_skipped(), 0);
+}
