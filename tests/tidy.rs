@@ -95,7 +95,7 @@ fn a_name_is_one_name_everywhere() {
     let ops = ("backends/hal/src/op/mod.rs", "\nops!(\n    MatMul, Post\n);");
     bad(&[ops], "`MatMul` is declared by no `op!`");
     bad(&[ops], "`MatMul` has no function of its name");
-    bad(&[ops], "`Post` has no case named `Post/..`");
+    bad(&[ops], "`Post` has no case named `HandOff/..`");
     let op = ("backends/hal/src/op/mat_mul.rs", "op! {\n    MatMul {\n        read w,");
     let tree = [ops, op, ("backends/cpu/src/reference/a.rs", "pub(super) fn matmul(")];
     let faults = RULES.iter().flat_map(|rule| rule(&Tree::of(&tree))).collect::<Vec<_>>();
