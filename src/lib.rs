@@ -4,6 +4,7 @@
 
 pub mod cli;
 pub mod devices;
+pub mod embedded;
 pub mod engine;
 pub mod generate;
 pub mod gguf;
