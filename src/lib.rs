@@ -5,6 +5,7 @@
 pub mod bench;
 pub mod cli;
 pub mod devices;
+pub mod embedded;
 pub mod engine;
 pub mod generate;
 pub mod gguf;

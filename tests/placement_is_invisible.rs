@@ -194,7 +194,7 @@ fn budgets_from_nothing_to_everything_are_kept() {
             let got = logits(&mut engine, &[7]);
             assert!(difference(&expected, &got) <= bound(Format::Q8_0), "budget {budget}");
             assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
-            assert!(sim.counters().peak_memory <= budget, "physical peak over {budget}");
+            assert!(sim.counters().peak <= budget, "physical peak over {budget}");
             let placement = engine.placement();
             kinds[0] += usize::from(placement.layers.iter().all(|layer| layer.home == 0));
             kinds[1] += usize::from(placement.n_split() > 0);

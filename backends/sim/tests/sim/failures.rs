@@ -1,6 +1,8 @@
 //! A device that is lost, or whose thread panics, leaves nobody waiting.
 
-use std::thread;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use hal::op::Add;
 use hal::{Bytes, Error, MailboxShape, Result, TensorDesc};
@@ -41,6 +43,15 @@ fn assert_all_lost(rig: &mut Rig, error: &Error) {
     assert_eq!(device.queue("test").err().as_ref(), Some(error));
     assert_eq!(device.record("test").finish().err().as_ref(), Some(error));
     assert_eq!(rig.queue.finish().err().as_ref(), Some(error));
+}
+
+/// Loses the device from another thread, most likely when this one waits.
+fn lose_soon(rig: &Rig) -> JoinHandle<()> {
+    let sim = Arc::clone(&rig.sim);
+    thread::spawn(move || {
+        thread::sleep(Duration::from_millis(1));
+        sim.lose_now();
+    })
 }
 
 #[test]
@@ -108,13 +119,31 @@ fn a_loss_ends_the_wait_for_a_post() {
         let program = rig.split(1, &x, &a, &y);
         rig.sim.hang_after(0);
         let mut run = rig.queue.replay(&program).unwrap();
-        let loser = {
-            let sim = rig.sim.clone();
-            thread::spawn(move || sim.lose_now())
-        };
+        rig.wait_for_hang();
+        let loser = lose_soon(&rig);
         assert_lost(run.next_post());
         assert_lost(run.wait());
         loser.join().unwrap();
+    });
+}
+
+#[test]
+fn a_loss_ends_the_waits_for_a_copy_and_for_the_queue() {
+    repeat(|seed| {
+        for finish in [false, true] {
+            let mut rig = Rig::new(seed);
+            let x = rig.full(0.0);
+            rig.sim.hang_after(0);
+            let staging = rig.device.staging(Bytes::of(&[0f32; COLS])).unwrap();
+            let copy = rig.queue.upload(staging, &x).unwrap();
+            rig.wait_for_hang();
+            let loser = lose_soon(&rig);
+            if finish {
+                assert_lost(rig.queue.finish());
+            }
+            assert_lost(copy.wait());
+            loser.join().unwrap();
+        }
     });
 }
 

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
+mod conformance;
 mod failures;
 mod hand_off;
 mod limits;

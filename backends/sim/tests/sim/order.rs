@@ -142,9 +142,7 @@ fn two_queues_work_at_once() {
         rig.sim.hang_after(0);
         let run = rig.queue.replay(&program).unwrap();
         // Let the first queue meet the hang before the second one starts.
-        while rig.sim.failures().hang_after.is_some() {
-            std::thread::yield_now();
-        }
+        rig.wait_for_hang();
         let mut other = rig.device.queue("other").unwrap();
         let mut out = [1.0; COLS];
         other.read_f32(&a, &mut out).unwrap();

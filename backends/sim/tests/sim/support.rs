@@ -88,6 +88,13 @@ impl Rig {
         out
     }
 
+    /// Waits until the device hangs.
+    pub(crate) fn wait_for_hang(&self) {
+        while self.sim.failures().hang_after.is_some() {
+            thread::yield_now();
+        }
+    }
+
     /// A batch of [`REAL`] tokens.
     pub(crate) fn batch(&mut self) -> Batch<Tensor> {
         let shape = BatchShape { max_tokens: ROWS, max_seqs: 1, max_blocks: 1 };

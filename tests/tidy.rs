@@ -1,0 +1,156 @@
+//! The conventions of ARCHITECTURE.md, held by script: a rule is a function from the repository's text to faults.
+//!
+//! What clippy and the compiler hold (lints, function length, documentation, matched arms) is not here.
+
+mod rules;
+mod tree;
+
+use std::path::Path;
+
+use rules::{LONG, RULES, UNSAFE, lists_are_current};
+use tree::{Source, Tree};
+
+#[test]
+fn the_house_is_tidy() {
+    let tree = Tree::read(Path::new(env!("CARGO_MANIFEST_DIR")));
+    assert!(tree.rust().count() > 50, "the repository was not found");
+    let mut faults: Vec<String> = RULES.iter().flat_map(|rule| rule(&tree)).collect();
+    faults.extend(lists_are_current(&tree));
+    assert!(faults.is_empty(), "{} faults\n{}\n", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn exceptions_have_reasons() {
+    assert!(LONG.iter().chain(UNSAFE).all(|(_, reason)| reason.len() > 10));
+}
+
+/// Some rule must complain about `files` in a line that holds `says`.
+#[track_caller]
+fn bad(files: &[(&str, &str)], says: &str) {
+    let tree = Tree::of(files);
+    let faults: Vec<String> = RULES.iter().flat_map(|rule| rule(&tree)).collect();
+    assert!(faults.iter().any(|f| f.contains(says)), "no fault says {says:?}: {faults:#?}");
+}
+
+/// No rule may complain about the one file here.
+#[track_caller]
+fn good(path: &str, text: &str) {
+    let tree = Tree::of(&[(path, text)]);
+    let faults: Vec<String> = RULES.iter().flat_map(|rule| rule(&tree)).collect();
+    let about: Vec<&String> = faults.iter().filter(|f| f.starts_with(path)).collect();
+    assert!(about.is_empty(), "{about:#?}");
+}
+
+#[test]
+fn arrows_go_down_only() {
+    bad(&[("src/gguf/a.rs", "use crate::engine::Engine;")], "`gguf` uses `engine`");
+    bad(&[("src/gguf/a.rs", "use super::super::engine;")], "`gguf` uses `engine`");
+    bad(&[("src/gguf/mod.rs", "use super::model;")], "`gguf` uses `model`");
+    bad(&[("src/sample.rs", "fn f() { crate::cli::main(); }")], "src/sample.rs:1: `sample` uses");
+    bad(&[("src/engine/a.rs", "\nuse crate::{\n    model::Model,\n    cli,\n};")], "uses `cli`");
+    bad(&[("src/placement/plan.rs", "use hal::{Bytes, Device};")], "sees `hal::Device`");
+    bad(&[("src/novel/mod.rs", "")], "`novel` is not in MAY_USE");
+    good("src/engine/a.rs", "use crate::model::{Ffn, Model};\nuse hal::Device;");
+    good(
+        "src/model/a.rs",
+        "//! As `crate::engine` wants it.\nuse crate::gguf;\nuse hal::HostRows;",
+    );
+    good("src/gguf/a.rs", "#[cfg(test)]\nmod tests {\n    use crate::model::Model;\n}");
+}
+
+#[test]
+fn backends_stay_below() {
+    bad(&[("src/engine/a.rs", "use cpu::CpuBackend;")], "only src/devices.rs names backends");
+    bad(&[("src/cli/a.rs", "#[cfg(feature = \"cuda\")]\nfn f() {}")], "asks for features");
+    bad(&[("backends/cpu/src/a.rs", "use thermocline::model::Model;")], "never the engine");
+    bad(&[("backends/hal/src/a.rs", "use std::{fmt, fs::File};")], "hal does no input");
+    let cargo = "[dependencies]\ncudarc.workspace = true\n";
+    bad(&[("backends/hal/Cargo.toml", cargo)], "hal depends on `cudarc`");
+    bad(&[("backends/cpu/Cargo.toml", "[dependencies]\nthermocline = \"1\"")], "turn it round");
+    good("src/devices.rs", "use cpu::CpuBackend;");
+    good("src/cli/a.rs", "use crate::devices::{cpu, BACKENDS};\nfn f() { cpu(None); }");
+    good(
+        "backends/hal/Cargo.toml",
+        "[package]\nname = \"x\"\n[dependencies]\nhalf.workspace = true",
+    );
+}
+
+#[test]
+fn only_the_command_reads_the_environment_and_prints() {
+    bad(&[("src/engine/a.rs", "fn f() { std::env::var(\"X\"); }")], "read in src/cli only");
+    bad(&[("backends/cpu/src/a.rs", "fn f() { eprintln!(\"x\"); }")], "only src/cli prints");
+    bad(&[("src/model/a.rs", "static N: AtomicUsize = AtomicUsize::new(0);")], "a global");
+    good("src/cli/a.rs", "fn f() { println!(\"{:?}\", std::env::var(\"X\")); }");
+    good("src/model/a.rs", "static NAMES: &[&str] = &[\"println!\"]; // Mutex");
+}
+
+#[test]
+fn files_are_short() {
+    bad(&[("src/gguf/a.rs", &"\n".repeat(501))], "501 lines, at most 500");
+    good("src/gguf/a.rs", &"\n".repeat(500));
+}
+
+#[test]
+fn a_name_is_one_name_everywhere() {
+    let ops = ("backends/hal/src/op/mod.rs", "\nops!(\n    MatMul, Post\n);");
+    bad(&[ops], "`MatMul` is declared by no `op!`");
+    bad(&[ops], "`MatMul` has no function of its name");
+    bad(&[ops], "`Post` has no case named `HandOff/..`");
+    let op = ("backends/hal/src/op/mat_mul.rs", "op! {\n    MatMul {\n        read w,");
+    let tree = [ops, op, ("backends/cpu/src/reference/a.rs", "pub(super) fn matmul(")];
+    let faults = RULES.iter().flat_map(|rule| rule(&Tree::of(&tree))).collect::<Vec<_>>();
+    assert!(!faults.iter().any(|f| f.contains("`MatMul` is decl") || f.contains("no function")));
+
+    let table = "\nformats! {\n    /// Four bits.\n    Q4_0 => q4_0, 32, 18, Some(2);\n    U32 => ids, 1, 4, None;\n}";
+    let formats = ("backends/hal/src/format/mod.rs", table);
+    bad(&[formats], "`Q4_0` has no backends/hal/src/format/q4_0.rs");
+    bad(&[formats], "format `Q4_0` stands in only one");
+    bad(&[formats, ("backends/cpu/src/simd/avx2/mod.rs", "")], "`Format::Q4_0` has no kernel");
+    bad(&[formats, ("README.md", "| Q4_0 | yes |\n| Q3_K | no |")], "format `Q3_K` stands in only");
+}
+
+#[test]
+fn unsafe_is_rare_and_says_why() {
+    bad(&[("src/model/a.rs", "fn f() { unsafe { g() } }")], "outside of the files in UNSAFE");
+    bad(
+        &[("src/gguf/map.rs", "fn f() {\n    unsafe { g() }\n}")],
+        "src/gguf/map.rs:2: no `// SAFETY:`",
+    );
+    bad(&[("src/gguf/map.rs", "// SAFETY: old.\nlet a = 1;\nunsafe { g() }")], "no `// SAFETY:`");
+    good(
+        "src/gguf/map.rs",
+        "fn f() {\n    // SAFETY: g\n    // is kind.\n    let x =\n        unsafe { g() };\n}",
+    );
+    good("src/gguf/a.rs", "//! Nothing unsafe here.\n#![forbid(unsafe_code)]");
+}
+
+#[test]
+fn nothing_is_left_lying_about() {
+    bad(&[("src/gguf/a.rs", "fn f() { todo!() }")], "`todo!`: build it");
+    bad(&[("docs/a.md", concat!("see /wo", "rk/notes"))], "outside of one machine");
+    bad(&[("src/gguf/a.rs", concat!("\"../sha", "red/x\""))], "only tests look outside");
+    bad(&[("docs/a.md", "see `src/gone.rs`.")], "`src/gone.rs` is not there");
+    bad(&[("src/gguf/a.rs", "include_str!(\"../assets/gone.json\")")], "gone.json` is not there");
+    bad(&[("tests/lost.rs", ""), ("tests/main.rs", "mod other;")], "add `mod lost;`");
+    good("src/gguf/a.rs", "// todo!\nconst A: &str = \"dbg!\";");
+}
+
+#[test]
+fn documents_are_there() {
+    bad(&[("CHANGELOG.md", "# Changelog")], "no `## [Unreleased]`");
+    let readme = ("README.md", "    cargo test --workspace");
+    bad(&[readme, (".ci/run", "cargo test")], "no `cargo test --workspace`");
+    bad(&[("README.md", "# It")], "no `cargo test` command");
+}
+
+#[test]
+fn code_is_told_from_words() {
+    let text =
+        "let a = \"x \\\" // y\"; // b\nlet c = 'd'; let e: &'f str = r#\"g\"h\"#; /* i\n */ j";
+    let source = Source::new("src/a.rs", text);
+    let words: Vec<&str> = source.code().split_whitespace().collect();
+    let expected =
+        ["let", "a", "=", ";", "let", "c", "=", ";", "let", "e:", "&'f", "str", "=", ";", "j"];
+    assert_eq!(words, expected);
+    assert_eq!(source.code().matches('\n').count(), 2);
+}

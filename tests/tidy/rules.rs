@@ -1,0 +1,483 @@
+//! The rules. Each gives a line per fault: where, what, and what to do.
+
+use std::collections::BTreeSet;
+
+use super::tree::{Source, Tree};
+
+/// A rule of the house.
+pub type Rule = fn(&Tree) -> Vec<String>;
+
+/// All of them.
+pub const RULES: &[Rule] = &[
+    floors,
+    backends_named_once,
+    backends_see_no_model,
+    words_in_words_out,
+    no_globals,
+    file_length,
+    ops_have_one_name,
+    formats_have_one_name,
+    unsafe_is_listed,
+    nothing_unfinished,
+    nothing_of_the_workshop,
+    documents,
+    paths_exist,
+    tests_are_run,
+];
+
+/// Modules of `src/` and what each may use of the others; `*` is all. Arrows go down only.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("gguf", &[]),
+    ("sample", &[]),
+    ("placement", &[]),
+    ("devices", &[]),
+    ("tokenizer", &["gguf"]),
+    ("embedded", &["gguf"]),
+    ("synthetic", &["gguf"]),
+    ("model", &["gguf"]),
+    ("engine", &["model", "placement"]),
+    ("generate", &["engine", "sample", "tokenizer"]),
+    ("cli", &["*"]),
+];
+
+/// Modules that never see a device: data in, data out.
+const PURE: &[&str] =
+    &["gguf", "sample", "placement", "tokenizer", "embedded", "synthetic", "model"];
+
+/// Names in `hal` that stand for a device.
+const DEVICE_NAMES: &[&str] = &[
+    "Backend",
+    "BackendQueue",
+    "Device",
+    "DeviceId",
+    "Mailbox",
+    "Program",
+    "Queue",
+    "Recorder",
+    "Run",
+    "Tensor",
+];
+
+const BACKENDS: &[&str] = &["cpu", "sim", "simt", "cuda", "hip", "wgpu", "conformance"];
+
+/// What `hal` may depend on.
+const HAL_NEEDS: &[&str] = &["bytemuck", "half", "thiserror"];
+
+/// Most lines of a Rust file.
+const MOST_LINES: usize = 500;
+
+/// Longer files: only a list of equals, with the reason.
+pub const LONG: &[(&str, &str)] = &[];
+
+/// Where `unsafe` may stand, and for what.
+pub const UNSAFE: &[(&str, &str)] = &[
+    ("src/gguf/map.rs", "a file mapped into memory"),
+    ("backends/cpu/src/simd/", "vector instructions"),
+    ("backends/cpu/src/buffer.rs", "tensor memory that threads share"),
+    ("backends/cpu/src/team.rs", "a job lent to the workers"),
+    ("backends/cpu/src/program.rs", "the views of a program are made"),
+];
+
+fn at(file: &Source, line: usize, what: impl std::fmt::Display) -> String {
+    format!("{}:{line}: {what}", file.path)
+}
+
+fn first(path: &str) -> &str {
+    path.split("::").next().unwrap_or(path)
+}
+
+/// Lines of `code` that hold `what` as a whole word.
+fn lines_with<'a>(code: &'a str, what: &'a str) -> impl Iterator<Item = (usize, &'a str)> {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    code.lines().enumerate().filter_map(move |(i, line)| {
+        let hit = line.match_indices(what).any(|(at, _)| {
+            !line[..at].ends_with(part) && !line[at + what.len()..].starts_with(part)
+        });
+        hit.then_some((i + 1, line))
+    })
+}
+
+fn floors(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in tree.rust() {
+        let Some(module) = file.module() else { continue };
+        let Some((_, may)) = MAY_USE.iter().find(|(name, _)| *name == module) else {
+            faults.push(at(file, 1, format!("module `{module}` is not in MAY_USE of tests/tidy/rules.rs: add it with what it may use")));
+            continue;
+        };
+        for (line, name) in file.names() {
+            let parts: Vec<&str> = name.split("::").collect();
+            match parts[..] {
+                ["crate", used, ..] if MAY_USE.iter().any(|(name, _)| *name == used) => {
+                    if used != module && !may.contains(&used) && *may != ["*"] {
+                        faults.push(at(file, line, format!("`{module}` uses `{used}`, and arrows go down only: move the code, or change MAY_USE and say why in ARCHITECTURE.md")));
+                    }
+                }
+                ["hal", used, ..] if PURE.contains(&module) && DEVICE_NAMES.contains(&used) => {
+                    faults.push(at(file, line, format!("`{module}` sees `hal::{used}`: it is data in, data out, so hand it what it needs to know")));
+                }
+                _ => {}
+            }
+        }
+    }
+    faults
+}
+
+fn backends_named_once(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in tree.below("src/").filter(|f| f.is_rust() && f.path != "src/devices.rs") {
+        for (line, name) in file.names() {
+            if name.contains("::") && BACKENDS.contains(&first(&name)) {
+                faults.push(at(
+                    file,
+                    line,
+                    format!("`{name}`: only src/devices.rs names backends"),
+                ));
+            }
+        }
+        // The name of the feature is in a literal, which the code has blanked.
+        for (line, _) in lines_with(file.shipped(), "feature") {
+            faults.push(at(file, line, "only src/devices.rs asks for features"));
+        }
+    }
+    faults
+}
+
+fn backends_see_no_model(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in tree.below("backends/").filter(|f| f.is_rust()) {
+        for (line, name) in file.names() {
+            if first(&name) == "thermocline" {
+                faults.push(at(file, line, "backends see ops on tensors, never the engine"));
+            }
+            let io = ["std::fs", "std::net", "std::io", "std::process"];
+            if file.path.starts_with("backends/hal/src") && io.iter().any(|p| name.starts_with(p)) {
+                faults.push(at(file, line, format!("`{name}`: hal does no input or output")));
+            }
+        }
+    }
+    for file in tree.below("backends/").filter(|f| f.path.ends_with("Cargo.toml")) {
+        let mut section = "";
+        for (i, line) in file.text.lines().enumerate() {
+            if line.starts_with('[') {
+                section = line;
+            }
+            let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            let depends = section.contains("dependencies") && !name.is_empty() && name != section;
+            if depends && name == "thermocline" {
+                faults.push(at(file, i + 1, "a backend depends on the engine: turn it round"));
+            }
+            let hal = file.path == "backends/hal/Cargo.toml" && section == "[dependencies]";
+            if hal && depends && !line.starts_with('[') && !HAL_NEEDS.contains(&name) {
+                faults.push(at(file, i + 1, format!("hal depends on `{name}`: the contract names no library of a device (HAL_NEEDS)")));
+            }
+        }
+    }
+    faults
+}
+
+fn words_in_words_out(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in tree.rust().filter(|f| !f.path.starts_with("src/cli/")) {
+        for (line, name) in file.names() {
+            if ["env::var", "env::args", "env::set_var"].iter().any(|part| name.contains(part)) {
+                faults.push(at(
+                    file,
+                    line,
+                    format!("`{name}`: the environment is read in src/cli only; take an argument"),
+                ));
+            }
+        }
+        for what in ["println!", "eprintln!", "print!", "eprint!"] {
+            for (line, _) in lines_with(file.shipped(), what) {
+                faults.push(at(
+                    file,
+                    line,
+                    format!("`{what}`: only src/cli prints; return it or give a notice"),
+                ));
+            }
+        }
+    }
+    faults
+}
+
+fn no_globals(tree: &Tree) -> Vec<String> {
+    let changing = ["mut ", "Atomic", "Mutex", "RwLock", "OnceLock", "LazyLock", "Cell<"];
+    let mut faults = Vec::new();
+    // The command has its Ctrl-C; the suite of tests keeps what is dear to make.
+    let may = ["src/cli/", "backends/conformance/"];
+    for file in tree.rust().filter(|f| !may.iter().any(|folder| f.path.starts_with(folder))) {
+        for (line, text) in lines_with(file.shipped(), "static") {
+            let declares = text.trim_start().trim_start_matches("pub ").starts_with("static ");
+            if declares && changing.iter().any(|word| text.contains(word)) {
+                faults.push(at(file, line, "a global that changes: make it a field and pass it"));
+            }
+        }
+        for (line, _) in lines_with(file.shipped(), "thread_local!") {
+            faults.push(at(file, line, "a global per thread: make it a field and pass it"));
+        }
+    }
+    faults
+}
+
+fn file_length(tree: &Tree) -> Vec<String> {
+    let long = |file: &&Source| {
+        file.text.lines().count() > MOST_LINES && LONG.iter().all(|(path, _)| *path != file.path)
+    };
+    let fault = |file: &Source| {
+        let n = file.text.lines().count();
+        at(
+            file,
+            n,
+            format!(
+                "{n} lines, at most {MOST_LINES}: split it by subject, or list it in LONG if it is a list of equals"
+            ),
+        )
+    };
+    tree.rust().filter(long).map(fault).collect()
+}
+
+/// The words between `open` and the next line that begins with `close`, comments left out.
+fn table<'a>(text: &'a str, open: &str, close: &str) -> &'a str {
+    let Some(start) = text.find(open) else { return "" };
+    let body = &text[start + open.len()..];
+    &body[..body.find(close).unwrap_or(body.len())]
+}
+
+const OPS: &str = "backends/hal/src/op/mod.rs";
+const FORMATS: &str = "backends/hal/src/format/mod.rs";
+
+fn ops_have_one_name(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    let names = table(tree.text(OPS), "\nops!(", ");");
+    let plain = |text: &str| text.to_lowercase().replace('_', "");
+    for name in names.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        let declared = format!("\n    {name} {{");
+        if !tree.below("backends/hal/src/op/").any(|f| f.text.contains(&declared)) {
+            faults.push(format!("{OPS}: `{name}` is declared by no `op!` in backends/hal/src/op/"));
+        }
+        let function = |line: &str| {
+            let name_of = line.trim_start().split("fn ").nth(1).unwrap_or_default();
+            plain(name_of.split(['(', '<']).next().unwrap_or_default()) == plain(name)
+        };
+        let mut reference = tree.below("backends/cpu/src/reference/");
+        let handed_off = ["Post", "Merge"].contains(&name);
+        if !handed_off && !reference.any(|f| f.code().lines().any(function)) {
+            faults.push(format!("{OPS}: `{name}` has no function of its name in backends/cpu/src/reference/: write the oracle first"));
+        }
+        // The two ends of a hand-off are tested together.
+        let subject = if handed_off { "HandOff" } else { name };
+        let case = format!("\"{subject}/");
+        let named = |f: &Source| f.text.contains(&case);
+        if !tree.below("backends/conformance/src/").any(named) {
+            faults.push(format!(
+                "{OPS}: `{name}` has no case named `{subject}/..` in backends/conformance/src/cases/"
+            ));
+        }
+    }
+    if names.is_empty() {
+        faults.push(format!("{OPS}: no `ops!` table, or tests/tidy/rules.rs cannot read it"));
+    }
+    faults
+}
+
+/// Name and module of the formats that weights are stored in.
+fn formats(tree: &Tree) -> Vec<(String, String)> {
+    let weights = |line: &str| {
+        let (name, rest) = line.trim().split_once("=>")?;
+        let module = rest.split(',').next()?.trim();
+        let stored = rest.contains("Some(") && !line.trim().starts_with("//");
+        stored.then(|| (name.trim().to_owned(), module.to_owned()))
+    };
+    table(tree.text(FORMATS), "\nformats! {", "\n}").lines().filter_map(weights).collect()
+}
+
+fn formats_have_one_name(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    let formats = formats(tree);
+    if formats.is_empty() {
+        faults
+            .push(format!("{FORMATS}: no `formats!` table, or tests/tidy/rules.rs cannot read it"));
+    }
+    let simd = "backends/cpu/src/simd/";
+    let folder = |f: &Source| {
+        let rest = f.path.strip_prefix(simd)?;
+        rest.split_once('/').map(|(level, _)| format!("{simd}{level}/"))
+    };
+    let levels: BTreeSet<String> = tree.files.iter().filter_map(folder).collect();
+    for (name, module) in &formats {
+        let file = format!("backends/hal/src/format/{module}.rs");
+        if !tree.has(&file) {
+            faults.push(format!(
+                "{FORMATS}: `{name}` has no {file}: block, scales, rounding go there"
+            ));
+        }
+        for level in &levels {
+            let arm = format!("Format::{name}");
+            if !tree.below(level).any(|f| lines_with(f.code(), &arm).next().is_some()) {
+                faults.push(format!("{level}: `{arm}` has no kernel: write one, or give its arm the plain one with a comment that says why"));
+            }
+        }
+    }
+    let listed: BTreeSet<String> = (tree.text("README.md").lines())
+        .filter_map(|line| Some(line.strip_prefix("| ")?.split_once(" |")?.0.to_owned()))
+        .filter(|cell| {
+            cell.starts_with(['F', 'B', 'Q', 'I', 'M']) && cell.contains(char::is_numeric)
+        })
+        .collect();
+    let known: BTreeSet<String> = formats.into_iter().map(|(name, _)| name).collect();
+    for name in known.symmetric_difference(&listed) {
+        faults.push(format!("README.md: format `{name}` stands in only one of README's table and the `formats!` table"));
+    }
+    faults
+}
+
+fn unsafe_is_listed(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in tree.rust() {
+        let listed = UNSAFE.iter().any(|(path, _)| file.path.starts_with(path));
+        let text: Vec<&str> = file.text.lines().collect();
+        for (line, code) in lines_with(file.code(), "unsafe") {
+            if !listed {
+                faults.push(at(file, line, "`unsafe` outside of the files in UNSAFE: find a safe way, or list the file with its reason"));
+            } else if !code.contains("unsafe fn") && !justified(&text, line - 1) {
+                faults.push(at(
+                    file,
+                    line,
+                    "no `// SAFETY:` directly above: say which promise holds and who keeps it",
+                ));
+            }
+        }
+    }
+    faults
+}
+
+/// Whether the statement around `line` has a `// SAFETY:` comment at its head or on the way to it.
+fn justified(text: &[&str], line: usize) -> bool {
+    for above in text[..line].iter().rev().take(12).map(|line| line.trim()) {
+        if above.starts_with("// SAFETY:") {
+            return true;
+        }
+        if !above.starts_with("//") && (above.is_empty() || above.ends_with([';', '}'])) {
+            return false;
+        }
+    }
+    false
+}
+
+fn nothing_unfinished(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in tree.rust() {
+        for what in ["todo!", "unimplemented!", "dbg!"] {
+            for (line, _) in lines_with(file.code(), what) {
+                faults.push(at(file, line, format!("`{what}`: build it, or answer `Plan::No` with a reason before it is reached")));
+            }
+        }
+    }
+    faults
+}
+
+/// Words of the workshop that are no part of the project; `concat!` so that this file is clean itself.
+const WORKSHOP: &[&str] = &[
+    concat!("/wo", "rk/"),
+    concat!(".lib", "rary"),
+    concat!("/tmp/", "COMMON"),
+    concat!("/ro", "ot/"),
+];
+
+fn nothing_of_the_workshop(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in &tree.files {
+        for word in WORKSHOP {
+            for (i, _) in file.text.lines().enumerate().filter(|(_, line)| line.contains(word)) {
+                faults.push(at(
+                    file,
+                    i + 1,
+                    format!("`{word}` means nothing outside of one machine: take it out"),
+                ));
+            }
+        }
+        let data = concat!("../sha", "red");
+        if !file.path.contains("tests") && file.text.contains(data) {
+            faults.push(at(file, 1, format!("`{data}`: only tests look outside of the repository, and skip where nothing is there")));
+        }
+    }
+    faults
+}
+
+fn documents(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut want = |path: &str, what: &str, why: &str| {
+        if !tree.text(path).contains(what) {
+            faults.push(format!("{path}: no `{what}`: {why}"));
+        }
+    };
+    want("CHANGELOG.md", "## [Unreleased]", "every change that a user sees gets a line there");
+    want("README.md", "cargo run --release", "the command that runs it");
+    want("ARCHITECTURE.md", "## Where to start reading", "a reader begins there");
+    let mut test_command = None;
+    for line in tree.text("README.md").lines().map(str::trim) {
+        if line.starts_with("cargo test") {
+            test_command = test_command.or(Some(line));
+        }
+    }
+    match test_command {
+        Some(command) => {
+            want(".ci/run", command, "it ends with README's test command, word for word")
+        }
+        None => {
+            faults.push("README.md: no `cargo test` command: the second of its two commands".into())
+        }
+    }
+    faults
+}
+
+/// Paths in documents, and of test data in code.
+fn paths_exist(tree: &Tree) -> Vec<String> {
+    let folders = ["src/", "backends/", "tests/", "docs/", "scripts/", "assets/", ".ci/"];
+    let is_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+    let mut faults = Vec::new();
+    for file in &tree.files {
+        let text = file.path.ends_with(".md") && !file.path.starts_with("assets/train");
+        for (i, line) in file.text.lines().enumerate() {
+            let pieces = line.split(['`', '"', '(', ')', ' ']).filter(|_| text || file.is_rust());
+            for piece in pieces {
+                let path = piece.trim_start_matches("../").trim_end_matches(['.', ',', ':', ';']);
+                let here = if text { &folders[..] } else { &folders[5..6] };
+                let known = here.iter().any(|f| path.starts_with(f) && path.len() > f.len());
+                let made_up = file.path.starts_with("tests/tidy");
+                if known && !made_up && path.chars().all(is_path) && !tree.has(path) {
+                    faults.push(at(
+                        file,
+                        i + 1,
+                        format!("`{path}` is not there: correct the path"),
+                    ));
+                }
+            }
+        }
+    }
+    faults
+}
+
+fn tests_are_run(tree: &Tree) -> Vec<String> {
+    let main = tree.text("tests/main.rs");
+    let mut faults = Vec::new();
+    for file in tree.below("tests/") {
+        let rest = file.path.trim_start_matches("tests/");
+        let name = rest.strip_suffix("/mod.rs").or(rest.strip_suffix(".rs")).unwrap_or_default();
+        let subject = !name.is_empty() && !name.contains('/') && name != "main";
+        if subject && !main.lines().any(|line| line == format!("mod {name};")) {
+            faults.push(at(file, 1, format!("never run: add `mod {name};` to tests/main.rs")));
+        }
+    }
+    faults
+}
+
+/// Lists of exceptions hold nothing that is gone.
+pub fn lists_are_current(tree: &Tree) -> Vec<String> {
+    let gone = |(path, _): &&(&str, &str)| !tree.has(path);
+    let fault = |(path, why): &(&str, &str)| {
+        format!("tests/tidy/rules.rs: `{path}` ({why}) is not there any more: take it off the list")
+    };
+    LONG.iter().chain(UNSAFE).filter(gone).map(fault).collect()
+}
