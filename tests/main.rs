@@ -6,4 +6,5 @@ mod cli;
 mod gguf;
 mod placement_is_invisible;
 mod support;
+mod synthetic;
 mod tokenizer;
