@@ -2,9 +2,11 @@
 // Clippy exempts test functions from these, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod bench;
 mod cli;
 mod gguf;
 mod placement_is_invisible;
 mod support;
+mod synthetic;
 mod tidy;
 mod tokenizer;

@@ -14,7 +14,7 @@
 //! `d` is the mean over layers and tokens. Activations, partial sums and what is written are not counted.
 
 use hal::format::{Format, TransposedLayout};
-use hal::{HostRows, Operand};
+use hal::{HostRows, TensorDesc};
 
 use crate::model::{Ffn, Model};
 
@@ -26,13 +26,14 @@ pub struct Traffic {
     /// Bytes read whatever the token.
     always: f64,
     /// The parts of the feed-forward blocks that depend on the density; none if nothing is skipped.
-    blocks: Vec<Block>,
+    blocks: Vec<SkippingFfn>,
     /// Bytes of keys and values per position.
     position: f64,
 }
 
-#[derive(Clone, Debug)]
-struct Block {
+/// The part of a feed-forward block that depends on the density: all but gate.
+#[derive(Clone, Copy, Debug)]
+pub struct SkippingFfn {
     /// Bytes of the rows that are read in proportion to the density.
     rows: f64,
     /// Bytes of the tables, and neurons that share a row of them.
@@ -54,7 +55,10 @@ impl Traffic {
             }
             always += size(&layer.ffn.gate);
             match sparse {
-                true => blocks.push(Block::new(&layer.ffn)),
+                true => {
+                    let Ffn { up, down, down_by_neuron, .. } = &layer.ffn;
+                    blocks.push(SkippingFfn::new(up.desc(), down.desc(), *down_by_neuron));
+                }
                 false => always += size(&layer.ffn.up) + size(&layer.ffn.down),
             }
         }
@@ -71,33 +75,40 @@ impl Traffic {
     }
 }
 
-impl Block {
-    fn new(ffn: &Ffn) -> Block {
-        let (up, down) = (size(&ffn.up), ffn.down.desc());
-        let whole = Block { rows: up + size(&ffn.down), tables: 0.0, group: 1 };
-        if ffn.down_by_neuron {
+impl SkippingFfn {
+    /// Of `up`, and of `down` as it is in the file: `[n_embd, n_ff]`, or one row per neuron if `by_neuron`.
+    #[must_use]
+    pub fn new(up: TensorDesc, down: TensorDesc, by_neuron: bool) -> SkippingFfn {
+        let whole = SkippingFfn { rows: bytes(up) + bytes(down), tables: 0.0, group: 1 };
+        if by_neuron {
             return whole;
         }
         let (n_ff, n_out) = (down.n_cols, down.n_rows);
         // A matrix that cannot be transposed was refused when the engine was loaded.
         TransposedLayout::new(down.format, n_ff, n_ff, n_out).map_or(whole, |layout| {
             let number = if layout.group == 0 { 0 } else { size_of::<u32>() };
-            Block {
-                rows: up + (n_ff * (layout.row_bytes + number)) as f64,
+            SkippingFfn {
+                rows: bytes(up) + (n_ff * (layout.row_bytes + number)) as f64,
                 tables: (layout.n_bytes - layout.scales_at) as f64,
                 group: i32::try_from(layout.group).unwrap_or(i32::MAX),
             }
         })
     }
 
-    fn bytes(&self, density: f64) -> f64 {
+    /// Bytes read for a token that carries the share `density` of the neurons through.
+    #[must_use]
+    pub fn bytes(&self, density: f64) -> f64 {
         let untouched = (1.0 - density).powi(self.group);
         density * self.rows + (1.0 - untouched) * self.tables
     }
 }
 
 fn size(rows: &HostRows) -> f64 {
-    rows.desc().bytes().map_or(0.0, |bytes| bytes.0 as f64)
+    bytes(rows.desc())
+}
+
+fn bytes(desc: TensorDesc) -> f64 {
+    desc.bytes().map_or(0.0, |bytes| bytes.0 as f64)
 }
 
 /// Positions that a generated token of `test` sees on average, itself included.
@@ -121,7 +132,7 @@ mod tests {
 
     #[test]
     fn skipping_reads_between_nothing_and_all() {
-        let block = Block { rows: 1000.0, tables: 320.0, group: 32 };
+        let block = SkippingFfn { rows: 1000.0, tables: 320.0, group: 32 };
         assert_eq!(block.bytes(0.0), 0.0);
         assert_eq!(block.bytes(1.0), 1320.0);
         let tenth = block.bytes(0.1);
