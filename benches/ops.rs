@@ -75,15 +75,10 @@ impl Weights {
             let gate = rows(gate(format, &mut rng)?, N_FF, N_EMBD, format)?;
             let up = rows(random(format, N_FF, N_EMBD, &mut rng)?, N_FF, N_EMBD, format)?;
             let down = rows(random(format, N_EMBD, N_FF, &mut rng)?, N_EMBD, N_FF, format)?;
-            let whole = |label, rows: &HostRows| {
-                device.import(label, &PackDesc::whole(rows.desc()), rows)
-            };
-            let transposed = PackDesc {
-                source: down.desc(),
-                select: Select::All,
-                transpose: true,
-                spare: 0,
-            };
+            let whole =
+                |label, rows: &HostRows| device.import(label, &PackDesc::whole(rows.desc()), rows);
+            let transposed =
+                PackDesc { source: down.desc(), select: Select::All, transpose: true, spare: 0 };
             Ok(Layer {
                 gate: whole("gate", &gate)?,
                 up: whole("up", &up)?,
@@ -114,7 +109,12 @@ impl Weights {
         let program = bench.program(device, self, Kind::MatMul)?;
         line("MatMul", None, bench.time(&program, 1.0)? / self.n_layer(), gate);
         let program = bench.program(device, self, Kind::Dense)?;
-        line("SparseFfn, dense", None, bench.time(&program, 1.0)? / self.n_layer(), gate + up + down);
+        line(
+            "SparseFfn, dense",
+            None,
+            bench.time(&program, 1.0)? / self.n_layer(),
+            gate + up + down,
+        );
         let program = bench.program(device, self, Kind::Sparse)?;
         for wanted in DENSITIES {
             let time = bench.time(&program, wanted)? / self.n_layer();

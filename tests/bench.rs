@@ -88,8 +88,10 @@ fn json_has_llama_benchs_columns_then_ours_and_lists_multiply() {
     let args = ["-p", "3,5", "-n", "2", "-pg", "2,1", "-d", "0,4", "-ub", "2,4", "-r", "2"];
     let output = bench("relu", &[&args[..], &["-o", "json", "-oe", "jsonl"]].concat());
     let rows: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
-    let tests: Vec<_> =
-        rows.iter().map(|r| ["n_ubatch", "n_depth", "n_prompt", "n_gen"].map(|k| r[k].as_u64().unwrap())).collect();
+    let tests: Vec<_> = rows
+        .iter()
+        .map(|r| ["n_ubatch", "n_depth", "n_prompt", "n_gen"].map(|k| r[k].as_u64().unwrap()))
+        .collect();
     let mut expected = Vec::new();
     for n_ubatch in [2, 4] {
         for n_depth in [0, 4] {
@@ -150,8 +152,18 @@ fn the_table_has_llama_benchs_titles_and_ours() {
     let lines: Vec<&str> = text.lines().collect();
     let titles = cells(lines[0]);
     let expected = [
-        "model", "size", "params", "backend", "threads", "type_k", "type_v", "test", "t/s",
-        "density", "MB/token", "bandwidth",
+        "model",
+        "size",
+        "params",
+        "backend",
+        "threads",
+        "type_k",
+        "type_v",
+        "test",
+        "t/s",
+        "density",
+        "MB/token",
+        "bandwidth",
     ];
     assert_eq!(titles, expected);
     assert!(cells(lines[1]).iter().all(|rule| rule.trim_end_matches(':').trim_matches('-') == ""));
@@ -159,7 +171,11 @@ fn the_table_has_llama_benchs_titles_and_ours() {
     for (row, name) in tests.iter().zip(["pp4 @ d3", "tg2 @ d3"]) {
         assert!(row[0].starts_with("llama ") && row[0].ends_with("Q8_0 synthetic"), "{row:?}");
         assert_eq!(row[3..8], ["CPU", "1", "f32", "f32", name]);
-        assert!(row[8].split_once(" ± ").is_some_and(|(a, b)| a.parse::<f64>().is_ok() && b.parse::<f64>().is_ok()));
+        assert!(
+            row[8]
+                .split_once(" ± ")
+                .is_some_and(|(a, b)| a.parse::<f64>().is_ok() && b.parse::<f64>().is_ok())
+        );
         assert_eq!(row[9], "100.0%");
     }
     assert_eq!(tests[0][10..], ["", ""]);

@@ -81,7 +81,7 @@ mod tests {
     fn every_value_is_read() {
         let values: Vec<u64> = (0..1000).collect();
         assert_eq!(sum(&values), 499_500);
-        assert_eq!(sum(&values[..LANES - 1]), (0..LANES as u64 - 1).sum());
+        assert_eq!(sum(&values[..LANES - 1]), (0..LANES as u64 - 1).sum::<u64>());
     }
 
     #[test]

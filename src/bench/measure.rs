@@ -178,8 +178,7 @@ mod tests {
 
     #[test]
     fn names_are_llama_benchs() {
-        let name =
-            |n_prompt, n_gen, n_depth| Test { n_prompt, n_gen, n_depth }.to_string();
+        let name = |n_prompt, n_gen, n_depth| Test { n_prompt, n_gen, n_depth }.to_string();
         assert_eq!(name(512, 0, 0), "pp512");
         assert_eq!(name(0, 128, 0), "tg128");
         assert_eq!(name(512, 128, 0), "pp512+tg128");

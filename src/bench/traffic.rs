@@ -115,7 +115,7 @@ fn bytes(desc: TensorDesc) -> f64 {
 #[must_use]
 pub fn mean_context(test: Test, window: Option<usize>) -> f64 {
     let first = test.n_depth + test.n_prompt + 1;
-    let seen = |i| (first + i).min(window.unwrap_or(usize::MAX)) as f64;
+    let seen = |i: usize| (first + i).min(window.unwrap_or(usize::MAX)) as f64;
     (0..test.n_gen).map(seen).sum::<f64>() / test.n_gen.max(1) as f64
 }
 

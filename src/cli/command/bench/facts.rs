@@ -58,9 +58,10 @@ impl Facts {
         let name = model.file.metadata().str("general.name").ok().flatten().unwrap_or("");
         let synthetic = name.starts_with("synthetic ");
         Self {
-            cpu_info: engine.devices().first().map_or_else(String::new, |cpu| {
-                cpu.info().description.clone()
-            }),
+            cpu_info: engine
+                .devices()
+                .first()
+                .map_or_else(String::new, |cpu| cpu.info().description.clone()),
             model_filename: model.file.name().to_owned(),
             model_type: model_type(model, synthetic),
             synthetic,

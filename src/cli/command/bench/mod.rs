@@ -143,16 +143,14 @@ impl Bench<'_> {
         }
         let cpu = devices::cpu(Some(1));
         let computation = &self.options.computation;
-        let opened =
-            engine::open(path.map(AsRef::as_ref), computation, &cpu, self.terminal)?;
+        let opened = engine::open(path.map(AsRef::as_ref), computation, &cpu, self.terminal)?;
         self.model(&opened)
     }
 
     fn model(&mut self, opened: &engine::Opened) -> Result<(), Failure> {
         let text = self.options.prompt.as_ref().map_or(bench::STORY, |(_, text)| text);
-        let text = Text::new(text, &opened.tokenizer).map_err(|e| {
-            Failure::new(Exit::Failed, "cannot tokenize the prompt").caused_by(&e)
-        })?;
+        let text = Text::new(text, &opened.tokenizer)
+            .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the prompt").caused_by(&e))?;
         combinations(self.options)
             .into_iter()
             .try_for_each(|combination| self.combination(opened, &text, combination))
@@ -183,16 +181,12 @@ impl Bench<'_> {
         let begin = Instant::now();
         let mut engine = engine::load(&opened.model, settings, cpu, self.terminal)?;
         let load = begin.elapsed();
-        let facts = Facts {
-            n_threads,
-            bandwidth,
-            load,
-            ..Facts::new(&engine, self.options, combination)
-        };
+        let facts =
+            Facts { n_threads, bandwidth, load, ..Facts::new(&engine, self.options, combination) };
         let n_vocab = opened.model.n_vocab();
-        let text = text.first(n_ctx, n_vocab).ok_or_else(|| {
-            Failure::usage("the prompt has no tokens of this model's vocabulary")
-        })?;
+        let text = text
+            .first(n_ctx, n_vocab)
+            .ok_or_else(|| Failure::usage("the prompt has no tokens of this model's vocabulary"))?;
         for test in self.tests.clone() {
             self.test(&mut engine, &text, &facts, test)?;
         }
@@ -222,8 +216,9 @@ impl Bench<'_> {
         };
         let flag = self.interrupt.flag();
         let measured = bench::measure(engine, text, test, settings, flag)?;
-        let ram_used = engine.devices().iter().take(1).map(|cpu| cpu.ledger().peak()).sum::<Bytes>()
-            + Bytes(engine.model().file.size_bytes());
+        let ram_used =
+            engine.devices().iter().take(1).map(|cpu| cpu.ledger().peak()).sum::<Bytes>()
+                + Bytes(engine.model().file.size_bytes());
         self.report.row(&Row { facts, test, measured, time, ram_used })
     }
 

@@ -84,8 +84,8 @@ impl Row<'_> {
             ("model_type", text(&facts.model_type)),
             ("model_size", int(facts.model_size)),
             ("model_n_params", int(facts.model_n_params)),
-            ("n_batch", int(facts.n_batch)),
-            ("n_ubatch", int(facts.n_ubatch)),
+            ("n_batch", int(facts.n_batch.into())),
+            ("n_ubatch", int(facts.n_ubatch.into())),
             ("n_threads", int(facts.n_threads as u64)),
             ("cpu_mask", text("0x0")),
             ("cpu_strict", Value::Bool(false)),
@@ -161,8 +161,8 @@ fn text(text: &str) -> Value {
     Value::Text(Some(text.to_owned()))
 }
 
-fn int(n: impl Into<u64>) -> Value {
-    Value::Int(Some(n.into()))
+fn int(n: u64) -> Value {
+    Value::Int(Some(n))
 }
 
 fn nanoseconds(time: Duration) -> u64 {
