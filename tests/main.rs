@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod cli;
+mod embedded;
 mod gguf;
 mod placement_is_invisible;
 mod support;
