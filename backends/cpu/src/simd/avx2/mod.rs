@@ -94,13 +94,13 @@ impl<const N: usize> Products<N> {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn new(scales: [__m256; 2], mins: Option<[__m256; 2]>, x: &[Q8Tile<'_>; N]) -> Self {
         let (mut weights, mut sums) = ([[0.0; 16]; N], [_mm256_setzero_ps(); N]);
-        for t in 0..N {
+        for (t, x) in x.iter().enumerate() {
             for half in 0..2 {
-                let d = load_ps(x[t].d, 8 * half);
+                let d = load_ps(x.d, 8 * half);
                 store_ps(&mut weights[t], 8 * half, _mm256_mul_ps(scales[half], d));
                 if let Some(mins) = mins {
                     let total =
-                        _mm256_cvtepi32_ps(load_bytes(bytemuck::cast_slice(x[t].sum), 32 * half));
+                        _mm256_cvtepi32_ps(load_bytes(bytemuck::cast_slice(x.sum), 32 * half));
                     sums[t] = _mm256_fnmadd_ps(_mm256_mul_ps(mins[half], d), total, sums[t]);
                 }
             }
@@ -112,9 +112,9 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add(&mut self, block: usize, codes: __m256i, x: &[Q8Tile<'_>; N]) {
-        for t in 0..N {
+        for (t, x) in x.iter().enumerate() {
             let pairs =
-                _mm256_maddubs_epi16(codes, load_bytes(bytemuck::cast_slice(x[t].q), 32 * block));
+                _mm256_maddubs_epi16(codes, load_bytes(bytemuck::cast_slice(x.q), 32 * block));
             let weight = _mm256_set1_ps(self.weights[t][block]);
             self.sums[t] = _mm256_fmadd_ps(quads(pairs), weight, self.sums[t]);
         }
@@ -124,8 +124,8 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_signed(&mut self, block: usize, codes: __m256i, x: &[Q8Tile<'_>; N]) {
-        for t in 0..N {
-            let dot = signed_products(codes, load_bytes(bytemuck::cast_slice(x[t].q), 32 * block));
+        for (t, x) in x.iter().enumerate() {
+            let dot = signed_products(codes, load_bytes(bytemuck::cast_slice(x.q), 32 * block));
             let weight = _mm256_set1_ps(self.weights[t][block]);
             self.sums[t] = _mm256_fmadd_ps(dot, weight, self.sums[t]);
         }
