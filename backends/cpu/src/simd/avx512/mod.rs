@@ -6,8 +6,8 @@
 //!
 //! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
 
-mod k;
-mod legacy;
+mod block256;
+mod block32;
 mod plain;
 mod quantize;
 mod transposed;
@@ -63,12 +63,12 @@ fn dot(format: Format) -> Dot {
         Format::F32 => entry!(plain::of_f32::dots),
         Format::F16 => entry!(plain::of_f16::dots),
         Format::BF16 => entry!(plain::of_bf16::dots),
-        Format::Q4_0 => entry!(legacy::q4_0),
-        Format::Q4_1 => entry!(legacy::q4_1),
-        Format::Q8_0 => entry!(legacy::q8_0),
-        Format::Q4_K => entry!(k::q4_k),
-        Format::Q5_K => entry!(k::q5_k),
-        Format::Q6_K => entry!(k::q6_k),
+        Format::Q4_0 => entry!(block32::q4_0),
+        Format::Q4_1 => entry!(block32::q4_1),
+        Format::Q8_0 => entry!(block32::q8_0),
+        Format::Q4_K => entry!(block256::q4_k),
+        Format::Q5_K => entry!(block256::q5_k),
+        Format::Q6_K => entry!(block256::q6_k),
         Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
     }
 }
