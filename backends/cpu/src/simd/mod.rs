@@ -24,20 +24,20 @@ mod tests;
 use hal::format::{Format, Q8Row, TransposedLayout};
 use half::f16;
 
-/// One row's product with one token: `row` [n] in blocks, `x` [n].
+/// One row's product with one token: `row` `[n]` in blocks, `x` `[n]`.
 pub type DotFn = fn(row: &[u8], x: ActView<'_>) -> f32;
 /// One row's product with four tokens; each has the bits of [`DotFn`].
 pub type Dot4Fn = fn(row: &[u8], x: [ActView<'_>; 4]) -> [f32; 4];
-/// `y += h * row`: `row` [n] in blocks, `y` [n].
+/// `y += h * row`: `row` `[n]` in blocks, `y` `[n]`.
 pub type AxpyFn = fn(h: f32, row: &[u8], y: &mut [f32]);
-/// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` [n_out].
+/// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` `[n_out]`.
 ///
 /// Neighbours in the list that belong to the same group of neurons share the reading of its scales,
 /// so a list in the order of neurons is the fastest. Nothing is read of slots that are not listed.
 pub type TransposedFn =
     fn(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]);
 
-/// [`hal::format::quantize_q8`]: `x` [n] to `q`, `d` and `sum`.
+/// [`hal::format::quantize_q8`]: `x` `[n]` to `q`, `d` and `sum`.
 type QuantizeFn = fn(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]);
 
 /// The activations of one token.
@@ -52,11 +52,11 @@ pub enum ActView<'a> {
 /// A [`Q8Row`] by reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Q8View<'a> {
-    /// [n], n a multiple of 32
+    /// `[n]`, n a multiple of 32
     pub q: &'a [i8],
-    /// [n / 32]
+    /// `[n / 32]`
     pub d: &'a [f32],
-    /// [n / 32]
+    /// `[n / 32]`
     pub sum: &'a [i32],
 }
 
@@ -192,7 +192,7 @@ impl Kernels {
         (self.table.sum_squares)(x)
     }
 
-    /// Rounds `x` [n] to `out` [n].
+    /// Rounds `x` `[n]` to `out` `[n]`.
     pub fn store_f16(&self, x: &[f32], out: &mut [f16]) {
         (self.table.store_f16)(x, out);
     }

@@ -17,9 +17,9 @@ pub(super) struct Run<'a> {
     pub bytes: &'a [u8],
     pub list: &'a [(u32, f32)],
     pub row_bytes: usize,
-    /// [n_cols] f16 or f32
+    /// `[n_cols]` f16 or f32
     pub scales: &'a [u8],
-    /// [n_cols], empty if the format has no minimums
+    /// `[n_cols]`, empty if the format has no minimums
     pub mins: &'a [u8],
     /// The sum of the factors.
     pub total: f32,
