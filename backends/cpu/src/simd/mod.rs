@@ -225,9 +225,9 @@ const AHEAD: usize = 1024;
 
 /// Asks for the beginning of a row that will be read next.
 ///
-/// Kernels ask for the rest of a row while they read it, but only the caller knows which is the next. With
-/// this call for each row, long rows are read at 0.87 of the bandwidth of plain reading, without it at
-/// 0.72 (Q4_0, one thread of a Sapphire Rapids server, 256 MiB).
+/// Kernels ask for the rest of a row while they read it, but only the caller knows which is the next.
+/// Asking 1 KiB ahead took Q4_0 from 0.72 to 0.87 of the bandwidth of plain reading (AVX-512, one thread
+/// of a 2.6 GHz Sapphire Rapids server, 256 MiB of rows of 4096).
 #[inline]
 pub fn prefetch(row: &[u8]) {
     for line in row[..row.len().min(AHEAD)].chunks(64) {
