@@ -4,6 +4,7 @@
 
 mod cli;
 mod embedded;
+mod evaluate;
 mod gguf;
 mod placement_is_invisible;
 mod support;

@@ -36,6 +36,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("synthetic", &["gguf"]),
     ("model", &["gguf"]),
     ("engine", &["model", "placement"]),
+    ("evaluate", &["engine", "gguf"]),
     ("generate", &["engine", "sample", "tokenizer"]),
     ("cli", &["*"]),
 ];

@@ -3,7 +3,7 @@
 pub(super) mod bench;
 pub(super) mod completions;
 pub(super) mod devices;
-pub(crate) mod engine;
+mod engine;
 pub(super) mod info;
 mod model_file;
 pub(super) mod perplexity;
