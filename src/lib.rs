@@ -12,4 +12,5 @@ pub mod gguf;
 pub mod model;
 pub mod placement;
 pub mod sample;
+pub mod synthetic;
 pub mod tokenizer;

@@ -8,5 +8,6 @@ mod evaluate;
 mod gguf;
 mod placement_is_invisible;
 mod support;
+mod synthetic;
 mod tidy;
 mod tokenizer;
