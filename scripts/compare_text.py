@@ -180,36 +180,41 @@ def ours(*words):
     return done.stdout
 
 
+def first_difference(model, ids, got):
+    """The first token whose text is not in `got` (None if all are), and the text up to it."""
+    wanted = bytearray()
+    for i, token in enumerate(ids):
+        if token == model.token_eos():
+            break
+        wanted += model.detokenize([token], prev_tokens=[1, 461], special=False)
+        # A character may be complete only with the next token; random models also write broken ones.
+        text = wanted.decode("utf-8", "replace")
+        if not got.startswith(text.rstrip("\ufffd")):
+            return i, text
+    return None, ""
+
+
 def compare(name, case, path, n):
     margin = MARGIN.get(case["type"], MARGIN_QUANTISED)
     peer = llama_cpp.Llama(str(path), n_ctx=512, n_threads=2, verbose=False, logits_all=True)
     same, near, wrong = 0, [], []
     for prompt in PROMPTS:
         ids, gaps = peer_continue(peer, prompt, n)
-        text = ours("run", "-m", path, "-p", prompt, "-n", n, "--temp", 0, "--no-display-prompt", "-c", 512,
-                    "--no-perf")
-        wanted = bytearray()
-        differs = None
-        got = text.encode()
-        for i, token in enumerate(ids):
-            if token == peer.token_eos():
-                break
-            wanted += peer.detokenize([token], prev_tokens=[1, 461], special=False)
-            if not got.startswith(bytes(wanted)) and not bytes(wanted).startswith(got):
-                differs = i
-                break
+        got = ours("run", "-m", path, "-p", prompt, "-n", n, "--temp", 0, "--no-display-prompt", "-c", 512,
+                   "--no-perf")
+        differs, wanted = first_difference(peer, ids, got)
         if differs is None:
             same += 1
         elif gaps[differs] < margin or (differs and gaps[differs - 1] < margin):
             near.append(round(gaps[differs], 4))
         else:
-            wrong.append((prompt, differs, round(gaps[differs], 4), bytes(wanted)[-40:], got[:len(wanted)][-40:]))
+            wrong.append((prompt, differs, round(gaps[differs], 4), wanted[-40:], got[:len(wanted)][-40:]))
     text = TEXT.read_text()[:8000]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(text)
         file.flush()
         report = ours("perplexity", "-m", path, "-f", file.name, "-c", 256, "--json")
-    mine = json.loads(report)["perplexity"]
+    mine = json.loads(report)["ppl"]
     theirs = peer_perplexity(peer, text, 256)
     ratio = mine / theirs - 1
     good = not wrong and abs(ratio) < 0.002

@@ -7,6 +7,7 @@ pub mod cli;
 pub mod devices;
 pub mod embedded;
 pub mod engine;
+pub mod evaluate;
 pub mod generate;
 pub mod gguf;
 pub mod model;

@@ -4,6 +4,8 @@
 
 mod bench;
 mod cli;
+mod embedded;
+mod evaluate;
 mod gguf;
 mod placement_is_invisible;
 mod support;

@@ -29,7 +29,12 @@ fn cpu_device(threads: usize) -> Device {
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 
-fn sim_device(index: u32, budget: Bytes, delay: Range<Duration>, seed: u64) -> (Arc<SimBackend>, Device) {
+fn sim_device(
+    index: u32,
+    budget: Bytes,
+    delay: Range<Duration>,
+    seed: u64,
+) -> (Arc<SimBackend>, Device) {
     let options = SimOptions { name: format!("SIM{index}"), seed, delay, ..SimOptions::default() };
     let backend = SimBackend::new(options);
     let device = Device::new(Arc::clone(&backend) as Arc<dyn Backend>, DeviceId(index), budget);
@@ -77,17 +82,23 @@ fn difference(expected: &Logits, got: &Logits) -> f32 {
     worst
 }
 
-/// The rounding bound: sums of F32 in another order, and what a flipped rounding of an activation to 8 bits
-/// (or of a key to F16) makes of it after three layers.
+/// The rounding bound. Unquantised weights: sums of F32 in another order, and keys rounded to F16. Quantised
+/// ones: an activation that lies at the edge of two 8-bit steps may fall to either side; a step is 1/127 of its
+/// block's largest value, which in rows of 64 moves a product by about 1 % of its spread, and a few of them add up.
 fn bound(format: Format) -> f32 {
     match format {
         Format::F32 | Format::F16 | Format::BF16 => 2e-3,
-        _ => 3e-2,
+        _ => 8e-2,
     }
 }
 
 /// A random placement on `n_devices`, neurons in blocks of `unit`.
-fn random_placement(rng: &mut ChaCha8Rng, model: &Model, n_devices: usize, unit: usize) -> Placement {
+fn random_placement(
+    rng: &mut ChaCha8Rng,
+    model: &Model,
+    n_devices: usize,
+    unit: usize,
+) -> Placement {
     let n_ff = model.hyper.n_ff;
     let mut layers = Vec::new();
     for _ in 0..model.hyper.n_layer {
@@ -103,8 +114,14 @@ fn random_placement(rng: &mut ChaCha8Rng, model: &Model, n_devices: usize, unit:
             let to = if rng.random_bool(0.4) { bias } else { rng.random_range(0..n_devices) };
             lists[to].extend((block * unit..(block + 1) * unit).map(|n| n as u32));
         }
-        let share = |(device, list): (usize, Vec<u32>)| Share { device, neurons: Neurons::List(list.into()) };
-        layers.push(LayerPlacement { home, shares: lists.into_iter().enumerate().map(share).collect() });
+        let share = |(device, list): (usize, Vec<u32>)| Share {
+            device,
+            neurons: Neurons::List(list.into()),
+        };
+        layers.push(LayerPlacement {
+            home,
+            shares: lists.into_iter().enumerate().map(share).collect(),
+        });
     }
     let pick = |rng: &mut ChaCha8Rng| rng.random_range(0..n_devices);
     Placement { embed: pick(rng), head: pick(rng), layers }
@@ -143,7 +160,9 @@ fn check_random(tiny: &Tiny, rounds: u64) {
 #[test]
 fn random_placements_give_the_same_logits() {
     within(LIMIT, || {
-        for (seed, format) in [Format::F32, Format::F16, Format::Q8_0, Format::Q4_0].into_iter().enumerate() {
+        for (seed, format) in
+            [Format::F32, Format::F16, Format::Q8_0, Format::Q4_0].into_iter().enumerate()
+        {
             check_random(&Tiny { seed: seed as u64 + 1, format, ..Tiny::default() }, 6);
         }
     });
@@ -153,9 +172,18 @@ fn random_placements_give_the_same_logits() {
 fn dense_models_and_powerinfer_files_too() {
     within(LIMIT, || {
         check_random(&Tiny { activation: "silu", format: Format::Q8_0, ..Tiny::default() }, 5);
-        check_random(&Tiny { activation: "silu", format: Format::F16, tied: true, ..Tiny::default() }, 4);
+        check_random(
+            &Tiny { activation: "silu", format: Format::F16, tied: true, ..Tiny::default() },
+            4,
+        );
         check_random(&Tiny { pwri: true, format: Format::Q4_0, ..Tiny::default() }, 4);
-        let wide = Tiny { n_embd: 256, n_ff: 512, format: Format::Q4_K, window: Some(9), ..Tiny::default() };
+        let wide = Tiny {
+            n_embd: 256,
+            n_ff: 512,
+            format: Format::Q4_K,
+            window: Some(9),
+            ..Tiny::default()
+        };
         check_random(&wide, 3);
         check_random(&Tiny { format: Format::Q6_K, activation: "drelu", ..wide }, 3);
     });
@@ -217,7 +245,8 @@ fn an_allocation_that_fails_shrinks_the_share() {
             let notice: Notice = Arc::new(move |_: &str| flag.store(true, Ordering::Relaxed));
             let devices = vec![cpu_device(2), device];
             let mut engine =
-                Engine::load(Arc::clone(&model), devices, options(), None, notice, &|_, _| {}).unwrap();
+                Engine::load(Arc::clone(&model), devices, options(), None, notice, &|_, _| {})
+                    .unwrap();
             assert!(told.load(Ordering::Relaxed), "allocation {nth}");
             assert!(difference(&expected, &logits(&mut engine, &[23])) <= bound(Format::F16));
         }
@@ -230,7 +259,8 @@ fn a_device_that_refuses_leaves_the_work_to_the_cpu() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
-        let options = SimOptions { name: "SIM1".into(), max_binding: Bytes(6000), ..SimOptions::default() };
+        let options =
+            SimOptions { name: "SIM1".into(), max_binding: Bytes(6000), ..SimOptions::default() };
         for refused in [Some("SparseFfn"), None] {
             let sim = SimBackend::new(options.clone());
             if let Some(op) = refused {

@@ -42,6 +42,11 @@ impl Terminal {
         self.color_stdout
     }
 
+    /// Whether progress bars are for somebody's eyes.
+    pub(crate) fn shows_progress(&self) -> bool {
+        !self.quiet && io::stderr().is_terminal()
+    }
+
     /// One `note:` line on standard error; none with `--log-disable`.
     pub(crate) fn note(&self, text: &str) {
         if !self.quiet {

@@ -1,7 +1,5 @@
 //! What can end a load or a step.
 
-use hal::Bytes;
-
 /// An error of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -11,16 +9,6 @@ pub enum Error {
     /// A placement that cannot be.
     #[error(transparent)]
     Placement(#[from] crate::placement::Error),
-    /// Weights, cache and scratch do not fit into the machine.
-    #[error("{what} needs {wanted}, the machine has {total}")]
-    TooLarge {
-        /// What was to be loaded.
-        what: String,
-        /// Its size.
-        wanted: Bytes,
-        /// Physical memory.
-        total: Bytes,
-    },
     /// More tokens than the context holds.
     #[error("{n_tokens} tokens do not fit into the context of {n_ctx}")]
     ContextFull {

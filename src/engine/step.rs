@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hal::{BatchFacts, Queue};
+use hal::{BatchFacts, Run};
 
 use super::build::{Layer, Loaded};
 use super::lane::Lane;
@@ -24,6 +24,7 @@ pub(super) struct Buffers {
     y: Vec<f32>,
     sum: Vec<f32>,
     active: Vec<f32>,
+    runs: Vec<Run>,
 }
 
 impl Loaded {
@@ -157,15 +158,18 @@ fn remotes(
     sizes: &StepSizes,
     buffers: &mut Buffers,
 ) -> Result<()> {
+    buffers.runs.clear();
     buffers.sum.clear();
     buffers.sum.resize(sizes.rung(n) * sizes.n_embd, 0.0);
     // All are started before any is waited for, so that several devices work at once.
     for remote in &layer.remotes {
         let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
         queue.write(&scratch.handed, bytemuck::cast_slice(&buffers.x))?;
-        start(queue, remote.programs.at_least(n).expect("the ladder ends at n_ubatch"))?;
+        let program = remote.programs.at_least(n).expect("the ladder ends at n_ubatch");
+        buffers.runs.push(queue.replay(program)?);
     }
-    for remote in &layer.remotes {
+    for (remote, run) in layer.remotes.iter().zip(buffers.runs.drain(..)) {
+        run.wait()?;
         let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
         buffers.y.resize(buffers.sum.len(), 0.0);
         queue.read_f32(&scratch.y, &mut buffers.y)?;
@@ -173,12 +177,6 @@ fn remotes(
             *sum += y;
         }
     }
-    Ok(())
-}
-
-/// Starts a program without hand-offs; the read that follows on the queue waits for it.
-fn start(queue: &mut Queue, program: &hal::Program) -> Result<()> {
-    queue.replay(program)?.detach();
     Ok(())
 }
 

@@ -291,7 +291,8 @@ pub struct PartFile {
 }
 
 impl PartFile {
-    fn create(target: &Path) -> Result<PartFile, Problem> {
+    /// Starts the file that will be at `target`.
+    pub(crate) fn create(target: &Path) -> Result<PartFile, Problem> {
         let refused = |reason| Problem::Io { action: "create", reason };
         let Some(name) = target.file_name() else {
             return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, "no file name")));
@@ -316,7 +317,7 @@ impl PartFile {
     }
 
     /// Makes the bytes durable, then gives the file its name.
-    fn commit(mut self) -> Result<(), Problem> {
+    pub(crate) fn commit(mut self) -> Result<(), Problem> {
         let refused = |action| move |reason| Problem::Io { action, reason };
         self.file.flush().map_err(refused("write"))?;
         self.file.get_ref().sync_all().map_err(refused("write"))?;

@@ -147,8 +147,7 @@ impl Plan<'_> {
     /// Deviation of weights that make outputs of deviation 1 from a normed residual of that variance.
     fn reading(&self, variance: f32) -> f32 {
         let n_free = self.n_free() as f32;
-        let mean_square =
-            (self.n_const as f32 + n_free * variance) / self.spec.shape.n_embd as f32;
+        let mean_square = (self.n_const as f32 + n_free * variance) / self.spec.shape.n_embd as f32;
         let normed = variance / mean_square * (1.0 + NORM_DEVIATION * NORM_DEVIATION);
         (n_free * normed).sqrt().recip()
     }

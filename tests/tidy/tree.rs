@@ -22,34 +22,34 @@ const TOP: &[&str] = &[
 
 /// One file.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub(crate) struct Source {
     /// From the repository's root, with `/`.
-    pub path: String,
-    pub text: String,
+    pub(crate) path: String,
+    pub(crate) text: String,
     /// The text with comments and the insides of literals blanked; lines stay where they are. Rust only.
     code: String,
 }
 
 /// Everything that is checked.
 #[derive(Clone, Debug, Default)]
-pub struct Tree {
-    pub files: Vec<Source>,
+pub(crate) struct Tree {
+    pub(crate) files: Vec<Source>,
     /// Every path, also of files that are no text.
-    pub paths: Vec<String>,
+    pub(crate) paths: Vec<String>,
 }
 
 impl Source {
-    pub fn new(path: &str, text: &str) -> Source {
+    pub(crate) fn new(path: &str, text: &str) -> Source {
         let code = if path.ends_with(".rs") { blank(text) } else { String::new() };
         Source { path: path.to_owned(), text: text.to_owned(), code }
     }
 
-    pub fn is_rust(&self) -> bool {
+    pub(crate) fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
 
     /// Whether the whole file is about tests.
-    pub fn is_test(&self) -> bool {
+    pub(crate) fn is_test(&self) -> bool {
         let name = self.path.rsplit('/').next().unwrap_or_default();
         self.path.split('/').any(|part| part == "tests" || part == "benches")
             || name == "tests.rs"
@@ -57,12 +57,12 @@ impl Source {
     }
 
     /// All code.
-    pub fn code(&self) -> &str {
+    pub(crate) fn code(&self) -> &str {
         &self.code
     }
 
     /// Code without the tests at its end; nothing for a file of tests.
-    pub fn shipped(&self) -> &str {
+    pub(crate) fn shipped(&self) -> &str {
         if self.is_test() {
             return "";
         }
@@ -73,7 +73,7 @@ impl Source {
     }
 
     /// The crate-level module of a file in `src/`: `engine` for `src/engine/step.rs`.
-    pub fn module(&self) -> Option<&str> {
+    pub(crate) fn module(&self) -> Option<&str> {
         let rest = self.path.strip_prefix("src/")?;
         let first = rest.split('/').next().unwrap_or(rest);
         let name = first.strip_suffix(".rs").unwrap_or(first);
@@ -81,7 +81,7 @@ impl Source {
     }
 
     /// Paths named in shipped code, with their lines: `use a::{b, c::d}` gives `a::b` and `a::c::d`.
-    pub fn names(&self) -> Vec<(usize, String)> {
+    pub(crate) fn names(&self) -> Vec<(usize, String)> {
         let code = self.shipped();
         let mut found = Vec::new();
         let mut at = 0;
@@ -91,7 +91,7 @@ impl Source {
                 let mut names = Vec::new();
                 chain(code, &mut at, "", &mut names);
                 let line = 1 + code[..start].matches('\n').count();
-                found.extend(names.into_iter().map(|name| (line, self.from_root(&name))));
+                found.extend(names.into_iter().map(|name| (line, self.absolute(&name))));
             } else {
                 at += 1;
             }
@@ -100,7 +100,7 @@ impl Source {
     }
 
     /// `super::x` as `crate::x` where it leaves the file's own module.
-    fn from_root(&self, name: &str) -> String {
+    fn absolute(&self, name: &str) -> String {
         let path = self.path.trim_end_matches(".rs").trim_end_matches("/mod");
         let depth = path.split('/').count() - 1;
         let rest = name.trim_start_matches("super::");
@@ -193,7 +193,7 @@ fn string_end(bytes: &[u8], start: usize) -> usize {
 
 impl Tree {
     /// A tree of made-up files.
-    pub fn of(files: &[(&str, &str)]) -> Tree {
+    pub(crate) fn of(files: &[(&str, &str)]) -> Tree {
         let mut tree = Tree::default();
         for (path, text) in files {
             tree.paths.push((*path).to_owned());
@@ -203,7 +203,7 @@ impl Tree {
     }
 
     /// The repository.
-    pub fn read(root: &Path) -> Tree {
+    pub(crate) fn read(root: &Path) -> Tree {
         let mut tree = Tree::default();
         tree.walk(root, "");
         tree.paths.sort();
@@ -234,21 +234,21 @@ impl Tree {
     }
 
     /// The text of a file; empty where there is none.
-    pub fn text(&self, path: &str) -> &str {
+    pub(crate) fn text(&self, path: &str) -> &str {
         self.files.iter().find(|f| f.path == path).map_or("", |f| &f.text)
     }
 
-    pub fn rust(&self) -> impl Iterator<Item = &Source> {
+    pub(crate) fn rust(&self) -> impl Iterator<Item = &Source> {
         self.files.iter().filter(|f| f.is_rust())
     }
 
     /// Files below a folder.
-    pub fn below<'a>(&'a self, folder: &'a str) -> impl Iterator<Item = &'a Source> {
+    pub(crate) fn below<'a>(&'a self, folder: &'a str) -> impl Iterator<Item = &'a Source> {
         self.files.iter().filter(move |f| f.path.starts_with(folder))
     }
 
     /// Whether a file or folder is there.
-    pub fn has(&self, path: &str) -> bool {
+    pub(crate) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         let folder = format!("{path}/");
         self.paths.iter().any(|p| p == path || p.starts_with(&folder))

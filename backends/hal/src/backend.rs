@@ -39,7 +39,7 @@ pub struct DeviceInfo {
 }
 
 /// Memory of a device, now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Physical size, if the platform tells it.
     pub total: Option<Bytes>,

@@ -219,12 +219,6 @@ impl Run {
         self.ended = result.is_ok();
         result
     }
-
-    /// Lets a program without hand-offs run to its end on its own; what follows on the queue sees its results,
-    /// and reports its errors.
-    pub fn detach(mut self) {
-        self.ended = self.shapes.is_empty();
-    }
 }
 
 impl Drop for Run {

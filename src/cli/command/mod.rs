@@ -3,6 +3,7 @@
 pub(super) mod bench;
 pub(super) mod completions;
 pub(super) mod devices;
+mod engine;
 pub(super) mod info;
 mod model_file;
 pub(super) mod perplexity;

@@ -1,8 +1,8 @@
 //! Opens the model a command is about.
 
 use crate::cli::failure::{Exit, Failure};
-use crate::gguf;
 use crate::tokenizer::{Tokenizer, Vocab};
+use crate::{embedded, gguf};
 use std::path::Path;
 
 /// Opens the file; without one, the built-in model.
@@ -10,12 +10,8 @@ use std::path::Path;
 /// # Errors
 /// [`Exit::BadModel`], naming the file and what is wrong with it.
 pub(crate) fn open(path: Option<&Path>) -> Result<gguf::File, Failure> {
-    let Some(path) = path else {
-        let message = "this build has no built-in model";
-        return Err(Failure::new(Exit::BadModel, message).help("name a GGUF file with -m"));
-    };
-    gguf::File::open(path)
-        .map_err(|e| Failure::new(Exit::BadModel, "cannot load the model").caused_by(&e))
+    let file = path.map_or_else(embedded::file, gguf::File::open);
+    file.map_err(|e| Failure::new(Exit::BadModel, "cannot load the model").caused_by(&e))
 }
 
 /// The tokenizer of a file.

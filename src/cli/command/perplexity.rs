@@ -1,14 +1,256 @@
 //! `thermocline perplexity`.
 
+use super::engine::{self, Opened};
 use crate::cli::config::PerplexityOptions;
+use crate::cli::config::perplexity::Reference;
 use crate::cli::failure::{Exit, Failure};
+use crate::cli::interrupt::Interrupt;
+use crate::cli::output::Output;
 use crate::cli::terminal::Terminal;
+use crate::engine::{Engine, Sparsity, StepStats};
+use crate::evaluate::{self, Chunks, Comparison, LogitsReader, LogitsWriter, Perplexity};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use std::time::{Duration, Instant};
 
-/// Shall measure quality.
+/// Tokens of a chunk where the user said nothing: llama-perplexity's.
+const DEFAULT_CONTEXT: usize = 512;
+
+/// Measures quality on a text and prints the result.
 ///
 /// # Errors
-/// Always: the engine it needs is not joined to the command yet.
+/// What loading and measuring report; a text that is too short; where standard output cannot be written.
 pub(crate) fn run(options: &PerplexityOptions, terminal: &Terminal) -> Result<(), Failure> {
-    terminal.detail(&format!("{options:#?}"));
-    Err(Failure::new(Exit::Failed, "the command `perplexity` is not built yet"))
+    let interrupt = Interrupt::install()?;
+    let job = Job::new(options, terminal)?;
+    let start = Instant::now();
+    let (result, chunks, stats) = job.measure(&interrupt)?;
+    let report = Report {
+        model: job.opened.model.file.name(),
+        chunks,
+        result,
+        density: stats.active / stats.neurons.max(1.0),
+        time: start.elapsed(),
+    };
+    let mut out = Output::stdout();
+    if options.json {
+        out.line(&format!("{:#}", report.json()))?;
+    } else {
+        out.write(report.text())?;
+        terminal.note(&report.effort());
+    }
+    out.flush()
+}
+
+/// What is measured, and with what.
+struct Job<'a> {
+    options: &'a PerplexityOptions,
+    terminal: &'a Terminal,
+    cpu: hal::Device,
+    opened: Opened,
+    bos: Option<u32>,
+    limit: Option<usize>,
+}
+
+/// Numbers of one run, or of two.
+enum Outcome {
+    Alone(Perplexity),
+    Compared(Comparison),
+}
+
+impl<'a> Job<'a> {
+    fn new(options: &'a PerplexityOptions, terminal: &'a Terminal) -> Result<Self, Failure> {
+        let cpu = engine::cpu(&options.model, terminal);
+        let path = options.model.path.as_deref();
+        let opened = engine::open(path, &options.model.computation, &cpu, terminal)?;
+        let bos = opened.tokenizer.bos().filter(|_| opened.tokenizer.adds_bos());
+        let limit = options.chunks.map(|n| n as usize);
+        Ok(Self { options, terminal, cpu, opened, bos, limit })
+    }
+
+    fn measure(&self, interrupt: &Interrupt) -> Result<(Outcome, Chunks, StepStats), Failure> {
+        let flag = interrupt.flag();
+        if let Reference::Read(path) = &self.options.reference {
+            let n_vocab = self.opened.model.n_vocab();
+            let mut reader = LogitsReader::open(path, n_vocab, self.bos, self.limit)?;
+            let chunks = reader.chunks().clone();
+            self.tell_what_the_file_decides(&chunks);
+            let mut engine = self.load(chunks.n_ctx(), None)?;
+            let progress = Progress::new(&chunks, self.terminal);
+            let each = &mut |done, so_far: &Comparison| progress.chunk(done, &so_far.perplexity);
+            let (result, stats) = evaluate::against_file(&mut engine, &mut reader, flag, each)?;
+            return Ok((Outcome::Compared(result), chunks, stats));
+        }
+        let chunks = self.chunks()?;
+        let mut engine = self.load(chunks.n_ctx(), None)?;
+        if self.options.reference == Reference::Dense {
+            let mut dense = self.load(chunks.n_ctx(), Some(Sparsity::Off))?;
+            let progress = Progress::new(&chunks, self.terminal);
+            let each = &mut |done, so_far: &Comparison| progress.chunk(done, &so_far.perplexity);
+            let (result, stats) =
+                evaluate::against_engine(&mut engine, &mut dense, &chunks, flag, each)?;
+            return Ok((Outcome::Compared(result), chunks, stats));
+        }
+        let mut writer = match &self.options.reference {
+            Reference::Write(path) => {
+                Some(LogitsWriter::create(path, &chunks, self.opened.model.n_vocab())?)
+            }
+            Reference::None | Reference::Dense | Reference::Read(_) => None,
+        };
+        let progress = Progress::new(&chunks, self.terminal);
+        let each = &mut |done, so_far: &Perplexity| progress.chunk(done, so_far);
+        let (result, stats) =
+            evaluate::perplexity(&mut engine, &chunks, writer.as_mut(), flag, each)?;
+        if let Some(writer) = writer {
+            writer.finish()?;
+        }
+        Ok((Outcome::Alone(result), chunks, stats))
+    }
+
+    fn tell_what_the_file_decides(&self, chunks: &Chunks) {
+        if self.options.text.is_some() {
+            self.terminal.note("the text is the one in the file of probabilities");
+        }
+        if self.options.model.n_ctx.is_some() {
+            let n_ctx = chunks.n_ctx();
+            self.terminal.note(&format!("the context is {n_ctx}, as in the file of probabilities"));
+        }
+    }
+
+    /// The user's text in chunks of the user's context.
+    fn chunks(&self) -> Result<Chunks, Failure> {
+        let Opened { model, tokenizer } = &self.opened;
+        let n_ctx = match self.options.model.n_ctx {
+            None => DEFAULT_CONTEXT,
+            given @ Some(_) => engine::context(given, model, self.terminal),
+        };
+        let text = self.options.text.as_deref().unwrap_or_default();
+        let tokens = tokenizer
+            .encode(text, true, false)
+            .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
+        Ok(Chunks::new(tokens, n_ctx, self.bos, self.limit)?)
+    }
+
+    fn load(&self, n_ctx: usize, sparsity: Option<Sparsity>) -> Result<Engine, Failure> {
+        let mut settings = engine::settings(&self.options.model, n_ctx)?;
+        settings.sparsity = sparsity.unwrap_or(settings.sparsity);
+        engine::load(&self.opened.model, settings, self.cpu.clone(), self.terminal)
+    }
+}
+
+/// A bar on a terminal, and a line for each chunk with `-v`.
+struct Progress<'a> {
+    bar: ProgressBar,
+    terminal: &'a Terminal,
+    n_chunks: usize,
+}
+
+impl<'a> Progress<'a> {
+    fn new(chunks: &Chunks, terminal: &'a Terminal) -> Self {
+        let n_chunks = chunks.n_chunks();
+        let target = match terminal.shows_progress() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(Some(n_chunks as u64), target);
+        if let Ok(style) =
+            ProgressStyle::with_template("{bar:40} {pos}/{len} chunks, {eta} left{msg}")
+        {
+            bar.set_style(style);
+        }
+        bar.tick();
+        Self { bar, terminal, n_chunks }
+    }
+
+    fn chunk(&self, done: usize, so_far: &Perplexity) {
+        let ppl = so_far.value();
+        self.bar.set_message(format!(", PPL {ppl:.4}"));
+        self.bar.set_position(done as u64);
+        let line = format!("chunk {done} of {}: PPL {ppl:.4}", self.n_chunks);
+        self.bar.suspend(|| self.terminal.detail(&line));
+    }
+}
+
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// What was found out.
+struct Report<'a> {
+    model: &'a str,
+    chunks: Chunks,
+    result: Outcome,
+    density: f64,
+    time: Duration,
+}
+
+impl Report<'_> {
+    fn perplexity(&self) -> &Perplexity {
+        match &self.result {
+            Outcome::Alone(perplexity) => perplexity,
+            Outcome::Compared(comparison) => &comparison.perplexity,
+        }
+    }
+
+    /// The first line is llama-perplexity's.
+    fn text(&self) -> String {
+        let ppl = self.perplexity();
+        let mut text = format!("Final estimate: PPL = {:.4} +/- {:.5}\n", ppl.value(), ppl.error());
+        if let Outcome::Compared(c) = &self.result {
+            let (base, kl) = (&c.reference, &c.divergence);
+            text += &format!(
+                "Reference:      PPL = {:.4} +/- {:.5}\n\
+                 Mean KLD:       {:.6} +/- {:.6}\n\
+                 Maximum KLD:    {:.6}\n\
+                 Same top token: {:.3} %\n\
+                 Density:        {:.2} %\n",
+                base.value(),
+                base.error(),
+                // Rounding can leave less than nothing.
+                kl.value().max(0.0),
+                kl.error(),
+                c.max_divergence,
+                100.0 * c.same_top(),
+                100.0 * self.density,
+            );
+        }
+        text
+    }
+
+    fn effort(&self) -> String {
+        format!(
+            "{} chunks of {} tokens, {} predicted, {:.1} s; {:.2} % of the neurons were computed",
+            self.chunks.n_chunks(),
+            self.chunks.n_ctx(),
+            self.perplexity().surprise.n(),
+            self.time.as_secs_f64(),
+            100.0 * self.density,
+        )
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let ppl = |p: &Perplexity| json!({ "ppl": p.value(), "ppl_error": p.error() });
+        let mut report = json!({
+            "model": self.model,
+            "n_ctx": self.chunks.n_ctx(),
+            "n_chunks": self.chunks.n_chunks(),
+            "n_predicted": self.perplexity().surprise.n(),
+            "ppl": self.perplexity().value(),
+            "ppl_error": self.perplexity().error(),
+            "density": self.density,
+            "seconds": self.time.as_secs_f64(),
+        });
+        if let Outcome::Compared(c) = &self.result {
+            report["reference"] = ppl(&c.reference);
+            report["kl_divergence"] = json!({
+                "mean": c.divergence.value(),
+                "mean_error": c.divergence.error(),
+                "max": c.max_divergence,
+                "same_top": c.same_top(),
+            });
+        }
+        report
+    }
 }

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 pub(crate) struct PerplexityOptions {
     /// The model. llama-perplexity's context is 512 where `n_ctx` is `None`.
     pub(crate) model: ModelOptions,
-    /// The text to measure on, as it is.
-    pub(crate) text: String,
+    /// The text to measure on, as it is; `None` where the file of probabilities brings it.
+    pub(crate) text: Option<String>,
     /// How many chunks; `None` is all.
     pub(crate) chunks: Option<u32>,
     /// What the probabilities are compared with.
@@ -39,15 +39,16 @@ impl PerplexityOptions {
     /// No text, or one that cannot be read; what is not built.
     pub(crate) fn resolve(args: &PerplexityArgs) -> Result<Self, Failure> {
         let text = match (&args.prompt, &args.file) {
-            (Some(text), _) => text.clone(),
+            (Some(text), _) => Some(text.clone()),
             (None, Some(path)) => {
                 // As llama.cpp reads a prompt file, so that the token counts agree.
                 let mut text = read_file(path)?;
                 if text.ends_with('\n') {
                     text.pop();
                 }
-                text
+                Some(text)
             }
+            (None, None) if args.kl_divergence => None,
             (None, None) => {
                 let help = "give it with -f FILE";
                 return Err(Failure::usage("no text to measure on").help(help));

@@ -14,7 +14,7 @@ use super::activation::{activate, neuron};
 use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
 use super::{Context, Kernel, piece};
 use crate::buffer::{Reads, Scratch, Span, Writes};
-use crate::simd::prefetch;
+use crate::simd::ActView;
 
 mod down;
 mod list;
@@ -32,8 +32,6 @@ const N_SLICES: usize = 32;
 const PARTIAL_BYTES: usize = 32 << 20;
 /// Columns per chunk of the merge.
 const COLS: usize = 512;
-/// Survivors whose rows are asked for ahead.
-const AHEAD: usize = 2;
 
 /// Why an op is left to the reference, if it is.
 pub(super) fn unsupported<T: Operand>(op: &op::SparseFfn<T>) -> Option<&'static str> {
@@ -138,9 +136,9 @@ struct Wanted {
 }
 
 /// Values to carry through to down, per token of the tile: `(row, h)`.
-struct Carried {
-    values: [[(u32, f32); SLICE]; TILE],
-    len: [usize; TILE],
+struct Carried<const N: usize> {
+    values: [[(u32, f32); SLICE]; N],
+    len: [usize; N],
 }
 
 impl SparseFfn {
@@ -212,18 +210,29 @@ impl SparseFfn {
         wanted
     }
 
+    /// The tile's activations as `weight` takes them.
+    fn views<const N: usize>(&self, weight: &Weight, tile: &Range<usize>) -> [ActView<'_>; N] {
+        let last = tile.len() - 1;
+        std::array::from_fn(|slot| {
+            let slot = slot.min(last);
+            self.x.view(weight.activation, tile.start + slot, slot)
+        })
+    }
+
     /// One row times some tokens of the tile, with its bias.
     #[inline]
-    fn products(
-        &self,
-        weight: &Weight,
-        bias: Option<&Reads<f32>>,
+    fn products<const N: usize>(
+        (weight, bias): (&Weight, Option<&Reads<f32>>),
         id: u32,
         tokens: u16,
-        first: usize,
-        out: &mut [f32; TILE],
+        xs: &[ActView<'_>; N],
+        out: &mut [f32; N],
     ) {
         let bias = bias.map_or(0.0, |bias| bias.all()[id as usize]);
+        if N == 1 {
+            out[0] = weight.times(id as usize, &xs[..1])[0] + bias;
+            return;
+        }
         let mut left = tokens;
         while left != 0 {
             let mut four = [0usize; 4];
@@ -233,7 +242,7 @@ impl SparseFfn {
                 left &= left - 1;
                 n += 1;
             }
-            let xs = four.map(|slot| self.x.view(weight.activation, first + slot, slot));
+            let xs = four.map(|slot| xs[slot]);
             let values = weight.times(id as usize, &xs[..n]);
             for (&slot, value) in four.iter().zip(values).take(n) {
                 out[slot] = value + bias;
@@ -256,19 +265,23 @@ impl SparseFfn {
         }
     }
 
-    /// Gate, test and up of a slice.
-    fn values(&self, slice: usize, tile: &Range<usize>, carried: &mut Carried) {
+    /// Gate, test and up of a slice, for tiles of up to `N` tokens.
+    fn values<const N: usize>(&self, slice: usize, tile: &Range<usize>) -> Carried<N> {
+        let mut carried = Carried { values: [[(0, 0.0); SLICE]; N], len: [0; N] };
         let mut wanted = self.wanted(slice, tile);
-        let mut tests = [[0.0f32; TILE]; SLICE];
-        let (first, bias) = match &self.gate {
+        let mut tests = [[0.0f32; N]; SLICE];
+        let up = (&self.up, self.bias_up.as_ref());
+        let first = match &self.gate {
             Some(gate) => (gate, self.bias_gate.as_ref()),
-            None => (&self.up, self.bias_up.as_ref()),
+            None => up,
         };
+        let (xs, up_xs) = (self.views::<N>(first.0, tile), self.views::<N>(up.0, tile));
         let mut n = 0;
         for i in 0..wanted.len {
             let (id, tokens) = (wanted.ids[i], wanted.tokens[i]);
             let tests = &mut tests[n];
-            self.products(first, bias, id, tokens, tile.start, tests);
+            first.0.ask_ahead(&wanted.ids[i..wanted.len]);
+            Self::products(first, id, tokens, &xs, tests);
             let mut kept = 0;
             for slot in (0..tile.len()).filter(|slot| tokens >> slot & 1 == 1) {
                 kept |= u16::from(self.passes(id, tests[slot])) << slot;
@@ -278,14 +291,12 @@ impl SparseFfn {
                 n += 1;
             }
         }
-        let mut ups = [0.0f32; TILE];
+        let mut ups = [0.0f32; N];
         for (i, tests) in tests[..n].iter().enumerate() {
             let (id, tokens) = (wanted.ids[i], wanted.tokens[i]);
             if self.gate.is_some() {
-                if i + AHEAD < n {
-                    prefetch(self.up.rows.row(wanted.ids[i + AHEAD] as usize));
-                }
-                self.products(&self.up, self.bias_up.as_ref(), id, tokens, tile.start, &mut ups);
+                self.up.ask_ahead(&wanted.ids[i..n]);
+                Self::products(up, id, tokens, &up_xs, &mut ups);
             }
             for slot in (0..tile.len()).filter(|slot| tokens >> slot & 1 == 1) {
                 let mut h = neuron(self.kind, self.activation, tests[slot], ups[slot]);
@@ -296,11 +307,11 @@ impl SparseFfn {
                 carried.len[slot] += 1;
             }
         }
+        carried
     }
 
-    fn slice(&self, slice: usize, tile: &Range<usize>) {
-        let mut carried = Carried { values: [[(0, 0.0); SLICE]; TILE], len: [0; TILE] };
-        self.values(slice, tile, &mut carried);
+    fn slice<const N: usize>(&self, slice: usize, tile: &Range<usize>) {
+        let carried = self.values::<N>(slice, tile);
         for slot in 0..tile.len() {
             let values = &carried.values[slot][..carried.len[slot]];
             self.carried.part(slice, slot..slot + 1)[0] = values.len() as u32;
@@ -416,7 +427,8 @@ impl Kernel for SparseFfn {
                     list.index(self.cut.slice);
                 }
             }
-            (1, _) => self.slice(chunk, &tokens),
+            (1, _) if tokens.len() == 1 => self.slice::<1>(chunk, &tokens),
+            (1, _) => self.slice::<TILE>(chunk, &tokens),
             (2, Output::Across { acts, .. }) => acts.round(chunk, chunk),
             (2, Output::ByNeuron { .. }) => {}
             _ => self.finish(tile, chunk),

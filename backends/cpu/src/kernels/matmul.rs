@@ -53,6 +53,9 @@ impl MatMul {
             let mut ys = tokens.clone().map(|t| self.y.part(t, rows.clone()));
             let mut ys: [&mut [f32]; 4] = std::array::from_fn(|_| ys.next().unwrap_or_default());
             for (i, row) in rows.clone().enumerate() {
+                if first == 0 {
+                    self.w.ask_after(row);
+                }
                 let bias = self.bias.as_ref().map_or(0.0, |bias| bias.all()[row]);
                 let values = self.w.times(row, xs);
                 for (y, value) in ys.iter_mut().zip(values).take(xs.len()) {

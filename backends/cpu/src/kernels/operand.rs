@@ -7,7 +7,7 @@ use hal::{Batch, BatchShape, BatchView, Operand, Tensor};
 
 use super::Context;
 use crate::buffer::{Reads, Scratch, Span, Writes};
-use crate::simd::{ActView, Dot4Fn, DotFn, Kernels, Q8View};
+use crate::simd::{ActView, Dot4Fn, DotFn, Kernels, Q8View, prefetch};
 
 /// The step's facts.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,7 @@ pub(super) fn maybe(tensor: Option<&Tensor>, context: &Context<'_>) -> Option<Re
 pub(super) struct Weight {
     pub(super) rows: Reads<u8>,
     pub(super) activation: Activation,
+    ahead: usize,
     dot: DotFn,
     dot4: Dot4Fn,
 }
@@ -48,11 +49,29 @@ pub(super) struct Weight {
 impl Weight {
     pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> Weight {
         let format = tensor.desc().format;
+        let rows = context.bind.read(tensor);
         Weight {
-            rows: context.bind.read(tensor),
+            rows,
+            ahead: rows_ahead(rows.n_cols()),
             activation: format.activation(),
             dot: context.simd.dot(format),
             dot4: context.simd.dot4(format),
+        }
+    }
+
+    /// Asks for a row that will be read soon; `ids` are the rows from the current one on.
+    #[inline]
+    pub(super) fn ask_ahead(&self, ids: &[u32]) {
+        if let Some(&id) = ids.get(self.ahead) {
+            prefetch(self.rows.row(id as usize));
+        }
+    }
+
+    /// [`Weight::ask_ahead`] where rows are read one after another and `row` is the current one.
+    #[inline]
+    pub(super) fn ask_after(&self, row: usize) {
+        if row + self.ahead < self.rows.n_rows() {
+            prefetch(self.rows.row(row + self.ahead));
         }
     }
 
@@ -73,6 +92,12 @@ impl Weight {
             _ => unreachable!("one to four tokens"),
         }
     }
+}
+
+/// How many rows before its turn a row is asked for: far enough ahead of memory, near enough for the cache.
+pub(super) fn rows_ahead(row_bytes: usize) -> usize {
+    const BYTES_AHEAD: usize = 4 << 10;
+    (BYTES_AHEAD / row_bytes.max(1)).clamp(1, 8)
 }
 
 /// Rows per chunk of a matrix: some tens of kilobytes, so that handing out costs nothing and all get some.

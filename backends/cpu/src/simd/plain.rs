@@ -8,7 +8,7 @@ macro_rules! plain_kernels {
     ($features:literal) => {
         use hal::format::Format;
 
-        use super::super::tile::padded;
+        use super::super::tile::{padded, prefetch_ahead};
         use super::super::{ActView, AxpyFn, scalar};
         use super::vector::*;
 
@@ -75,8 +75,8 @@ macro_rules! plain_format {
             ) {
                 for k in 0..4 {
                     let weights = $widen(row, LANES * $size * k);
-                    for t in 0..N {
-                        acc[t][k] = fmadd(weights, load_ps(x[t], LANES * k), acc[t][k]);
+                    for (acc, x) in acc.iter_mut().zip(x) {
+                        acc[k] = fmadd(weights, load_ps(x, LANES * k), acc[k]);
                     }
                 }
             }
@@ -91,8 +91,10 @@ macro_rules! plain_format {
                     assert_eq!(x.len() * $size, row.len(), "activations of another length");
                 }
                 let mut acc = [[zero(); 4]; N];
+                let all = row;
                 let (steps, rest) = row.as_chunks();
                 for (i, row) in steps.iter().enumerate() {
+                    prefetch_ahead::<{ STEP * $size }>(all, i * STEP * $size);
                     step(row, x.map(|x| &x.as_chunks().0[i]), &mut acc);
                 }
                 if !rest.is_empty() {

@@ -151,16 +151,15 @@ fn transposed(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &
 fn add_unit(code: Code, wide_scales: bool, run: &Run<'_>, unit: usize, y: &mut [f32; UNIT]) {
     let mut sums = [0.0f32; UNIT];
     for &(slot, h) in run.list {
-        let row = run.row(slot);
         match code {
             Code::Byte => {
-                for (sum, &byte) in sums.iter_mut().zip(&row[unit * UNIT..][..UNIT]) {
+                for (sum, &byte) in sums.iter_mut().zip(run.codes(slot, unit * UNIT, UNIT)) {
                     *sum += h * f32::from(byte as i8);
                 }
             }
             Code::Nibble { offset } => {
                 let (low, high) = sums.split_at_mut(UNIT / 2);
-                let pairs = &row[unit * UNIT / 2..][..UNIT / 2];
+                let pairs = run.codes(slot, unit * UNIT / 2, UNIT / 2);
                 for ((low, high), &pair) in low.iter_mut().zip(high).zip(pairs) {
                     *low += h * f32::from((pair & 15) as i8 - offset);
                     *high += h * f32::from((pair >> 4) as i8 - offset);

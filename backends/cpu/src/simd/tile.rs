@@ -2,7 +2,7 @@
 
 use hal::format::Q8_BLOCK;
 
-use super::{ActView, Q8View};
+use super::{AHEAD, ActView, Q8View, prefetch_line};
 
 /// Values in a tile: a multiple of every block.
 pub(super) const TILE: usize = 512;
@@ -51,21 +51,37 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
         assert!(x.d.len() * 32 == x.q.len() && x.sum.len() == x.d.len());
     }
     let (tiles, rest) = row.as_chunks::<BYTES>();
-    for (i, tile) in tiles.iter().enumerate() {
-        let x = x.map(|x| Q8Tile {
-            q: &x.q.as_chunks().0[i],
-            d: &x.d.as_chunks().0[i],
-            sum: &x.sum.as_chunks().0[i],
-        });
+    for i in 0..tiles.len() + usize::from(!rest.is_empty()) {
+        prefetch_ahead::<BYTES>(row, i * BYTES);
+        let (last, q, d, sum);
+        let (tile, x) = if let Some(tile) = tiles.get(i) {
+            let x = x.map(|x| Q8Tile {
+                q: &x.q.as_chunks().0[i],
+                d: &x.d.as_chunks().0[i],
+                sum: &x.sum.as_chunks().0[i],
+            });
+            (tile, x)
+        } else {
+            last = padded(rest);
+            q = x.map(|x| padded(x.q.as_chunks::<TILE>().1));
+            d = x.map(|x| padded(x.d.as_chunks::<{ TILE / 32 }>().1));
+            sum = x.map(|x| padded(x.sum.as_chunks::<{ TILE / 32 }>().1));
+            let x = std::array::from_fn(|t| Q8Tile { q: &q[t], d: &d[t], sum: &sum[t] });
+            (&last, x)
+        };
+        // The only call, so that it is compiled into the loop.
         f(tile, &x);
     }
-    if !rest.is_empty() {
-        let mut tile = [0; BYTES];
-        tile[..rest.len()].copy_from_slice(rest);
-        let q = x.map(|x| padded(x.q.as_chunks::<TILE>().1));
-        let d = x.map(|x| padded(x.d.as_chunks::<{ TILE / 32 }>().1));
-        let sum = x.map(|x| padded(x.sum.as_chunks::<{ TILE / 32 }>().1));
-        f(&tile, &std::array::from_fn(|t| Q8Tile { q: &q[t], d: &d[t], sum: &sum[t] }));
+}
+
+/// Asks for the `BYTES` that come [`AHEAD`] bytes after `at`, as far as they are in the row: what comes
+/// after it only the caller knows.
+#[inline(always)]
+pub(super) fn prefetch_ahead<const BYTES: usize>(row: &[u8], at: usize) {
+    if at + AHEAD < row.len() {
+        for line in 0..BYTES.div_ceil(64) {
+            prefetch_line(row.as_ptr().wrapping_add(at + AHEAD + 64 * line));
+        }
     }
 }
 

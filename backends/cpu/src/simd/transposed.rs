@@ -2,27 +2,40 @@
 
 use hal::format::TransposedLayout;
 
+use super::prefetch_line;
+
 /// Outputs in one unit of a transposed row.
 pub(super) const UNIT: usize = 32;
 
-/// Neurons of one group: their rows of codes, their factors, and the group's table rows.
+/// Rows read side by side: few enough for the processor to foresee.
+const MAX_RUN: usize = 8;
+/// How far ahead of its use a row is asked for, in bytes: rows are short.
+const AHEAD: usize = 512;
+
+/// Neurons of one group, or some of them: their rows of codes, their factors, and the group's table rows.
 pub(super) struct Run<'a> {
     pub bytes: &'a [u8],
     pub list: &'a [(u32, f32)],
     pub row_bytes: usize,
-    /// [n_cols] f16 or f32
+    /// `[n_cols]` f16 or f32
     pub scales: &'a [u8],
-    /// [n_cols], empty if the format has no minimums
+    /// `[n_cols]`, empty if the format has no minimums
     pub mins: &'a [u8],
     /// The sum of the factors.
     pub total: f32,
 }
 
 impl<'a> Run<'a> {
-    /// The codes of a slot.
+    /// `n` codes of a slot from byte `at` on, and a request for those to come.
     #[inline(always)]
-    pub(super) fn row(&self, slot: u32) -> &'a [u8] {
-        &self.bytes[slot as usize * self.row_bytes..][..self.row_bytes]
+    pub(super) fn codes(&self, slot: u32, at: usize, n: usize) -> &'a [u8] {
+        let row = &self.bytes[slot as usize * self.row_bytes..][..self.row_bytes];
+        if at + AHEAD < row.len() {
+            for line in (0..n).step_by(64) {
+                prefetch_line(row.as_ptr().wrapping_add(at + AHEAD + line));
+            }
+        }
+        &row[at..][..n]
     }
 }
 
@@ -46,8 +59,12 @@ pub(super) fn for_runs(
     let mut rest = list;
     while let Some(&(first, _)) = rest.first() {
         let g = group(first);
-        let n = rest.iter().position(|&(slot, _)| group(slot) != g).unwrap_or(rest.len());
+        let n = rest.iter().take(MAX_RUN).take_while(|&&(slot, _)| group(slot) == g).count();
         let (run, next) = rest.split_at(n);
+        for &(slot, _) in next.iter().take(MAX_RUN) {
+            let row = &bytes[slot as usize * layout.row_bytes..];
+            (0..AHEAD).step_by(64).for_each(|at| prefetch_line(row.as_ptr().wrapping_add(at)));
+        }
         f(&Run {
             bytes,
             list: run,
@@ -154,10 +171,10 @@ macro_rules! transposed_kernels {
             let mut sums = [zero(); R];
             for &(slot, h) in run.list {
                 if NIBBLES {
-                    let row = &run.row(slot)[unit * UNIT / 2..][..R * LANES / 2];
+                    let row = run.codes(slot, unit * UNIT / 2, R * LANES / 2);
                     add_nibbles(splat(h), row, offset, &mut sums);
                 } else {
-                    let row = &run.row(slot)[unit * UNIT..][..R * LANES];
+                    let row = run.codes(slot, unit * UNIT, R * LANES);
                     for (r, sum) in sums.iter_mut().enumerate() {
                         *sum = fmadd(splat(h), widen_i8(row, r * LANES), *sum);
                     }

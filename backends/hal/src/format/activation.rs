@@ -17,16 +17,16 @@ pub const Q8_BLOCK: usize = 32;
 /// One row of activations in blocks of [`Q8_BLOCK`]; the last block is padded with zeros.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Q8Row {
-    /// [n_blocks * 32], each in -127..=127; `value = d * q`.
+    /// `[n_blocks * 32]`, each in -127..=127; `value = d * q`.
     pub q: Vec<i8>,
-    /// [n_blocks]
+    /// `[n_blocks]`
     pub d: Vec<f32>,
-    /// [n_blocks] the sum of the block's `q`, for weights with minimums.
+    /// `[n_blocks]` the sum of the block's `q`, for weights with minimums.
     pub sum: Vec<i32>,
 }
 
 impl Q8Row {
-    /// Takes `x` [n], n >= 0, in place of what was here. Memory is reused.
+    /// Takes `x` `[n]`, n >= 0, in place of what was here. Memory is reused.
     pub fn quantize_into(&mut self, x: &[f32]) {
         let n_blocks = x.len().div_ceil(Q8_BLOCK);
         self.q.resize(n_blocks * Q8_BLOCK, 0);
@@ -36,7 +36,7 @@ impl Q8Row {
     }
 }
 
-/// Rounds `x` [n] to Q8 blocks: `q` [n_blocks * 32], `d` and `sum` [n_blocks].
+/// Rounds `x` `[n]` to Q8 blocks: `q` `[n_blocks * 32]`, `d` and `sum` `[n_blocks]`.
 ///
 /// Per block, with `amax` its largest magnitude: `d = amax / 127` and `q = x * (127 / amax)` to the
 /// nearest, ties to even. Where `d` would be zero or subnormal the block is zero. Where a value is

@@ -34,11 +34,11 @@ pub struct Quants {
 /// One block in parts. Entries past the format's block and group counts are unspecified.
 #[derive(Clone, Debug)]
 pub struct Unpacked {
-    /// [block_values], each small enough that a product with an 8-bit number fits in 16 bits.
+    /// `[block_values]`, each small enough that a product with an 8-bit number fits in 16 bits.
     pub codes: [i8; 256],
-    /// [block_values / group]
+    /// `[block_values / group]`
     pub scales: [f32; 16],
-    /// [block_values / group]
+    /// `[block_values / group]`
     pub mins: [f32; 16],
 }
 

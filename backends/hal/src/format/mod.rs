@@ -76,7 +76,7 @@ macro_rules! formats {
                 match self { $(Format::$name => $module::QUANTS,)+ }
             }
 
-            /// Whole blocks to values: `bytes` of n blocks, `out` [n * block_values].
+            /// Whole blocks to values: `bytes` of n blocks, `out` `[n * block_values]`.
             ///
             /// The values are those of ggml's reference, to the bit.
             ///
@@ -94,7 +94,7 @@ macro_rules! formats {
                 }
             }
 
-            /// Values to whole blocks: `values` [n * block_values], `out` bytes of n blocks.
+            /// Values to whole blocks: `values` `[n * block_values]`, `out` bytes of n blocks.
             ///
             /// # Panics
             /// If the lengths are not of the same whole number of blocks.

@@ -1,13 +1,13 @@
 //! A down matrix stored by neuron, exactly.
 //!
-//! In a file the blocks of a down matrix [n_out, n_ff] run along the neurons, so one neuron's
+//! In a file the blocks of a down matrix `[n_out, n_ff]` run along the neurons, so one neuron's
 //! weights are one value out of each of `n_out` blocks. Here each stored neuron (a *slot*) has a row
 //! of codes of its own, and the blocks' scales stay shared: group g of the neurons keeps one scale
 //! (and minimum) per output. `value(out, neuron) = scale[g][out] * code[neuron][out] - min[g][out]`
 //! has the bits of the file's value, since nothing is rounded again.
 //!
 //! One buffer holds, each part at a multiple of 64 bytes: the rows of codes; a u32 per slot, the
-//! group of its neuron; the scale table [n_groups, n_cols]; the minimum table, if there is one.
+//! group of its neuron; the scale table `[n_groups, n_cols]`; the minimum table, if there is one.
 //! Formats without blocks are transposed as they are: rows of plain values and no tables.
 
 use half::f16;
@@ -70,7 +70,7 @@ pub enum TransposedError {
 }
 
 impl TransposedLayout {
-    /// The layout for `n_slots` neurons out of a matrix [n_out, n_ff].
+    /// The layout for `n_slots` neurons out of a matrix `[n_out, n_ff]`.
     ///
     /// # Errors
     /// If `n_ff` is not a whole number of blocks, or the size overflows.
@@ -126,7 +126,7 @@ impl TransposedLayout {
         })
     }
 
-    /// Transposes the rows of `neurons` out of `source`, the matrix [n_out, n_ff] as in the file.
+    /// Transposes the rows of `neurons` out of `source`, the matrix `[n_out, n_ff]` as in the file.
     ///
     /// Slot s receives `neurons[s]`; slots without a neuron become zeros of group 0. The tables
     /// receive all groups, so that any neuron's row can be put into any slot later.
@@ -259,7 +259,7 @@ impl TransposedLayout {
         }
     }
 
-    /// Dequantises the row of `slot` into `out` [n_out].
+    /// Dequantises the row of `slot` into `out` `[n_out]`.
     ///
     /// # Panics
     /// If `bytes` is no buffer of this layout, `slot` is out of range, or `out` has another length.

@@ -3,9 +3,10 @@
 use hal::format::TransposedLayout;
 use hal::{Operand, Tensor};
 
-use super::{AHEAD, is_transposed};
+use super::is_transposed;
 use crate::buffer::Reads;
 use crate::kernels::Context;
+use crate::kernels::operand::rows_ahead;
 use crate::simd::{AxpyFn, TransposedFn, prefetch};
 
 /// A down matrix with one row per neuron.
@@ -36,8 +37,9 @@ impl ByNeuron {
     pub(super) fn add(&self, values: &[(u32, f32)], y: &mut [f32]) {
         match self {
             ByNeuron::Rows { rows, axpy } => {
+                let ahead = rows_ahead(rows.n_cols());
                 for (i, &(id, h)) in values.iter().enumerate() {
-                    if let Some(&(next, _)) = values.get(i + AHEAD) {
+                    if let Some(&(next, _)) = values.get(i + ahead) {
                         prefetch(rows.row(next as usize));
                     }
                     axpy(h, rows.row(id as usize), y);

@@ -5,8 +5,8 @@
 //!
 //! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
 
-mod k;
-mod legacy;
+mod block256;
+mod block32;
 mod plain;
 mod quantize;
 mod transposed;
@@ -60,12 +60,12 @@ fn dot(format: Format) -> Dot {
         Format::F32 => entry!(plain::of_f32::dots),
         Format::F16 => entry!(plain::of_f16::dots),
         Format::BF16 => entry!(plain::of_bf16::dots),
-        Format::Q4_0 => entry!(legacy::q4_0),
-        Format::Q4_1 => entry!(legacy::q4_1),
-        Format::Q8_0 => entry!(legacy::q8_0),
-        Format::Q4_K => entry!(k::q4_k),
-        Format::Q5_K => entry!(k::q5_k),
-        Format::Q6_K => entry!(k::q6_k),
+        Format::Q4_0 => entry!(block32::q4_0),
+        Format::Q4_1 => entry!(block32::q4_1),
+        Format::Q8_0 => entry!(block32::q8_0),
+        Format::Q4_K => entry!(block256::q4_k),
+        Format::Q5_K => entry!(block256::q5_k),
+        Format::Q6_K => entry!(block256::q6_k),
         Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
     }
 }
@@ -94,13 +94,13 @@ impl<const N: usize> Products<N> {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn new(scales: [__m256; 2], mins: Option<[__m256; 2]>, x: &[Q8Tile<'_>; N]) -> Self {
         let (mut weights, mut sums) = ([[0.0; 16]; N], [_mm256_setzero_ps(); N]);
-        for t in 0..N {
+        for (t, x) in x.iter().enumerate() {
             for half in 0..2 {
-                let d = load_ps(x[t].d, 8 * half);
+                let d = load_ps(x.d, 8 * half);
                 store_ps(&mut weights[t], 8 * half, _mm256_mul_ps(scales[half], d));
                 if let Some(mins) = mins {
                     let total =
-                        _mm256_cvtepi32_ps(load_bytes(bytemuck::cast_slice(x[t].sum), 32 * half));
+                        _mm256_cvtepi32_ps(load_bytes(bytemuck::cast_slice(x.sum), 32 * half));
                     sums[t] = _mm256_fnmadd_ps(_mm256_mul_ps(mins[half], d), total, sums[t]);
                 }
             }
@@ -112,9 +112,9 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add(&mut self, block: usize, codes: __m256i, x: &[Q8Tile<'_>; N]) {
-        for t in 0..N {
+        for (t, x) in x.iter().enumerate() {
             let pairs =
-                _mm256_maddubs_epi16(codes, load_bytes(bytemuck::cast_slice(x[t].q), 32 * block));
+                _mm256_maddubs_epi16(codes, load_bytes(bytemuck::cast_slice(x.q), 32 * block));
             let weight = _mm256_set1_ps(self.weights[t][block]);
             self.sums[t] = _mm256_fmadd_ps(quads(pairs), weight, self.sums[t]);
         }
@@ -124,8 +124,8 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_signed(&mut self, block: usize, codes: __m256i, x: &[Q8Tile<'_>; N]) {
-        for t in 0..N {
-            let dot = signed_products(codes, load_bytes(bytemuck::cast_slice(x[t].q), 32 * block));
+        for (t, x) in x.iter().enumerate() {
+            let dot = signed_products(codes, load_bytes(bytemuck::cast_slice(x.q), 32 * block));
             let weight = _mm256_set1_ps(self.weights[t][block]);
             self.sums[t] = _mm256_fmadd_ps(dot, weight, self.sums[t]);
         }

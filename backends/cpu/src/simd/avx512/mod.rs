@@ -6,8 +6,8 @@
 //!
 //! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
 
-mod k;
-mod legacy;
+mod block256;
+mod block32;
 mod plain;
 mod quantize;
 mod transposed;
@@ -63,12 +63,12 @@ fn dot(format: Format) -> Dot {
         Format::F32 => entry!(plain::of_f32::dots),
         Format::F16 => entry!(plain::of_f16::dots),
         Format::BF16 => entry!(plain::of_bf16::dots),
-        Format::Q4_0 => entry!(legacy::q4_0),
-        Format::Q4_1 => entry!(legacy::q4_1),
-        Format::Q8_0 => entry!(legacy::q8_0),
-        Format::Q4_K => entry!(k::q4_k),
-        Format::Q5_K => entry!(k::q5_k),
-        Format::Q6_K => entry!(k::q6_k),
+        Format::Q4_0 => entry!(block32::q4_0),
+        Format::Q4_1 => entry!(block32::q4_1),
+        Format::Q8_0 => entry!(block32::q8_0),
+        Format::Q4_K => entry!(block256::q4_k),
+        Format::Q5_K => entry!(block256::q5_k),
+        Format::Q6_K => entry!(block256::q6_k),
         Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
     }
 }
@@ -85,11 +85,11 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn new(scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
-        let (mut weights, sums) = ([zero(); N], [zero(); N]);
-        for t in 0..N {
-            weights[t] = mul(scales, load_ps(x[t].d, 0));
+        let mut weights = [zero(); N];
+        for (weights, x) in weights.iter_mut().zip(x) {
+            *weights = mul(scales, load_ps(x.d, 0));
         }
-        Self { weights, sums }
+        Self { weights, sums: [zero(); N] }
     }
 
     /// Starts with what the minimums of the blocks take away.
@@ -97,10 +97,9 @@ impl<const N: usize> Products<N> {
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn with_mins(scales: __m512, mins: __m512, x: &[Q8Tile<'_>; N]) -> Self {
         let mut products = Self::new(scales, x);
-        for t in 0..N {
-            let weights = mul(mins, load_ps(x[t].d, 0));
-            let total = load_bytes(bytemuck::cast_slice(x[t].sum), 0);
-            products.sums[t] = fnmadd(weights, _mm512_cvtepi32_ps(total), zero());
+        for (sum, x) in products.sums.iter_mut().zip(x) {
+            let total = load_bytes(bytemuck::cast_slice(x.sum), 0);
+            *sum = fnmadd(mul(mins, load_ps(x.d, 0)), _mm512_cvtepi32_ps(total), *sum);
         }
         products
     }
@@ -109,10 +108,9 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add(&mut self, pair: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
-        for t in 0..N {
-            let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, load_codes(x[t], pair));
-            let weights = _mm512_permutexvar_ps(spread(pair), self.weights[t]);
-            self.sums[t] = fmadd(_mm512_cvtepi32_ps(dot), weights, self.sums[t]);
+        for (t, x) in x.iter().enumerate() {
+            let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, load_codes(x, pair));
+            self.add_dot(pair, t, _mm512_cvtepi32_ps(dot));
         }
     }
 
@@ -121,11 +119,19 @@ impl<const N: usize> Products<N> {
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_signed(&mut self, pair: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
         let codes = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
-        for t in 0..N {
-            let dot = shifted_dot::<-128>(codes, load_codes(x[t], pair));
-            let weights = _mm512_permutexvar_ps(spread(pair), self.weights[t]);
-            self.sums[t] = fmadd(dot, weights, self.sums[t]);
+        for (t, x) in x.iter().enumerate() {
+            self.add_dot(pair, t, shifted_dot::<-128>(codes, load_codes(x, pair)));
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_dot(&mut self, pair: usize, t: usize, dot: __m512) {
+        // Eight lanes for the first block, eight for the second.
+        let second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+        let spread = _mm512_add_epi32(second, _mm512_set1_epi32(2 * pair as i32));
+        let weights = _mm512_permutexvar_ps(spread, self.weights[t]);
+        self.sums[t] = fmadd(dot, weights, self.sums[t]);
     }
 
     /// Adds the tile to the row's sums. A tile has a sum of its own so that tiles can overlap.
@@ -141,7 +147,7 @@ impl<const N: usize> Products<N> {
 /// 64 activations: of blocks `2 * pair` and `2 * pair + 1`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn load_codes(x: Q8Tile<'_>, pair: usize) -> __m512i {
+fn load_codes(x: &Q8Tile<'_>, pair: usize) -> __m512i {
     load_bytes(bytemuck::cast_slice(x.q), 64 * pair)
 }
 
@@ -153,14 +159,6 @@ fn shifted_dot<const SHIFT: i8>(codes: __m512i, q: __m512i) -> __m512 {
     let shifted = _mm512_dpbusd_epi32(none, codes, q);
     let shift = _mm512_dpbusd_epi32(none, _mm512_set1_epi8(SHIFT), q);
     _mm512_cvtepi32_ps(_mm512_sub_epi32(shifted, shift))
-}
-
-/// The lanes that block `2 * pair` (eight times), then the next block have among 16.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn spread(pair: usize) -> __m512i {
-    let second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-    _mm512_add_epi32(second, _mm512_set1_epi32(2 * pair as i32))
 }
 
 /// The sum of each vector's lanes.

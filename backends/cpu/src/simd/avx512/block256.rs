@@ -106,16 +106,15 @@ pub(super) fn q6_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] 
             let twice = _mm512_add_epi32(twice, _mm512_set1_epi32(8 * half as i32));
             let zero = _mm512_setzero_ps();
             let (mut weights, mut sums) = ([zero; N], [zero; N]);
-            for t in 0..N {
-                let d = _mm512_permutexvar_ps(twice, load_ps(x[t].d, 0));
-                weights[t] = _mm512_mul_ps(scales, d);
+            for (weights, x) in weights.iter_mut().zip(x) {
+                *weights = _mm512_mul_ps(scales, _mm512_permutexvar_ps(twice, load_ps(x.d, 0)));
             }
             for i in 0..4 {
                 let codes = six_bit_codes(block, i);
                 let four = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
                 let spread = _mm512_add_epi32(four, _mm512_set1_epi32(4 * i as i32));
-                for t in 0..N {
-                    let dot = shifted_dot::<32>(codes, load_codes(x[t], 4 * half + i));
+                for (t, x) in x.iter().enumerate() {
+                    let dot = shifted_dot::<32>(codes, load_codes(x, 4 * half + i));
                     let weights = _mm512_permutexvar_ps(spread, weights[t]);
                     sums[t] = _mm512_fmadd_ps(dot, weights, sums[t]);
                 }

@@ -89,11 +89,11 @@ pub(super) fn q6_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] 
                 // Sixteen values, four lanes, have a scale.
                 let scale =
                     _mm256_set_m128(_mm_set1_ps(scales[2 * i + 1]), _mm_set1_ps(scales[2 * i]));
-                for t in 0..N {
-                    let q = load_bytes(bytemuck::cast_slice(x[t].q), 256 * half + 32 * i);
-                    let d = _mm256_set1_ps(x[t].d[8 * half + i]);
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    let q = load_bytes(bytemuck::cast_slice(x.q), 256 * half + 32 * i);
+                    let d = _mm256_set1_ps(x.d[8 * half + i]);
                     let weight = _mm256_mul_ps(scale, d);
-                    sums[t] = _mm256_fmadd_ps(signed_products(codes, q), weight, sums[t]);
+                    *sum = _mm256_fmadd_ps(signed_products(codes, q), weight, *sum);
                 }
             }
             for (acc, sum) in acc.iter_mut().zip(sums) {

@@ -1,0 +1,373 @@
+//! The oracle against values worked out by hand, so that it is not only compared with itself.
+#![allow(clippy::unwrap_used, reason = "a test may fail this way")]
+
+use hal::format::Format;
+use hal::op::{
+    Activation, Attention, Down, FfnKind, GatedDelta, MatMul, Norm, NormKind, Pairing, Predict,
+    Rope, Route, Scoring, ShortConv, Skip, SparseFfn, SsmScan,
+};
+use hal::{
+    Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
+    Op, Operand, PackDesc, Queue, RowSet, Rows, Slot, Source, Tensor, TensorDesc,
+};
+
+struct Bench {
+    device: Device,
+    queue: Queue,
+}
+
+fn bytes<const N: usize>(words: impl IntoIterator<Item = [u8; N]>) -> Vec<u8> {
+    words.into_iter().flatten().collect()
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let device = thermocline_conformance::oracle();
+        let queue = device.queue("by hand").unwrap();
+        Bench { device, queue }
+    }
+
+    fn f32s(&mut self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
+        let tensor = self.device.alloc_f32("values", rows, cols).unwrap();
+        self.queue.write(&tensor, &bytes(values.iter().map(|v| v.to_le_bytes()))).unwrap();
+        tensor
+    }
+
+    fn u32s(&mut self, rows: usize, cols: usize, values: &[u32]) -> Tensor {
+        let desc = TensorDesc::new(rows, cols, Format::U32);
+        let tensor = self.device.alloc("words", desc).unwrap();
+        self.queue.write(&tensor, &bytes(values.iter().map(|v| v.to_le_bytes()))).unwrap();
+        tensor
+    }
+
+    /// Tokens of one sequence at these positions.
+    fn batch(&mut self, positions: &[u32]) -> Batch<Tensor> {
+        let shape = BatchShape { max_tokens: positions.len(), max_seqs: 1, max_blocks: 1 };
+        let token = |&pos| BatchToken { id: 0, seq: 0, pos, output: true };
+        let len = positions.last().unwrap() + 1;
+        let facts = BatchFacts {
+            tokens: positions.iter().map(token).collect(),
+            seqs: vec![BatchSeq { blocks: vec![0], len }],
+        };
+        let words = facts.encode(&shape, 1, 1).unwrap();
+        Batch { words: self.u32s(1, words.len(), &words), shape }
+    }
+
+    fn set(&mut self, host: &HostRowSet) -> RowSet<Tensor> {
+        let n = host.ids.len();
+        RowSet {
+            ids: self.u32s(1, n, &host.ids),
+            count: self.u32s(1, 1, &[n as u32]),
+            members: self.u32s(n, host.words, &host.members),
+        }
+    }
+
+    fn run(&mut self, op: impl Into<Op>) {
+        let mut recorder = self.device.record("by hand");
+        recorder.push(op).unwrap();
+        let program = recorder.finish().unwrap();
+        self.queue.replay(&program).unwrap().wait().unwrap();
+    }
+
+    fn read(&mut self, tensor: &Tensor) -> Vec<f32> {
+        let mut out = vec![0.0; tensor.desc().n_rows * tensor.desc().n_cols];
+        self.queue.read_f32(tensor, &mut out).unwrap();
+        out
+    }
+
+    fn read_words(&mut self, tensor: &Tensor) -> Vec<u32> {
+        self.read(tensor).into_iter().map(f32::to_bits).collect()
+    }
+
+    #[track_caller]
+    fn expect(&mut self, tensor: &Tensor, expected: &[f32]) {
+        let got = self.read(tensor);
+        let near = got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6);
+        assert!(near && got.len() == expected.len(), "{got:?} instead of {expected:?}");
+    }
+}
+
+#[test]
+fn a_quantised_weight_meets_rounded_activations() {
+    let mut b = Bench::new();
+    // Q8_0: a scale of 1 and the codes 1, 2, 0, ...
+    let mut block = vec![0u8; 34];
+    block[..4].copy_from_slice(&[0x00, 0x3c, 1, 2]);
+    let source = HostRows::new(Source::Owned(std::sync::Arc::new(block)), 1, 32, Format::Q8_0);
+    let source = source.unwrap();
+    let w = b.device.import("w", &PackDesc::whole(source.desc()), &source).unwrap();
+    // With d = 127 / 127 = 1, 0.6 becomes 1 and 2.5 becomes 2 (to even).
+    let mut x = [0.0; 32];
+    x[..3].copy_from_slice(&[0.6, 2.5, 127.0]);
+    let x = b.f32s(1, 32, &x);
+    let y = b.f32s(1, 1, &[0.0]);
+    b.run(MatMul { w, x, bias: None, y: y.clone() });
+    b.expect(&y, &[5.0]);
+}
+
+#[test]
+fn norms_divide_by_the_root_of_the_mean_square() {
+    let mut b = Bench::new();
+    let x = b.f32s(1, 4, &[3.0, 4.0, 1.0, 5.0]);
+    let y = b.f32s(1, 4, &[0.0; 4]);
+    let weight = b.f32s(1, 2, &[1.0, 2.0]);
+    let norm = |kind, weight, y: &Tensor| Norm {
+        x: x.clone(),
+        weight,
+        bias: None,
+        y: y.clone(),
+        kind,
+        eps: 0.0,
+        width: 2,
+    };
+    b.run(norm(NormKind::Rms, Some(weight), &y));
+    let (r, s) = (12.5f32.sqrt(), 13f32.sqrt());
+    b.expect(&y, &[3.0 / r, 8.0 / r, 1.0 / s, 10.0 / s]);
+    b.run(norm(NormKind::Layer, None, &y));
+    b.expect(&y, &[-1.0, 1.0, -1.0, 1.0]);
+}
+
+#[test]
+fn rope_turns_pairs_by_position_times_frequency() {
+    let mut b = Bench::new();
+    let batch = b.batch(&[0, 2]);
+    let quarter = std::f32::consts::FRAC_PI_4;
+    let freqs = b.f32s(1, 2, &[quarter, 0.0]);
+    let start = [1.0, 2.0, 3.0, 4.0, 9.0];
+    for (pairing, turned) in [
+        (Pairing::Adjacent, [-4.0, 2.0, 6.0, 8.0, 9.0]),
+        (Pairing::Halves, [-6.0, 4.0, 2.0, 8.0, 9.0]),
+    ] {
+        let x = b.f32s(2, 5, &[start, start].concat());
+        let (freqs, batch) = (freqs.clone(), batch.clone());
+        let op = Rope { freqs, batch, x: x.clone(), d_head: 5, n_rot: 4, pairing, scale: 2.0 };
+        b.run(op);
+        b.expect(&x.rows(1..2), &turned);
+        b.expect(&x.rows(0..1), &[2.0, 4.0, 6.0, 8.0, 9.0]);
+    }
+}
+
+#[test]
+fn attention_weighs_by_softmax_and_sees_its_window() {
+    let mut b = Bench::new();
+    let batch = b.batch(&[2]);
+    let cache = b.device.kv_cache(1, 1, Format::F32).unwrap();
+    let mut rows = [f32::NAN; KV_BLOCK];
+    rows[..3].copy_from_slice(&[0.0, 2f32.ln(), 4f32.ln()]);
+    b.queue.write(&cache.k, &bytes(rows.map(f32::to_le_bytes))).unwrap();
+    rows[..3].copy_from_slice(&[7.0, 14.0, 28.0]);
+    b.queue.write(&cache.v, &bytes(rows.map(f32::to_le_bytes))).unwrap();
+    let q = b.f32s(1, 2, &[1.0, -1.0]);
+    let y = b.f32s(1, 2, &[0.0; 2]);
+    let sinks = b.f32s(1, 2, &[0.0, 0.0]);
+    let op = |window, sinks| Attention {
+        q: q.clone(),
+        cache: cache.clone(),
+        batch: batch.clone(),
+        sinks,
+        y: y.clone(),
+        n_head: 2,
+        n_head_kv: 1,
+        scale: 1.0,
+        window,
+        softcap: 0.0,
+    };
+    b.run(op(None, None));
+    // Weights 1, 2, 4 of 7 and 4, 2, 1 of 7.
+    b.expect(&y, &[1.0 + 4.0 + 16.0, 4.0 + 4.0 + 4.0]);
+    b.run(op(Some(2), None));
+    b.expect(&y, &[(28.0 + 112.0) / 6.0, (28.0 + 28.0) / 3.0]);
+    b.run(op(Some(1), Some(sinks)));
+    b.expect(&y, &[28.0 * 4.0 / 5.0, 28.0 * 0.25 / 1.25]);
+}
+
+fn ffn(b: &mut Bench, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tensor> {
+    let n = gate.len();
+    SparseFfn {
+        gate: Some(b.f32s(n, 1, gate)),
+        up: b.f32s(n, 1, up),
+        down: b.f32s(n, 1, down),
+        bias_gate: None,
+        bias_up: None,
+        bias_down: None,
+        threshold: None,
+        group_of: None,
+        group_weight: None,
+        rows: Rows::All,
+        x: b.f32s(2, 1, &[1.0, -1.0]),
+        y: b.f32s(2, 1, &[100.0, 200.0]),
+        active: b.f32s(1, 2, &[0.0, 0.0]),
+        kind: FfnKind::Gated,
+        activation: Activation::Relu,
+        skip: Skip::NotPositive,
+        orientation: Down::ByNeuron,
+        accumulate: false,
+    }
+}
+
+#[test]
+fn a_sparse_block_drops_by_the_gate() {
+    let mut b = Bench::new();
+    let op = ffn(&mut b, &[1.0, -2.0, 3.0], &[1.0, 1.0, 2.0], &[1.0, 10.0, 100.0]);
+    b.run(op.clone());
+    // Token 0 has the gates 1, -2, 3 and ups 1, 1, 2; token 1 their opposites.
+    b.expect(&op.y, &[1.0 + 600.0, -20.0]);
+    b.expect(&op.active, &[2.0, 1.0]);
+    let set = HostRowSet { ids: vec![1, 2], members: vec![0b11, 0b10], words: 1 };
+    let rows = Rows::Active(b.set(&set));
+    b.run(SparseFfn { rows, accumulate: true, ..op.clone() });
+    b.expect(&op.y, &[601.0, -40.0]);
+    b.expect(&op.active, &[2.0, 2.0]);
+}
+
+#[test]
+fn groups_and_cuts() {
+    let mut b = Bench::new();
+    let op = ffn(&mut b, &[1.0, 2.0, 6.0], &[1.0, 1.0, 2.0], &[1.0, 10.0, 100.0]);
+    let of = b.u32s(1, 3, &[0, 1, 1]);
+    let weight = b.f32s(2, 2, &[0.0, 0.5, 2.0, 1.0]);
+    let bias = b.f32s(2, 1, &[1000.0, 4000.0]);
+    let grouped = SparseFfn {
+        group_of: Some(of),
+        group_weight: Some(weight),
+        bias_down: Some(bias),
+        skip: Skip::Never,
+        ..op.clone()
+    };
+    b.run(grouped);
+    b.expect(&op.y, &[2000.0 + 0.5 * (20.0 + 1200.0), 6000.0]);
+    b.expect(&op.active, &[2.0, 3.0]);
+    // Token 0: mean 3, deviation sqrt(14 / 3): only the gate of 6 is above, and lowered by, the mean.
+    b.run(SparseFfn { skip: Skip::GaussianCut(0.0), ..op.clone() });
+    b.expect(&op.y.rows(0..1), &[3.0 * 2.0 * 100.0]);
+    // gpt-oss with alpha 0: the sigmoid is one half; the gate is capped, up is clamped.
+    let activation = Activation::SwigluOai { alpha: 0.0, limit: 1.5 };
+    b.run(SparseFfn { skip: Skip::Never, activation, ..op.clone() });
+    let first = 0.5 * 2.0 + 0.75 * 2.0 * 10.0 + 0.75 * 2.5 * 100.0;
+    b.expect(&op.y.rows(0..1), &[first]);
+}
+
+#[test]
+fn the_predictor_splits_what_is_wanted() {
+    let mut b = Bench::new();
+    let empty = HostRowSet { ids: vec![0; 4], members: vec![0; 4], words: 1 };
+    let (resident, absent) = (b.set(&empty), b.set(&empty));
+    let slots = [Slot::Resident(0), Slot::Absent(0), Slot::Resident(1), Slot::Absent(1)];
+    let op = Predict {
+        x: b.f32s(2, 1, &[1.0, -1.0]),
+        fc1: b.f32s(2, 1, &[1.0, -1.0]),
+        // Neurons: wanted by token 0, by token 1, a score without number, by nobody.
+        fc2: b.f32s(4, 2, &[1.0, 0.0, 0.0, 1.0, f32::NAN, 0.0, 0.5, 0.5]),
+        slots: b.u32s(1, 4, &slots.map(Slot::encode)),
+        resident: resident.clone(),
+        absent: Some(absent.clone()),
+        threshold: 1.0,
+    };
+    b.run(op);
+    assert_eq!(b.read_words(&resident.count), [2]);
+    assert_eq!(b.read_words(&resident.ids)[..2], [0, 1]);
+    assert_eq!(b.read_words(&resident.members)[..2], [0b01, 0b11]);
+    assert_eq!(b.read_words(&absent.count), [1]);
+    assert_eq!(b.read_words(&absent.ids)[..1], [0]);
+    assert_eq!(b.read_words(&absent.members)[..1], [0b10]);
+}
+
+#[test]
+fn routing_keeps_the_best() {
+    let mut b = Bench::new();
+    let (w, x) = (b.f32s(3, 1, &[0.0, 3f32.ln(), 4f32.ln()]), b.f32s(1, 1, &[1.0]));
+    let weights = b.f32s(1, 3, &[9.0; 3]);
+    let op = |scoring, renormalise, scale| Route {
+        w: w.clone(),
+        bias: None,
+        x: x.clone(),
+        weights: weights.clone(),
+        n_used: 2,
+        scoring,
+        renormalise,
+        scale,
+    };
+    b.run(op(Scoring::Softmax, false, 8.0));
+    b.expect(&weights, &[0.0, 3.0, 4.0]);
+    b.run(op(Scoring::SoftmaxChosen, false, 7.0));
+    b.expect(&weights, &[0.0, 3.0, 4.0]);
+    b.run(op(Scoring::Sigmoid, false, 1.0));
+    b.expect(&weights, &[0.0, 0.75, 0.8]);
+    b.run(op(Scoring::Sigmoid, true, 1.0));
+    b.expect(&weights, &[0.0, 0.75 / 1.55, 0.8 / 1.55]);
+}
+
+#[test]
+fn recurrent_layers_carry_their_state() {
+    let mut b = Bench::new();
+    let batch = b.batch(&[4, 5]);
+    let y = b.f32s(2, 1, &[0.0; 2]);
+    let state = b.f32s(1, 2, &[1.0, 2.0]);
+    let op = ShortConv {
+        x: b.f32s(2, 1, &[3.0, 4.0]),
+        weight: b.f32s(1, 3, &[100.0, 10.0, 1.0]),
+        bias: None,
+        batch: batch.clone(),
+        state: state.clone(),
+        y: y.clone(),
+        silu: false,
+    };
+    b.run(op);
+    b.expect(&y, &[123.0, 234.0]);
+    b.expect(&state, &[3.0, 4.0]);
+
+    // Scalars: S = 8; halved to 4, S += 0.5 * 2 * (6 - 2 * 4) = 2; then S = 1, S += 0.5 * 2 * (6 - 2) = 5.
+    let state = b.f32s(1, 1, &[8.0]);
+    let half = 0.5f32.ln();
+    let op = GatedDelta {
+        q: b.f32s(2, 1, &[1.0, 3.0]),
+        k: b.f32s(2, 1, &[2.0, 2.0]),
+        v: b.f32s(2, 1, &[6.0, 6.0]),
+        decay: b.f32s(2, 1, &[half, half]),
+        beta: b.f32s(2, 1, &[0.5, 0.5]),
+        batch: batch.clone(),
+        state: state.clone(),
+        y: y.clone(),
+        n_head: 1,
+        scale: 10.0,
+    };
+    b.run(op);
+    b.expect(&y, &[20.0, 150.0]);
+    b.expect(&state, &[5.0]);
+
+    // dt = softplus(ln(e - 1)) = 1 and exp(a) = 1/2: S = 2 + x * b, y = S * c + d * x.
+    let state = b.f32s(1, 1, &[4.0]);
+    let op = SsmScan {
+        x: b.f32s(2, 1, &[3.0, 1.0]),
+        dt: b.f32s(2, 1, &[1f32.exp_m1().ln() - 1.0; 2]),
+        dt_bias: b.f32s(1, 1, &[1.0]),
+        a: b.f32s(1, 1, &[half]),
+        b: b.f32s(2, 1, &[2.0, 1.0]),
+        c: b.f32s(2, 1, &[1.0, 10.0]),
+        d: b.f32s(1, 1, &[100.0]),
+        batch,
+        state: state.clone(),
+        y: y.clone(),
+        n_group: 1,
+    };
+    b.run(op);
+    let got = b.read(&y);
+    assert!((got[0] - 308.0).abs() < 1e-3 && (got[1] - 150.0).abs() < 1e-3, "{got:?}");
+    b.expect(&state, &[5.0]);
+
+    // A token at position 0 starts over.
+    let first = b.batch(&[0]);
+    let state = b.f32s(1, 2, &[f32::NAN; 2]);
+    let op = ShortConv {
+        x: b.f32s(1, 1, &[3.0]),
+        weight: b.f32s(1, 3, &[100.0, 10.0, 1.0]),
+        bias: None,
+        batch: first,
+        state: state.clone(),
+        y: y.rows(0..1),
+        silu: false,
+    };
+    b.run(op);
+    b.expect(&y.rows(0..1), &[3.0]);
+    b.expect(&state, &[0.0, 3.0]);
+}

@@ -1,0 +1,150 @@
+//! Whether a model fits into the machine, before the first byte is loaded.
+
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::terminal::Terminal;
+use crate::engine::{EngineOptions, Sparsity};
+use crate::model::Model;
+use hal::{Bytes, Device, MemoryReport, PackDesc, Select};
+
+/// Memory that a run must have, by what needs it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    /// Weights that are read for every token, as they are in the file.
+    weights: Bytes,
+    /// Copies of `ffn_down` with one row per neuron.
+    copies: Bytes,
+    /// Keys and values of one token.
+    cache_per_token: Bytes,
+    /// Keys and values of the whole context.
+    cache: Bytes,
+    /// Everything between the layers.
+    scratch: Bytes,
+}
+
+impl Need {
+    /// What `model` needs with these settings on the CPU.
+    pub(super) fn of(model: &Model, options: &EngineOptions, cpu: &Device) -> Need {
+        let hyper = &model.hyper;
+        let copied = |ffn: &&crate::model::Ffn| {
+            model.is_exactly_sparse() && options.sparsity == Sparsity::Exact && !ffn.down_by_neuron
+        };
+        let (mut copies, mut replaced) = (Bytes(0), Bytes(0));
+        for ffn in model.layers.iter().map(|layer| &layer.ffn).filter(copied) {
+            let source = ffn.down.desc();
+            let pack = PackDesc { source, select: Select::All, transpose: true, spare: 0 };
+            copies += cpu.pack_size(&pack, false);
+            replaced += source.bytes().unwrap_or_default();
+        }
+        let row = options.kv_format.row_bytes(hyper.n_kv()).unwrap_or(0);
+        let cache_per_token = product(&[2, hyper.n_layer, row]);
+        let floats = |n: &[usize]| product(&[&[4], n].concat());
+        let body = 5 * hyper.n_embd + 2 * hyper.n_q() + 2 * hyper.n_kv() + 2 * hyper.n_ff;
+        let head = 2 * hyper.n_embd + model.n_vocab();
+        Need {
+            // Pages of the file that were only read to copy them can go.
+            weights: Bytes(model.file.size_bytes()) - replaced,
+            copies,
+            cache_per_token,
+            cache: product(&[cache_per_token.0 as usize, options.n_ctx]),
+            scratch: floats(&[options.n_ubatch, body]) + floats(&[options.max_out(), head]),
+        }
+    }
+
+    /// All together.
+    pub(super) fn total(&self) -> Bytes {
+        self.weights + self.copies + self.cache + self.scratch
+    }
+
+    /// Refuses what the machine can never hold; notes what does not fit beside all that runs now.
+    ///
+    /// # Errors
+    /// [`Exit::Memory`].
+    pub(super) fn check(
+        &self,
+        memory: MemoryReport,
+        n_ctx: usize,
+        terminal: &Terminal,
+    ) -> Result<(), Failure> {
+        let wanted = self.total();
+        if let Some(total) = memory.total.filter(|total| wanted > *total) {
+            let message = format!("the model needs {wanted} of memory, this machine has {total}");
+            let mut failure = Failure::new(Exit::Memory, message).help(self.cure(total));
+            failure.causes = vec![self.parts(n_ctx)];
+            return Err(failure);
+        }
+        if let Some(free) = memory.free.filter(|free| wanted > *free) {
+            terminal.note(&format!(
+                "the model needs {wanted} of memory and {free} are free: it may be slow ({})",
+                self.parts(n_ctx)
+            ));
+        }
+        Ok(())
+    }
+
+    fn parts(&self, n_ctx: usize) -> String {
+        let copies = match self.copies {
+            Bytes(0) => String::new(),
+            copies => format!("ffn_down by neuron {copies}, "),
+        };
+        let Need { weights, cache, scratch, .. } = self;
+        format!("weights {weights}, {copies}KV cache of {n_ctx} tokens {cache}, scratch {scratch}")
+    }
+
+    /// What would help, and that it would.
+    fn cure(&self, total: Bytes) -> String {
+        let rest = total - (self.weights + self.copies + self.scratch);
+        let n_ctx = rest.0 / self.cache_per_token.0.max(1) / 32 * 32;
+        match n_ctx {
+            0 => "a file of the same model with fewer bits per weight needs less".to_owned(),
+            n_ctx => format!("a context of at most {n_ctx} tokens fits: -c {n_ctx}"),
+        }
+    }
+}
+
+/// A product of sizes, which stops at the largest number there is.
+fn product(sizes: &[usize]) -> Bytes {
+    Bytes(sizes.iter().fold(1, |product: u64, &n| product.saturating_mul(n as u64)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::ColorWhen;
+
+    const GIB: u64 = 1 << 30;
+
+    fn check(need: Need, total: u64) -> Result<(), Failure> {
+        let memory = MemoryReport { total: Some(Bytes(total)), free: Some(Bytes(GIB)) };
+        need.check(memory, 1024, &Terminal::new(ColorWhen::Off, true, 0))
+    }
+
+    #[test]
+    fn a_model_too_large_names_its_parts_and_a_cure() {
+        let need = Need {
+            weights: Bytes(4 * GIB),
+            copies: Bytes(GIB),
+            cache_per_token: Bytes(1 << 20),
+            cache: Bytes(GIB),
+            scratch: Bytes(0),
+        };
+        assert!(check(need, 6 * GIB).is_ok());
+        let failure = check(need, 11 * GIB / 2).unwrap_err();
+        assert_eq!(failure.exit.code(), 4);
+        assert!(failure.message.contains("6.00 GiB"), "{failure}");
+        assert!(failure.causes[0].contains("weights 4.00 GiB"), "{failure:?}");
+        assert!(failure.help.unwrap().contains("-c 512"));
+        let failure = check(need, 3 * GIB).unwrap_err();
+        assert!(failure.help.unwrap().contains("fewer bits"));
+    }
+
+    #[test]
+    fn no_context_overflows() {
+        let file = crate::embedded::file().unwrap();
+        let model = Model::from_file(file, &crate::model::ModelOptions::default()).unwrap();
+        let cpu = crate::devices::cpu(Some(1));
+        let options = EngineOptions { n_ctx: u32::MAX as usize, ..EngineOptions::default() };
+        let need = Need::of(&model, &options, &cpu);
+        assert!(need.cache > Bytes(GIB) && need.copies > Bytes(0));
+        assert_eq!(product(&[usize::MAX, usize::MAX]), Bytes::MAX);
+    }
+}

@@ -1,0 +1,267 @@
+//! From what the user said about a model to an engine that runs it; the same way for `run`, `bench` and
+//! `perplexity`: [`open`] the file, choose the [`context`], [`load`].
+
+mod errors;
+mod memory;
+
+use super::model_file;
+use crate::cli::args::FfnActivation;
+use crate::cli::config::model::{CacheType, Computation, ContextSize, ModelOptions, Sparsity};
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::terminal::Terminal;
+use crate::engine::{self, Engine, EngineOptions, Notice};
+use crate::gguf;
+use crate::model::{self, Model};
+use crate::tokenizer::Tokenizer;
+use hal::op::{Activation, FfnKind};
+use hal::{Bytes, Device, MemoryReport, format::Format};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use memory::Need;
+use std::io::Read;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Context where the user said nothing: the model's own, but no more than this, for the cache takes memory.
+const DEFAULT_CONTEXT: usize = 4096;
+/// Smaller models are loaded before a bar could be read.
+const BAR_FROM: Bytes = Bytes(256 << 20);
+
+/// A model that is understood and not loaded yet.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// The model.
+    pub(crate) model: Arc<Model>,
+    /// Its vocabulary, with as many tokens as the model has.
+    pub(crate) tokenizer: Tokenizer,
+}
+
+/// The CPU with the threads the user wants.
+pub(crate) fn cpu(options: &ModelOptions, terminal: &Terminal) -> Device {
+    if options.threads_batch != options.threads {
+        terminal.note("--threads-batch changes nothing here: one team of --threads does all work");
+    }
+    crate::devices::cpu(options.threads.map(NonZeroUsize::get))
+}
+
+/// Opens the model file (without a path the built-in model) and understands it. Nothing is loaded, but without
+/// `--mmap` the file is read.
+///
+/// # Errors
+/// [`Exit::BadModel`] for what cannot be run; [`Exit::Memory`] where the file cannot be held.
+pub(crate) fn open(
+    path: Option<&Path>,
+    computation: &Computation,
+    cpu: &Device,
+    terminal: &Terminal,
+) -> Result<Opened, Failure> {
+    let file = model_file::open(path)?;
+    let file = match computation.mmap {
+        true => file,
+        false => read_whole(file, cpu, terminal)?,
+    };
+    if computation.mlock {
+        terminal.note("--mlock does nothing yet: the system may still page the model out");
+    }
+    let tokenizer = model_file::tokenizer(&file)?;
+    for warning in tokenizer.warnings() {
+        terminal.note(&warning.to_string());
+    }
+    let opened = Opened { model: understand(file, computation)?, tokenizer };
+    let (found, expected) = (opened.tokenizer.n_vocab(), opened.model.n_vocab());
+    if found != expected {
+        let file = opened.model.file.name();
+        let message = format!(
+            "cannot run the model in '{file}': the vocabulary has {found} tokens, expected {expected}, the rows of `token_embd.weight`"
+        );
+        return Err(Failure::new(Exit::BadModel, message));
+    }
+    Ok(opened)
+}
+
+/// The model in a file.
+///
+/// # Errors
+/// [`Exit::BadModel`], naming what is missing, wrong or not built.
+pub(crate) fn understand(
+    file: gguf::File,
+    computation: &Computation,
+) -> Result<Arc<Model>, Failure> {
+    let activation = computation.activation.map(activation_name).map(str::to_owned);
+    let model = Model::from_file(file, &model::ModelOptions { activation })?;
+    Ok(Arc::new(model))
+}
+
+/// The model's name for what the user may say.
+fn activation_name(activation: FfnActivation) -> &'static str {
+    match activation {
+        FfnActivation::Relu => "relu",
+        FfnActivation::Silu => "silu",
+        FfnActivation::Gelu => "gelu",
+        FfnActivation::Relu2 => "relu2",
+        FfnActivation::Drelu => "drelu",
+    }
+}
+
+/// `--no-mmap`: the file in ordinary memory. The parts of a split model stay mapped, and it is said.
+fn read_whole(file: gguf::File, cpu: &Device, terminal: &Terminal) -> Result<gguf::File, Failure> {
+    let [path] = file.paths() else {
+        if file.paths().len() > 1 {
+            terminal.note("the parts of a split model are mapped, not read, in spite of --no-mmap");
+        }
+        return Ok(file);
+    };
+    let size = file.size_bytes();
+    let total = cpu.memory().ok().and_then(|memory| memory.total);
+    let mut bytes = Vec::new();
+    let room = usize::try_from(size).is_ok_and(|size| bytes.try_reserve_exact(size).is_ok());
+    if !room || total.is_some_and(|total| Bytes(size) > total) {
+        let message = format!("cannot read {} into memory", Bytes(size));
+        return Err(
+            Failure::new(Exit::Memory, message).help("without --no-mmap the file is mapped")
+        );
+    }
+    let read = std::fs::File::open(path).and_then(|f| f.take(size).read_to_end(&mut bytes));
+    let name = path.display().to_string();
+    read.map_err(|e| {
+        Failure::new(Exit::BadModel, format!("cannot read the model in '{name}'")).caused_by(&e)
+    })?;
+    gguf::File::from_vec(bytes, &name)
+        .map_err(|e| Failure::new(Exit::BadModel, "cannot load the model").caused_by(&e))
+}
+
+/// The context to run with: the user's, or the model's own up to 4096.
+pub(crate) fn context(wanted: Option<ContextSize>, model: &Model, terminal: &Terminal) -> usize {
+    let trained = model.hyper.n_ctx_train;
+    match wanted {
+        None => trained.min(DEFAULT_CONTEXT),
+        Some(ContextSize::OfModel) => trained,
+        Some(ContextSize::Tokens(n)) => {
+            let n = n.get() as usize;
+            if n > trained {
+                terminal.note(&format!(
+                    "a context of {n} is more than the {trained} the model was trained with; text beyond that may be poor"
+                ));
+            }
+            n
+        }
+    }
+}
+
+/// The engine's settings for one sequence of `n_ctx` tokens.
+///
+/// # Errors
+/// [`Exit::Usage`] where keys and values of the cache shall have different formats.
+pub(crate) fn settings(options: &ModelOptions, n_ctx: usize) -> Result<EngineOptions, Failure> {
+    if options.type_k != options.type_v {
+        let (k, v) = (options.type_k.name(), options.type_v.name());
+        let message = format!("a KV cache with keys in {k} and values in {v} is not built yet");
+        return Err(Failure::usage(message).help("give -ctk and -ctv the same format"));
+    }
+    Ok(EngineOptions {
+        n_ctx,
+        n_ubatch: (options.n_ubatch.get() as usize).min(n_ctx.max(1)),
+        n_seq: 1,
+        kv_format: match options.type_k {
+            CacheType::F16 => Format::F16,
+            CacheType::F32 => Format::F32,
+        },
+        sparsity: match options.computation.sparsity {
+            Sparsity::Exact => engine::Sparsity::Exact,
+            Sparsity::Off => engine::Sparsity::Off,
+        },
+    })
+}
+
+/// Loads `model` on the CPU: says what is skipped, refuses what cannot fit, shows a bar while it takes time.
+///
+/// # Errors
+/// [`Exit::Memory`] with the numbers; what the engine reports.
+pub(crate) fn load(
+    model: &Arc<Model>,
+    options: EngineOptions,
+    cpu: Device,
+    terminal: &Terminal,
+) -> Result<Engine, Failure> {
+    tell_sparsity(model, options.sparsity, terminal);
+    let need = Need::of(model, &options, &cpu);
+    need.check(
+        cpu.memory().unwrap_or(MemoryReport { total: None, free: None }),
+        options.n_ctx,
+        terminal,
+    )?;
+    let hidden = !terminal.shows_progress() || need.total() < BAR_FROM;
+    let bar = match hidden {
+        true => ProgressBar::hidden(),
+        false => ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()),
+    };
+    if let Ok(style) = ProgressStyle::with_template("loading {bar:40} {pos}/{len} layers") {
+        bar.set_style(style);
+    }
+    let notice: Notice = {
+        let (bar, terminal) = (bar.clone(), terminal.clone());
+        Arc::new(move |text: &str| bar.suspend(|| terminal.note(text)))
+    };
+    let progress = |done: usize, of: usize| {
+        bar.set_length(of as u64);
+        // Layers end in any order, on several threads.
+        bar.set_position((done as u64).max(bar.position()));
+    };
+    let engine = Engine::load(Arc::clone(model), vec![cpu], options, None, notice, &progress);
+    bar.finish_and_clear();
+    Ok(engine?)
+}
+
+/// One line where the user may expect skipping and there is none; the rest with `-v`.
+fn tell_sparsity(model: &Model, sparsity: engine::Sparsity, terminal: &Terminal) {
+    let name = match (model.activation, model.ffn_kind) {
+        (Activation::Relu, FfnKind::GatedBoth) => "dReLU",
+        (Activation::Relu, FfnKind::Gated | FfnKind::Plain) => "ReLU",
+        (Activation::Relu2, _) => "squared ReLU",
+        (Activation::Silu, _) => "SiLU",
+        (Activation::Gelu | Activation::GeluErf, _) => "GELU",
+        (Activation::SwigluOai { .. }, _) => "SwiGLU",
+    };
+    match (sparsity, model.is_exactly_sparse()) {
+        (engine::Sparsity::Off, _) => terminal.detail("every neuron is computed (--sparsity off)"),
+        (engine::Sparsity::Exact, true) => terminal.detail(&format!(
+            "the activation is {name}: neurons whose gate is not positive are skipped, which changes nothing"
+        )),
+        (engine::Sparsity::Exact, false) => terminal.note(&format!(
+            "the activation is {name}: no neuron is exactly zero, so none is skipped and every neuron is computed"
+        )),
+    }
+    if model.n_predictors > 0 {
+        terminal.note(&format!(
+            "the {} predictors of active neurons in the file are not used yet; skipping by the gate is exact",
+            model.n_predictors
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_model_opens() {
+        let terminal = Terminal::new(crate::cli::args::ColorWhen::Off, true, 0);
+        let computation = Computation {
+            mlock: false,
+            mmap: false,
+            activation: None,
+            sparsity: Sparsity::Exact,
+            vram_budget: None,
+        };
+        let cpu = crate::devices::cpu(Some(1));
+        let opened = open(None, &computation, &cpu, &terminal).unwrap();
+        assert!(opened.model.is_exactly_sparse());
+        let n = context(None, &opened.model, &terminal);
+        assert_eq!(n, opened.model.hyper.n_ctx_train.min(4096));
+        let three = ContextSize::Tokens(std::num::NonZeroU32::new(3).unwrap());
+        assert_eq!(context(Some(three), &opened.model, &terminal), 3);
+        let silu = Computation { activation: Some(FfnActivation::Silu), ..computation };
+        let opened = open(None, &silu, &cpu, &terminal).unwrap();
+        assert!(!opened.model.is_exactly_sparse());
+    }
+}

@@ -1,0 +1,18 @@
+//! How well a model predicts a text, and how far one run of it strays from another.
+//!
+//! Here: [`Chunks`] (which tokens count), [`perplexity`], [`against_engine`] and [`against_file`] (Kullback-Leibler
+//! divergence), [`LogitsWriter`] and [`LogitsReader`] (llama.cpp's file of probabilities). Not here: options, text.
+//!
+//! Source: the protocol and the file are those of llama.cpp's llama-perplexity, so that numbers can be compared.
+
+mod chunks;
+mod error;
+mod logits;
+mod score;
+mod statistics;
+
+pub use chunks::Chunks;
+pub use error::{Error, Result};
+pub use logits::{LogitsReader, LogitsWriter};
+pub use score::{against_engine, against_file, perplexity};
+pub use statistics::{Comparison, Mean, Perplexity, Reference};

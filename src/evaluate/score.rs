@@ -1,0 +1,142 @@
+//! Runs a text through engines, chunk by chunk.
+
+use std::sync::atomic::AtomicBool;
+
+use super::{Chunks, Comparison, LogitsReader, LogitsWriter, Perplexity, Reference, Result};
+use crate::engine::{Engine, Session, StepStats, Want};
+
+/// Tokens whose logits of a reference run are held at once.
+const PIECE: usize = 64;
+
+/// The perplexity of `chunks`, and what was computed for it. The logits go to `logits` as well; `progress` hears how
+/// many chunks are done.
+///
+/// # Errors
+/// The engine's, among them an interrupt; those of writing.
+pub fn perplexity(
+    engine: &mut Engine,
+    chunks: &Chunks,
+    mut logits: Option<&mut LogitsWriter>,
+    interrupt: &AtomicBool,
+    progress: &mut dyn FnMut(usize, &Perplexity),
+) -> Result<(Perplexity, StepStats)> {
+    let mut total = Perplexity::default();
+    let mut stats = StepStats::default();
+    for (done, chunk) in (1..).zip(chunks.iter()) {
+        let mut written = Ok(());
+        in_session(engine, |engine, session| {
+            let (before, scored) = halves(chunks, &chunk);
+            let quiet = &mut |_: usize, _: &[f32]| {};
+            add(&mut stats, engine.feed(session, before, Want::Last, interrupt, quiet)?);
+            let each = &mut |pos: usize, row: &[f32]| {
+                total.add(row, chunk[pos + 1]);
+                if let (Some(logits), true) = (&mut logits, written.is_ok()) {
+                    written = logits.write(row);
+                }
+            };
+            add(&mut stats, engine.feed(session, scored, Want::All, interrupt, each)?);
+            Ok(())
+        })?;
+        written?;
+        progress(done, &total);
+    }
+    Ok((total, stats))
+}
+
+/// How far `engine` strays from `reference`, which runs beside it, and what `engine` computed.
+///
+/// # Errors
+/// Those of both engines.
+pub fn against_engine(
+    engine: &mut Engine,
+    reference: &mut Engine,
+    chunks: &Chunks,
+    interrupt: &AtomicBool,
+    progress: &mut dyn FnMut(usize, &Comparison),
+) -> Result<(Comparison, StepStats)> {
+    let mut total = Comparison::default();
+    let mut stats = StepStats::default();
+    let mut rows: Vec<f32> = Vec::new();
+    for (done, chunk) in (1..).zip(chunks.iter()) {
+        let (before, scored) = halves(chunks, &chunk);
+        in_session(reference, |reference, theirs| {
+            in_session(engine, |engine, mine| {
+                let quiet = &mut |_: usize, _: &[f32]| {};
+                reference.feed(theirs, before, Want::Last, interrupt, quiet)?;
+                add(&mut stats, engine.feed(mine, before, Want::Last, interrupt, quiet)?);
+                for piece in scored.chunks(PIECE) {
+                    rows.clear();
+                    let keep = &mut |_: usize, row: &[f32]| rows.extend_from_slice(row);
+                    reference.feed(theirs, piece, Want::All, interrupt, keep)?;
+                    let mut kept = rows.chunks_exact(rows.len() / piece.len());
+                    let each = &mut |pos: usize, row: &[f32]| {
+                        // Both give one row for each token.
+                        if let Some(base) = kept.next() {
+                            total.add(Reference::Logits(base), row, chunk[pos + 1]);
+                        }
+                    };
+                    add(&mut stats, engine.feed(mine, piece, Want::All, interrupt, each)?);
+                }
+                Ok(())
+            })
+        })?;
+        progress(done, &total);
+    }
+    Ok((total, stats))
+}
+
+/// How far `engine` strays from the probabilities in a file, over the file's own text.
+///
+/// # Errors
+/// The engine's; [`super::Error::Damaged`] where the file is.
+pub fn against_file(
+    engine: &mut Engine,
+    reference: &mut LogitsReader,
+    interrupt: &AtomicBool,
+    progress: &mut dyn FnMut(usize, &Comparison),
+) -> Result<(Comparison, StepStats)> {
+    let mut total = Comparison::default();
+    let mut stats = StepStats::default();
+    let chunks = reference.chunks().clone();
+    for (done, chunk) in (1..).zip(chunks.iter()) {
+        let (before, scored) = halves(&chunks, &chunk);
+        let mut read = Ok(());
+        in_session(engine, |engine, session| {
+            let quiet = &mut |_: usize, _: &[f32]| {};
+            add(&mut stats, engine.feed(session, before, Want::Last, interrupt, quiet)?);
+            let each = &mut |pos: usize, row: &[f32]| {
+                if read.is_ok() {
+                    read = reference.next().map(|base| {
+                        total.add(Reference::LogProbs(base), row, chunk[pos + 1]);
+                    });
+                }
+            };
+            add(&mut stats, engine.feed(session, scored, Want::All, interrupt, each)?);
+            Ok(())
+        })?;
+        read?;
+        progress(done, &total);
+    }
+    Ok((total, stats))
+}
+
+/// The tokens that are only read, and those whose successors are predicted. The last token has none.
+fn halves<'a>(chunks: &Chunks, chunk: &'a [u32]) -> (&'a [u32], &'a [u32]) {
+    chunk[..chunk.len() - 1].split_at(chunks.first())
+}
+
+/// Runs `f` with a sequence of its own, whose cache is given back whatever happens.
+fn in_session<T>(
+    engine: &mut Engine,
+    f: impl FnOnce(&mut Engine, &mut Session) -> Result<T>,
+) -> Result<T> {
+    let mut session = engine.open();
+    let result = f(engine, &mut session);
+    engine.close(session);
+    result
+}
+
+fn add(total: &mut StepStats, step: StepStats) {
+    total.active += step.active;
+    total.neurons += step.neurons;
+}

@@ -1,0 +1,241 @@
+//! Perplexity and divergence: against sums done by hand, against the trained model's references, and on bad files.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use proptest::prelude::*;
+use thermocline::engine::{Engine, EngineOptions, Error as EngineError, Sparsity, StepStats, Want};
+use thermocline::evaluate::{
+    self, Chunks, Comparison, Error, LogitsReader, LogitsWriter, Perplexity,
+};
+use thermocline::model::{Model, ModelOptions};
+use thermocline::tokenizer::{Tokenizer, Vocab};
+use thermocline::{devices, embedded};
+
+use crate::support::Tiny;
+
+const N_CTX: usize = 16;
+static GO_ON: AtomicBool = AtomicBool::new(false);
+
+fn engine(model: &Arc<Model>, n_ctx: usize, sparsity: Sparsity) -> Engine {
+    let options = EngineOptions { n_ctx, n_ubatch: n_ctx, sparsity, ..EngineOptions::default() };
+    let devices = vec![devices::cpu(Some(2))];
+    Engine::load(Arc::clone(model), devices, options, None, Arc::new(|_| {}), &|_, _| {}).unwrap()
+}
+
+fn text(n: u32) -> Vec<u32> {
+    (0..n).map(|i| (i * 37 + i * i) % 80).collect()
+}
+
+fn chunks(bos: Option<u32>) -> Chunks {
+    Chunks::new(text(3 * N_CTX as u32 + 5), N_CTX, bos, None).unwrap()
+}
+
+fn measure(engine: &mut Engine, chunks: &Chunks) -> (Perplexity, StepStats) {
+    evaluate::perplexity(engine, chunks, None, &GO_ON, &mut |_, _| {}).unwrap()
+}
+
+/// Logits of all tokens, one after the other.
+fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut session = engine.open();
+    let mut rows = Vec::new();
+    let each = &mut |_: usize, row: &[f32]| rows.push(row.to_vec());
+    engine.feed(&mut session, tokens, Want::All, &GO_ON, each).unwrap();
+    engine.close(session);
+    rows
+}
+
+fn surprise(logits: &[f32], token: u32) -> f64 {
+    let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+    sum.ln() - f64::from(logits[token as usize])
+}
+
+#[test]
+fn perplexity_is_the_sum_done_by_hand() {
+    let model = Tiny::default().model();
+    let mut engine = engine(&model, N_CTX, Sparsity::Exact);
+    let tokens = text(3 * N_CTX as u32 + 5);
+    let mut sums = Vec::new();
+    for chunk in tokens.chunks_exact(N_CTX) {
+        let read = [&[1], &chunk[1..]].concat();
+        let rows = logits(&mut engine, &read);
+        sums.extend((N_CTX / 2..N_CTX - 1).map(|i| surprise(&rows[i], chunk[i + 1])));
+    }
+    let mean = sums.iter().sum::<f64>() / sums.len() as f64;
+    let variance = sums.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / sums.len() as f64;
+    let error = mean.exp() * (variance / (sums.len() - 1) as f64).sqrt();
+
+    let mut heard = Vec::new();
+    let chunks = chunks(Some(1));
+    let hear = &mut |done, so_far: &Perplexity| heard.push((done, so_far.surprise.n()));
+    let (perplexity, stats) =
+        evaluate::perplexity(&mut engine, &chunks, None, &GO_ON, hear).unwrap();
+    assert_eq!(heard, [(1, 7), (2, 14), (3, 21)]);
+    assert!((perplexity.value() / mean.exp() - 1.0).abs() < 1e-4, "{perplexity:?} {mean}");
+    assert!((perplexity.error() / error - 1.0).abs() < 1e-3);
+    let neurons = (3 * (N_CTX - 1) * 3 * 96) as f64;
+    assert_eq!(stats.neurons, neurons, "the last token of a chunk is not run");
+    assert!(stats.active > 0.2 * neurons && stats.active < 0.8 * neurons, "{stats:?}");
+}
+
+#[test]
+fn the_skipping_run_agrees_with_the_dense_one() {
+    let model = Tiny::default().model();
+    let mut sparse = engine(&model, N_CTX, Sparsity::Exact);
+    let mut dense = engine(&model, N_CTX, Sparsity::Off);
+    let compare = |engine: &mut Engine, reference: &mut Engine| -> Comparison {
+        let none = &mut |_: usize, _: &Comparison| {};
+        evaluate::against_engine(engine, reference, &chunks(None), &GO_ON, none).unwrap().0
+    };
+    let comparison = compare(&mut sparse, &mut dense);
+    assert_eq!(comparison.divergence.n(), 21);
+    assert!(comparison.divergence.value().abs() < 1e-5, "{comparison:?}");
+    assert_eq!(comparison.same_top(), 1.0);
+    let mut again = engine(&model, N_CTX, Sparsity::Exact);
+    let comparison = compare(&mut sparse, &mut again);
+    assert_eq!((comparison.divergence.value(), comparison.max_divergence), (0.0, 0.0));
+    assert_eq!(comparison.perplexity, comparison.reference);
+    let mut other = engine(&Tiny { seed: 2, ..Tiny::default() }.model(), N_CTX, Sparsity::Exact);
+    let comparison = compare(&mut sparse, &mut other);
+    assert!(comparison.divergence.value() > 0.1, "{comparison:?}");
+    assert!(comparison.max_divergence > comparison.divergence.value());
+    assert!(comparison.same_top() < 0.5);
+}
+
+/// Writes the probabilities of the tiny model.
+fn write(engine: &mut Engine, path: &Path) -> Perplexity {
+    let chunks = chunks(Some(1));
+    let mut writer = LogitsWriter::create(path, &chunks, 80).unwrap();
+    let none = &mut |_: usize, _: &Perplexity| {};
+    let (perplexity, _) =
+        evaluate::perplexity(engine, &chunks, Some(&mut writer), &GO_ON, none).unwrap();
+    assert!(!path.exists(), "the file has no name before it is complete");
+    writer.finish().unwrap();
+    perplexity
+}
+
+fn compare_with(path: &Path, engine: &mut Engine) -> Result<Comparison, Error> {
+    let mut reader = LogitsReader::open(path, 80, Some(1), None)?;
+    let none = &mut |_: usize, _: &Comparison| {};
+    evaluate::against_file(engine, &mut reader, &GO_ON, none).map(|(comparison, _)| comparison)
+}
+
+#[test]
+fn probabilities_go_through_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("base.kld");
+    let mut engine = engine(&Tiny::default().model(), N_CTX, Sparsity::Exact);
+    let perplexity = write(&mut engine, &path);
+    let expected = 20 + 4 * 3 * 16 + 3 * 7 * (8 + 160);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), expected);
+    let comparison = compare_with(&path, &mut engine).unwrap();
+    assert_eq!(comparison.perplexity, perplexity);
+    assert!((comparison.reference.value() / perplexity.value() - 1.0).abs() < 1e-3);
+    assert!(comparison.divergence.value().abs() < 1e-4, "{comparison:?}");
+    // Of two tokens that are almost alike, rounding may prefer the other.
+    assert!(comparison.same_top() > 0.9);
+    let reader = LogitsReader::open(&path, 80, Some(1), Some(2)).unwrap();
+    assert_eq!((reader.chunks().n_chunks(), reader.chunks().n_ctx()), (2, N_CTX));
+    let other = LogitsReader::open(&path, 81, None, None).unwrap_err();
+    assert!(matches!(other, Error::Vocabulary { expected: 81, found: 80, .. }));
+}
+
+#[test]
+fn an_interrupt_ends_it_and_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("base.kld");
+    let mut engine = engine(&Tiny::default().model(), N_CTX, Sparsity::Exact);
+    let chunks = chunks(None);
+    let mut writer = LogitsWriter::create(&path, &chunks, 80).unwrap();
+    let stop = AtomicBool::new(true);
+    let none = &mut |_: usize, _: &Perplexity| {};
+    let ended = evaluate::perplexity(&mut engine, &chunks, Some(&mut writer), &stop, none);
+    assert!(matches!(ended, Err(Error::Engine(EngineError::Interrupted))));
+    drop(writer);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let (perplexity, _) = measure(&mut engine, &chunks);
+    assert_eq!(perplexity.surprise.n(), 21, "the cache was given back");
+}
+
+#[test]
+fn damaged_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("base.kld");
+    let mut engine = engine(&Tiny::default().model(), N_CTX, Sparsity::Exact);
+    write(&mut engine, &path);
+    let whole = std::fs::read(&path).unwrap();
+    let rows = 20 + 4 * 3 * 16;
+    let mut refused = |change: &dyn Fn(&mut Vec<u8>), says: &str| {
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        std::fs::write(&path, bytes).unwrap();
+        let error = compare_with(&path, &mut engine).unwrap_err().to_string();
+        assert!(error.contains(says) && error.contains("base.kld"), "{error}");
+    };
+    refused(&|b| b.truncate(0), "magic");
+    refused(&|b| b[0] = b'G', "magic `_logits_`, found `Glogits_`");
+    refused(&|b| b.truncate(19), "the length is 19");
+    refused(&|b| b.truncate(rows + 1), "the length with 3 chunks of 16 tokens");
+    refused(&|b| b.push(0), "expected 3740 bytes");
+    refused(&|b| b[8..12].copy_from_slice(&2u32.to_le_bytes()), "the context is 2");
+    refused(&|b| b[8..12].fill(255), "the length");
+    refused(&|b| b[12..16].fill(255), "probabilities of 4294967295 tokens");
+    refused(&|b| b[16..20].fill(0), "the number of chunks is 0");
+    refused(&|b| b[16..20].fill(255), "the length");
+    refused(&|b| b[24..28].copy_from_slice(&80u32.to_le_bytes()), "token 1 is 80");
+    refused(&|b| b[rows..rows + 4].fill(255), "row 0 is scale NaN");
+    refused(
+        &|b| b[rows + 4..rows + 8].copy_from_slice(&9f32.to_le_bytes()),
+        "logarithms of probabilities",
+    );
+    assert!(matches!(compare_with(folder.path(), &mut engine), Err(Error::Open { .. })));
+    let missing = folder.path().join("missing");
+    assert!(matches!(compare_with(&missing, &mut engine), Err(Error::Open { .. })));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_file_is_a_panic(
+        known in any::<bool>(),
+        numbers in prop::collection::vec(0u32..5, 3),
+        rest in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let mut bytes = if known { b"_logits_".to_vec() } else { Vec::new() };
+        bytes.extend(numbers.iter().flat_map(|n| n.to_le_bytes()));
+        bytes.extend(rest);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        if let Ok(reader) = LogitsReader::open(file.path(), 2, None, None) {
+            let chunks = reader.chunks();
+            prop_assert!(chunks.n_ctx() >= 3 && chunks.n_chunks() >= 1);
+        }
+    }
+}
+
+/// As the model's references were computed: windows of 511 tokens, each behind a begin token, all predicted.
+#[test]
+fn the_built_in_model_is_as_good_on_the_whole_text() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/reference");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let expected: serde_json::Value = serde_json::from_str(&read("reference.json")).unwrap();
+    let file = embedded::file().unwrap();
+    let tokenizer = Tokenizer::new(Vocab::from_metadata(file.metadata()).unwrap()).unwrap();
+    let model = Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap());
+    let mut engine = engine(&model, 512, Sparsity::Exact);
+    let mut total = Perplexity::default();
+    let tokens = tokenizer.encode(&read("eval.txt"), false, false).unwrap();
+    for window in tokens.chunks(511) {
+        let mut session = engine.open();
+        let each = &mut |pos: usize, row: &[f32]| total.add(row, window[pos]);
+        let read = [&[1], &window[..window.len() - 1]].concat();
+        engine.feed(&mut session, &read, Want::All, &GO_ON, each).unwrap();
+        engine.close(session);
+    }
+    let expected = &expected["perplexity"];
+    assert_eq!(total.surprise.n(), expected["flat_tokens"].as_u64().unwrap());
+    let (found, expected) = (total.value(), expected["flat"].as_f64().unwrap());
+    assert!((found / expected - 1.0).abs() < 0.005, "{found}, expected {expected}");
+}

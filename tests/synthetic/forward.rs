@@ -1,0 +1,161 @@
+//! A model in plain 32-bit loops, every step written out: what fires, and what the predictor says of it.
+
+use hal::HostRows;
+use hal::format::Format;
+use hal::op::Activation;
+use rayon::prelude::*;
+use thermocline::model::Model;
+
+/// Shares over all layers, tokens and neurons.
+#[derive(Debug)]
+pub struct Measured {
+    /// Gates above zero.
+    pub fired: f64,
+    /// Neurons that the predictor keeps.
+    pub predicted: f64,
+    /// Fired neurons that the predictor keeps, of those that fired.
+    pub recall: f64,
+    /// Deviation of the logits of the last token.
+    pub logit_deviation: f64,
+}
+
+/// `[rows, cols]` in floats.
+struct Matrix {
+    cols: usize,
+    values: Vec<f32>,
+}
+
+impl Matrix {
+    fn new(stored: &HostRows) -> Matrix {
+        let desc = stored.desc();
+        let mut values = vec![0.0; desc.n_rows * desc.n_cols];
+        desc.format.dequantize(&stored.rows(0..desc.n_rows).unwrap(), &mut values);
+        Matrix { cols: desc.n_cols, values }
+    }
+
+    fn named(model: &Model, name: &str) -> Option<Matrix> {
+        let tensor = model.file.tensor(name)?;
+        let format: Format = tensor.ty.name().parse().unwrap();
+        let mut values = vec![0.0; tensor.shape.iter().product::<u64>() as usize];
+        format.dequantize(model.file.bytes(tensor).unwrap(), &mut values);
+        Some(Matrix { cols: tensor.shape[0] as usize, values })
+    }
+
+    /// The product with one vector.
+    fn times(&self, x: &[f32]) -> Vec<f32> {
+        self.values.par_chunks(self.cols).map(|row| dot(row, x)).collect()
+    }
+
+    /// The sum of rows, each times its number.
+    fn rows_times(&self, x: &[f32]) -> Vec<f32> {
+        let mut sum = vec![0.0; self.cols];
+        for (row, x) in self.values.chunks(self.cols).zip(x).filter(|(_, x)| **x != 0.0) {
+            sum.iter_mut().zip(row).for_each(|(sum, w)| *sum += w * x);
+        }
+        sum
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn normed(x: &[f32], norm: &HostRows, eps: f32) -> Vec<f32> {
+    let inverse = (dot(x, x) / x.len() as f32 + eps).sqrt().recip();
+    x.iter().zip(&Matrix::new(norm).values).map(|(x, w)| x * inverse * w).collect()
+}
+
+fn turn(x: &mut [f32], d_head: usize, position: usize, freqs: &[f32]) {
+    for head in x.chunks_mut(d_head) {
+        for (pair, freq) in head.chunks_mut(2).zip(freqs) {
+            let (sin, cos) = (position as f32 * freq).sin_cos();
+            (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[0] * sin + pair[1] * cos);
+        }
+    }
+}
+
+/// What each query head gathers of the values.
+fn attend(
+    q: &[f32],
+    keys: &[Vec<f32>],
+    values: &[Vec<f32>],
+    d_head: usize,
+    group: usize,
+) -> Vec<f32> {
+    let head = |(h, q): (usize, &[f32])| {
+        let at = h / group * d_head..(h / group + 1) * d_head;
+        let score = |k: &Vec<f32>| dot(q, &k[at.clone()]) / (d_head as f32).sqrt();
+        let scores: Vec<f32> = keys.iter().map(score).collect();
+        let most = scores.iter().fold(f32::MIN, |a, &b| a.max(b));
+        let weights: Vec<f32> = scores.iter().map(|s| (s - most).exp()).collect();
+        let sum: f32 = weights.iter().sum();
+        let mut out = vec![0.0; d_head];
+        for (v, weight) in values.iter().zip(&weights) {
+            out.iter_mut().zip(&v[at.clone()]).for_each(|(out, v)| *out += weight / sum * v);
+        }
+        out
+    };
+    q.chunks(d_head).enumerate().flat_map(head).collect()
+}
+
+/// Runs `ids` through the model.
+pub fn run(model: &Model, ids: &[u32]) -> Measured {
+    let hyper = &model.hyper;
+    let embedding = Matrix::new(&model.token_embd);
+    let mut stream: Vec<Vec<f32>> = ids
+        .iter()
+        .map(|&id| embedding.values[id as usize * hyper.n_embd..][..hyper.n_embd].to_vec())
+        .collect();
+    let (mut fired, mut predicted, mut both, mut neurons) = (0.0, 0.0, 0.0, 0.0);
+    for (number, layer) in model.layers.iter().enumerate() {
+        let [q, k, v, o] = [&layer.q, &layer.k, &layer.v, &layer.o].map(|(w, _)| Matrix::new(w));
+        let [gate, up, down] = [&layer.ffn.gate, &layer.ffn.up, &layer.ffn.down].map(Matrix::new);
+        let [fc1, fc2] =
+            ["fc1", "fc2"].map(|n| Matrix::named(model, &format!("blk.{number}.{n}.weight")));
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for (position, x) in stream.iter_mut().enumerate() {
+            let h = normed(x, &layer.norms.attn, hyper.eps);
+            let (mut query, mut key) = (q.times(&h), k.times(&h));
+            turn(&mut query, hyper.d_head, position, &model.rope.freqs);
+            turn(&mut key, hyper.d_head, position, &model.rope.freqs);
+            keys.push(key);
+            values.push(v.times(&h));
+            let gathered =
+                attend(&query, &keys, &values, hyper.d_head, hyper.n_head / hyper.n_head_kv);
+            x.iter_mut().zip(o.times(&gathered)).for_each(|(x, y)| *x += y);
+
+            let h = normed(x, &layer.norms.ffn, hyper.eps);
+            let gates = gate.times(&h);
+            if let (Some(fc1), Some(fc2)) = (&fc1, &fc2) {
+                let hidden: Vec<f32> = fc1.times(x).into_iter().map(|v| v.max(0.0)).collect();
+                for (score, gate) in fc2.times(&hidden).into_iter().zip(&gates) {
+                    predicted += f64::from(u8::from(score >= 0.0));
+                    both += f64::from(u8::from(score >= 0.0 && *gate > 0.0));
+                }
+            }
+            fired += gates.iter().filter(|gate| **gate > 0.0).count() as f64;
+            neurons += gates.len() as f64;
+            let relu = model.activation == Activation::Relu;
+            let act = |gate: f32| if relu { gate.max(0.0) } else { gate / (1.0 + (-gate).exp()) };
+            let carried: Vec<f32> =
+                gates.iter().zip(up.times(&h)).map(|(gate, up)| act(*gate) * up).collect();
+            let y = match layer.ffn.down_by_neuron {
+                true => down.rows_times(&carried),
+                false => down.times(&carried),
+            };
+            x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+        }
+    }
+    let last = normed(stream.last().unwrap(), &model.output_norm, hyper.eps);
+    let logits = Matrix::new(&model.output).times(&last);
+    let logits: Vec<f64> = logits.into_iter().skip(259).map(f64::from).collect();
+    let mean = logits.iter().sum::<f64>() / logits.len() as f64;
+    let variance =
+        logits.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / logits.len() as f64;
+    Measured {
+        fired: fired / neurons,
+        predicted: predicted / neurons,
+        recall: both / fired,
+        logit_deviation: variance.sqrt(),
+    }
+}
