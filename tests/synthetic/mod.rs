@@ -48,7 +48,8 @@ fn formats() -> impl Iterator<Item = Format> {
 
 fn values(file: &File, name: &str) -> Vec<f32> {
     let info = file.tensor(name).unwrap();
-    bytemuck::pod_collect_to_vec(file.bytes(info).unwrap())
+    let bytes = file.bytes(info).unwrap();
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
 #[test]
@@ -107,7 +108,7 @@ proptest! {
         let (n_embd, n_layer, n_ff, heads, kv) = sizes;
         let n_head = 1 << heads.max(kv);
         let shape = Shape { n_embd: 512 * n_embd, n_layer, n_ff: 256 * n_ff, n_head, n_head_kv: 1 << kv };
-        let mut spec = Spec::new(shape, *format, flags.0);
+        let mut spec = Spec::new(shape, format, flags.0);
         if flags.0 && flags.1 {
             spec.container = Container::PowerInfer;
         }
