@@ -8,7 +8,7 @@ use cpu::{CpuBackend, CpuOptions, default_threads};
 /// engine's list.
 #[must_use]
 pub fn cpu(threads: Option<usize>) -> Device {
-    let backend = CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() });
+    let backend = CpuBackend::new(CpuOptions { threads });
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 
