@@ -239,3 +239,34 @@ fn the_built_in_model_is_as_good_on_the_whole_text() {
     let (found, expected) = (total.value(), expected["flat"].as_f64().unwrap());
     assert!((found / expected - 1.0).abs() < 0.005, "{found}, expected {expected}");
 }
+
+/// Runs the command on the built-in model's evaluation text.
+fn command(args: &[&str]) -> std::process::Output {
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/reference/eval.txt");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.env_clear().args(["perplexity", "-c", "64", "--chunks", "2", "-f"]).arg(text);
+    command.args(args).output().unwrap()
+}
+
+#[test]
+fn the_command_reports_on_standard_output() {
+    let plain = command(&[]);
+    assert!(plain.status.success(), "{plain:?}");
+    let line = String::from_utf8(plain.stdout).unwrap();
+    assert!(line.starts_with("Final estimate: PPL = ") && line.contains(" +/- "), "{line}");
+    assert_eq!(line.lines().count(), 1);
+    assert!(String::from_utf8_lossy(&plain.stderr).contains("% of the neurons were computed"));
+
+    let json = command(&["--against", "dense", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let ppl = |v: &serde_json::Value| format!("{:.2}", v["ppl"].as_f64().unwrap());
+    assert!(line.contains(&ppl(&report)), "{line} {report}");
+    assert_eq!(ppl(&report), ppl(&report["reference"]));
+    assert_eq!(report["n_predicted"], 62);
+    assert!(report["density"].as_f64().unwrap() < 0.3);
+    assert!(report["kl_divergence"]["max"].as_f64().unwrap() < 1e-4);
+
+    let short = command(&["-p", "Once upon a time"]);
+    assert_eq!((short.status.code(), short.stdout.len()), (Some(1), 0), "{short:?}");
+    assert!(String::from_utf8_lossy(&short.stderr).contains("needs at least 128"));
+}

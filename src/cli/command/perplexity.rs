@@ -221,9 +221,9 @@ impl Report<'_> {
 
     fn effort(&self) -> String {
         format!(
-            "{} chunks of {} tokens, {} predicted, {:.1} s; {:.2} % of the neurons were computed",
-            self.chunks.n_chunks(),
+            "chunks of {} tokens: {}; tokens predicted: {}; {:.1} s; {:.2} % of the neurons were computed",
             self.chunks.n_ctx(),
+            self.chunks.n_chunks(),
             self.perplexity().surprise.n(),
             self.time.as_secs_f64(),
             100.0 * self.density,
