@@ -8,15 +8,15 @@ use thermocline::model::Model;
 
 /// Shares over all layers, tokens and neurons.
 #[derive(Debug)]
-pub struct Measured {
+pub(super) struct Measured {
     /// Gates above zero.
-    pub fired: f64,
+    pub(super) fired: f64,
     /// Neurons that the predictor keeps.
-    pub predicted: f64,
+    pub(super) predicted: f64,
     /// Fired neurons that the predictor keeps, of those that fired.
-    pub recall: f64,
+    pub(super) recall: f64,
     /// Deviation of the logits of the last token.
-    pub logit_deviation: f64,
+    pub(super) logit_deviation: f64,
 }
 
 /// `[rows, cols]` in floats.
@@ -99,7 +99,7 @@ fn attend(
 }
 
 /// Runs `ids` through the model.
-pub fn run(model: &Model, ids: &[u32]) -> Measured {
+pub(super) fn run(model: &Model, ids: &[u32]) -> Measured {
     let hyper = &model.hyper;
     let embedding = Matrix::new(&model.token_embd);
     let mut stream: Vec<Vec<f32>> = ids
