@@ -2,7 +2,7 @@
 
 use hal::{Bytes, Device, DeviceId};
 
-use cpu::{CpuBackend, CpuOptions};
+use cpu::{CpuBackend, CpuOptions, default_threads};
 
 /// The CPU with `threads` workers (`None`: one per core that this process may use) as the first device of an
 /// engine's list.
@@ -10,6 +10,12 @@ use cpu::{CpuBackend, CpuOptions};
 pub fn cpu(threads: Option<usize>) -> Device {
     let backend = CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() });
     Device::new(backend, DeviceId(0), Bytes::MAX)
+}
+
+/// How many workers [`cpu`] takes.
+#[must_use]
+pub fn cpu_threads(threads: Option<usize>) -> usize {
+    threads.unwrap_or_else(default_threads).max(1)
 }
 
 /// Backends of this build besides the CPU, by the name `--device` takes.

@@ -2,6 +2,7 @@
 //!
 //! Start reading at `ARCHITECTURE.md`. Arrows between the modules go down only; `tests/tidy.rs` holds that.
 
+pub mod bench;
 pub mod cli;
 pub mod devices;
 pub mod embedded;

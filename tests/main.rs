@@ -2,6 +2,7 @@
 // Clippy exempts test functions from these, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod bench;
 mod cli;
 mod embedded;
 mod evaluate;

@@ -11,3 +11,4 @@ pub mod simd;
 mod team;
 
 pub use backend::{CpuBackend, CpuOptions};
+pub use machine::default_threads;

@@ -8,7 +8,8 @@ use std::thread;
 use hal::{Bytes, MemoryReport};
 
 /// Threads worth having: the cores this process may use, without second hardware threads of a core.
-pub(crate) fn default_threads() -> usize {
+#[must_use]
+pub fn default_threads() -> usize {
     // Knows affinity and the container's quota.
     let allowed = thread::available_parallelism().map_or(1, usize::from);
     physical_cores().map_or(allowed, |cores| cores.clamp(1, allowed))

@@ -91,7 +91,7 @@ pub(crate) struct BenchArgs {
     pub(crate) synthetic: Option<String>,
     /// Share of neurons that fire in the synthetic model
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_DENSITY", requires = "synthetic")]
-    pub(crate) density: Option<f32>,
+    pub(crate) density: Option<f64>,
     /// Write the synthetic model to a file
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_WRITE", requires = "synthetic")]
     pub(crate) write: Option<PathBuf>,

@@ -1,9 +1,11 @@
 //! What `bench` shall do.
 
 use super::model::{CacheType, Computation, threads};
+use super::text::read_file;
 use crate::cli::args::{BenchArgs, CacheTypeName, OutputFormat};
 use crate::cli::failure::Failure;
 use crate::cli::parse;
+use crate::synthetic::Spec;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,8 +35,8 @@ pub(crate) struct BenchOptions {
     pub(crate) type_k: Vec<CacheType>,
     /// Formats of the cached values.
     pub(crate) type_v: Vec<CacheType>,
-    /// The text prompts are taken from; `None` is the built-in one.
-    pub(crate) prompt_file: Option<PathBuf>,
+    /// The text that is read, and where it comes from; `None` is the built-in one.
+    pub(crate) prompt: Option<(PathBuf, String)>,
     /// Pause between tests.
     pub(crate) delay: Duration,
     /// An untimed run before each test.
@@ -63,17 +65,9 @@ pub(crate) enum Subject {
 /// `--synthetic SHAPE:TYPE:relu|silu` and what belongs to it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Synthetic {
-    /// Name of the shape, as written.
-    pub(crate) shape: String,
-    /// Name of the weights' format, as written.
-    pub(crate) format: String,
-    /// ReLU, so that neurons can be skipped; else SiLU.
-    pub(crate) relu: bool,
-    /// Share of neurons that fire, in `0..=1`; `None` where the user said nothing.
-    pub(crate) density: Option<f32>,
-    /// Seed of the weights.
-    pub(crate) seed: u32,
-    /// Where to write the model as well.
+    /// The model.
+    pub(crate) spec: Spec,
+    /// Where to write it; it is measured from there.
     pub(crate) write: Option<PathBuf>,
 }
 
@@ -100,7 +94,10 @@ impl BenchOptions {
             n_ubatch: sizes("-ub", &args.ubatch_size)?,
             type_k: cache_types(&args.cache_type_k)?,
             type_v: cache_types(&args.cache_type_v)?,
-            prompt_file: args.prompt_file.clone(),
+            prompt: match &args.prompt_file {
+                Some(path) => Some((path.clone(), read_file(path)?)),
+                None => None,
+            },
             delay: Duration::from_secs(args.delay.into()),
             warmup: args.warmup,
             output: if args.json { OutputFormat::Json } else { args.output },
@@ -110,7 +107,7 @@ impl BenchOptions {
         };
         let lengths = options.n_prompt.iter().chain(&options.n_gen);
         let none = lengths.chain(options.pg.iter().flat_map(|(p, g)| [p, g])).all(|n| *n == 0);
-        if none {
+        if none && args.write.is_none() {
             let help = "give a prompt length with -p or a generation length with -n";
             return Err(Failure::usage("nothing to measure").help(help));
         }
@@ -150,28 +147,16 @@ fn thread_counts(lists: &[String]) -> Result<Vec<Option<NonZeroUsize>>, Failure>
 }
 
 fn synthetic(spec: &str, args: &BenchArgs) -> Result<Synthetic, Failure> {
-    let wrong = |why: &str| {
-        Failure::usage(format!("--synthetic {spec}: {why}"))
+    let wrong = |error: &dyn std::error::Error| {
+        Failure::usage(format!("--synthetic {spec} cannot be made"))
+            .caused_by(error)
             .help("write it as SHAPE:TYPE:relu or SHAPE:TYPE:silu, such as 1b:q4_0:relu")
     };
-    let parts: Vec<_> = spec.split(':').collect();
-    let [shape, format, activation] = parts[..] else {
-        return Err(wrong("it needs three parts"));
-    };
-    let relu = match activation {
-        "relu" => true,
-        "silu" => false,
-        _ => return Err(wrong("the activation is relu or silu")),
-    };
-    if args.density.is_some_and(|d| !(0.0..=1.0).contains(&d)) {
-        return Err(Failure::usage("--density is a share between 0 and 1"));
+    let mut spec = Spec::parse(spec).map_err(|e| wrong(&e))?;
+    spec.seed = args.seed.into();
+    if let Some(density) = args.density {
+        spec.density = Some(density);
+        spec.check().map_err(|e| wrong(&e))?;
     }
-    Ok(Synthetic {
-        shape: shape.to_owned(),
-        format: format.to_owned(),
-        relu,
-        density: args.density,
-        seed: args.seed,
-        write: args.write.clone(),
-    })
+    Ok(Synthetic { spec, write: args.write.clone() })
 }

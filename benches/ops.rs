@@ -1,0 +1,250 @@
+//! The two ops that decoding one token consists of, per format: bytes a second, and the share of what memory gives.
+//!
+//! `cargo bench --bench ops`, or `cargo bench --bench ops -- Q4_0 F16` for some formats. Weights of several layers are
+//! used in turn, so that none of them stays in a cache. Which neurons fire is chosen by the input: row r of gate is
+//! `u[r]` in its first half and 1 in its second, so `x = (1, .., -c, ..)` fires those with `u[r] > c`.
+#![allow(clippy::print_stdout, reason = "a table is what this program makes")]
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hal::format::Format;
+use hal::op::{Activation, Down, FfnKind, MatMul, Skip, SparseFfn};
+use hal::{Bytes, Device, HostRows, PackDesc, Program, Queue, Rows, Select, Source, Tensor};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use thermocline::bench::{SkippingFfn, probe_size, read_bandwidth};
+use thermocline::devices::{cpu, cpu_threads};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const N_EMBD: usize = 4096;
+const N_FF: usize = 11008;
+/// Weights of all layers of a format, at least.
+const WEIGHTS: usize = 512 << 20;
+/// Rows made by quantising; the rest are copies of them.
+const N_DISTINCT: usize = 16;
+const DENSITIES: [f32; 5] = [0.05, 0.1, 0.2, 0.5, 1.0];
+/// Each program is timed at least so long and so often.
+const TIME: Duration = Duration::from_millis(300);
+const RUNS: usize = 7;
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo test --all-targets` runs this too, and does not want to wait for it.
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    let device = cpu(None);
+    let n_threads = cpu_threads(None);
+    let free = device.memory()?.free;
+    let probe = || read_bandwidth(n_threads, probe_size(free)).ok_or("no memory for the probe");
+    let bandwidth = probe()?;
+    println!("{}: {bandwidth:.1} GB/s read", device.info().description);
+    println!("| op | format | density | ms | GB/s | share |\n|---|---|---:|---:|---:|---:|");
+    let wanted = |format: &Format| {
+        let named: Vec<_> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
+        format.is_weight() && (named.is_empty() || named.iter().any(|name| *name == format.name()))
+    };
+    for format in Format::ALL.iter().copied().filter(wanted) {
+        Weights::new(&device, format)?.measure(&device, bandwidth)?;
+    }
+    println!("{:.1} GB/s read at the end", probe()?);
+    Ok(())
+}
+
+/// The feed-forward weights of several layers.
+struct Weights {
+    format: Format,
+    layers: Vec<Layer>,
+}
+
+struct Layer {
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    down_by_neuron: Tensor,
+}
+
+impl Weights {
+    fn new(device: &Device, format: Format) -> Result<Weights> {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let matrix = format.row_bytes(N_EMBD).ok_or("whole blocks")? * N_FF;
+        let layers = (0..WEIGHTS.div_ceil(3 * matrix)).map(|_| {
+            let gate = rows(gate(format, &mut rng)?, N_FF, N_EMBD, format)?;
+            let up = rows(random(format, N_FF, N_EMBD, &mut rng)?, N_FF, N_EMBD, format)?;
+            let down = rows(random(format, N_EMBD, N_FF, &mut rng)?, N_EMBD, N_FF, format)?;
+            let whole =
+                |label, rows: &HostRows| device.import(label, &PackDesc::whole(rows.desc()), rows);
+            let transposed =
+                PackDesc { source: down.desc(), select: Select::All, transpose: true, spare: 0 };
+            Ok(Layer {
+                gate: whole("gate", &gate)?,
+                up: whole("up", &up)?,
+                down: whole("down", &down)?,
+                down_by_neuron: device.import("down by neuron", &transposed, &down)?,
+            })
+        });
+        Ok(Weights { format, layers: layers.collect::<Result<_>>()? })
+    }
+
+    fn measure(&self, device: &Device, bandwidth: f64) -> Result<()> {
+        let format = self.format;
+        let bytes = |tensor: &Tensor| {
+            let desc = hal::Operand::desc(tensor);
+            desc.bytes().map_or(0.0, |bytes: Bytes| bytes.0 as f64)
+        };
+        let layer = &self.layers[0];
+        let (gate, up, down) = (bytes(&layer.gate), bytes(&layer.up), bytes(&layer.down));
+        let desc = hal::Operand::desc;
+        let skipping = SkippingFfn::new(desc(&layer.up), desc(&layer.down), false);
+        let line = |op: &str, density: Option<f64>, time: f64, bytes: f64| {
+            let density = density.map_or_else(String::new, |d| format!("{:.1}%", 100.0 * d));
+            let rate = bytes / time / 1e9;
+            let (ms, share) = (1e3 * time, 100.0 * rate / bandwidth);
+            println!("| {op} | {format} | {density} | {ms:.3} | {rate:.1} | {share:.0}% |");
+        };
+        let mut bench = Bench::new(device)?;
+        let program = bench.program(device, self, Kind::MatMul)?;
+        line("MatMul", None, bench.time(&program, 1.0)? / self.n_layer(), gate);
+        let program = bench.program(device, self, Kind::Dense)?;
+        line(
+            "SparseFfn, dense",
+            None,
+            bench.time(&program, 1.0)? / self.n_layer(),
+            gate + up + down,
+        );
+        let program = bench.program(device, self, Kind::Sparse)?;
+        for wanted in DENSITIES {
+            let time = bench.time(&program, wanted)? / self.n_layer();
+            let density = bench.density(&program, self.layers.len())?;
+            line("SparseFfn", Some(density), time, gate + skipping.bytes(density));
+        }
+        Ok(())
+    }
+
+    fn n_layer(&self) -> f64 {
+        self.layers.len() as f64
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    MatMul,
+    Dense,
+    Sparse,
+}
+
+/// What the programs read and write besides weights.
+struct Bench {
+    queue: Queue,
+    x: Tensor,
+    y: Tensor,
+    h: Tensor,
+    active: Tensor,
+}
+
+impl Bench {
+    fn new(device: &Device) -> Result<Bench> {
+        Ok(Bench {
+            queue: device.queue("bench")?,
+            x: device.alloc_f32("x", 1, N_EMBD)?,
+            y: device.alloc_f32("y", 1, N_EMBD)?,
+            h: device.alloc_f32("h", 1, N_FF)?,
+            active: device.alloc_f32("active", 1, 1)?,
+        })
+    }
+
+    fn program(&self, device: &Device, weights: &Weights, kind: Kind) -> Result<Program> {
+        let mut recorder = device.record("ops");
+        for layer in &weights.layers {
+            let (down, skip, orientation) = match kind {
+                Kind::MatMul => {
+                    let (w, x, y) = (layer.gate.clone(), self.x.clone(), self.h.clone());
+                    recorder.push(MatMul { w, x, bias: None, y })?;
+                    continue;
+                }
+                Kind::Dense => (&layer.down, Skip::Never, Down::AcrossNeurons),
+                Kind::Sparse => (&layer.down_by_neuron, Skip::NotPositive, Down::ByNeuron),
+            };
+            recorder.push(SparseFfn {
+                gate: Some(layer.gate.clone()),
+                up: layer.up.clone(),
+                down: down.clone(),
+                bias_gate: None,
+                bias_up: None,
+                bias_down: None,
+                threshold: None,
+                group_of: None,
+                group_weight: None,
+                rows: Rows::All,
+                x: self.x.clone(),
+                y: self.y.clone(),
+                active: self.active.clone(),
+                kind: FfnKind::Gated,
+                activation: Activation::Relu,
+                skip,
+                orientation,
+                accumulate: false,
+            })?;
+        }
+        Ok(recorder.finish()?)
+    }
+
+    /// Median seconds of a replay in which the share `density` of the neurons fires.
+    fn time(&mut self, program: &Program, density: f32) -> Result<f64> {
+        let (first, second) = (N_EMBD / 2, N_EMBD - N_EMBD / 2);
+        let cut = density - 1.0;
+        let x = [vec![1.0; first], vec![cut; second]].concat();
+        self.queue.write(&self.x, bytemuck::cast_slice(&x))?;
+        self.queue.replay(program)?.wait()?;
+        let (mut times, begin) = (Vec::new(), Instant::now());
+        while times.len() < RUNS || begin.elapsed() < TIME {
+            let begin = Instant::now();
+            self.queue.replay(program)?.wait()?;
+            times.push(begin.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    }
+
+    /// The share that fired with the last input.
+    fn density(&mut self, program: &Program, n_layer: usize) -> Result<f64> {
+        let mut active = [0.0];
+        self.queue.write(&self.active, bytemuck::cast_slice(&active))?;
+        self.queue.replay(program)?.wait()?;
+        self.queue.read_f32(&self.active, &mut active)?;
+        Ok(f64::from(active[0]) / (n_layer * N_FF) as f64)
+    }
+}
+
+fn rows(bytes: Vec<u8>, n_rows: usize, n_cols: usize, format: Format) -> Result<HostRows> {
+    Ok(HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, format)?)
+}
+
+/// Rows of which those above any cut are a known share.
+fn gate(format: Format, rng: &mut ChaCha8Rng) -> Result<Vec<u8>> {
+    let block = |value: f32| {
+        let mut bytes = vec![0; format.block_bytes()];
+        format.quantize(&vec![value; format.block_values()], &mut bytes);
+        bytes
+    };
+    let n_blocks = N_EMBD / format.block_values();
+    let one = block(1.0).repeat(n_blocks - n_blocks / 2);
+    let mut bytes = Vec::with_capacity(N_FF * format.row_bytes(N_EMBD).ok_or("whole blocks")?);
+    for _ in 0..N_FF {
+        bytes.extend(block(rng.random_range(0.0..1.0)).repeat(n_blocks / 2));
+        bytes.extend(&one);
+    }
+    Ok(bytes)
+}
+
+/// A few random rows, again and again.
+fn random(format: Format, n_rows: usize, n_cols: usize, rng: &mut ChaCha8Rng) -> Result<Vec<u8>> {
+    let values: Vec<f32> =
+        (0..N_DISTINCT * n_cols).map(|_| rng.random_range(-0.02..0.02)).collect();
+    let mut bytes = vec![0; N_DISTINCT * format.row_bytes(n_cols).ok_or("whole blocks")?];
+    format.quantize(&values, &mut bytes);
+    Ok(bytes.repeat(n_rows / N_DISTINCT))
+}

@@ -1,0 +1,15 @@
+//! How fast a model runs, on real text, and how near that is to what memory allows.
+//!
+//! [`measure`] times one [`Test`] on a loaded engine. [`Traffic`] computes the bytes that a generated token reads,
+//! and [`read_bandwidth`] what this machine can read, so that a rate can be judged without another engine at hand.
+//! Not here: options, output formats, loading.
+
+mod bandwidth;
+mod measure;
+mod text;
+mod traffic;
+
+pub use bandwidth::{probe_size, read_bandwidth};
+pub use measure::{Measured, Settings, Test, mean, measure, standard_deviation};
+pub use text::{STORY, Text};
+pub use traffic::{SkippingFfn, Traffic, mean_context};

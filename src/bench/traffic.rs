@@ -1,0 +1,141 @@
+//! Bytes that one generated token reads.
+//!
+//! Counted once each, as if nothing stayed in a cache:
+//! - one row of the embedding; the norms; q, k, v and output of every layer with their offsets;
+//! - keys and values of the positions the token sees;
+//! - the output norm and matrix;
+//! - of a feed-forward block that is computed whole, all of it;
+//! - of one that skips neurons, with a share `d` of neurons carried through: gate whole (it is the test), `d` of up,
+//!   and of down `d` of its rows. Where down was transposed at load, its scales stand in tables, one row for each
+//!   group of `g` neurons: a row of a table is read if any neuron of its group is, taken as a share
+//!   `1 - (1 - d)^g`, which is right for neurons that fire independently and too much for those that fire
+//!   together.
+//!
+//! `d` is the mean over layers and tokens. Activations, partial sums and what is written are not counted.
+
+use hal::format::{Format, TransposedLayout};
+use hal::{HostRows, TensorDesc};
+
+use crate::model::{Ffn, Model};
+
+use super::Test;
+
+/// What does not change from token to token, of one model run in one way.
+#[derive(Clone, Debug)]
+pub struct Traffic {
+    /// Bytes read whatever the token.
+    always: f64,
+    /// The parts of the feed-forward blocks that depend on the density; none if nothing is skipped.
+    blocks: Vec<SkippingFfn>,
+    /// Bytes of keys and values per position.
+    position: f64,
+}
+
+/// The part of a feed-forward block that depends on the density: all but gate.
+#[derive(Clone, Copy, Debug)]
+pub struct SkippingFfn {
+    /// Bytes of the rows that are read in proportion to the density.
+    rows: f64,
+    /// Bytes of the tables, and neurons that share a row of them.
+    tables: f64,
+    group: i32,
+}
+
+impl Traffic {
+    /// Of `model`, with neurons dropped if `sparse`, and a cache in `kv_format`.
+    #[must_use]
+    pub fn new(model: &Model, sparse: bool, kv_format: Format) -> Traffic {
+        let embedding = size(&model.token_embd) / model.n_vocab().max(1) as f64;
+        let mut always = embedding + size(&model.output_norm) + size(&model.output);
+        let mut blocks = Vec::new();
+        for layer in &model.layers {
+            always += size(&layer.norms.attn) + size(&layer.norms.ffn);
+            for (weight, bias) in [&layer.q, &layer.k, &layer.v, &layer.o] {
+                always += size(weight) + bias.as_ref().map_or(0.0, size);
+            }
+            always += size(&layer.ffn.gate);
+            match sparse {
+                true => {
+                    let Ffn { up, down, down_by_neuron, .. } = &layer.ffn;
+                    blocks.push(SkippingFfn::new(up.desc(), down.desc(), *down_by_neuron));
+                }
+                false => always += size(&layer.ffn.up) + size(&layer.ffn.down),
+            }
+        }
+        let n_values = 2 * model.hyper.n_layer * model.hyper.n_kv();
+        let value = kv_format.block_bytes() as f64 / kv_format.block_values() as f64;
+        Traffic { always, blocks, position: n_values as f64 * value }
+    }
+
+    /// Bytes per token at a density, with `context` positions seen.
+    #[must_use]
+    pub fn bytes_per_token(&self, density: f64, context: f64) -> f64 {
+        let skipping: f64 = self.blocks.iter().map(|block| block.bytes(density)).sum();
+        self.always + skipping + self.position * context
+    }
+}
+
+impl SkippingFfn {
+    /// Of `up`, and of `down` as it is in the file: `[n_embd, n_ff]`, or one row per neuron if `by_neuron`.
+    #[must_use]
+    pub fn new(up: TensorDesc, down: TensorDesc, by_neuron: bool) -> SkippingFfn {
+        let whole = SkippingFfn { rows: bytes(up) + bytes(down), tables: 0.0, group: 1 };
+        if by_neuron {
+            return whole;
+        }
+        let (n_ff, n_out) = (down.n_cols, down.n_rows);
+        // A matrix that cannot be transposed was refused when the engine was loaded.
+        TransposedLayout::new(down.format, n_ff, n_ff, n_out).map_or(whole, |layout| {
+            let number = if layout.group == 0 { 0 } else { size_of::<u32>() };
+            SkippingFfn {
+                rows: bytes(up) + (n_ff * (layout.row_bytes + number)) as f64,
+                tables: (layout.n_bytes - layout.scales_at) as f64,
+                group: i32::try_from(layout.group).unwrap_or(i32::MAX),
+            }
+        })
+    }
+
+    /// Bytes read for a token that carries the share `density` of the neurons through.
+    #[must_use]
+    pub fn bytes(&self, density: f64) -> f64 {
+        let untouched = (1.0 - density).powi(self.group);
+        density * self.rows + (1.0 - untouched) * self.tables
+    }
+}
+
+fn size(rows: &HostRows) -> f64 {
+    bytes(rows.desc())
+}
+
+fn bytes(desc: TensorDesc) -> f64 {
+    desc.bytes().map_or(0.0, |bytes| bytes.0 as f64)
+}
+
+/// Positions that a generated token of `test` sees on average, itself included.
+#[must_use]
+pub fn mean_context(test: Test, window: Option<usize>) -> f64 {
+    let first = test.n_depth + test.n_prompt + 1;
+    let seen = |i: usize| (first + i).min(window.unwrap_or(usize::MAX)) as f64;
+    (0..test.n_gen).map(seen).sum::<f64>() / test.n_gen.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn context_grows_up_to_the_window() {
+        let test = Test { n_prompt: 0, n_gen: 3, n_depth: 10 };
+        assert_eq!(mean_context(test, None), 12.0);
+        assert_eq!(mean_context(test, Some(12)), (11.0 + 12.0 + 12.0) / 3.0);
+    }
+
+    #[test]
+    fn skipping_reads_between_nothing_and_all() {
+        let block = SkippingFfn { rows: 1000.0, tables: 320.0, group: 32 };
+        assert_eq!(block.bytes(0.0), 0.0);
+        assert_eq!(block.bytes(1.0), 1320.0);
+        let tenth = block.bytes(0.1);
+        assert!(tenth > 100.0 + 0.9 * 320.0 && tenth < 100.0 + 320.0, "{tenth}");
+    }
+}

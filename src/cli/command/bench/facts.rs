@@ -1,0 +1,137 @@
+//! What is the same for all tests on a loaded engine.
+
+use super::Combination;
+use crate::bench::Traffic;
+use crate::cli::config::BenchOptions;
+use crate::engine::Engine;
+use crate::model::Model;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A model, loaded in one way on this machine.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    /// What the CPU's driver calls it.
+    pub(super) cpu_info: String,
+    /// Path of the file, or the name of a model without one.
+    pub(super) model_filename: String,
+    /// Architecture, size, format; `synthetic` if it is.
+    pub(super) model_type: String,
+    /// Random weights with planted activity.
+    pub(super) synthetic: bool,
+    /// Bytes of all tensors.
+    pub(super) model_size: u64,
+    /// Values in all tensors.
+    pub(super) model_n_params: u64,
+    /// Logical batch size.
+    pub(super) n_batch: u32,
+    /// Physical batch size.
+    pub(super) n_ubatch: u32,
+    /// Threads at work.
+    pub(super) n_threads: usize,
+    /// Formats of keys and values.
+    pub(super) type_k: &'static str,
+    pub(super) type_v: &'static str,
+    /// The file is mapped.
+    pub(super) mmap: bool,
+    /// `exact` or `off`.
+    pub(super) sparsity: &'static str,
+    /// Neurons are skipped.
+    pub(super) sparse: bool,
+    /// Where the text came from.
+    pub(super) prompt_file: Option<String>,
+    /// Bytes read per token.
+    pub(super) traffic: Traffic,
+    /// Positions that attention sees.
+    pub(super) window: Option<usize>,
+    /// GB/s that as many threads read from memory.
+    pub(super) bandwidth: Option<f64>,
+    /// From an open file to an engine that can step.
+    pub(super) load: Duration,
+}
+
+impl Facts {
+    /// What the engine and the options tell; what was measured is still missing.
+    pub(super) fn new(engine: &Engine, options: &BenchOptions, combination: Combination) -> Self {
+        use crate::cli::config::model::Sparsity;
+        let model = engine.model();
+        let name = model.file.metadata().str("general.name").ok().flatten().unwrap_or("");
+        let synthetic = name.starts_with("synthetic ");
+        Self {
+            cpu_info: engine
+                .devices()
+                .first()
+                .map_or_else(String::new, |cpu| cpu.info().description.clone()),
+            model_filename: model.file.name().to_owned(),
+            model_type: model_type(model, synthetic),
+            synthetic,
+            model_size: tensors(model).map(|(_, bytes, _)| bytes).sum(),
+            model_n_params: tensors(model).map(|(.., values)| values).sum(),
+            n_batch: combination.n_batch.get(),
+            n_ubatch: combination.n_ubatch.get(),
+            n_threads: 1,
+            type_k: combination.type_k.name(),
+            type_v: combination.type_v.name(),
+            mmap: options.computation.mmap,
+            sparsity: match options.computation.sparsity {
+                Sparsity::Exact => "exact",
+                Sparsity::Off => "off",
+            },
+            sparse: engine.is_sparse(),
+            prompt_file: options.prompt.as_ref().map(|(path, _)| path.display().to_string()),
+            traffic: Traffic::new(model, engine.is_sparse(), engine.options().kv_format),
+            window: model.hyper.window,
+            bandwidth: None,
+            load: Duration::ZERO,
+        }
+    }
+}
+
+/// Format, bytes and values of every tensor whose type has a size.
+fn tensors(model: &Model) -> impl Iterator<Item = (&'static str, u64, u64)> {
+    model.file.tensors().iter().filter_map(|tensor| {
+        let block = tensor.ty.block()?;
+        let values = tensor.shape.iter().fold(1u64, |n, &size| n.saturating_mul(size));
+        Some((tensor.ty.name(), values / block.values * block.bytes, values))
+    })
+}
+
+/// `llama 1.10B Q4_0`: the format is that of most bytes.
+fn model_type(model: &Model, synthetic: bool) -> String {
+    let mut by_format = BTreeMap::new();
+    let mut n_params = 0;
+    for (format, bytes, values) in tensors(model) {
+        *by_format.entry(format).or_insert(0) += bytes;
+        n_params += values;
+    }
+    let format = by_format.iter().max_by_key(|(_, bytes)| **bytes).map_or("?", |(name, _)| name);
+    let label = if synthetic { " synthetic" } else { "" };
+    format!("{} {} {format}{label}", model.spec.name, short(n_params))
+}
+
+/// `7B`, `1.1B`, `15M`, `260K`.
+fn short(n: u64) -> String {
+    let (value, unit) = match n {
+        0..1_000_000 => (n as f64 / 1e3, "K"),
+        1_000_000..1_000_000_000 => (n as f64 / 1e6, "M"),
+        _ => (n as f64 / 1e9, "B"),
+    };
+    match value < 10.0 {
+        true => format!("{}{unit}", (value * 10.0).round() / 10.0),
+        false => format!("{value:.0}{unit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_as_people_say_them() {
+        assert_eq!(short(6_738_415_616), "6.7B");
+        assert_eq!(short(1_000_000_000), "1B");
+        assert_eq!(short(69_000_000_000), "69B");
+        assert_eq!(short(15_200_000), "15M");
+        assert_eq!(short(260_000), "260K");
+    }
+}

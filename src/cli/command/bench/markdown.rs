@@ -1,0 +1,129 @@
+//! The table for people: llama-bench's columns, those that say more than the default, and ours.
+
+use super::row::Row;
+use crate::cli::config::BenchOptions;
+use crate::cli::config::model::{CacheType, Sparsity};
+use std::num::NonZeroU32;
+
+/// A column.
+#[derive(Clone, Copy, Debug)]
+struct Column {
+    title: &'static str,
+    width: usize,
+    align_left: bool,
+    value: fn(&Row<'_>) -> String,
+}
+
+/// The columns of one table.
+#[derive(Clone, Debug)]
+pub(super) struct Columns(Vec<Column>);
+
+const fn left(title: &'static str, width: usize, value: fn(&Row<'_>) -> String) -> Column {
+    Column { title, width, align_left: true, value }
+}
+
+const fn right(title: &'static str, width: usize, value: fn(&Row<'_>) -> String) -> Column {
+    Column { title, width, align_left: false, value }
+}
+
+impl Columns {
+    /// Parameters have a column where they differ from the default or take several values.
+    pub(super) fn new(options: &BenchOptions) -> Columns {
+        fn is_default<T: PartialEq>(values: &[T], default: &T) -> bool {
+            values.iter().all(|value| value == default)
+        }
+        let size = |n: u32| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
+        let mut columns = vec![
+            left("model", 30, |row| row.facts.model_type.clone()),
+            right("size", 10, |row| {
+                let size = row.facts.model_size as f64 / f64::from(1 << 20);
+                if size < 1024.0 { format!("{size:.2} MiB") } else { gibibytes(size) }
+            }),
+            right("params", 10, |row| {
+                let n = row.facts.model_n_params as f64;
+                if n < 1e9 { format!("{:.2} M", n / 1e6) } else { format!("{:.2} B", n / 1e9) }
+            }),
+            left("backend", 10, |_| "CPU".to_owned()),
+            right("threads", 7, |row| row.facts.n_threads.to_string()),
+        ];
+        let optional = [
+            (
+                is_default(&options.n_batch, &size(2048)),
+                right("n_batch", 7, |row| row.facts.n_batch.to_string()),
+            ),
+            (
+                is_default(&options.n_ubatch, &size(512)),
+                right("n_ubatch", 8, |row| row.facts.n_ubatch.to_string()),
+            ),
+            (
+                is_default(&options.type_k, &CacheType::F16),
+                right("type_k", 6, |row| row.facts.type_k.to_owned()),
+            ),
+            (
+                is_default(&options.type_v, &CacheType::F16),
+                right("type_v", 6, |row| row.facts.type_v.to_owned()),
+            ),
+            (
+                options.computation.mmap,
+                right("mmap", 4, |row| u8::from(row.facts.mmap).to_string()),
+            ),
+            (
+                options.computation.sparsity == Sparsity::Exact,
+                right("sparsity", 8, |row| row.facts.sparsity.to_owned()),
+            ),
+        ];
+        columns.extend(optional.into_iter().filter(|(hide, _)| !hide).map(|(_, column)| column));
+        columns.extend([
+            right("test", 15, |row| row.test.to_string()),
+            right("t/s", 20, |row| {
+                let (mean, deviation) = row.rate();
+                format!("{mean:.2} ± {deviation:.2}")
+            }),
+            right("density", 8, |row| percent(Some(row.measured.density()))),
+            right("MB/token", 9, |row| {
+                row.bytes_per_token().map_or_else(String::new, |b| format!("{:.1}", b / 1e6))
+            }),
+            right("bandwidth", 9, |row| percent(row.bandwidth_share())),
+        ]);
+        Columns(columns)
+    }
+
+    /// Titles and the line below.
+    pub(super) fn header(&self) -> String {
+        let titles = line(self.0.iter().map(|c| padded(c, c.title)));
+        let rule = |c: &Column| {
+            let dashes = "-".repeat(c.width - usize::from(!c.align_left));
+            if c.align_left { dashes } else { dashes + ":" }
+        };
+        titles + &line(self.0.iter().map(rule))
+    }
+
+    /// One test.
+    pub(super) fn row(&self, row: &Row<'_>) -> String {
+        line(self.0.iter().map(|c| padded(c, &(c.value)(row))))
+    }
+}
+
+fn line(cells: impl Iterator<Item = String>) -> String {
+    let mut line = String::from("|");
+    for cell in cells {
+        line += &format!(" {cell} |");
+    }
+    line + "\n"
+}
+
+fn padded(column: &Column, text: &str) -> String {
+    let width = column.width;
+    match column.align_left {
+        true => format!("{text:<width$}"),
+        false => format!("{text:>width$}"),
+    }
+}
+
+fn gibibytes(mebibytes: f64) -> String {
+    format!("{:.2} GiB", mebibytes / 1024.0)
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.filter(|x| x.is_finite()).map_or_else(String::new, |x| format!("{:.1}%", 100.0 * x))
+}

@@ -1,0 +1,265 @@
+//! `thermocline bench`: every combination of what was asked for, a row for each test.
+
+mod facts;
+mod markdown;
+mod report;
+mod row;
+
+use super::{engine, model_file};
+use crate::bench::{self, Settings, Test, Text};
+use crate::cli::config::BenchOptions;
+use crate::cli::config::bench::{Subject, Synthetic};
+use crate::cli::config::model::{CacheType, Computation, ContextSize, ModelOptions};
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::interrupt::Interrupt;
+use crate::cli::terminal::Terminal;
+use crate::devices;
+use crate::engine::Engine;
+use facts::Facts;
+use hal::Bytes;
+use report::Report;
+use row::Row;
+use std::collections::BTreeMap;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Two probes of the bandwidth that differ by more than this tell of a machine that is busy elsewhere.
+const STEADY: f64 = 0.05;
+
+/// Measures speed and reports each test as it ends.
+///
+/// # Errors
+/// A model that cannot be loaded, or does not fit; Ctrl-C; where standard output cannot be written.
+pub(crate) fn run(options: &BenchOptions, terminal: &Terminal) -> Result<(), Failure> {
+    let mut bench = Bench {
+        options,
+        terminal,
+        interrupt: Interrupt::install()?,
+        tests: tests(options),
+        report: Report::new(options),
+        bandwidths: BTreeMap::new(),
+        n_begun: 0,
+    };
+    let done = options.subjects.iter().try_for_each(|subject| bench.subject(subject));
+    if done.is_ok() {
+        bench.probe_again();
+    }
+    // What was measured is a whole document, whatever ended it.
+    bench.report.finish().and(done)
+}
+
+/// The tests of one combination, in llama-bench's order.
+fn tests(options: &BenchOptions) -> Vec<Test> {
+    let mut tests = Vec::new();
+    for &n_depth in &options.n_depth {
+        let prompts = options.n_prompt.iter().map(|&n| (n, 0));
+        let generations = options.n_gen.iter().map(|&n| (0, n));
+        let all = prompts.chain(generations).chain(options.pg.iter().copied());
+        tests.extend(all.filter(|pair| *pair != (0, 0)).map(|(n_prompt, n_gen)| Test {
+            n_prompt: n_prompt as usize,
+            n_gen: n_gen as usize,
+            n_depth: n_depth as usize,
+        }));
+    }
+    tests
+}
+
+/// One combination of the lists that belong to an engine.
+#[derive(Clone, Copy, Debug)]
+struct Combination {
+    threads: Option<NonZeroUsize>,
+    n_batch: NonZeroU32,
+    n_ubatch: NonZeroU32,
+    type_k: CacheType,
+    type_v: CacheType,
+}
+
+fn combinations(options: &BenchOptions) -> Vec<Combination> {
+    let mut all = Vec::new();
+    for &n_batch in &options.n_batch {
+        for &n_ubatch in &options.n_ubatch {
+            for &type_k in &options.type_k {
+                for &type_v in &options.type_v {
+                    let with =
+                        |&threads| Combination { threads, n_batch, n_ubatch, type_k, type_v };
+                    all.extend(options.threads.iter().map(with));
+                }
+            }
+        }
+    }
+    all
+}
+
+impl Combination {
+    fn model_options(self, computation: &Computation) -> ModelOptions {
+        ModelOptions {
+            path: None,
+            n_ctx: None,
+            n_batch: self.n_batch,
+            n_ubatch: self.n_ubatch.min(self.n_batch),
+            threads: self.threads,
+            threads_batch: self.threads,
+            type_k: self.type_k,
+            type_v: self.type_v,
+            computation: computation.clone(),
+        }
+    }
+}
+
+struct Bench<'a> {
+    options: &'a BenchOptions,
+    terminal: &'a Terminal,
+    interrupt: Interrupt,
+    tests: Vec<Test>,
+    report: Report,
+    /// GB/s by number of threads, as measured before the first test with so many.
+    bandwidths: BTreeMap<usize, Option<f64>>,
+    n_begun: usize,
+}
+
+impl Bench<'_> {
+    fn subject(&mut self, subject: &Subject) -> Result<(), Failure> {
+        let path = match subject {
+            Subject::BuiltIn => None,
+            Subject::File(path) => Some(path),
+            Subject::Synthetic(Synthetic { spec, write: Some(path) }) => {
+                let made = spec.write(path, &mut |_, _| {});
+                made.map_err(|e| cannot_make(&e))?;
+                self.terminal.note(&format!("{spec} was written to '{}'", path.display()));
+                Some(path)
+            }
+            Subject::Synthetic(Synthetic { spec, write: None }) => {
+                if self.tests.is_empty() {
+                    return Ok(());
+                }
+                let file = spec.build(&mut |_, _| {}).map_err(|e| cannot_make(&e))?;
+                let tokenizer = model_file::tokenizer(&file)?;
+                let model = engine::understand(file, &self.options.computation)?;
+                return self.model(&engine::Opened { model, tokenizer });
+            }
+        };
+        if self.tests.is_empty() {
+            return Ok(());
+        }
+        let cpu = devices::cpu(Some(1));
+        let computation = &self.options.computation;
+        let opened = engine::open(path.map(AsRef::as_ref), computation, &cpu, self.terminal)?;
+        self.model(&opened)
+    }
+
+    fn model(&mut self, opened: &engine::Opened) -> Result<(), Failure> {
+        let text = self.options.prompt.as_ref().map_or(bench::STORY, |(_, text)| text);
+        let text = Text::new(text, &opened.tokenizer)
+            .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the prompt").caused_by(&e))?;
+        combinations(self.options)
+            .into_iter()
+            .try_for_each(|combination| self.combination(opened, &text, combination))
+    }
+
+    /// Loads the model in one way and does all tests on it.
+    fn combination(
+        &mut self,
+        opened: &engine::Opened,
+        text: &Text,
+        combination: Combination,
+    ) -> Result<(), Failure> {
+        let model_options = combination.model_options(&self.options.computation);
+        let n_ctx = self.tests.iter().map(Test::n_ctx).max().unwrap_or(0);
+        let n_ctx = u32::try_from(n_ctx).ok().and_then(NonZeroU32::new).ok_or_else(|| {
+            Failure::usage(format!("a test of {n_ctx} tokens is longer than any context"))
+        })?;
+        let wanted = Some(ContextSize::Tokens(n_ctx));
+        let n_ctx = engine::context(wanted, &opened.model, self.terminal);
+        let settings = engine::settings(&model_options, n_ctx)?;
+        let cpu = engine::cpu(&model_options, self.terminal);
+        let n_threads = devices::cpu_threads(combination.threads.map(NonZeroUsize::get));
+        let free = cpu.memory().ok().and_then(|memory| memory.free);
+        let bandwidth = *self
+            .bandwidths
+            .entry(n_threads)
+            .or_insert_with(|| bench::read_bandwidth(n_threads, bench::probe_size(free)));
+        let begin = Instant::now();
+        let mut engine = engine::load(&opened.model, settings, cpu, self.terminal)?;
+        let load = begin.elapsed();
+        let facts =
+            Facts { n_threads, bandwidth, load, ..Facts::new(&engine, self.options, combination) };
+        let n_vocab = opened.model.n_vocab();
+        let text = text
+            .first(n_ctx, n_vocab)
+            .ok_or_else(|| Failure::usage("the prompt has no tokens of this model's vocabulary"))?;
+        for test in self.tests.clone() {
+            self.test(&mut engine, &text, &facts, test)?;
+        }
+        Ok(())
+    }
+
+    fn test(
+        &mut self,
+        engine: &mut Engine,
+        text: &[u32],
+        facts: &Facts,
+        test: Test,
+    ) -> Result<(), Failure> {
+        if self.n_begun > 0 {
+            self.pause(self.options.delay)?;
+        }
+        self.n_begun += 1;
+        if self.options.progress {
+            let n = self.n_tests();
+            self.terminal.note(&format!("test {}/{n}: {}, {test}", self.n_begun, facts.model_type));
+        }
+        let time = SystemTime::now();
+        let settings = Settings {
+            n_batch: facts.n_batch as usize,
+            repetitions: self.options.repetitions as usize,
+            warmup: self.options.warmup,
+        };
+        let flag = self.interrupt.flag();
+        let measured = bench::measure(engine, text, test, settings, flag)?;
+        let ram_used =
+            engine.devices().iter().take(1).map(|cpu| cpu.ledger().peak()).sum::<Bytes>()
+                + Bytes(engine.model().file.size_bytes());
+        self.report.row(&Row { facts, test, measured, time, ram_used })
+    }
+
+    fn n_tests(&self) -> usize {
+        let n_synthetic = combinations(self.options).len() * self.options.subjects.len();
+        n_synthetic * self.tests.len()
+    }
+
+    /// Waits between tests; Ctrl-C ends it.
+    fn pause(&self, delay: Duration) -> Result<(), Failure> {
+        const STEP: Duration = Duration::from_millis(50);
+        let begin = Instant::now();
+        while let Some(left) = delay.checked_sub(begin.elapsed()).filter(|d| !d.is_zero()) {
+            if self.interrupt.is_set() {
+                return Err(Failure::interrupted());
+            }
+            std::thread::sleep(left.min(STEP));
+        }
+        Ok(())
+    }
+
+    /// Probes the bandwidth once more: rates beside a busy neighbour mean little.
+    fn probe_again(&self) {
+        for (&n_threads, before) in &self.bandwidths {
+            let free = devices::cpu(Some(1)).memory().ok().and_then(|memory| memory.free);
+            let after = bench::read_bandwidth(n_threads, bench::probe_size(free));
+            let (Some(before), Some(after)) = (before, after) else {
+                self.terminal.note("memory bandwidth could not be measured");
+                continue;
+            };
+            let probed = format!(
+                "{n_threads} threads read {before:.1} GB/s before the tests and {after:.1} GB/s after"
+            );
+            match (after / before - 1.0).abs() > STEADY {
+                true => self.terminal.note(&format!("{probed}: the machine is not steady")),
+                false => self.terminal.detail(&probed),
+            }
+        }
+    }
+}
+
+fn cannot_make(error: &crate::synthetic::Error) -> Failure {
+    Failure::new(Exit::Failed, "cannot make the synthetic model").caused_by(error)
+}

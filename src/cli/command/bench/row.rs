@@ -1,0 +1,208 @@
+//! A test and its result as named values: llama-bench's columns in its order, then ours.
+
+use super::facts::Facts;
+use crate::bench::{Measured, Test, mean, mean_context, standard_deviation};
+use hal::Bytes;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A value of a known type, absent where it means nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    Text(Option<String>),
+    Int(Option<u64>),
+    Real(Option<f64>),
+    Bool(bool),
+}
+
+/// One test on one engine.
+#[derive(Clone, Debug)]
+pub(super) struct Row<'a> {
+    pub(super) facts: &'a Facts,
+    pub(super) test: Test,
+    pub(super) measured: Measured,
+    /// When it began.
+    pub(super) time: SystemTime,
+    /// Memory of the process for the model: what the engine booked, and the file.
+    pub(super) ram_used: Bytes,
+}
+
+impl Row<'_> {
+    /// Nanoseconds of each run.
+    pub(super) fn samples_ns(&self) -> Vec<u64> {
+        self.measured.runs.iter().map(|run| nanoseconds(*run)).collect()
+    }
+
+    /// Tokens a second of each run.
+    pub(super) fn samples_ts(&self) -> Vec<f64> {
+        let n = self.test.n_timed() as f64;
+        // No run takes no time; a clock may still say so.
+        self.measured.runs.iter().map(|run| n / run.as_secs_f64().max(1e-9)).collect()
+    }
+
+    /// Mean and standard deviation of the tokens a second.
+    pub(super) fn rate(&self) -> (f64, f64) {
+        let samples = self.samples_ts();
+        (mean(&samples), standard_deviation(&samples))
+    }
+
+    /// Bytes read per token; only where tokens come one by one, so that nothing is read for several.
+    pub(super) fn bytes_per_token(&self) -> Option<f64> {
+        let context = mean_context(self.test, self.facts.window);
+        (self.test.n_prompt == 0)
+            .then(|| self.facts.traffic.bytes_per_token(self.measured.density(), context))
+    }
+
+    /// Share of the measured bandwidth that these bytes take.
+    pub(super) fn bandwidth_share(&self) -> Option<f64> {
+        Some(self.bytes_per_token()? * self.rate().0 / (self.facts.bandwidth? * 1e9))
+    }
+
+    fn ttft(&self) -> Option<u64> {
+        let prompts: Vec<f64> =
+            self.measured.prompts.iter().map(|time| time.as_nanos() as f64).collect();
+        (self.test.n_prompt > 0).then(|| mean(&prompts) as u64)
+    }
+
+    /// Every column.
+    pub(super) fn fields(&self) -> Vec<(&'static str, Value)> {
+        let mut fields = self.configuration();
+        fields.extend(self.result());
+        fields.extend(self.ours());
+        fields
+    }
+
+    /// llama-bench's, up to what was tested. Where it sets something that does not exist here, `none`.
+    fn configuration(&self) -> Vec<(&'static str, Value)> {
+        let facts = self.facts;
+        vec![
+            ("build_commit", text(BUILD)),
+            ("build_number", int(0)),
+            ("cpu_info", text(&facts.cpu_info)),
+            ("gpu_info", text("")),
+            ("backends", text("CPU")),
+            ("model_filename", text(&facts.model_filename)),
+            ("model_type", text(&facts.model_type)),
+            ("model_size", int(facts.model_size)),
+            ("model_n_params", int(facts.model_n_params)),
+            ("n_batch", int(facts.n_batch.into())),
+            ("n_ubatch", int(facts.n_ubatch.into())),
+            ("n_threads", int(facts.n_threads as u64)),
+            ("cpu_mask", text("0x0")),
+            ("cpu_strict", Value::Bool(false)),
+            ("poll", int(0)),
+            ("type_k", text(facts.type_k)),
+            ("type_v", text(facts.type_v)),
+            ("n_gpu_layers", int(0)),
+            ("n_cpu_moe", int(0)),
+            ("split_mode", text("none")),
+            ("main_gpu", int(0)),
+            ("no_kv_offload", Value::Bool(false)),
+            ("flash_attn", Value::Bool(false)),
+            ("devices", text("none")),
+            ("tensor_split", text("0.00")),
+            ("tensor_buft_overrides", text("none")),
+            ("use_mmap", Value::Bool(facts.mmap)),
+            ("use_direct_io", Value::Bool(false)),
+            ("embeddings", Value::Bool(false)),
+            ("no_op_offload", int(0)),
+            ("no_host", Value::Bool(false)),
+            ("fit_target", int(0)),
+            ("fit_min_ctx", int(0)),
+        ]
+    }
+
+    /// llama-bench's, from what was tested on.
+    fn result(&self) -> Vec<(&'static str, Value)> {
+        let (rate, rate_sd) = self.rate();
+        let ns: Vec<f64> = self.samples_ns().iter().map(|&ns| ns as f64).collect();
+        vec![
+            ("n_prompt", int(self.test.n_prompt as u64)),
+            ("n_gen", int(self.test.n_gen as u64)),
+            ("n_depth", int(self.test.n_depth as u64)),
+            ("test_time", text(&iso_8601(self.time))),
+            ("avg_ns", int(mean(&ns) as u64)),
+            ("stddev_ns", int(standard_deviation(&ns) as u64)),
+            ("avg_ts", Value::Real(Some(rate))),
+            ("stddev_ts", Value::Real(Some(rate_sd))),
+        ]
+    }
+
+    fn ours(&self) -> Vec<(&'static str, Value)> {
+        let facts = self.facts;
+        vec![
+            ("engine", text(env!("CARGO_PKG_NAME"))),
+            ("engine_version", text(env!("CARGO_PKG_VERSION"))),
+            ("vram_budget_bytes", Value::Int(None)),
+            ("vram_used_bytes", int(0)),
+            ("ram_used_bytes", int(self.ram_used.0)),
+            ("hot_fraction", Value::Real(None)),
+            ("placement", text(if facts.sparse { "sparse" } else { "dense" })),
+            ("profile_hash", Value::Text(None)),
+            ("predictor", Value::Text(None)),
+            ("driver_version", Value::Text(None)),
+            ("backend_api", text("cpu")),
+            ("ttft_ns", Value::Int(self.ttft())),
+            ("load_ns", int(nanoseconds(facts.load))),
+            ("sparsity", text(facts.sparsity)),
+            ("synthetic", Value::Bool(facts.synthetic)),
+            ("prompt_file", Value::Text(facts.prompt_file.clone())),
+            ("density", Value::Real(Some(self.measured.density()))),
+            ("bytes_per_token", Value::Int(self.bytes_per_token().map(|bytes| bytes as u64))),
+            ("read_bandwidth_gb_s", Value::Real(facts.bandwidth)),
+            ("bandwidth_share", Value::Real(self.bandwidth_share())),
+        ]
+    }
+}
+
+/// Stands for llama-bench's commit.
+pub(super) const BUILD: &str = concat!(env!("CARGO_PKG_NAME"), "-", env!("CARGO_PKG_VERSION"));
+
+fn text(text: &str) -> Value {
+    Value::Text(Some(text.to_owned()))
+}
+
+fn int(n: u64) -> Value {
+    Value::Int(Some(n))
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// `2026-03-01T12:34:56Z`.
+fn iso_8601(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (mut days, clock) = (seconds / 86_400, seconds % 86_400);
+    let is_leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (clock / 3600, clock / 60 % 60, clock % 60);
+    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        let at = |seconds| iso_8601(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "1970-01-01T00:00:00Z");
+        assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(at(1_735_689_599), "2024-12-31T23:59:59Z");
+        assert_eq!(at(1_772_366_096), "2026-03-01T11:54:56Z");
+    }
+}

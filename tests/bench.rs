@@ -1,0 +1,260 @@
+//! `thermocline bench`: what its reports look like. Nothing here depends on how fast anything is.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// A model that is made and run in a moment.
+const SHAPE: &str = "64x2x128x4/2:Q8_0";
+
+const LLAMA_BENCH: &[&str] = &[
+    "build_commit",
+    "build_number",
+    "cpu_info",
+    "gpu_info",
+    "backends",
+    "model_filename",
+    "model_type",
+    "model_size",
+    "model_n_params",
+    "n_batch",
+    "n_ubatch",
+    "n_threads",
+    "cpu_mask",
+    "cpu_strict",
+    "poll",
+    "type_k",
+    "type_v",
+    "n_gpu_layers",
+    "n_cpu_moe",
+    "split_mode",
+    "main_gpu",
+    "no_kv_offload",
+    "flash_attn",
+    "devices",
+    "tensor_split",
+    "tensor_buft_overrides",
+    "use_mmap",
+    "use_direct_io",
+    "embeddings",
+    "no_op_offload",
+    "no_host",
+    "fit_target",
+    "fit_min_ctx",
+    "n_prompt",
+    "n_gen",
+    "n_depth",
+    "test_time",
+    "avg_ns",
+    "stddev_ns",
+    "avg_ts",
+    "stddev_ts",
+];
+
+fn bench(activation: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    let model = format!("{SHAPE}:{activation}");
+    command.env_clear().args(["bench", "--synthetic", &model, "-t", "1"]).args(args);
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+#[track_caller]
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// The cells of a table's line.
+fn cells(line: &str) -> Vec<&str> {
+    line.trim_matches('|').split('|').map(str::trim).collect()
+}
+
+/// Splits a line of quoted values; what is between them is returned too, to be checked.
+fn values(line: &str, quote: char) -> Vec<String> {
+    let (mut values, mut quoted) = (vec![String::new()], false);
+    for c in line.chars() {
+        match c {
+            c if c == quote => quoted = !quoted,
+            ',' if !quoted => values.push(String::new()),
+            c => values.last_mut().unwrap().push(c),
+        }
+    }
+    assert!(!quoted, "a quote is open: {line}");
+    values
+}
+
+#[test]
+fn json_has_llama_benchs_columns_then_ours_and_lists_multiply() {
+    let args = ["-p", "3,5", "-n", "2", "-pg", "2,1", "-d", "0,4", "-ub", "2,4", "-r", "2"];
+    let output = bench("relu", &[&args[..], &["-o", "json", "-oe", "jsonl"]].concat());
+    let rows: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
+    let tests: Vec<_> = rows
+        .iter()
+        .map(|r| ["n_ubatch", "n_depth", "n_prompt", "n_gen"].map(|k| r[k].as_u64().unwrap()))
+        .collect();
+    let mut expected = Vec::new();
+    for n_ubatch in [2, 4] {
+        for n_depth in [0, 4] {
+            for [n_prompt, n_gen] in [[3, 0], [5, 0], [0, 2], [2, 1]] {
+                expected.push([n_ubatch, n_depth, n_prompt, n_gen]);
+            }
+        }
+    }
+    assert_eq!(tests, expected);
+    for row in &rows {
+        let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(&names[..LLAMA_BENCH.len()], LLAMA_BENCH);
+        assert_eq!(&names[names.len() - 2..], ["samples_ns", "samples_ts"]);
+        assert_eq!(row["samples_ns"].as_array().unwrap().len(), 2);
+        assert!(row["avg_ts"].as_f64().unwrap() > 0.0);
+        assert_eq!(row["placement"], "sparse");
+        assert_eq!(row["synthetic"], true);
+        assert_eq!(row["hot_fraction"], Value::Null);
+        assert!(row["load_ns"].as_u64().unwrap() > 0);
+        let density = row["density"].as_f64().unwrap();
+        assert!(density > 0.0 && density < 1.0, "{density}");
+        let generates_only = row["n_prompt"] == 0;
+        assert_eq!(row["bytes_per_token"].is_u64(), generates_only);
+        assert_eq!(row["bandwidth_share"].is_f64(), generates_only);
+        assert_eq!(row["ttft_ns"].is_u64(), !generates_only);
+    }
+    // The same rows on standard error, one a line, between what else is said there.
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines: Vec<Value> = stderr
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines, rows);
+}
+
+#[test]
+fn fewer_bytes_are_read_where_neurons_are_skipped() {
+    let bytes = |args: &[&str]| {
+        let args = [&["-p", "0", "-n", "2", "-r", "1", "-o", "jsonl"], args].concat();
+        let row: Value = serde_json::from_str(stdout(&bench("relu", &args)).trim()).unwrap();
+        let n = row["bytes_per_token"].as_f64().unwrap();
+        (n, row["density"].as_f64().unwrap(), row["model_size"].as_f64().unwrap())
+    };
+    let (sparse, density, size) = bytes(&[]);
+    let (dense, all, _) = bytes(&["--sparsity", "off"]);
+    let (deep, ..) = bytes(&["--sparsity", "off", "-d", "100"]);
+    assert!(density < all && all == 1.0, "{density} {all}");
+    assert!(sparse < dense && dense < size, "{sparse} {dense} {size}");
+    // Two layers of two F16 vectors of 32 values for each of the hundred positions.
+    assert_eq!(deep - dense, 100.0 * 2.0 * 2.0 * 32.0 * 2.0);
+}
+
+#[test]
+fn the_table_has_llama_benchs_titles_and_ours() {
+    let args = ["-p", "4", "-n", "2", "-d", "3", "-r", "2", "-ctk", "f32", "-ctv", "f32"];
+    let text = stdout(&bench("silu", &args));
+    let lines: Vec<&str> = text.lines().collect();
+    let titles = cells(lines[0]);
+    let expected = [
+        "model",
+        "size",
+        "params",
+        "backend",
+        "threads",
+        "type_k",
+        "type_v",
+        "test",
+        "t/s",
+        "density",
+        "MB/token",
+        "bandwidth",
+    ];
+    assert_eq!(titles, expected);
+    assert!(cells(lines[1]).iter().all(|rule| rule.trim_end_matches(':').trim_matches('-') == ""));
+    let tests: Vec<_> = lines[2..4].iter().map(|line| cells(line)).collect();
+    for (row, name) in tests.iter().zip(["pp4 @ d3", "tg2 @ d3"]) {
+        assert!(row[0].starts_with("llama ") && row[0].ends_with("Q8_0 synthetic"), "{row:?}");
+        assert_eq!(row[3..8], ["CPU", "1", "f32", "f32", name]);
+        assert!(
+            row[8]
+                .split_once(" ± ")
+                .is_some_and(|(a, b)| a.parse::<f64>().is_ok() && b.parse::<f64>().is_ok())
+        );
+        assert_eq!(row[9], "100.0%");
+    }
+    assert_eq!(tests[0][10..], ["", ""]);
+    assert!(tests[1][10].parse::<f64>().unwrap() > 0.0);
+    assert!(lines.last().unwrap().starts_with("build: thermocline-"));
+    let widths: Vec<_> = lines[..4].iter().map(|line| line.chars().count()).collect();
+    assert!(widths.iter().all(|w| *w == widths[0]), "{widths:?}");
+}
+
+#[test]
+fn csv_and_sql_hold_as_many_values_as_names() {
+    let args = ["-p", "3", "-n", "2", "-r", "1", "-o", "csv", "-oe", "sql"];
+    let output = bench("relu", &args);
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    let names: Vec<&str> = lines[0].split(',').collect();
+    assert_eq!(&names[..LLAMA_BENCH.len()], LLAMA_BENCH);
+    assert_eq!(lines.len(), 3);
+    for line in &lines[1..] {
+        assert_eq!(values(line, '"').len(), names.len());
+        assert!(line.starts_with('"') && line.ends_with('"'));
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let sql = &stderr[stderr.find("CREATE TABLE IF NOT EXISTS llama_bench (\n").unwrap()..];
+    let (create, inserts) = sql.split_once("\n);\n\n").unwrap();
+    let columns: Vec<&str> = create.lines().skip(1).collect();
+    assert_eq!(columns.len(), names.len());
+    for (column, name) in columns.iter().zip(&names) {
+        let (found, kind) = column.trim().trim_end_matches(',').split_once(' ').unwrap();
+        assert!(found == *name && ["TEXT", "INTEGER", "REAL"].contains(&kind), "{column}");
+    }
+    let inserts: Vec<&str> = inserts.lines().filter(|line| line.starts_with("INSERT")).collect();
+    assert_eq!(inserts.len(), 2);
+    for insert in inserts {
+        let (into, row) = insert.split_once(") VALUES (").unwrap();
+        assert_eq!(into, format!("INSERT INTO llama_bench ({}", names.join(", ")));
+        assert_eq!(values(row.strip_suffix(");").unwrap(), '\'').len(), names.len());
+    }
+}
+
+#[test]
+fn a_written_model_is_kept_and_can_be_measured_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let path = path.to_str().unwrap();
+    let only_write = bench("relu", &["-p", "0", "-n", "0", "--write", path]);
+    assert_eq!(stdout(&only_write), "");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.env_clear().args(["bench", "-m", path, "-p", "2", "-n", "0", "-r", "1"]);
+    let prompt = folder.path().join("prompt.txt");
+    std::fs::write(&prompt, "One two three.").unwrap();
+    command.args(["--prompt-file", prompt.to_str().unwrap(), "-o", "jsonl", "--no-warmup"]);
+    let row: Value = serde_json::from_str(stdout(&command.output().unwrap()).trim()).unwrap();
+    assert_eq!(row["model_filename"], path);
+    assert_eq!(row["synthetic"], true);
+    assert_eq!(row["prompt_file"], prompt.to_str().unwrap());
+}
+
+#[test]
+fn what_cannot_be_measured_is_said_before_anything_is_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("empty.txt");
+    std::fs::write(&empty, "").unwrap();
+    let cases: [(&[&str], i32, &str); 4] = [
+        (&["-p", "0", "-n", "0"], 2, "nothing to measure"),
+        (&["-p", "4", "--prompt-file", empty.to_str().unwrap()], 2, "no tokens"),
+        (&["-p", "4", "-ctk", "f32"], 2, "keys in f32 and values in f16"),
+        (&["-p", "4000000000", "-n", "0", "-d", "4000000000"], 2, "longer than any context"),
+    ];
+    for (args, code, says) in cases {
+        let output = bench("relu", args);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{stderr}");
+        assert!(stderr.contains(says) && !stderr.contains("panicked"), "{stderr}");
+        assert!(output.stdout.is_empty());
+    }
+    let unknown = Command::new(env!("CARGO_BIN_EXE_thermocline"))
+        .args(["bench", "--synthetic", "huge:Q8_0:relu"])
+        .output()
+        .unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+}
