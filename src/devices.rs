@@ -8,11 +8,11 @@ use cpu::{CpuBackend, CpuOptions, default_threads};
 /// engine's list.
 #[must_use]
 pub fn cpu(threads: Option<usize>) -> Device {
-    let backend = CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() });
+    let backend = CpuBackend::new(CpuOptions { threads });
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 
-/// How many workers [`cpu`] takes.
+/// How many workers [`cpu()`] takes.
 #[must_use]
 pub fn cpu_threads(threads: Option<usize>) -> usize {
     threads.unwrap_or_else(default_threads).max(1)
