@@ -12,7 +12,7 @@ pub fn cpu(threads: Option<usize>) -> Device {
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 
-/// How many workers [`cpu`] takes.
+/// How many workers [`cpu()`] takes.
 #[must_use]
 pub fn cpu_threads(threads: Option<usize>) -> usize {
     threads.unwrap_or_else(default_threads).max(1)

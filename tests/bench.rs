@@ -166,7 +166,9 @@ fn the_table_has_llama_benchs_titles_and_ours() {
         "bandwidth",
     ];
     assert_eq!(titles, expected);
-    assert!(cells(lines[1]).iter().all(|rule| rule.trim_end_matches(':').trim_matches('-').is_empty()));
+    assert!(
+        cells(lines[1]).iter().all(|rule| rule.trim_end_matches(':').trim_matches('-').is_empty())
+    );
     let tests: Vec<_> = lines[2..4].iter().map(|line| cells(line)).collect();
     for (row, name) in tests.iter().zip(["pp4 @ d3", "tg2 @ d3"]) {
         assert!(row[0].starts_with("llama ") && row[0].ends_with("Q8_0 synthetic"), "{row:?}");

@@ -25,7 +25,7 @@ const TEXT: [u32; 23] =
 type Logits = Vec<Vec<f32>>;
 
 fn cpu_device(threads: usize) -> Device {
-    let backend = CpuBackend::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() });
+    let backend = CpuBackend::new(CpuOptions { threads: Some(threads) });
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 
@@ -88,7 +88,9 @@ fn difference(expected: &Logits, got: &Logits) -> f32 {
 fn bound(format: Format) -> f32 {
     match format {
         Format::F32 | Format::F16 | Format::BF16 => 2e-3,
-        _ => 8e-2,
+        Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => 8e-2,
+        Format::Q4_K | Format::Q5_K | Format::Q6_K => 8e-2,
+        Format::U32 => unreachable!("no weights have it"),
     }
 }
 

@@ -1,12 +1,11 @@
 //! The command: words in, words out. Only this floor reads the environment and prints.
 //!
-//! [`words`] makes the command line regular, [`args`] is what may be typed, [`config`] what it
-//! means, [`command`] what is done. Every way out is a [`failure::Failure`] with one of seven exit
+//! `words` makes the command line regular, `args` is what may be typed, `config` what it
+//! means, `command` what is done. Every way out is a `failure::Failure` with one of seven exit
 //! codes.
 
 // `run`, `bench` and `perplexity` will use what is unused so far; goes when they are joined to the
 // engine.
-#![allow(dead_code)]
 
 mod args;
 mod command;

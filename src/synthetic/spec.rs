@@ -166,7 +166,7 @@ impl Spec {
         if self.d_head.is_none() && n_embd % n_head != 0 {
             return Err(size("the width", n_embd, format!("a multiple of the {n_head} heads")));
         }
-        if self.d_head() % 2 != 0 {
+        if !self.d_head().is_multiple_of(2) {
             return Err(size("the size of a head", self.d_head(), "an even number"));
         }
         if n_head % n_head_kv != 0 {

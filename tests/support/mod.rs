@@ -13,19 +13,19 @@ use thermocline::model::{Model, ModelOptions};
 
 /// A model small enough to run hundreds of times, with random weights.
 #[derive(Clone, Debug)]
-pub struct Tiny {
-    pub seed: u64,
-    pub n_layer: usize,
-    pub n_embd: usize,
-    pub n_ff: usize,
-    pub n_head: usize,
-    pub n_head_kv: usize,
-    pub n_vocab: usize,
-    pub format: Format,
-    pub activation: &'static str,
-    pub tied: bool,
-    pub window: Option<u32>,
-    pub pwri: bool,
+pub(crate) struct Tiny {
+    pub(crate) seed: u64,
+    pub(crate) n_layer: usize,
+    pub(crate) n_embd: usize,
+    pub(crate) n_ff: usize,
+    pub(crate) n_head: usize,
+    pub(crate) n_head_kv: usize,
+    pub(crate) n_vocab: usize,
+    pub(crate) format: Format,
+    pub(crate) activation: &'static str,
+    pub(crate) tied: bool,
+    pub(crate) window: Option<u32>,
+    pub(crate) pwri: bool,
 }
 
 impl Default for Tiny {
@@ -48,7 +48,7 @@ impl Default for Tiny {
 }
 
 impl Tiny {
-    pub fn model(&self) -> Arc<Model> {
+    pub(crate) fn model(&self) -> Arc<Model> {
         let bytes = self.bytes();
         let file = File::from_vec(bytes, "tiny.gguf").unwrap();
         Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
@@ -86,7 +86,7 @@ impl Tiny {
         tensors
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let container = if self.pwri { Container::PowerInfer } else { Container::Gguf };
         let mut writer = Writer::new(container);
         let mut set = |key: &str, value: Value| writer.set(key, value).unwrap();
@@ -137,7 +137,10 @@ impl Tiny {
 }
 
 /// Runs `f` on a thread of its own and fails if it does not end in time: a test for waits that never end.
-pub fn within<T: Send + 'static>(limit: Duration, f: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) fn within<T: Send + 'static>(
+    limit: Duration,
+    f: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let (send, receive) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         let _ = send.send(f());

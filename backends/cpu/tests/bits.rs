@@ -41,7 +41,7 @@ fn weight(
     format: Format,
     transpose: bool,
 ) -> Result<Tensor> {
-    let mut bytes = vec![0; format.row_bytes(cols).unwrap() * rows];
+    let mut bytes = vec![0; format.row_bytes(cols).expect("whole blocks") * rows];
     format.quantize(&values(seed, rows * cols), &mut bytes);
     let source = HostRows::new(Source::Mapped(Arc::new(bytes)), rows, cols, format)?;
     let pack = PackDesc { transpose, ..PackDesc::whole(TensorDesc::new(rows, cols, format)) };
