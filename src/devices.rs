@@ -17,6 +17,3 @@ pub fn cpu(threads: Option<usize>) -> Device {
 pub fn cpu_threads(threads: Option<usize>) -> usize {
     threads.unwrap_or_else(default_threads).max(1)
 }
-
-/// Backends of this build besides the CPU, by the name `--device` takes.
-pub const BACKENDS: &[&str] = &[];

@@ -4,9 +4,6 @@
 //! means, `command` what is done. Every way out is a `failure::Failure` with one of seven exit
 //! codes.
 
-// `run`, `bench` and `perplexity` will use what is unused so far; goes when they are joined to the
-// engine.
-
 mod args;
 mod command;
 mod config;

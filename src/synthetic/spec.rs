@@ -169,7 +169,7 @@ impl Spec {
         if !self.d_head().is_multiple_of(2) {
             return Err(size("the size of a head", self.d_head(), "an even number"));
         }
-        if n_head % n_head_kv != 0 {
+        if !n_head.is_multiple_of(n_head_kv) {
             let expected = format!("a divisor of the {n_head} heads");
             return Err(size("the number of key heads", n_head_kv, expected));
         }
