@@ -1,7 +1,7 @@
 //! Bytes that one generated token reads.
 //!
-//! Counted once each, as if nothing stayed in a cache; so a model small enough to stay there seems to read more than
-//! memory gives.
+//! Counted as if nothing stayed in a cache (a model small enough to stay there seems to read more than memory gives),
+//! once each:
 //! - one row of the embedding; the norms; q, k, v and output of every layer with their offsets;
 //! - keys and values of the positions the token sees;
 //! - the output norm and matrix;
