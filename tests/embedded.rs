@@ -106,6 +106,9 @@ fn greedy_texts_are_pytorchs() {
                 "{prompt}: step {step} gives {best}, not {}, the gap is {gap}",
                 continuation[step]
             );
+            if best as u32 != continuation[step] {
+                println!("{prompt}: step {step} differs at a gap of {gap}");
+            }
             compared += 1;
         });
     }
