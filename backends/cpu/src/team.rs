@@ -214,16 +214,13 @@ impl Shared {
         loop {
             let chunks = match self.failed.load(Ordering::Acquire) {
                 true => None,
-                false => self.guard(|| job.chunks(phase)).flatten(),
+                false => self.guard(|| limited(job, phase)).flatten(),
             };
             match chunks {
                 None => return self.publish(Ticket::END),
                 Some(0) => {}
                 Some(1) => self.run_chunk(job, phase, 0, worker),
-                Some(chunks) => {
-                    assert!(chunks < MAX_CHUNKS && phase < IDLE, "a phase of {chunks} chunks");
-                    return self.publish(Ticket::new(phase, chunks));
-                }
+                Some(chunks) => return self.publish(Ticket::new(phase, chunks)),
             }
             phase += 1;
         }
@@ -299,6 +296,13 @@ impl Shared {
         bed.sleepers.fetch_sub(1, Ordering::SeqCst);
         drop(gate);
     }
+}
+
+/// The chunks of a phase, if the ticket can hold them.
+fn limited(job: &dyn Job, phase: usize) -> Option<usize> {
+    let chunks = job.chunks(phase)?;
+    assert!(chunks < MAX_CHUNKS && phase < IDLE, "phase {phase} has {chunks} chunks");
+    Some(chunks)
 }
 
 fn message(payload: &(dyn Any + Send)) -> String {

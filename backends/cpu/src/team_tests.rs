@@ -91,3 +91,17 @@ fn a_panic_ends_the_region_and_the_next_one_works() {
         }
     }
 }
+
+#[test]
+fn too_many_chunks_end_the_region_too() {
+    for threads in [1, 2] {
+        struct Endless;
+        impl Job for Endless {
+            fn chunks(&self, phase: usize) -> Option<usize> {
+                Some(if phase == 0 { 2 } else { MAX_CHUNKS })
+            }
+            fn run(&self, _phase: usize, _chunk: usize, _worker: usize) {}
+        }
+        assert!(Team::new(threads).run(&Endless).is_err());
+    }
+}
