@@ -158,7 +158,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>>;
 
     /// Prepares a program for replay: everything that can be decided once is decided here. `workspace` is at
-    /// least as large as the largest plan of `ops`; programs of one device share it.
+    /// least as large as the largest plan of `ops`; programs of one device share it. The program holds what it
+    /// uses: clones of the ops with their tensors, and of the workspace, keep the memory.
     ///
     /// # Errors
     /// [`crate::Error::Driver`], [`crate::Error::OutOfMemory`] or a lost device.
@@ -224,7 +225,8 @@ pub trait BackendQueue: fmt::Debug + Send {
 
 /// A program under way: the host's side of its hand-offs.
 pub trait RawRun: fmt::Debug + Send {
-    /// Waits for the next post in program order; `None` when the program has ended.
+    /// Waits for the next post in program order; `None` when the program has ended. No clock ends this wait: a
+    /// device that can hang without its driver noticing is for its backend to watch, and to report as lost.
     ///
     /// # Errors
     /// [`crate::Error::DeviceLost`] if the device stops, [`crate::Error::Driver`] on a fault.
@@ -236,10 +238,10 @@ pub trait RawRun: fmt::Debug + Send {
     /// [`crate::Error::DeviceLost`] if the device stopped.
     fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()>;
 
-    /// Waits for the end of the program.
+    /// Waits for the end of the program. One with a post that nobody can answer any more is given up.
     ///
     /// # Errors
-    /// What ended it early.
+    /// What ended it early; [`crate::Error::Cancelled`] if it was given up.
     fn wait(&mut self) -> Result<()>;
 
     /// Gives the step up: the device's waits end and what is left of the program is not run (or runs into

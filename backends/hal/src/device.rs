@@ -147,8 +147,11 @@ impl Device {
     /// or a column of it where the pack transposes).
     ///
     /// # Errors
-    /// [`Error::Shape`] for a row outside the source, the backend's.
+    /// [`Error::Shape`] for a row outside the source or a pack that does not fit it, the backend's.
     pub fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+        if pack.source != source.desc() {
+            return Err(Error::shape("pack_row", "source", pack.source, source.desc()));
+        }
         let limit = if pack.transpose { pack.source.n_cols } else { pack.source.n_rows };
         if row as usize >= limit {
             return Err(Error::shape("pack_row", "row", format!("below {limit}"), row));
@@ -222,6 +225,8 @@ impl Device {
         let mut shared = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         let words = bytes.0.div_ceil(4) as usize;
         if words > shared.as_ref().map_or(0, |tensor| tensor.desc.n_cols) {
+            // Programs hold what they use: without any, the old one makes room before the new one is booked.
+            *shared = None;
             *shared = Some(self.alloc("workspace", TensorDesc::new(1, words, Format::U32))?);
         }
         Ok(shared.clone())
