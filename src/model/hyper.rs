@@ -145,7 +145,11 @@ impl Hyper {
             n_ctx_train: keys.need("context_length", "the trained context")?,
             eps,
             n_rot,
-            window: keys.count("attention.sliding_window")?,
+            window: match keys.metadata.u32(&keys.name("attention.sliding_window")) {
+                // How some files say that there is none.
+                Ok(Some(0)) => None,
+                _ => keys.count("attention.sliding_window")?,
+            },
         })
     }
 

@@ -113,7 +113,7 @@ impl Model {
         let reader = Reader { file: &file, arch: spec.name, used: HashSet::new().into() };
         let factors = reader.optional_f32("rope_freqs.weight", hyper.n_rot / 2)?;
         let rope = RopeTable::read(&keys, &hyper, factors.as_deref())?;
-        let n_vocab = reader.rows_of("token_embd.weight");
+        let n_vocab = reader.rows_of("token_embd.weight").max(1);
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;
         let output = match file.tensor("output.weight") {
             Some(_) => reader.matrix("output.weight", n_vocab, hyper.n_embd)?,
