@@ -53,7 +53,7 @@ pub struct Report {
     pub prompt: Duration,
     /// Tokens generated.
     pub n_generated: usize,
-    /// Time the steps after the prompt took.
+    /// Time the steps after the prompt took, shifts of the context included.
     pub generated: Duration,
     /// Steps after the prompt: one fewer than the tokens, since the prompt gives the first.
     pub n_steps: usize,
@@ -122,7 +122,10 @@ pub fn generate(
             n_shifts: 0,
         },
     };
-    let ended = run.run(tokenizer, prompt, emit);
+    let ended = match run.run(tokenizer, prompt, emit) {
+        Err(Error::Engine(engine::Error::Interrupted)) => Ok(Ended::Interrupted),
+        other => other,
+    };
     let Run { engine, session, mut report, text, .. } = run;
     engine.close(session);
     report.ended = ended?;
@@ -175,10 +178,7 @@ impl Run<'_> {
         for &token in prompt {
             self.sampler.accept(token);
         }
-        match self.feed(prompt) {
-            Err(Error::Engine(engine::Error::Interrupted)) => return Ok(Ended::Interrupted),
-            other => other?,
-        };
+        self.feed(prompt)?;
         self.report.prompt = start.elapsed();
         self.tokens(tokenizer, emit)
     }
@@ -211,14 +211,11 @@ impl Run<'_> {
             if self.options.n_predict.is_some_and(|n| self.report.n_generated >= n) {
                 return Ok(Ended::Length);
             }
+            let start = Instant::now();
             if self.session.tokens().len() + 1 > self.engine.n_ctx() && !self.shift()? {
                 return Ok(Ended::ContextFull);
             }
-            let start = Instant::now();
-            let stats = match self.feed(&[token]) {
-                Err(Error::Engine(engine::Error::Interrupted)) => return Ok(Ended::Interrupted),
-                other => other?,
-            };
+            let stats = self.feed(&[token])?;
             self.report.generated += start.elapsed();
             self.report.n_steps += 1;
             self.report.neurons.active += stats.active;
