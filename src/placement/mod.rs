@@ -83,8 +83,11 @@ pub enum Error {
         /// Length of the list.
         n_devices: usize,
     },
-    /// Neurons lost, doubled, out of order or, where down lies across neurons, not in whole blocks.
-    #[error("layer {layer}: neurons are not each placed once, in ascending blocks of {unit}")]
+    /// Neurons lost, doubled, out of order or, where down lies across neurons, not in whole blocks; or two
+    /// shares of one device.
+    #[error(
+        "layer {layer}: neurons are not each placed once, in ascending blocks of {unit}, one share a device"
+    )]
     Neurons {
         /// The layer.
         layer: usize,
@@ -140,7 +143,10 @@ impl Placement {
 fn covers_once(shares: &[Share], n_ff: usize, unit: usize) -> bool {
     let mut seen = vec![false; n_ff];
     let mut count = 0;
-    for share in shares {
+    for (index, share) in shares.iter().enumerate() {
+        if shares[..index].iter().any(|other| other.device == share.device) {
+            return false;
+        }
         let list = match &share.neurons {
             Neurons::All => return shares.len() == 1,
             Neurons::List(list) => list,
