@@ -59,7 +59,6 @@ pub(super) struct Head {
 /// A model on its devices, ready to step.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    pub(super) placement: Placement,
     /// One per device of the engine; `None` where nothing was placed.
     pub(super) lanes: Vec<Option<Lane>>,
     pub(super) layers: Vec<Layer>,
@@ -80,12 +79,12 @@ pub(super) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    pub(super) fn build(&self, placement: Placement) -> Result<Loaded> {
+    pub(super) fn build(&self, placement: &Placement) -> Result<Loaded> {
         let shape = ScratchShape::new(self.model, self.options);
         let rungs = self.options.ladder();
         let mut lanes = Vec::new();
         for (index, device) in self.devices.iter().enumerate() {
-            let lane = match uses(&placement, index) {
+            let lane = match uses(placement, index) {
                 true => Some(Lane::new(device, &shape, &rungs)?),
                 false => None,
             };
@@ -108,17 +107,16 @@ impl Plan<'_> {
             &PackDesc::whole(self.model.token_embd.desc()),
             &self.model.token_embd,
         )?;
-        let mut head = self.head(&placement, &mut lanes, &shape, &embed)?;
+        let mut head = self.head(placement, &mut lanes, &shape, &embed)?;
         let recorder = record::Recording { plan: *self, rungs: &rungs, embed: &embed };
-        let segments = recorder.segments(&placement, &lanes, &layers)?;
+        let segments = recorder.segments(placement, &lanes, &layers)?;
         for (i, layer) in layers.iter_mut().enumerate() {
             for remote in &mut layer.remotes {
                 remote.programs = recorder.remote(&lanes, i, remote)?;
             }
         }
         head.programs = recorder.head(&lanes, &head)?;
-        // Staging that the first steps will ask for is booked now, so that no later step can run out.
-        let mut loaded = Loaded { placement, lanes, layers, segments, head, slow: Vec::new() };
+        let mut loaded = Loaded { lanes, layers, segments, head, slow: Vec::new() };
         loaded.slow = loaded.slow_ops();
         Ok(loaded)
     }

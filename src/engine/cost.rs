@@ -1,8 +1,10 @@
 //! What the planner asks about sizes, answered by the devices themselves.
 
 use hal::format::Format;
-use hal::op::MatMul;
-use hal::{Bytes, HostRows, KV_BLOCK, PackDesc, Plan as Answer, TensorDesc};
+use hal::op::{Add, Attention, Gather, MatMul, Merge, Norm, Post, Rope, StoreKv};
+use hal::{
+    Batch, Bytes, HostRows, KV_BLOCK, KvCache, OpDesc, PackDesc, Plan as Answer, TensorDesc,
+};
 
 use crate::placement::{Costs, DeviceIndex, Neurons};
 
@@ -19,11 +21,74 @@ impl Plan<'_> {
         TensorDesc::new(rows, cols, Format::F32)
     }
 
-    fn can_multiply(&self, device: DeviceIndex, w: &HostRows, n_tokens: usize) -> bool {
-        let w = w.desc();
+    fn can_all(&self, device: DeviceIndex, ops: impl IntoIterator<Item = OpDesc>) -> bool {
+        let on = &self.devices[device];
+        ops.into_iter().all(|op| matches!(on.plan(&op), Answer::Yes { .. }))
+    }
+
+    fn multiply(&self, w: &HostRows, bias: Option<&HostRows>, n_tokens: usize) -> OpDesc {
+        let (w, bias) = (w.desc(), bias.map(HostRows::desc));
         let (x, y) = (self.f32(n_tokens, w.n_cols), self.f32(n_tokens, w.n_rows));
-        let op: hal::OpDesc = MatMul { w, x, bias: None, y }.into();
-        matches!(self.devices[device].plan(&op), Answer::Yes { .. })
+        MatMul { w, x, bias, y }.into()
+    }
+
+    fn norm(&self, n_tokens: usize) -> OpDesc {
+        let hyper = &self.model.hyper;
+        let x = self.f32(n_tokens, hyper.n_embd);
+        let weight = Some(self.f32(1, hyper.n_embd));
+        let kind = self.model.spec.norm;
+        Norm { x, weight, bias: None, y: x, kind, eps: hyper.eps, width: hyper.n_embd }.into()
+    }
+
+    fn batch(&self) -> Batch<TensorDesc> {
+        let shape = ScratchShape::new(self.model, self.options).batch;
+        Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
+    }
+
+    fn cache(&self) -> TensorDesc {
+        let rows = self.options.n_blocks() * KV_BLOCK;
+        TensorDesc::new(rows, self.model.hyper.n_kv(), self.options.kv_format)
+    }
+
+    /// The ops of a layer besides its neurons, as `record.rs` records them, for the largest step.
+    fn layer_ops(&self, layer: usize, split: bool) -> Vec<OpDesc> {
+        let (weights, hyper) = (&self.model.layers[layer], &self.model.hyper);
+        let n = self.options.n_ubatch;
+        let (batch, cache) = (self.batch(), KvCache { k: self.cache(), v: self.cache() });
+        let (x, q, k) =
+            (self.f32(n, hyper.n_embd), self.f32(n, hyper.n_q()), self.f32(n, hyper.n_kv()));
+        let rope = |x| Rope {
+            freqs: self.f32(1, hyper.n_rot / 2),
+            batch: batch.clone(),
+            x,
+            d_head: hyper.d_head,
+            n_rot: hyper.n_rot,
+            pairing: self.model.spec.pairing,
+            scale: self.model.rope.scale,
+        };
+        let attention = Attention {
+            q,
+            cache: cache.clone(),
+            batch: batch.clone(),
+            sinks: None,
+            y: q,
+            n_head: hyper.n_head,
+            n_head_kv: hyper.n_head_kv,
+            scale: 1.0,
+            window: hyper.window,
+            softcap: 0.0,
+        };
+        let linears = [&weights.q, &weights.k, &weights.v, &weights.o];
+        let mut ops: Vec<OpDesc> =
+            linears.map(|(w, bias)| self.multiply(w, bias.as_ref(), n)).into();
+        ops.extend([self.norm(n), rope(q).into(), rope(k).into(), attention.into()]);
+        ops.push(StoreKv { k, v: k, batch: batch.clone(), cache }.into());
+        ops.push(Add { a: x, x }.into());
+        if split {
+            ops.push(Post { x, batch: batch.clone(), rows: None, mailbox: 0 }.into());
+            ops.push(Merge { batch, y: x, mailbox: 0 }.into());
+        }
+        ops
     }
 }
 
@@ -54,12 +119,9 @@ impl Costs for Plan<'_> {
             .sum();
         let norms =
             self.whole(device, &weights.norms.attn) + self.whole(device, &weights.norms.ffn);
-        let hyper = &self.model.hyper;
-        let rows = self.options.n_blocks() * KV_BLOCK;
-        let cache = TensorDesc::new(rows, hyper.n_kv(), self.options.kv_format);
         let on = &self.devices[device];
-        let cache = on.alloc_size(&cache);
-        linear + norms + cache + cache + on.alloc_size(&self.f32(1, hyper.n_rot / 2))
+        let cache = on.alloc_size(&self.cache());
+        linear + norms + cache + cache + on.alloc_size(&self.f32(1, self.model.hyper.n_rot / 2))
     }
 
     fn neurons(&self, device: DeviceIndex, layer: usize, n: usize) -> Bytes {
@@ -83,17 +145,19 @@ impl Costs for Plan<'_> {
     }
 
     fn can_run(&self, device: DeviceIndex, layer: usize, n: usize) -> bool {
-        let weights = &self.model.layers[layer];
-        let n_ubatch = self.options.n_ubatch;
-        let ffn = self.mode.desc(&weights.ffn, n, n_ubatch);
-        let attention = [&weights.q, &weights.k, &weights.v, &weights.o];
-        let hand_off = self.devices[device].info().hand_off || n == self.model.hyper.n_ff;
-        hand_off
-            && matches!(self.devices[device].plan(&ffn), Answer::Yes { .. })
-            && attention.iter().all(|(w, _)| self.can_multiply(device, w, n_ubatch))
+        let split = n < self.model.hyper.n_ff;
+        let ffn = self.mode.desc(&self.model.layers[layer].ffn, n, self.options.n_ubatch);
+        (self.devices[device].info().hand_off || !split)
+            && self.can_all(device, self.layer_ops(layer, split).into_iter().chain([ffn]))
     }
 
     fn can_run_head(&self, device: DeviceIndex) -> bool {
-        self.can_multiply(device, &self.model.output, self.options.max_out())
+        let n = self.options.max_out();
+        let [x, y] = [self.options.n_ubatch, n].map(|n| self.f32(n, self.model.hyper.n_embd));
+        let gather = Gather { x, batch: self.batch(), y };
+        self.can_all(
+            device,
+            [gather.into(), self.norm(n), self.multiply(&self.model.output, None, n)],
+        )
     }
 }

@@ -42,11 +42,16 @@ pub struct Engine {
     lost: Vec<bool>,
     options: EngineOptions,
     mode: FfnMode,
+    /// The latest, also while nothing is loaded.
+    placement: Placement,
+    /// `None` between the loss of a device and the next step.
     loaded: Option<Loaded>,
     sizes: StepSizes,
     buffers: Buffers,
     logits: Vec<f32>,
+    /// Cache blocks that no session of this generation has.
     free: Vec<u32>,
+    /// Counts the losses: what a session of an older generation holds is gone.
     generation: u64,
     notice: Notice,
 }
@@ -58,7 +63,7 @@ impl fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Loads `model` on `devices` (the CPU first), placed as their budgets allow or as `placement` says.
+    /// Loads `model` on `devices` (the CPU first, no name twice), placed as their budgets allow or as `placement` says.
     ///
     /// # Errors
     /// [`Error::Placement`] for one that does not fit the model, [`Error::Device`] when even the CPU has no room.
@@ -92,6 +97,7 @@ impl Engine {
             free: Vec::new(),
             buffers: Buffers::default(),
             logits: Vec::new(),
+            placement: Placement::all_on(CPU, model.hyper.n_layer),
             loaded: None,
             generation: 0,
             model,
@@ -134,11 +140,12 @@ impl Engine {
             None => plan(&planner, &budgets, hyper.n_layer, hyper.n_ff, unit),
         };
         loop {
-            match planner.build(placement) {
+            match planner.build(&placement) {
                 Ok(loaded) => {
                     for slow in &loaded.slow {
                         (self.notice)(slow);
                     }
+                    self.placement = placement;
                     self.loaded = Some(loaded);
                     return Ok(());
                 }
@@ -151,15 +158,18 @@ impl Engine {
         }
     }
 
-    /// Takes what a device could not give off the budget that is planned with.
+    /// Takes what a device could not give off the budget that is planned with: each time a fair part of it, so
+    /// that a device that keeps refusing is soon left alone.
     fn shrink(&self, error: &hal::Error, budgets: &mut [Bytes]) -> Result<()> {
         let (device, missing) = match error {
             hal::Error::OutOfMemory { device, wanted, free, .. } => {
-                (device, (*wanted - *free).0.max(wanted.0 / 16).max(1 << 10))
+                (device, (*wanted - *free).max(Bytes(1 << 10)))
             }
-            hal::Error::DeviceLost { device, .. } => (device, u64::MAX),
+            // It was asked about the ops that decide, and refused another one.
+            hal::Error::DeviceLost { device, .. } | hal::Error::Unsupported { device, .. } => {
+                (device, Bytes::MAX)
+            }
             hal::Error::Shape { .. }
-            | hal::Error::Unsupported { .. }
             | hal::Error::Aliasing { .. }
             | hal::Error::ForeignBuffer { .. }
             | hal::Error::MissingLibrary { .. }
@@ -171,8 +181,8 @@ impl Engine {
             Some(index) if index != CPU && budgets[index] > Bytes(0) => {
                 // An unlimited budget is brought down to what was really there.
                 let used = self.devices[index].ledger().peak();
-                let before = budgets[index].min(used + Bytes(missing));
-                budgets[index] = before - Bytes(missing);
+                let before = budgets[index].min(used + missing);
+                budgets[index] = before - missing.max(Bytes(before.0 / 32));
                 (self.notice)(&format!("{error}; placing less on {device} and going on"));
                 Ok(())
             }
@@ -180,8 +190,8 @@ impl Engine {
         }
     }
 
-    /// Goes on without a device that was lost.
-    fn recover(&mut self, device: &str, reason: &str) -> Result<()> {
+    /// Lets go of everything because a device was lost. The next step starts by [`Engine::ensure_placed`].
+    fn lose(&mut self, device: &str, reason: &str) -> Result<()> {
         let index = self.devices.iter().position(|d| d.info().name == device);
         match index {
             Some(index) if index != CPU && !self.lost[index] => self.lost[index] = true,
@@ -192,7 +202,16 @@ impl Engine {
         }
         (self.notice)(&format!("{device} was lost ({reason}); going on without it"));
         self.generation += 1;
-        self.place(None, &|_, _| {})
+        self.loaded = None;
+        Ok(())
+    }
+
+    /// Places the model on what is left after a loss, if that is still to be done.
+    fn ensure_placed(&mut self) -> Result<()> {
+        match self.loaded {
+            Some(_) => Ok(()),
+            None => self.place(None, &|_, _| {}),
+        }
     }
 
     fn step(&mut self, facts: &BatchFacts, interrupt: &AtomicBool) -> Result<(StepStats, &[f32])> {
@@ -210,8 +229,16 @@ impl Engine {
         self.free.pop()
     }
 
-    fn free_blocks(&mut self, blocks: Vec<u32>) {
-        self.free.extend(blocks);
+    fn n_free_blocks(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes back blocks of a session of `generation`; those of an older one went with its cache, and their
+    /// numbers may be somebody else's by now.
+    fn free_blocks(&mut self, generation: u64, blocks: Vec<u32>) {
+        if generation == self.generation {
+            self.free.extend(blocks);
+        }
     }
 
     /// The model.
@@ -232,13 +259,10 @@ impl Engine {
         self.options.n_ctx
     }
 
-    /// Where everything is now.
-    ///
-    /// # Panics
-    /// Never outside of a failed recovery: an engine that loaded has a placement.
+    /// Where everything is; after a loss, where it was until the next step.
     #[must_use]
     pub fn placement(&self) -> &Placement {
-        &self.loaded.as_ref().expect("a loaded engine has a placement").placement
+        &self.placement
     }
 
     /// Devices, the CPU first.

@@ -45,14 +45,14 @@ impl Engine {
 
     /// Gives a sequence's cache blocks back.
     pub fn close(&mut self, session: Session) {
-        self.free_blocks(session.blocks);
+        self.free_blocks(session.generation, session.blocks);
     }
 
     /// Forgets the tokens from `n` on.
     pub fn truncate(&mut self, session: &mut Session, n: usize) {
         session.tokens.truncate(n);
-        let keep = session.tokens.len().div_ceil(KV_BLOCK);
-        self.free_blocks(session.blocks.split_off(keep.min(session.blocks.len())));
+        let keep = session.tokens.len().div_ceil(KV_BLOCK).min(session.blocks.len());
+        self.free_blocks(session.generation, session.blocks.split_off(keep));
     }
 
     /// Appends `tokens` and calls `each` with the logits wanted, in order of position. When a device is lost, the
@@ -74,6 +74,7 @@ impl Engine {
         if n_tokens > self.n_ctx() {
             return Err(Error::ContextFull { n_tokens, n_ctx: self.n_ctx() });
         }
+        self.check_room(session, n_tokens)?;
         let mut stats = StepStats::default();
         let mut rest = tokens;
         while !rest.is_empty() {
@@ -89,6 +90,18 @@ impl Engine {
             rest = after;
         }
         Ok(stats)
+    }
+
+    /// Other sessions may hold what this one would need.
+    fn check_room(&self, session: &Session, n_tokens: usize) -> Result<()> {
+        let (held, free) = match session.generation == self.generation() {
+            true => (session.blocks.len(), self.n_free_blocks()),
+            false => (0, self.n_free_blocks()),
+        };
+        match n_tokens.div_ceil(KV_BLOCK) <= held + free {
+            true => Ok(()),
+            false => Err(Error::ContextFull { n_tokens, n_ctx: (held + free) * KV_BLOCK }),
+        }
     }
 
     /// The largest rung of the ladder that is not larger than what is left: no step is padded.
@@ -109,19 +122,28 @@ impl Engine {
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<StepStats> {
         loop {
-            let result = match session.generation == self.generation() {
-                true => self.piece_once(session, piece, output, interrupt, each),
-                false => self
-                    .rebuild(session, interrupt)
-                    .and_then(|()| self.piece_once(session, piece, output, interrupt, each)),
-            };
-            match result {
+            match self.piece_on_what_is_left(session, piece, output, interrupt, each) {
                 Err(Error::Device(hal::Error::DeviceLost { device, reason })) => {
-                    self.recover(&device, &reason)?;
+                    self.lose(&device, &reason)?;
                 }
                 other => return other,
             }
         }
+    }
+
+    fn piece_on_what_is_left(
+        &mut self,
+        session: &mut Session,
+        piece: &[u32],
+        output: Output,
+        interrupt: &AtomicBool,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<StepStats> {
+        self.ensure_placed()?;
+        if session.generation != self.generation() {
+            self.rebuild(session, interrupt)?;
+        }
+        self.piece_once(session, piece, output, interrupt, each)
     }
 
     /// Fills the cache of a new generation with the session's tokens.
@@ -140,7 +162,7 @@ impl Engine {
         if result.is_err() {
             // What is in the cache is not the text: the next try starts anew.
             let blocks = std::mem::take(&mut session.blocks);
-            self.free_blocks(blocks);
+            self.free_blocks(session.generation, blocks);
             session.tokens = tokens;
             session.generation = u64::MAX;
         }

@@ -158,16 +158,15 @@ fn remotes(
     sizes: &StepSizes,
     buffers: &mut Buffers,
 ) -> Result<()> {
-    buffers.runs.clear();
     buffers.sum.clear();
     buffers.sum.resize(sizes.rung(n) * sizes.n_embd, 0.0);
     // All are started before any is waited for, so that several devices work at once.
-    for remote in &layer.remotes {
-        let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
-        queue.write(&scratch.handed, bytemuck::cast_slice(&buffers.x))?;
-        let program = remote.programs.at_least(n).expect("the ladder ends at n_ubatch");
-        buffers.runs.push(queue.replay(program)?);
+    let started = start(layer, lanes, n, buffers);
+    if started.is_err() {
+        // Those that did start are given up with the step.
+        buffers.runs.clear();
     }
+    started?;
     for (remote, run) in layer.remotes.iter().zip(buffers.runs.drain(..)) {
         run.wait()?;
         let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
@@ -176,6 +175,17 @@ fn remotes(
         for (sum, y) in buffers.sum.iter_mut().zip(&buffers.y) {
             *sum += y;
         }
+    }
+    Ok(())
+}
+
+fn start(layer: &Layer, lanes: &mut [Option<Lane>], n: usize, buffers: &mut Buffers) -> Result<()> {
+    buffers.runs.clear();
+    for remote in &layer.remotes {
+        let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
+        queue.write(&scratch.handed, bytemuck::cast_slice(&buffers.x))?;
+        let program = remote.programs.at_least(n).expect("the ladder ends at n_ubatch");
+        buffers.runs.push(queue.replay(program)?);
     }
     Ok(())
 }

@@ -1,0 +1,149 @@
+//! A device that is lost takes nothing with it but time.
+
+use std::sync::mpsc;
+
+use super::*;
+
+#[test]
+fn the_text_goes_on_when_a_device_is_lost() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
+        for lost_after in [0, 3, 17, 40, 90, 200, 333, 700] {
+            for by_panic in [false, true] {
+                let mut rng = ChaCha8Rng::seed_from_u64(lost_after);
+                let delay = Duration::ZERO..Duration::from_micros(50);
+                let (first, a) = sim_device(1, Bytes::MAX, delay.clone(), 1);
+                let (_, b) = sim_device(2, Bytes::MAX, delay, 2);
+                let placement = random_placement(&mut rng, &model, 3, 1);
+                let mut engine = load(&model, vec![cpu_device(2), a, b], Some(placement));
+                match by_panic {
+                    true => first.panic_after(lost_after),
+                    false => first.lose_after(lost_after),
+                }
+                let got = logits(&mut engine, &[3, 1, 6]);
+                let difference = difference(&expected, &got);
+                assert!(difference <= bound(Format::F16), "lost after {lost_after}: {difference}");
+            }
+        }
+    });
+}
+
+/// From another thread, at times that have nothing to do with the step: at home, at a share, both, while loading
+/// again, with the head.
+#[test]
+fn devices_may_be_lost_at_any_moment() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        let expected = logits(&mut load(&model, vec![cpu_device(1)], None), &[23]);
+        for round in 0..30 {
+            let mut rng = ChaCha8Rng::seed_from_u64(round);
+            let delay = Duration::ZERO..Duration::from_micros(60);
+            let (first, a) = sim_device(1, Bytes::MAX, delay.clone(), round);
+            let (second, b) = sim_device(2, Bytes(300_000), delay, round + 1);
+            let mut placement = random_placement(&mut rng, &model, 3, 1);
+            // The other side of a hand-off is a device too.
+            placement.layers[0] = deal(&model, &[1, 2, 0]);
+            placement.layers[2] = deal(&model, &[2, 1]);
+            let devices = vec![cpu_device(rng.random_range(1..4)), a, b];
+            let mut engine = load(&model, devices, Some(placement));
+            let (stop, stopped) = mpsc::channel::<()>();
+            let times = [0; 2].map(|_| Duration::from_micros(rng.random_range(0..20_000)));
+            let second_too = rng.random_bool(0.6);
+            let killer = std::thread::spawn(move || {
+                let _ = stopped.recv_timeout(times[0]);
+                first.lose_now();
+                if second_too {
+                    let _ = stopped.recv_timeout(times[1]);
+                    second.lose_now();
+                }
+            });
+            for pieces in [[3, 1, 6], [1, 1, 1], [16, 2, 1]] {
+                let difference = difference(&expected, &logits(&mut engine, &pieces));
+                assert!(difference <= bound(Format::F16), "round {round}: {difference}");
+            }
+            drop(stop);
+            killer.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_second_loss_may_come_while_the_first_is_mended() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
+        for after in (0..160).step_by(13) {
+            let none = Duration::ZERO..Duration::ZERO;
+            let (first, a) = sim_device(1, Bytes::MAX, none.clone(), 1);
+            let (second, b) = sim_device(2, Bytes::MAX, none, 2);
+            let mut engine = load(&model, vec![cpu_device(2), a, b], Some(Placement::all_on(1, 3)));
+            first.lose_after(70);
+            // The second device has no work before the first is lost: this is during the rebuild, or later.
+            second.lose_after(after);
+            let got = logits(&mut engine, &[2, 3]);
+            assert!(difference(&expected, &got) <= bound(Format::F16), "after {after}");
+        }
+    });
+}
+
+/// A session of before the loss has no claim on the blocks of after it.
+#[test]
+fn sessions_that_slept_through_a_loss_hurt_nobody() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        let go_on = AtomicBool::new(false);
+        let fill = |engine: &mut Engine, session: &mut thermocline::engine::Session, n: usize| {
+            let text = TEXT.iter().copied().cycle().take(n).collect::<Vec<_>>();
+            let mut row = Vec::new();
+            let each = &mut |_: usize, logits: &[f32]| row = logits.to_vec();
+            engine.feed(session, &text, Want::Last, &go_on, each).map(|_| vec![row])
+        };
+        let mut plain = load(&model, vec![cpu_device(2)], None);
+        let mut session = plain.open();
+        let expected = fill(&mut plain, &mut session, 32).unwrap();
+        for shorten in [false, true] {
+            let (sim, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1);
+            let mut engine = load(&model, vec![cpu_device(2), device], None);
+            // Three blocks in all.
+            let (mut asleep, mut awake) = (engine.open(), engine.open());
+            fill(&mut engine, &mut asleep, 32).unwrap();
+            sim.lose_now();
+            fill(&mut engine, &mut awake, 32).unwrap();
+            if shorten {
+                engine.truncate(&mut asleep, 0);
+            }
+            engine.close(asleep);
+            let mut others = [engine.open(), engine.open()];
+            for other in &mut others {
+                let got = fill(&mut engine, other, 32).unwrap();
+                assert!(difference(&expected, &got) <= bound(Format::F16));
+            }
+            // Nothing was given out twice: there is no fourth block.
+            let mut fourth = engine.open();
+            let full = fill(&mut engine, &mut fourth, 1);
+            assert!(
+                matches!(full, Err(thermocline::engine::Error::ContextFull { .. })),
+                "{full:?}"
+            );
+            let [other, _] = others;
+            engine.close(other);
+            fill(&mut engine, &mut awake, 32).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_device_lost_while_loading_is_left_out() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
+        let none = Duration::ZERO..Duration::ZERO;
+        let (first, a) = sim_device(1, Bytes::MAX, none.clone(), 1);
+        let (_, b) = sim_device(2, Bytes::MAX, none, 2);
+        first.lose_now();
+        let mut engine = load(&model, vec![cpu_device(2), a, b], None);
+        assert!(engine.placement().layers.iter().all(|layer| layer.home == 2));
+        assert!(difference(&expected, &logits(&mut engine, &[23])) <= bound(Format::F16));
+    });
+}
