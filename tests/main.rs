@@ -6,6 +6,7 @@ mod bench;
 mod cli;
 mod embedded;
 mod evaluate;
+mod generation;
 mod gguf;
 mod placement_is_invisible;
 mod support;

@@ -125,7 +125,7 @@ impl Yarn {
 mod tests {
     use proptest::prelude::*;
 
-    use crate::gguf::{Container, File, Writer};
+    use crate::gguf::{Container, File, Value, Writer};
 
     use super::*;
 
@@ -148,10 +148,10 @@ mod tests {
                 "scaling.yarn_beta_slow",
             ];
             let mut writer = Writer::new(Container::Gguf);
-            writer.set("a.rope.scaling.type", kind.into()).unwrap();
+            writer.set("a.rope.scaling.type", Value::from(kind)).unwrap();
             for (key, number) in keys.iter().zip(&numbers) {
                 if let Some(number) = number {
-                    writer.set(&format!("a.rope.{key}"), (*number).into()).unwrap();
+                    writer.set(&format!("a.rope.{key}"), Value::from(*number)).unwrap();
                 }
             }
             let file = File::from_vec(writer.in_memory().unwrap().finish().unwrap(), "f").unwrap();
