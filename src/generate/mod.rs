@@ -125,7 +125,10 @@ pub fn generate(
     let ended = run.run(tokenizer, prompt, emit);
     let Run { engine, session, mut report, text, .. } = run;
     engine.close(session);
-    report.ended = ended?;
+    report.ended = match ended {
+        Err(Error::Engine(engine::Error::Interrupted)) => Ended::Interrupted,
+        other => other?,
+    };
     if !matches!(report.ended, Ended::Closed | Ended::Stop) {
         let _ = emit(&text.rest());
     }
@@ -175,10 +178,7 @@ impl Run<'_> {
         for &token in prompt {
             self.sampler.accept(token);
         }
-        match self.feed(prompt) {
-            Err(Error::Engine(engine::Error::Interrupted)) => return Ok(Ended::Interrupted),
-            other => other?,
-        };
+        self.feed(prompt)?;
         self.report.prompt = start.elapsed();
         self.tokens(tokenizer, emit)
     }
@@ -215,10 +215,7 @@ impl Run<'_> {
                 return Ok(Ended::ContextFull);
             }
             let start = Instant::now();
-            let stats = match self.feed(&[token]) {
-                Err(Error::Engine(engine::Error::Interrupted)) => return Ok(Ended::Interrupted),
-                other => other?,
-            };
+            let stats = self.feed(&[token])?;
             self.report.generated += start.elapsed();
             self.report.n_steps += 1;
             self.report.neurons.active += stats.active;

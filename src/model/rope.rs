@@ -45,14 +45,16 @@ impl RopeTable {
         }
         let plain = plain(hyper.n_rot, base, factors);
         let linear = |factor: f32| plain.iter().map(|freq| freq / factor).collect();
-        match keys.text("rope.scaling.type")?.unwrap_or("linear") {
-            "none" => Ok(RopeTable { freqs: linear(1.0), scale: 1.0 }),
+        let table = match keys.text("rope.scaling.type")?.unwrap_or("linear") {
+            "none" => RopeTable { freqs: linear(1.0), scale: 1.0 },
             // The type was added after the factor: a factor without a type is linear.
-            "linear" | "llama3" => Ok(RopeTable { freqs: linear(factor), scale: 1.0 }),
+            "linear" | "llama3" => RopeTable { freqs: linear(factor), scale: 1.0 },
             "yarn" => {
                 let orig = keys.count("rope.scaling.original_context_length")?;
-                let number =
-                    |key: &str, default: f32| Ok::<_, Error>(keys.f32(key)?.unwrap_or(default));
+                let number = |key: &str, default: f32| match keys.f32(key)?.unwrap_or(default) {
+                    value if value > 0.0 && value.is_finite() => Ok(value),
+                    value => Err(keys.wrong(key, "a positive number", value)),
+                };
                 let yarn = Yarn {
                     factor,
                     attention: number("rope.scaling.attn_factor", 1.0)?,
@@ -61,9 +63,22 @@ impl RopeTable {
                     n_ctx_orig: orig.unwrap_or(hyper.n_ctx_train) as f32,
                     base,
                 };
-                Ok(yarn.table(&plain))
+                yarn.table(&plain)
             }
-            other => Err(keys.wrong("rope.scaling.type", "none, linear or yarn", other)),
+            other => {
+                let found = format!("`{other}`");
+                return Err(keys.wrong("rope.scaling.type", "none, linear or yarn", found));
+            }
+        };
+        // Numbers that are possible one by one can still make no table together.
+        let bad =
+            table.freqs.iter().chain([&table.scale]).find(|value| !value.is_finite()).copied();
+        match bad {
+            Some(value) => {
+                let expected = format!("a base that gives finite frequencies with factor {factor}");
+                Err(keys.wrong("rope.freq_base", expected, format!("{base}, which gives {value}")))
+            }
+            None => Ok(table),
         }
     }
 }
