@@ -2,6 +2,7 @@
 // Clippy exempts test functions from these, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod bad_models;
 mod bench;
 mod cli;
 mod embedded;

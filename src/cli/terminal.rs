@@ -81,9 +81,24 @@ impl Terminal {
             false => anstream::ColorChoice::Never,
         };
         let mut stderr = AutoStream::new(io::stderr(), choice);
+        let text = printable(text);
         // Nobody is left to tell when standard error itself is closed.
         let _ = writeln!(stderr, "{style}{label}:{style:#} {text}");
     }
+}
+
+/// Text that may come from a file, with control characters made visible, so that it cannot steer the
+/// terminal and stays on its line.
+pub(crate) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
 }
 
 /// The rules: `--color on|off` decides; else `NO_COLOR`, then `CLICOLOR_FORCE` and `FORCE_COLOR`,

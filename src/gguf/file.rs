@@ -265,7 +265,7 @@ fn hint_for_directory(path: &Path) -> String {
         [] if names.iter().any(|name| name == "config.json") => {
             "; it looks like a Hugging Face model folder, convert it to GGUF first".to_owned()
         }
-        [] => String::new(),
+        [] => "; it holds none".to_owned(),
         [model] => format!("; it holds {model}"),
         [first, .., last] => format!("; it holds {} of them, {first} to {last}", models.len()),
     }

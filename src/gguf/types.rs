@@ -136,7 +136,7 @@ impl TensorType {
     }
 
     /// What became of an id without a type, as an addition to a message.
-    pub(super) fn history(id: u32) -> &'static str {
+    pub(crate) fn history(id: u32) -> &'static str {
         match id {
             4 | 5 | 31..=33 | 36..=38 => {
                 ", which was taken out of the format; get a newer file of the model"

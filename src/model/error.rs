@@ -72,6 +72,18 @@ pub enum Error {
         /// Its shape, ggml order.
         found: String,
     },
+    /// A tensor with values that cannot be.
+    #[error("{file}: tensor `{tensor}` holds {found}, expected {expected}")]
+    Values {
+        /// File name.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// What it should hold.
+        expected: &'static str,
+        /// The first value that is not.
+        found: String,
+    },
     /// A tensor in a format that has no kernels here.
     #[error("{file}: tensor `{tensor}` is {found}, expected one of {expected}")]
     Format {

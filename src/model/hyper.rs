@@ -71,9 +71,10 @@ impl Keys<'_> {
             let list = self.metadata.u32_array(&name)?.unwrap_or_default();
             match list.first() {
                 Some(first) if list.iter().all(|value| value == first) => Some(*first),
-                _ => {
+                Some(_) => {
                     return Err(self.wrong(key, "the same for every layer", "a list that differs"));
                 }
+                None => return Err(self.wrong(key, "one number for all layers", "an empty list")),
             }
         } else {
             self.metadata.u32(&name)?
@@ -83,6 +84,15 @@ impl Keys<'_> {
                 Err(self.wrong(key, format!("1 to {MOST}"), value))
             }
             value => Ok(value.map(|value| value as usize)),
+        }
+    }
+
+    /// A width of 0 is how some files say that a token sees all before it.
+    fn window(&self) -> Result<Option<usize>, Error> {
+        let key = "attention.sliding_window";
+        match self.metadata.get(&self.name(key)).and_then(|value| value.as_integer()) {
+            Some(0) => Ok(None),
+            _ => self.count(key),
         }
     }
 
@@ -145,11 +155,15 @@ impl Hyper {
             n_ctx_train: keys.need("context_length", "the trained context")?,
             eps,
             n_rot,
+<<<<<<< HEAD
             window: match keys.metadata.u32(&keys.name("attention.sliding_window")) {
                 // How some files say that there is none.
                 Ok(Some(0)) => None,
                 _ => keys.count("attention.sliding_window")?,
             },
+=======
+            window: keys.window()?,
+>>>>>>> 3ed73d8 (Hostile files: every lie found is named, Ctrl-C while the context shifts still prints the timings; info shows the notices)
         })
     }
 

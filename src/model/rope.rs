@@ -54,13 +54,21 @@ impl RopeTable {
         let plain = plain(hyper.n_rot, base, factors);
         let linear = |factor: f32| plain.iter().map(|freq| freq / factor).collect();
         let table = match keys.text("rope.scaling.type")?.unwrap_or("linear") {
+<<<<<<< HEAD
             "none" => Ok(RopeTable { freqs: linear(1.0), scale: 1.0 }),
+=======
+            "none" => RopeTable { freqs: linear(1.0), scale: 1.0 },
+>>>>>>> 3ed73d8 (Hostile files: every lie found is named, Ctrl-C while the context shifts still prints the timings; info shows the notices)
             // The type was added after the factor: a factor without a type is linear.
-            "linear" | "llama3" => Ok(RopeTable { freqs: linear(factor), scale: 1.0 }),
+            "linear" | "llama3" => RopeTable { freqs: linear(factor), scale: 1.0 },
             "yarn" => {
                 let orig = keys.count("rope.scaling.original_context_length")?;
                 let number = |key: &str, default: f32| match keys.f32(key)?.unwrap_or(default) {
+<<<<<<< HEAD
                     value if is_positive(value) => Ok(value),
+=======
+                    value if value > 0.0 && value.is_finite() => Ok(value),
+>>>>>>> 3ed73d8 (Hostile files: every lie found is named, Ctrl-C while the context shifts still prints the timings; info shows the notices)
                     value => Err(keys.wrong(key, "a positive number", value)),
                 };
                 let yarn = Yarn {
@@ -71,8 +79,9 @@ impl RopeTable {
                     n_ctx_orig: orig.unwrap_or(hyper.n_ctx_train) as f32,
                     base,
                 };
-                Ok(yarn.table(&plain))
+                yarn.table(&plain)
             }
+<<<<<<< HEAD
             other => Err(keys.wrong("rope.scaling.type", "none, linear or yarn", other)),
         }?;
         // Each number may be sane and their product not.
@@ -80,6 +89,20 @@ impl RopeTable {
         match wrong {
             Some(value) => {
                 Err(keys.wrong("rope.freq_base", "a base with finite frequencies", value))
+=======
+            other => {
+                let found = format!("`{other}`");
+                return Err(keys.wrong("rope.scaling.type", "none, linear or yarn", found));
+            }
+        };
+        // Numbers that are possible one by one can still make no table together.
+        let bad =
+            table.freqs.iter().chain([&table.scale]).find(|value| !value.is_finite()).copied();
+        match bad {
+            Some(value) => {
+                let expected = format!("a base that gives finite frequencies with factor {factor}");
+                Err(keys.wrong("rope.freq_base", expected, format!("{base}, which gives {value}")))
+>>>>>>> 3ed73d8 (Hostile files: every lie found is named, Ctrl-C while the context shifts still prints the timings; info shows the notices)
             }
             None => Ok(table),
         }

@@ -7,7 +7,7 @@ use hal::format::Format;
 use hal::op::{Activation, FfnKind};
 use hal::{HostRows, Source};
 
-use crate::gguf::{Container, File, TensorInfo};
+use crate::gguf::{Container, File, TensorInfo, TensorType};
 
 use super::hyper::Keys;
 use super::{ArchSpec, Error, Hyper, RopeTable, arch};
@@ -112,8 +112,20 @@ impl Model {
         let (ffn_kind, activation) = activation(&keys, spec, file.container(), options)?;
         let reader = Reader { file: &file, arch: spec.name, used: HashSet::new().into() };
         let factors = reader.optional_f32("rope_freqs.weight", hyper.n_rot / 2)?;
+        if let Some(bad) = factors.iter().flatten().find(|f| !(**f > 0.0 && f.is_finite())) {
+            return Err(Error::Values {
+                file: name,
+                tensor: "rope_freqs.weight".into(),
+                expected: "positive numbers",
+                found: bad.to_string(),
+            });
+        }
         let rope = RopeTable::read(&keys, &hyper, factors.as_deref())?;
+<<<<<<< HEAD
         let n_vocab = reader.rows_of("token_embd.weight").max(1);
+=======
+        let n_vocab = reader.vocabulary(hyper.n_embd)?;
+>>>>>>> 3ed73d8 (Hostile files: every lie found is named, Ctrl-C while the context shifts still prints the timings; info shows the notices)
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;
         let output = match file.tensor("output.weight") {
             Some(_) => reader.matrix("output.weight", n_vocab, hyper.n_embd)?,
@@ -188,7 +200,20 @@ fn activation(
         "silu" | "swish" | "swiglu" => Ok((spec.ffn, Activation::Silu)),
         "gelu" | "gelu_pytorch_tanh" | "gelu_new" => Ok((spec.ffn, Activation::Gelu)),
         "drelu" => Ok((FfnKind::GatedBoth, Activation::Relu)),
-        other => Err(keys.wrong("hidden_activation", KNOWN, other)),
+        other => Err(keys.wrong("hidden_activation", KNOWN, format!("`{other}`"))),
+    }
+}
+
+/// A shape in ggml order, as errors show it.
+fn shape_list(shape: &[u64]) -> String {
+    shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// A tensor type, as errors show it.
+fn type_text(ty: TensorType) -> String {
+    match ty {
+        TensorType::Unknown(id) => format!("of the unknown type {id}{}", TensorType::history(id)),
+        ty => ty.to_string(),
     }
 }
 
@@ -204,8 +229,26 @@ impl Reader<'_> {
         self.file.name().to_owned()
     }
 
-    fn rows_of(&self, tensor: &str) -> usize {
-        self.file.tensor(tensor).and_then(|info| info.shape.get(1).copied()).unwrap_or(0) as usize
+    /// How many tokens the embedding has rows for: every other shape is checked against it.
+    fn vocabulary(&self, n_embd: usize) -> Result<usize, Error> {
+        let tensor = "token_embd.weight";
+        let expected = format!("{n_embd}, the number of tokens");
+        let Some(info) = self.file.tensor(tensor) else {
+            return Err(Error::MissingTensor {
+                file: self.name(),
+                tensor: tensor.into(),
+                expected,
+            });
+        };
+        match info.shape.as_slice() {
+            [_, rows, ..] if *rows > 0 => Ok(*rows as usize),
+            shape => Err(Error::Shape {
+                file: self.name(),
+                tensor: tensor.into(),
+                expected,
+                found: shape_list(shape),
+            }),
+        }
     }
 
     fn shape_text(rows: usize, cols: usize) -> String {
@@ -222,12 +265,11 @@ impl Reader<'_> {
             && info.shape.get(1).copied().unwrap_or(1) == rows as u64
             && info.shape.iter().skip(2).all(|&n| n == 1);
         if !fits {
-            let found: Vec<_> = info.shape.iter().map(u64::to_string).collect();
             return Err(Error::Shape {
                 file: self.name(),
                 tensor: tensor.to_owned(),
                 expected: Self::shape_text(rows, cols),
-                found: found.join(", "),
+                found: shape_list(&info.shape),
             });
         }
         self.used.borrow_mut().insert(tensor.to_owned());
@@ -249,7 +291,7 @@ impl Reader<'_> {
                 file: self.name(),
                 tensor: tensor.to_owned(),
                 expected: known.join(", "),
-                found: info.ty.to_string(),
+                found: type_text(info.ty),
             });
         };
         let bytes = self.file.slice(info)?;
@@ -322,7 +364,9 @@ impl Reader<'_> {
         let mut n_predictors = 0;
         for info in self.file.tensors() {
             let part = info.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-            match part.map(|(_, part)| part) {
+            let of_layer =
+                part.filter(|(layer, _)| layer.parse::<usize>().is_ok_and(|layer| layer < n_layer));
+            match of_layer.map(|(_, part)| part) {
                 Some("fc1.weight") => n_predictors += 1,
                 Some("fc2.weight" | "attn_rot_embd" | "attn_rot_embd.weight") => {}
                 Some("attention.rotary_emb.inv_freq" | "attn.rot_embd.weight") => {}
@@ -336,6 +380,6 @@ impl Reader<'_> {
                 }
             }
         }
-        Ok(n_predictors.min(n_layer))
+        Ok(n_predictors)
     }
 }

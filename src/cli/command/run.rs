@@ -55,9 +55,12 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
     )?;
     shown.end()?;
     if report.ended == Ended::ContextFull {
-        terminal.note(&format!(
-            "the context of {n_ctx} tokens is full; -c gives a larger one, --context-shift goes on in this one"
-        ));
+        let help = match options.context_shift {
+            true => "a smaller --keep lets --context-shift make room",
+            false => "--context-shift goes on in this one",
+        };
+        terminal
+            .note(&format!("the context of {n_ctx} tokens is full; -c gives a larger one, {help}"));
     }
     if options.perf || options.json {
         report_perf(options, &report, sampler.seed(), load, terminal);
@@ -84,7 +87,9 @@ fn prompt_ids(text: &str, tokenizer: &Tokenizer, n_ctx: usize) -> Result<Vec<u32
         return Err(Failure::usage(message).help("give a prompt with -p"));
     }
     if n >= n_ctx {
-        let message = format!("the prompt has {n} tokens, the context holds {n_ctx}");
+        let message = format!(
+            "the prompt takes {n} of the context's {n_ctx} tokens, which leaves no room for an answer"
+        );
         let help = format!("use a larger context, such as -c {}", (n + 256).next_multiple_of(256));
         return Err(Failure::new(Exit::Failed, message).help(help));
     }

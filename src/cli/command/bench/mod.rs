@@ -132,6 +132,7 @@ impl Bench<'_> {
                 if self.tests.is_empty() {
                     return Ok(());
                 }
+                engine::check_room(spec.size().map_err(|e| cannot_make(&e))?)?;
                 let file = spec.build(&mut |_, _| {}).map_err(|e| cannot_make(&e))?;
                 let tokenizer = model_file::tokenizer(&file)?;
                 let model = engine::understand(file, &self.options.computation)?;

@@ -8,7 +8,7 @@ impl From<model::Error> for Failure {
         use model::Error as E;
         let failure = Failure::new(Exit::BadModel, "cannot run the model").caused_by(&error);
         match &error {
-            E::Container(_) | E::Shape { .. } => failure,
+            E::Container(_) | E::Shape { .. } | E::Values { .. } => failure,
             E::Architecture { known, readable, .. } => failure.help(format!(
                 "architectures that run: {}; of this file could be read: {readable}",
                 known.join(", ")
@@ -68,7 +68,7 @@ impl From<engine::Error> for Failure {
             E::Placement(_) => {
                 Failure::new(Exit::Failed, "cannot place the model").caused_by(&error)
             }
-            E::NotANumber { .. } => Failure::new(Exit::Failed, error.to_string())
+            E::NotANumber { .. } => Failure::new(Exit::BadModel, error.to_string())
                 .help("the weights in the file are damaged, or too large for its formats"),
         }
     }

@@ -130,6 +130,23 @@ fn read_whole(file: gguf::File, cpu: &Device, terminal: &Terminal) -> Result<ggu
         .map_err(|e| Failure::new(Exit::BadModel, "cannot load the model").caused_by(&e))
 }
 
+/// Refuses to make a model of `size` in memory where the machine has less.
+///
+/// # Errors
+/// [`Exit::Memory`].
+pub(crate) fn check_room(size: Bytes) -> Result<(), Failure> {
+    let memory = crate::devices::cpu(Some(1)).memory().ok();
+    match memory.and_then(|memory| memory.total).filter(|total| size > *total) {
+        Some(total) => {
+            let message = format!("the model needs {size} of memory, this machine has {total}");
+            let help =
+                "a smaller shape or fewer bits per weight, or --write FILE to make it on disk";
+            Err(Failure::new(Exit::Memory, message).help(help))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The context to run with: the user's, or the model's own up to 4096.
 pub(crate) fn context(wanted: Option<ContextSize>, model: &Model, terminal: &Terminal) -> usize {
     let trained = model.hyper.n_ctx_train;

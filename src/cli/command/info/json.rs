@@ -1,6 +1,7 @@
 //! The report for programs.
 
 use super::Facts;
+use crate::embedded;
 use crate::gguf::{Array, TensorInfo, Value};
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value as Json, json};
@@ -34,6 +35,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Json {
         "metadata": metadata.collect::<Map<_, _>>(),
         "tensors": file.tensors().iter().map(tensor).collect::<Vec<_>>(),
         "predictor": facts.predictor.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
+        "notices": facts.is_built_in.then_some(embedded::NOTICES),
     })
 }
 

@@ -18,7 +18,7 @@ use std::path::Path;
 /// A file that is no model; where standard output cannot be written.
 pub(crate) fn run(path: Option<&Path>, as_json: bool) -> Result<(), Failure> {
     let file = model_file::open(path)?;
-    let facts = Facts::new(&file);
+    let facts = Facts::new(&file, path.is_none());
     let mut out = Output::stdout();
     if as_json {
         out.line(&format!("{:#}", json::report(&facts)))?;
@@ -31,6 +31,8 @@ pub(crate) fn run(path: Option<&Path>, as_json: bool) -> Result<(), Failure> {
 /// What both forms of the report are made of.
 struct Facts<'a> {
     file: &'a File,
+    /// Then the report ends with the notices that go with the model.
+    is_built_in: bool,
     architecture: Option<String>,
     n_params: u128,
     /// Name of a type, how many tensors have it, their bytes.
@@ -56,7 +58,7 @@ const FACTS: [(&str, &str); 8] = [
 ];
 
 impl<'a> Facts<'a> {
-    fn new(file: &'a File) -> Self {
+    fn new(file: &'a File, is_built_in: bool) -> Self {
         let metadata = file.metadata();
         let architecture = metadata.get("general.architecture").and_then(Value::as_str);
         let architecture = architecture.map(|a| a.into_owned());
@@ -75,6 +77,7 @@ impl<'a> Facts<'a> {
         let tokenizer = || Vocab::from_metadata(metadata).and_then(Tokenizer::new);
         Self {
             file,
+            is_built_in,
             architecture,
             n_params: file.tensors().iter().map(|t| u128::from(t.n_elements())).sum(),
             types,

@@ -1,6 +1,8 @@
 //! The report for people.
 
 use super::Facts;
+use crate::cli::terminal::printable;
+use crate::embedded;
 use crate::gguf::{Array, Value};
 use std::fmt::{Display, Write};
 
@@ -16,6 +18,9 @@ pub(super) fn report(facts: &Facts<'_>) -> String {
     tokenizer(facts, &mut out);
     metadata(facts, &mut out);
     tensors(facts, &mut out);
+    if facts.is_built_in {
+        let _ = write!(out, "\n{}", embedded::NOTICES);
+    }
     out
 }
 
@@ -154,19 +159,6 @@ fn first_elements(array: &Array, n: usize) -> Vec<String> {
             v.iter().take(n).map(|a| format!("{} {}", a.len(), a.type_name())).collect()
         }
     }
-}
-
-/// Text from a file with control characters made visible, so that it cannot steer the terminal.
-fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out
 }
 
 /// `1.25 GiB`.

@@ -1,0 +1,458 @@
+//! A corpus of files that are no model, half a model or a lie, each given to the command: exit code 3 (4 where
+//! only memory is missing), one message that names what is wrong, no panic, no waiting.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use thermocline::gguf::{Array, Container, TensorType, Value, Writer};
+
+/// Even a machine under load says what is wrong with a header within this.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs the command with `args` after `-m path`.
+fn run(path: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.env_clear().stdin(Stdio::null()).args(["run", "-m"]).arg(path);
+    let begin = Instant::now();
+    let output = command.args(["-p", "the", "-n", "2"]).args(args).output().unwrap();
+    assert!(begin.elapsed() < PATIENCE, "{path:?} took {:?}", begin.elapsed());
+    output
+}
+
+#[track_caller]
+fn check(path: &Path, code: i32, says: &[&str]) {
+    check_output(path, &run(path, &[]), code, says);
+}
+
+#[track_caller]
+fn check_output(path: &Path, output: &Output, code: i32, says: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{path:?}: {text}");
+    assert!(!text.contains("panicked"), "{text}");
+    let errors = text.lines().filter(|line| line.starts_with("error: ")).count();
+    assert_eq!(errors, usize::from(code != 0), "{text}");
+    for words in says {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+    assert!(text.bytes().all(|b| b == b'\n' || !b.is_ascii_control()), "{text:?}");
+}
+
+/// A small model that runs, as data: each test changes one thing.
+#[derive(Clone)]
+struct Maker {
+    container: Container,
+    keys: Vec<(String, Value)>,
+    tensors: Vec<(String, Vec<u64>, TensorType)>,
+    /// Values of a tensor that is not left at its default.
+    values: Vec<(String, f32)>,
+}
+
+const N_EMBD: u64 = 64;
+const N_FF: u64 = 96;
+const N_VOCAB: u64 = 262;
+
+impl Maker {
+    fn new() -> Maker {
+        let byte = |b: u32| format!("<0x{b:02X}>");
+        let names = ["<unk>", "<s>", "</s>", "▁", "t", "▁t"].map(str::to_owned);
+        let tokens: Vec<String> = names.into_iter().chain((0..256).map(byte)).collect();
+        let types = [2, 3, 3, 1, 1, 1].into_iter().chain([6; 256]).collect();
+        let scores = (0..N_VOCAB).map(|i| -(i as f32)).collect();
+        let texts = tokens.iter().map(|t| t.as_bytes().to_vec()).collect();
+        let mut keys: Vec<(String, Value)> = Vec::new();
+        let mut key = |name: &str, value: Value| keys.push((name.to_owned(), value));
+        key("general.architecture", "llama".into());
+        for (name, value) in [
+            ("block_count", 2),
+            ("embedding_length", N_EMBD as u32),
+            ("feed_forward_length", N_FF as u32),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 2),
+            ("context_length", 256),
+        ] {
+            key(&format!("llama.{name}"), value.into());
+        }
+        key("llama.attention.layer_norm_rms_epsilon", 1e-5f32.into());
+        key("llama.hidden_activation", "relu".into());
+        key("tokenizer.ggml.model", "llama".into());
+        key("tokenizer.ggml.tokens", Array::String(texts).into());
+        key("tokenizer.ggml.scores", Array::F32(scores).into());
+        key("tokenizer.ggml.token_type", Array::I32(types).into());
+        key("tokenizer.ggml.bos_token_id", 1u32.into());
+        let mut tensors = Vec::new();
+        let mut tensor = |name: String, shape: &[u64]| {
+            tensors.push((name + ".weight", shape.to_vec(), TensorType::F32));
+        };
+        tensor("token_embd".into(), &[N_EMBD, N_VOCAB]);
+        tensor("output_norm".into(), &[N_EMBD]);
+        for layer in 0..2 {
+            for (part, shape) in [
+                ("attn_norm", &[N_EMBD][..]),
+                ("ffn_norm", &[N_EMBD]),
+                ("attn_q", &[N_EMBD, N_EMBD]),
+                ("attn_k", &[N_EMBD, N_EMBD / 2]),
+                ("attn_v", &[N_EMBD, N_EMBD / 2]),
+                ("attn_output", &[N_EMBD, N_EMBD]),
+                ("ffn_gate", &[N_EMBD, N_FF]),
+                ("ffn_up", &[N_EMBD, N_FF]),
+                ("ffn_down", &[N_FF, N_EMBD]),
+            ] {
+                tensor(format!("blk.{layer}.{part}"), shape);
+            }
+        }
+        Maker { container: Container::Gguf, keys, tensors, values: Vec::new() }
+    }
+
+    fn without(mut self, name: &str) -> Maker {
+        self.keys.retain(|(key, _)| key != name);
+        self.tensors.retain(|(tensor, ..)| tensor != name);
+        self
+    }
+
+    fn key(self, name: &str, value: impl Into<Value>) -> Maker {
+        let mut maker = self.without(name);
+        maker.keys.push((name.to_owned(), value.into()));
+        maker
+    }
+
+    /// Replaces a tensor in its place, or adds it at the end.
+    fn tensor(mut self, name: &str, shape: &[u64], ty: TensorType) -> Maker {
+        let new = (name.to_owned(), shape.to_vec(), ty);
+        match self.tensors.iter_mut().find(|(tensor, ..)| tensor == name) {
+            Some(old) => *old = new,
+            None => self.tensors.push(new),
+        }
+        self
+    }
+
+    fn values(mut self, name: &str, value: f32) -> Maker {
+        self.values.push((name.to_owned(), value));
+        self
+    }
+
+    fn writer(&self) -> Writer {
+        let mut writer = Writer::new(self.container);
+        for (key, value) in &self.keys {
+            writer.set(key, value.clone()).unwrap();
+        }
+        for (name, shape, ty) in &self.tensors {
+            writer.declare(name, shape, *ty).unwrap();
+        }
+        writer
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut data = self.writer().in_memory().unwrap();
+        for (name, shape, ty) in &self.tensors {
+            let block = ty.block().unwrap();
+            let n: u64 = shape.iter().product();
+            let mut bytes = vec![0; (n / block.values * block.bytes) as usize];
+            if *ty == TensorType::F32 {
+                let chosen = self.values.iter().find(|(tensor, _)| tensor == name).map(|(_, v)| *v);
+                for (i, value) in bytes.chunks_exact_mut(4).enumerate() {
+                    let small = if shape.len() == 1 { 1.0 } else { (i % 13) as f32 / 50.0 - 0.12 };
+                    value.copy_from_slice(&chosen.unwrap_or(small).to_le_bytes());
+                }
+            }
+            data.write(name, &bytes).unwrap();
+        }
+        data.finish().unwrap()
+    }
+
+    #[track_caller]
+    fn fails(&self, says: &[&str]) {
+        self.ends(3, says);
+    }
+
+    #[track_caller]
+    fn ends(&self, code: i32, says: &[&str]) {
+        check_bytes(&self.bytes(), code, says);
+    }
+}
+
+#[track_caller]
+fn check_bytes(bytes: &[u8], code: i32, says: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    check(&path, code, says);
+}
+
+#[test]
+fn the_model_that_is_changed_below_runs() {
+    Maker::new().ends(0, &[]);
+    let sparse = Maker { container: Container::PowerInfer, ..Maker::new() };
+    sparse.ends(0, &[]);
+}
+
+#[test]
+fn what_is_no_model_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    check(folder.path(), 3, &["is a directory", "it holds none"]);
+    let made = |name: &str, bytes: &[u8]| -> PathBuf {
+        std::fs::write(at(name), bytes).unwrap();
+        at(name)
+    };
+    check(&made("story.txt", b"once upon a time"), 3, &["story.txt", "text that begins with"]);
+    check(&made("empty.gguf", b""), 3, &["empty.gguf", "is empty (0 bytes)"]);
+    check(&made("loss.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), 3, &["loss.png", "a PNG image"]);
+    check(&made("model.zip", b"PK\x03\x04\x14\0\0\0"), 3, &["model.zip", "a zip archive"]);
+    check(&made("zeros.bin", &[0; 4096]), 3, &["zeros.bin", "unfinished download"]);
+    check(&at("gone.gguf"), 3, &["gone.gguf", "cannot open"]);
+    check(folder.path(), 3, &["is a directory", "it holds empty.gguf"]);
+    std::fs::remove_file(at("empty.gguf")).unwrap();
+    made("config.json", b"{}");
+    check(folder.path(), 3, &["Hugging Face model folder"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn what_cannot_be_read() {
+    use std::os::unix::fs::PermissionsExt;
+    check(Path::new("/dev/null"), 3, &["/dev/null", "is not a regular file"]);
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe.gguf");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    if made.is_ok_and(|status| status.success()) {
+        check(&pipe, 3, &["pipe.gguf", "is not a regular file"]);
+    }
+    let locked = folder.path().join("locked.gguf");
+    std::fs::write(&locked, Maker::new().bytes()).unwrap();
+    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0)).unwrap();
+    match std::fs::File::open(&locked) {
+        Ok(_) => println!("skipped: this user may read what nobody may"),
+        Err(_) => check(&locked, 3, &["locked.gguf", "cannot open"]),
+    }
+}
+
+#[test]
+fn cut_off_anywhere() {
+    let bytes = Maker::new().bytes();
+    let data: usize = 2 * 64 * 262;
+    let in_header = (0..40).chain((40..bytes.len() - data).step_by(4099));
+    let in_data = [bytes.len() / 2, bytes.len() - 5000, bytes.len() - 1];
+    for length in in_header.chain(in_data) {
+        check_bytes(&bytes[..length], 3, &["model.gguf"]);
+    }
+}
+
+#[test]
+fn a_real_model_cut_off() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tinystories-relu-f16.gguf");
+    let bytes = std::fs::read(path).unwrap();
+    for part in 1..8 {
+        check_bytes(&bytes[..bytes.len() / 8 * part], 3, &["model.gguf", "expected at least"]);
+    }
+}
+
+/// The same bytes with a number of the header replaced.
+#[track_caller]
+fn lies(at: usize, number: &[u8], says: &[&str]) {
+    let mut bytes = Maker::new().bytes();
+    bytes[at..at + number.len()].copy_from_slice(number);
+    check_bytes(&bytes, 3, says);
+}
+
+#[test]
+fn headers_that_lie() {
+    lies(0, b"GGUX", &["expected the magic"]);
+    lies(4, &1u32.to_le_bytes(), &["version 1, expected 2 or 3"]);
+    lies(4, &4u32.to_le_bytes(), &["version 4, expected 2 or 3"]);
+    lies(4, &3u32.to_be_bytes(), &["big-endian"]);
+    for count in [1 << 20, 1 << 40, u64::MAX] {
+        lies(8, &count.to_le_bytes(), &["the tensor table has a count of"]);
+        lies(16, &count.to_le_bytes(), &["the metadata has a count of"]);
+        lies(24, &count.to_le_bytes(), &["key number 1 has a name of"]);
+    }
+    lies(8, &0u64.to_le_bytes(), &["`token_embd.weight` is missing", "[64, the number of tokens]"]);
+}
+
+/// Bytes of the entry of a tensor, and where the numbers after its name begin.
+fn entry(bytes: &[u8], name: &str) -> usize {
+    let name = name.as_bytes();
+    let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
+    at + name.len()
+}
+
+#[test]
+fn tensor_tables_that_lie() {
+    let good = Maker::new().bytes();
+    let at = entry(&good, "blk.0.attn_q.weight");
+    let lie = |offset: usize, number: &[u8], says: &[&str]| {
+        let all: Vec<&str> = says.iter().copied().chain(["blk.0.attn_q.weight"]).collect();
+        lies(at + offset, number, &all);
+    };
+    // After the name: number of dimensions, two lengths, type, offset.
+    for n in [0u32, 5, u32::MAX] {
+        lie(0, &n.to_le_bytes(), &["dimensions, expected 1 to 4"]);
+    }
+    lie(4, &(u64::MAX / 2).to_le_bytes(), &["more values or bytes"]);
+    lie(12, &(1u64 << 40).to_le_bytes(), &["ends beyond the file"]);
+    lie(12, &0u64.to_le_bytes(), &["shape [64, 0], expected [64, 64]"]);
+    lie(20, &99u32.to_le_bytes(), &["the unknown type 99", "expected one of F32"]);
+    lie(20, &4u32.to_le_bytes(), &["the unknown type 4, which was taken out"]);
+    lie(24, &1u64.to_le_bytes(), &["data offset 1, expected a multiple"]);
+    lie(24, &0u64.to_le_bytes(), &["overlap", "token_embd.weight"]);
+    lie(24, &(u64::MAX - 31).to_le_bytes(), &["ends beyond the file"]);
+}
+
+#[test]
+fn keys_that_lie() {
+    let key = |name: &str, value: Value, says: &str| {
+        let name = format!("llama.{name}");
+        Maker::new().key(&name, value).fails(&[&format!("`{name}`"), says, "model.gguf"]);
+    };
+    for name in ["block_count", "embedding_length", "feed_forward_length", "context_length"] {
+        key(name, 0u32.into(), "is 0, expected 1 to");
+        key(name, u32::MAX.into(), "expected 1 to 16777216");
+        key(name, "two".into(), "should hold a whole number");
+        key(name, (-1i32).into(), "found the i32 `-1`");
+        let missing = Maker::new().without(&format!("llama.{name}"));
+        missing.fails(&[&format!("key `llama.{name}` is missing")]);
+    }
+    key("block_count", 10_001u32.into(), "at most 10000");
+    key("attention.head_count", 0u32.into(), "is 0");
+    key("attention.head_count", 3u32.into(), "a divisor of the width 64");
+    key("attention.head_count_kv", 0u32.into(), "is 0");
+    key("attention.head_count_kv", 3u32.into(), "a divisor of the 4 heads");
+    key("attention.value_length", 8u32.into(), "is 8, expected 16");
+    key("rope.dimension_count", 3u32.into(), "an even number up to 16");
+    key("rope.dimension_count", 18u32.into(), "an even number up to 16");
+    key("feed_forward_length", Array::U32(vec![96, 64]).into(), "a list that differs");
+    key("feed_forward_length", Array::U32(vec![]).into(), "an empty list");
+    for bad in [f32::NAN, f32::INFINITY, -1.0] {
+        key("attention.layer_norm_rms_epsilon", bad.into(), "a number from 0 to 1");
+        key("rope.freq_base", bad.into(), "a positive number");
+        key("rope.scaling.factor", bad.into(), "a positive number");
+    }
+    key("rope.scaling.type", "longrope".into(), "`longrope`, expected none, linear or yarn");
+    key("hidden_activation", "magic".into(), "`magic`, expected relu");
+    Maker::new().key("llama.expert_count", 8u32).fails(&["a mixture of experts"]);
+}
+
+#[test]
+fn positions_that_lie() {
+    let yarn = Maker::new().key("llama.rope.scaling.type", "yarn");
+    let yarn = yarn.key("llama.rope.scaling.factor", 4.0f32);
+    yarn.ends(0, &[]);
+    for name in ["attn_factor", "yarn_beta_fast", "yarn_beta_slow"] {
+        let name = format!("llama.rope.scaling.{name}");
+        for bad in [f32::NAN, 0.0] {
+            yarn.clone().key(&name, bad).fails(&[&name, "expected a positive number"]);
+        }
+    }
+    let tiny = Maker::new().key("llama.rope.freq_base", f32::MIN_POSITIVE);
+    tiny.key("llama.rope.scaling.factor", 1e-30f32).fails(&["finite frequencies"]);
+    let factors = Maker::new().tensor("rope_freqs.weight", &[8], TensorType::F32);
+    factors.ends(0, &[]);
+    for bad in [0.0, f32::NAN, -1.0] {
+        let factors = factors.clone().values("rope_freqs.weight", bad);
+        factors.fails(&["`rope_freqs.weight` holds", "expected positive numbers"]);
+    }
+    // No window at all is written as 0.
+    Maker::new().key("llama.attention.sliding_window", 0u32).ends(0, &[]);
+}
+
+#[test]
+fn architectures_that_do_not_run() {
+    for name in ["mamba", "", "LLAMA", "llama\n\u{1b}[31m"] {
+        let maker = Maker::new().key("general.architecture", name);
+        maker.fails(&["is not supported", "architectures that run: llama, bamboo", "20 tensors"]);
+    }
+    Maker::new().without("general.architecture").fails(&["key `general.architecture` is missing"]);
+    Maker::new().key("general.architecture", 5u32).fails(&["should hold a UTF-8 string"]);
+}
+
+#[test]
+fn tensors_that_do_not_fit() {
+    for (name, _, _) in &Maker::new().tensors {
+        Maker::new().without(name).fails(&[&format!("tensor `{name}` is missing, expected shape")]);
+    }
+    let shape = |name: &str, shape: &[u64], says: &str| {
+        Maker::new().tensor(name, shape, TensorType::F32).fails(&[name, says]);
+    };
+    shape("token_embd.weight", &[64], "[64], expected [64, the number of tokens]");
+    shape("token_embd.weight", &[64, 0], "[64, 0], expected [64, the number of tokens]");
+    shape("output.weight", &[64, 263], "[64, 263], expected [64, 262]");
+    shape("blk.1.ffn_up.weight", &[96, 64], "[96, 64], expected [64, 96]");
+    shape("blk.1.attn_q.bias", &[63], "[63], expected [64]");
+    for unknown in ["extra.weight", "blk.7.attn_q.weight", "blk.0.ffn_up.bias", "blk.9.fc1.weight"]
+    {
+        shape(unknown, &[64], "has no meaning in architecture `llama`");
+    }
+    for ty in [TensorType::Q5_0, TensorType::IQ4_NL, TensorType::I8, TensorType::F64] {
+        let maker = Maker::new().tensor("blk.0.ffn_up.weight", &[64, 96], ty);
+        maker.fails(&["`blk.0.ffn_up.weight` is ", ty.name(), "llama-quantize"]);
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers() {
+    for name in ["token_embd.weight", "output_norm.weight", "blk.1.ffn_down.weight"] {
+        for bad in [f32::NAN, f32::INFINITY] {
+            Maker::new().values(name, bad).fails(&["values that are not numbers"]);
+        }
+    }
+}
+
+#[test]
+fn vocabularies_that_lie() {
+    let key = |name: &str, value: Value, says: &str| {
+        let name = format!("tokenizer.ggml.{name}");
+        Maker::new().key(&name, value).fails(&[&name, says, "model.gguf"]);
+    };
+    let strings = |n: usize, text: &str| Value::from(Array::String(vec![text.into(); n]));
+    key("model", "bert".into(), "`bert`; known are llama, gpt2");
+    key("model", "gpt2".into(), "");
+    key("tokens", strings(0, ""), "0 entries");
+    key("tokens", strings(262, "a"), "twice");
+    key("tokens", Array::U32(vec![1; 262]).into(), "an array of strings");
+    key("scores", Array::F32(vec![0.0; 261]).into(), "261 entries for 262 tokens");
+    key("scores", Array::F32(vec![f32::NAN; 262]).into(), "NaN");
+    key("token_type", Array::I32(vec![1; 3]).into(), "3 entries for 262 tokens");
+    key("token_type", Array::I32(vec![6; 262]).into(), "a byte");
+    Maker::new().key("tokenizer.ggml.scores", Array::F32(vec![-1.0; 262])).ends(0, &[]);
+    Maker::new().key("tokenizer.ggml.eos_token_id", u32::MAX).ends(0, &["the key is ignored"]);
+    let rows = Maker::new().tensor("token_embd.weight", &[64, 261], TensorType::F32);
+    rows.fails(&["261", "262"]);
+}
+
+/// A file whose sizes are all true, of a model that no machine holds. It is sparse: it takes no room on the disk.
+#[test]
+fn a_model_too_large() {
+    const ROWS: u64 = 1 << 34;
+    let name = "blk.1.fc1.weight";
+    let mut bytes = Maker::new().tensor(name, &[64, 8], TensorType::F32).bytes();
+    let at = entry(&bytes, name);
+    bytes[at + 12..at + 20].copy_from_slice(&ROWS.to_le_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("huge.gguf");
+    std::fs::write(&path, &bytes).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    if let Err(error) = file.set_len(bytes.len() as u64 + (ROWS - 8) * 64 * 4) {
+        println!("skipped: no sparse file of 4 TiB here: {error}");
+        return;
+    }
+    check(&path, 4, &["the model needs 4.", "TiB of memory, this machine has", "weights 4."]);
+    check_output(&path, &run(&path, &["--no-mmap"]), 4, &["cannot read 4.", "--no-mmap"]);
+}
+
+#[test]
+fn a_context_too_large() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, Maker::new().bytes()).unwrap();
+    let output = run(&path, &["-c", "4294967295"]);
+    check_output(&path, &output, 4, &["KV cache of 4294967295 tokens", "tokens fits: -c "]);
+}
+
+#[test]
+fn a_synthetic_model_too_large() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    let shape = "16384x1000x65536x128/128:f32:silu";
+    let output = command.args(["bench", "--synthetic", shape, "-p", "8", "-n", "0"]).output();
+    let says = ["TiB of memory, this machine has", "--write FILE"];
+    check_output(Path::new(shape), &output.unwrap(), 4, &says);
+}
