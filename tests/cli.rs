@@ -238,6 +238,15 @@ fn info_works_on_vocabularies_and_unknown_architectures() {
 }
 
 #[test]
+fn info_shows_the_notices_of_the_built_in_model() {
+    let text = stdout(&thermocline(&["info"]));
+    assert!(text.contains("Built with Llama") && text.contains("CDLA-Sharing-1.0"), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_slice(&thermocline(&["info", "--json"]).stdout).unwrap();
+    assert!(json["notices"].as_str().unwrap().contains("Built with Llama"));
+}
+
+#[test]
 fn info_lists_tensors_and_the_predictor() {
     use thermocline::gguf::{Container, TensorType, Writer};
     let folder = tempfile::tempdir().unwrap();
