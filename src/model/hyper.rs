@@ -87,15 +87,6 @@ impl Keys<'_> {
         }
     }
 
-    /// A width of 0 is how some files say that a token sees all before it.
-    fn window(&self) -> Result<Option<usize>, Error> {
-        let key = "attention.sliding_window";
-        match self.metadata.get(&self.name(key)).and_then(|value| value.as_integer()) {
-            Some(0) => Ok(None),
-            _ => self.count(key),
-        }
-    }
-
     fn need(&self, key: &str, expected: &'static str) -> Result<usize, Error> {
         self.count(key)?.ok_or_else(|| Error::MissingKey {
             file: self.file.to_owned(),
@@ -155,7 +146,11 @@ impl Hyper {
             n_ctx_train: keys.need("context_length", "the trained context")?,
             eps,
             n_rot,
-            window: keys.window()?,
+            window: match keys.metadata.u32(&keys.name("attention.sliding_window")) {
+                // How some files say that there is none.
+                Ok(Some(0)) => None,
+                _ => keys.count("attention.sliding_window")?,
+            },
         })
     }
 

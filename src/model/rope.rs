@@ -31,8 +31,16 @@ impl RopeTable {
         factors: Option<&[f32]>,
     ) -> Result<RopeTable, Error> {
         let base = keys.f32("rope.freq_base")?.unwrap_or(10_000.0);
-        if !(base > 0.0 && base.is_finite()) {
+        if !is_positive(base) {
             return Err(keys.wrong("rope.freq_base", "a positive number", base));
+        }
+        if let Some(wrong) = factors.and_then(|list| list.iter().find(|&&f| !is_positive(f))) {
+            return Err(Error::Values {
+                file: keys.file.to_owned(),
+                tensor: "rope_freqs.weight".to_owned(),
+                expected: "positive numbers",
+                found: wrong.to_string(),
+            });
         }
         let factor = match keys.f32("rope.scaling.factor")? {
             Some(factor) => Some(factor),
@@ -40,19 +48,19 @@ impl RopeTable {
         };
         let factor = factor.unwrap_or(1.0);
         let factor = if factor == 0.0 { 1.0 } else { factor };
-        if !(factor > 0.0 && factor.is_finite()) {
+        if !is_positive(factor) {
             return Err(keys.wrong("rope.scaling.factor", "a positive number", factor));
         }
         let plain = plain(hyper.n_rot, base, factors);
         let linear = |factor: f32| plain.iter().map(|freq| freq / factor).collect();
         let table = match keys.text("rope.scaling.type")?.unwrap_or("linear") {
-            "none" => RopeTable { freqs: linear(1.0), scale: 1.0 },
+            "none" => Ok(RopeTable { freqs: linear(1.0), scale: 1.0 }),
             // The type was added after the factor: a factor without a type is linear.
-            "linear" | "llama3" => RopeTable { freqs: linear(factor), scale: 1.0 },
+            "linear" | "llama3" => Ok(RopeTable { freqs: linear(factor), scale: 1.0 }),
             "yarn" => {
                 let orig = keys.count("rope.scaling.original_context_length")?;
                 let number = |key: &str, default: f32| match keys.f32(key)?.unwrap_or(default) {
-                    value if value > 0.0 && value.is_finite() => Ok(value),
+                    value if is_positive(value) => Ok(value),
                     value => Err(keys.wrong(key, "a positive number", value)),
                 };
                 let yarn = Yarn {
@@ -63,24 +71,26 @@ impl RopeTable {
                     n_ctx_orig: orig.unwrap_or(hyper.n_ctx_train) as f32,
                     base,
                 };
-                yarn.table(&plain)
+                Ok(yarn.table(&plain))
             }
             other => {
                 let found = format!("`{other}`");
-                return Err(keys.wrong("rope.scaling.type", "none, linear or yarn", found));
+                Err(keys.wrong("rope.scaling.type", "none, linear or yarn", found))
             }
-        };
-        // Numbers that are possible one by one can still make no table together.
-        let bad =
-            table.freqs.iter().chain([&table.scale]).find(|value| !value.is_finite()).copied();
-        match bad {
+        }?;
+        // Each number may be sane and their product not.
+        let wrong = table.freqs.iter().copied().chain([table.scale]).find(|v| !v.is_finite());
+        match wrong {
             Some(value) => {
-                let expected = format!("a base that gives finite frequencies with factor {factor}");
-                Err(keys.wrong("rope.freq_base", expected, format!("{base}, which gives {value}")))
+                Err(keys.wrong("rope.freq_base", "a base with finite frequencies", value))
             }
             None => Ok(table),
         }
     }
+}
+
+fn is_positive(value: f32) -> bool {
+    value > 0.0 && value.is_finite()
 }
 
 /// `base^(-2j / n_rot)`, by repeated multiplication, divided by the file's factors.
@@ -111,5 +121,54 @@ impl Yarn {
         });
         let scale = self.attention * (1.0 + 0.1 * self.factor.ln());
         RopeTable { freqs: freqs.collect(), scale }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::gguf::{Container, File, Value, Writer};
+
+    use super::*;
+
+    /// Numbers that a file may hold, the odd ones first.
+    fn number() -> impl Strategy<Value = f32> {
+        let odd = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e-38, 3e38, f32::NAN, f32::INFINITY];
+        prop_oneof![proptest::sample::select(odd.to_vec()), 0.01f32..1e6, any::<f32>()]
+    }
+
+    proptest! {
+        #[test]
+        fn odd_numbers_are_refused_or_give_finite_tables(
+            numbers in proptest::collection::vec(proptest::option::of(number()), 5),
+            kind in proptest::sample::select(vec!["none", "linear", "yarn"]),
+            factors in proptest::option::of(proptest::collection::vec(number(), 32)),
+            (pairs, n_ctx_train) in (1usize..=32, 1usize..1 << 24),
+        ) {
+            let keys = [
+                "freq_base", "scaling.factor", "scaling.attn_factor", "scaling.yarn_beta_fast",
+                "scaling.yarn_beta_slow",
+            ];
+            let mut writer = Writer::new(Container::Gguf);
+            writer.set("a.rope.scaling.type", Value::from(kind)).unwrap();
+            for (key, number) in keys.iter().zip(&numbers) {
+                if let Some(number) = number {
+                    writer.set(&format!("a.rope.{key}"), Value::from(*number)).unwrap();
+                }
+            }
+            let file = File::from_vec(writer.in_memory().unwrap().finish().unwrap(), "f").unwrap();
+            let keys = Keys { metadata: file.metadata(), arch: "a", file: "f" };
+            let hyper = Hyper {
+                n_layer: 1, n_embd: 64, n_head: 1, n_head_kv: 1, d_head: 64, n_ff: 1, n_ctx_train,
+                eps: 0.0, n_rot: 2 * pairs, window: None,
+            };
+            let factors = factors.map(|factors| factors[..pairs].to_vec());
+            if let Ok(table) = RopeTable::read(&keys, &hyper, factors.as_deref()) {
+                prop_assert_eq!(table.freqs.len(), pairs);
+                prop_assert!(table.scale.is_finite(), "scale {}", table.scale);
+                prop_assert!(table.freqs.iter().all(|freq| freq.is_finite()), "{:?}", table.freqs);
+            }
+        }
     }
 }

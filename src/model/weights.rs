@@ -112,14 +112,6 @@ impl Model {
         let (ffn_kind, activation) = activation(&keys, spec, file.container(), options)?;
         let reader = Reader { file: &file, arch: spec.name, used: HashSet::new().into() };
         let factors = reader.optional_f32("rope_freqs.weight", hyper.n_rot / 2)?;
-        if let Some(bad) = factors.iter().flatten().find(|f| !(**f > 0.0 && f.is_finite())) {
-            return Err(Error::Values {
-                file: name,
-                tensor: "rope_freqs.weight".into(),
-                expected: "positive numbers",
-                found: bad.to_string(),
-            });
-        }
         let rope = RopeTable::read(&keys, &hyper, factors.as_deref())?;
         let n_vocab = reader.vocabulary(hyper.n_embd)?;
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;

@@ -68,7 +68,7 @@ fn what_is_no_file_is_named() {
     let path = folder.path();
     check(&refusal(&path.join("absent.gguf")), "cannot open: ");
     let message = refusal(path);
-    assert!(message.ends_with("is a directory, expected a GGUF file"), "{message}");
+    assert!(message.ends_with("is a directory, expected a GGUF file; it holds none"), "{message}");
     fs::write(path.join("config.json"), "{}").unwrap();
     check(&refusal(path), "Hugging Face");
     fs::write(path.join("b.gguf"), "").unwrap();

@@ -67,7 +67,8 @@ fn other_files_are_recognised() {
         (b"version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
         (b"<!DOCTYPE html>", "web page"),
         (&[0; 100], "zeros"),
-        (b"\x7fELF\x02\x01", "the bytes [7f, 45, 4c, 46]"),
+        (b"\x7fELF\x02\x01", "found a program"),
+        (b"\x01\x02\xfe\xff\x02", "the bytes [01, 02, fe, ff]"),
     ];
     for (bytes, expected) in cases {
         check(Raw(bytes.to_vec()), expected);
