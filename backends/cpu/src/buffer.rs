@@ -196,9 +196,19 @@ impl<T: AnyBitPattern> Writes<T> {
 
     /// One row, to read in a phase in which nobody writes it.
     pub(crate) fn reads_row(&self, row: usize) -> &[T] {
-        assert!(row < self.n_rows, "row outside the view");
+        self.reads_rows(row..row + 1)
+    }
+
+    /// Some rows, to read in a phase in which nobody writes them.
+    pub(crate) fn reads_rows(&self, rows: Range<usize>) -> &[T] {
+        assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
         // SAFETY: inside the view, whose memory is alive and initialised; nobody writes it in this phase (3 above).
-        unsafe { std::slice::from_raw_parts(self.start.add(row * self.n_cols), self.n_cols) }
+        unsafe {
+            std::slice::from_raw_parts(
+                self.start.add(rows.start * self.n_cols),
+                rows.len() * self.n_cols,
+            )
+        }
     }
 
     /// The same rows, to read in a phase in which nobody writes them.

@@ -3,7 +3,8 @@
 //! Tokens are worked on in tiles. A tile takes four phases: round x; slices of neurons (gate, test, up, and, where
 //! down lies by neuron, its rows into a partial sum of the slice's own); round h; finish (merge the partial sums in
 //! the order of the slices, or multiply by down's rows). Slices are ranges of rows, fixed by their number alone, so
-//! that a list's length and other tokens' wishes change nothing of a token's sum.
+//! that a list's length and other tokens' wishes change nothing of a token's sum. Many tokens that want all rows go
+//! another way through the same phases: see `prompt`.
 
 use std::ops::Range;
 
@@ -11,25 +12,23 @@ use hal::op::{self, Activation, Down, FfnKind, Skip};
 use hal::{Layout, Operand, Rows, Tensor};
 
 use super::activation::{activate, neuron};
-use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
+use super::operand::{Acts, Weight, maybe, rows_per_chunk};
+use super::panels::Panels;
 use super::{Context, Kernel, piece};
-use crate::buffer::{Reads, Scratch, Span, Writes};
+use crate::buffer::{Reads, Scratch, Writes};
 use crate::simd::ActView;
 
+mod cut;
 mod down;
 mod list;
+mod prompt;
 
+pub(super) use cut::Spans;
+use cut::{Cut, SLICE, TILE};
 use down::ByNeuron;
 use list::{Groups, List};
+use prompt::Prompt;
 
-/// Most tokens of a tile.
-const TILE: usize = 16;
-/// Most rows of a slice.
-const SLICE: usize = 256;
-/// Slices that an ordinary block is cut into.
-const N_SLICES: usize = 32;
-/// Bytes of partial sums above which tiles get smaller.
-const PARTIAL_BYTES: usize = 32 << 20;
 /// Columns per chunk of the merge.
 const COLS: usize = 512;
 
@@ -37,66 +36,6 @@ const COLS: usize = 512;
 pub(super) fn unsupported<T: Operand>(op: &op::SparseFfn<T>) -> Option<&'static str> {
     let cut = matches!(op.skip, Skip::GaussianCut(_));
     cut.then_some("with a cut by mean and deviation has no fast kernel")
-}
-
-/// How an op is cut.
-#[derive(Clone, Copy, Debug)]
-struct Cut {
-    n_tokens: usize,
-    n_rows: usize,
-    n_out: usize,
-    slice: usize,
-    n_slices: usize,
-    tile: usize,
-}
-
-impl Cut {
-    fn new<T: Operand>(op: &op::SparseFfn<T>) -> Cut {
-        let (n_rows, y) = (op.up.desc().n_rows, op.y.desc());
-        // Whole groups of a transposed matrix: no two slices share a group's scales.
-        let slice = n_rows.div_ceil(N_SLICES).next_multiple_of(32).clamp(32, SLICE);
-        let n_slices = n_rows.div_ceil(slice);
-        let partial = n_slices * y.n_cols * size_of::<f32>();
-        let tile = match op.orientation {
-            Down::ByNeuron => (PARTIAL_BYTES / partial.max(1)).clamp(1, TILE),
-            Down::AcrossNeurons => TILE,
-        };
-        let tile = tile.min(y.n_rows);
-        Cut { n_tokens: y.n_rows, n_rows, n_out: y.n_cols, slice, n_slices, tile }
-    }
-}
-
-/// Workspace of the op.
-pub(super) struct Spans {
-    x: Option<Q8Span>,
-    /// Neurons carried through: `[n_slices, tile]`.
-    carried: Span<u32>,
-    /// Where each slice begins in a list.
-    starts: Span<u32>,
-    /// `[n_slices * tile, n_out]`, where down lies by neuron.
-    partial: Span<f32>,
-    /// `[tile, n_rows]`, where it does not.
-    h: Span<f32>,
-    h_q8: Option<Q8Span>,
-}
-
-impl Spans {
-    pub(super) fn new<T: Operand>(op: &op::SparseFfn<T>, scratch: &mut Scratch) -> Spans {
-        let cut = Cut::new(op);
-        let formats = [op.gate.as_ref().map(|gate| gate.desc().format), Some(op.up.desc().format)];
-        let (partial, h, down) = match op.orientation {
-            Down::ByNeuron => (cut.n_slices * cut.tile, 0, None),
-            Down::AcrossNeurons => (0, cut.tile, Some(op.down.desc().format)),
-        };
-        Spans {
-            x: Q8Span::new(&formats, cut.tile, op.x.desc().n_cols, scratch),
-            carried: scratch.take(cut.n_slices, cut.tile),
-            starts: scratch.take(1, cut.n_slices + 1),
-            partial: scratch.take(partial, cut.n_out),
-            h: scratch.take(h, cut.n_rows),
-            h_q8: Q8Span::new(&[down], h, cut.n_rows, scratch),
-        }
-    }
 }
 
 /// What becomes of a neuron's value.
@@ -122,6 +61,8 @@ pub(super) struct SparseFfn {
     active: Writes<f32>,
     carried: Writes<u32>,
     output: Output,
+    prompt: Option<Prompt>,
+    n_in: usize,
     kind: FfnKind,
     activation: Activation,
     skip: Skip,
@@ -143,8 +84,11 @@ struct Carried<const N: usize> {
 
 impl SparseFfn {
     pub(super) fn new(op: &op::SparseFfn<Tensor>, context: &Context<'_>) -> SparseFfn {
-        let (spans, cut, bind) =
-            (Spans::new(op, &mut Scratch::default()), Cut::new(op), &context.bind);
+        let (spans, cut, bind) = (
+            Spans::new(op, context.n_threads, &mut Scratch::default()),
+            Cut::new(op),
+            &context.bind,
+        );
         let output = match op.orientation {
             Down::ByNeuron => Output::ByNeuron {
                 down: ByNeuron::new(&op.down, context),
@@ -174,6 +118,12 @@ impl SparseFfn {
             active: bind.write(&op.active),
             carried: bind.scratch(&spans.carried),
             output,
+            prompt: cut.is_prompt.then(|| Prompt {
+                panels: Panels::new(&spans.panels, context),
+                kept: bind.scratch(&spans.kept),
+                h: bind.scratch(&spans.h),
+            }),
+            n_in: op.x.desc().n_cols,
             kind: op.kind,
             activation: op.activation,
             skip: op.skip,
@@ -405,7 +355,11 @@ impl Kernel for SparseFfn {
     }
 
     fn chunks(&self, phase: usize) -> usize {
-        let tokens = self.tile(phase / 4).len();
+        let tile = self.tile(phase / 4);
+        if self.prompt.is_some() {
+            return self.prompt_chunks(phase % 4, &tile);
+        }
+        let tokens = tile.len();
         match (phase % 4, &self.output) {
             (0, _) if self.x.rounds() || self.list.is_some() => tokens,
             (0, _) => 0,
@@ -417,9 +371,12 @@ impl Kernel for SparseFfn {
         }
     }
 
-    fn run(&self, phase: usize, chunk: usize, _worker: usize) {
+    fn run(&self, phase: usize, chunk: usize, worker: usize) {
         let (tile, step) = (phase / 4, phase % 4);
         let tokens = self.tile(tile);
+        if let Some(prompt) = &self.prompt {
+            return self.prompt_run(prompt, (step, chunk), &tokens, worker);
+        }
         match (step, &self.output) {
             (0, _) => {
                 self.x.round(tokens.start + chunk, chunk);

@@ -1,21 +1,30 @@
-//! Dense matrices: round the activations, then blocks of rows against tiles of tokens.
+//! Dense matrices: round the activations, then rows against a few tokens, or panels of rows against many.
 
 use hal::op;
 use hal::{Operand, Tensor};
 
 use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
+use super::panels::{FEW_TOKENS, PanelCut, PanelSpans, Panels};
 use super::{Context, Kernel, cheap_rows, piece};
 use crate::buffer::{Reads, Scratch, Writes};
 
 /// Workspace of the op.
 pub(super) struct Spans {
     x: Option<Q8Span>,
+    panels: PanelSpans,
 }
 
 impl Spans {
-    pub(super) fn new<T: Operand>(op: &op::MatMul<T>, scratch: &mut Scratch) -> Spans {
+    pub(super) fn new<T: Operand>(
+        op: &op::MatMul<T>,
+        n_threads: usize,
+        scratch: &mut Scratch,
+    ) -> Spans {
         let (w, x) = (op.w.desc(), op.x.desc());
-        Spans { x: Q8Span::new(&[Some(w.format)], x.n_rows, x.n_cols, scratch) }
+        Spans {
+            x: Q8Span::new(&[Some(w.format)], x.n_rows, x.n_cols, scratch),
+            panels: PanelSpans::new(x.n_rows, 1, n_threads, scratch),
+        }
     }
 }
 
@@ -27,12 +36,16 @@ pub(super) struct MatMul {
     bias: Option<Reads<f32>>,
     y: Writes<f32>,
     rows: usize,
+    /// With many tokens.
+    cut: Option<PanelCut>,
+    panels: Panels,
 }
 
 impl MatMul {
     pub(super) fn new(op: &op::MatMul<Tensor>, context: &Context<'_>) -> MatMul {
-        let spans = Spans::new(op, &mut Scratch::default());
+        let spans = Spans::new(op, context.n_threads, &mut Scratch::default());
         let w = Weight::new(&op.w, context);
+        let (n_tokens, n_out) = (op.y.desc().n_rows, op.y.desc().n_cols);
         MatMul {
             w,
             x: Acts::new(context.bind.read(&op.x), spans.x.as_ref(), context),
@@ -40,6 +53,21 @@ impl MatMul {
             bias: maybe(op.bias.as_ref(), context),
             y: context.bind.write(&op.y),
             rows: rows_per_chunk(w.rows.n_cols()),
+            cut: (n_tokens > FEW_TOKENS).then(|| PanelCut::new(n_tokens, n_out)),
+            panels: Panels::new(&spans.panels, context),
+        }
+    }
+
+    fn multiply_panel(&self, cut: &PanelCut, chunk: usize, worker: usize) {
+        let (tokens, rows) = cut.chunk(chunk);
+        let x = self.x.rows(self.w.activation, tokens.start, tokens.clone(), self.n_in);
+        let sums = self.panels.times(&self.w, &rows, &x, tokens.len(), worker, 0);
+        for (t, sums) in tokens.zip(sums) {
+            let y = self.y.part(t, rows.clone());
+            y.copy_from_slice(&sums[..y.len()]);
+            if let Some(bias) = &self.bias {
+                y.iter_mut().zip(&bias.all()[rows.clone()]).for_each(|(y, b)| *y += b);
+            }
         }
     }
 
@@ -75,15 +103,21 @@ impl Kernel for MatMul {
         match phase {
             0 if self.x.rounds() => self.y.n_rows().div_ceil(cheap_rows(self.n_in)),
             0 => 0,
-            _ => self.y.n_cols().div_ceil(self.rows),
+            _ => match &self.cut {
+                Some(cut) => cut.n_chunks(),
+                None => self.y.n_cols().div_ceil(self.rows),
+            },
         }
     }
 
-    fn run(&self, phase: usize, chunk: usize, _worker: usize) {
+    fn run(&self, phase: usize, chunk: usize, worker: usize) {
         match phase {
             0 => piece(chunk, cheap_rows(self.n_in), self.y.n_rows())
                 .for_each(|t| self.x.round(t, t)),
-            _ => self.multiply(chunk),
+            _ => match &self.cut {
+                Some(cut) => self.multiply_panel(cut, chunk, worker),
+                None => self.multiply(chunk),
+            },
         }
     }
 }

@@ -9,6 +9,7 @@ mod attention;
 mod ffn;
 mod matmul;
 mod operand;
+mod panels;
 mod position;
 mod rowwise;
 mod slow;
@@ -50,10 +51,10 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
     let mut scratch = Scratch::default();
     let mut slow = None;
     match op {
-        Op::MatMul(op) => _ = matmul::Spans::new(op, &mut scratch),
+        Op::MatMul(op) => _ = matmul::Spans::new(op, n_threads, &mut scratch),
         Op::Attention(op) => _ = attention::Spans::new(op, n_threads, &mut scratch),
         Op::SparseFfn(op) => match ffn::unsupported(op) {
-            None => _ = ffn::Spans::new(op, &mut scratch),
+            None => _ = ffn::Spans::new(op, n_threads, &mut scratch),
             Some(reason) => slow = Some(reason),
         },
         Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::Rope(_) | Op::StoreKv(_) => {}

@@ -7,7 +7,7 @@ use hal::{Batch, BatchShape, BatchView, Operand, Tensor};
 
 use super::Context;
 use crate::buffer::{Reads, Scratch, Span, Writes};
-use crate::simd::{ActView, Dot4Fn, DotFn, Kernels, Q8View, prefetch};
+use crate::simd::{ActView, Dot4Fn, DotFn, Kernels, Q8View, TokenRows, prefetch};
 
 /// The step's facts.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,7 @@ pub(super) fn maybe(tensor: Option<&Tensor>, context: &Context<'_>) -> Option<Re
 pub(super) struct Weight {
     pub(super) rows: Reads<u8>,
     pub(super) activation: Activation,
+    pub(super) format: Format,
     ahead: usize,
     dot: DotFn,
     dot4: Dot4Fn,
@@ -54,6 +55,7 @@ impl Weight {
             rows,
             ahead: rows_ahead(rows.n_cols()),
             activation: format.activation(),
+            format,
             dot: context.simd.dot(format),
             dot4: context.simd.dot4(format),
         }
@@ -159,6 +161,36 @@ impl Acts {
         if let Some((q, d, sum)) = &self.q8 {
             self.simd.quantize(self.x.row(row), q.row(slot), d.row(slot), sum.row(slot));
         }
+    }
+
+    /// Rounds `values`, which begin at block `block` of a row, into slot `slot`.
+    pub(super) fn round_part(&self, values: &[f32], slot: usize, block: usize) {
+        if let Some((q, d, sum)) = &self.q8 {
+            let blocks = block..block + values.len().div_ceil(Q8_BLOCK);
+            let q = q.part(slot, blocks.start * Q8_BLOCK..blocks.end * Q8_BLOCK);
+            let (d, sum) = (d.part(slot, blocks.clone()), sum.part(slot, blocks));
+            self.simd.quantize(values, q, d, sum);
+        }
+    }
+
+    /// Neighbouring rows from `row` on, or their rounded forms in `slots`, as `kind` has them.
+    pub(super) fn rows(
+        &self,
+        kind: Activation,
+        row: usize,
+        slots: Range<usize>,
+        n_cols: usize,
+    ) -> TokenRows<'_> {
+        let all = match (kind, &self.q8) {
+            (Activation::Q8, Some((q, d, sum))) => ActView::Q8(Q8View {
+                q: q.reads_rows(slots.clone()),
+                d: d.reads_rows(slots.clone()),
+                sum: sum.reads_rows(slots),
+            }),
+            (Activation::Q8, None) => unreachable!("room for rounded activations was planned"),
+            (Activation::F32, _) => ActView::F32(self.x.rows(row..row + slots.len())),
+        };
+        TokenRows { all, n_cols }
     }
 
     /// Row `row`, or its rounded form in `slot`, as `kind` has it.

@@ -12,17 +12,25 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod panel;
 #[cfg(target_arch = "x86_64")]
 mod plain;
 mod scalar;
+mod scalar_panel;
 mod tile;
 mod transposed;
 
 #[cfg(test)]
+mod panel_tests;
+#[cfg(test)]
 mod tests;
+
+use std::ops::Range;
 
 use hal::format::{Format, Q8Row, TransposedLayout};
 use half::f16;
+
+pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
 
 /// One row's product with one token: `row` `[n]` in blocks, `x` `[n]`.
 pub type DotFn = fn(row: &[u8], x: ActView<'_>) -> f32;
@@ -103,9 +111,16 @@ struct Table {
     dot: fn(Format) -> Dot,
     axpy: fn(Format) -> AxpyFn,
     transposed: fn(Format) -> TransposedFn,
+    panel: Panel,
     quantize: QuantizeFn,
     sum_squares: fn(&[f32]) -> f32,
     store_f16: fn(&[f32], &mut [f16]),
+}
+
+/// How panels are made and multiplied.
+struct Panel {
+    fill: FillFn,
+    times: PanelFn,
 }
 
 /// A product for one and for four tokens.
@@ -179,6 +194,28 @@ impl Kernels {
     #[must_use]
     pub fn transposed(&self, format: Format) -> TransposedFn {
         (self.table.transposed)(format)
+    }
+
+    /// Fills a panel with rows of weights.
+    ///
+    /// # Panics
+    /// If there are more than [`PANEL_ROWS`] rows, or longer ones than [`panel_stretch`].
+    pub fn fill_panel(&self, format: Format, rows: &[&[u8]], panel: &mut [f32]) {
+        (self.table.panel.fill)(format, rows, panel);
+    }
+
+    /// Adds the products of a panel with several tokens to `sums`, a row for each.
+    ///
+    /// `k` are the columns that the panel was filled with.
+    pub fn times_panel(
+        &self,
+        format: Format,
+        panel: &[f32],
+        k: Range<usize>,
+        x: &TokenRows<'_>,
+        sums: &mut [[f32; PANEL_ROWS]],
+    ) {
+        (self.table.panel.times)(format, panel, k, x, sums);
     }
 
     /// [`hal::format::quantize_q8`], to the bit.

@@ -4,12 +4,13 @@ use hal::format::{Code, Format, TransposedLayout, Unpacked, quantize_q8};
 use half::f16;
 
 use super::transposed::{Run, UNIT, for_runs, for_units};
-use super::{ActView, AxpyFn, Dot, Table, TransposedFn};
+use super::{ActView, AxpyFn, Dot, Panel, Table, TransposedFn, scalar_panel};
 
 pub(super) const TABLE: Table = Table {
     dot,
     axpy,
     transposed: |_| transposed as TransposedFn,
+    panel: Panel { fill: scalar_panel::FILL, times: scalar_panel::TIMES },
     quantize: quantize_q8,
     sum_squares: |x| lanes(x.len(), |i| x[i] * x[i]),
     store_f16: |x, out| {

@@ -5,18 +5,18 @@ use half::f16;
 
 use super::*;
 
-fn all_kernels() -> Vec<Kernels> {
+pub(super) fn all_kernels() -> Vec<Kernels> {
     let all: Vec<_> = Level::ALL.into_iter().filter_map(Kernels::select).collect();
     println!("levels: {:?}", all.iter().map(Kernels::level).collect::<Vec<_>>());
     all
 }
 
-fn weights() -> impl Iterator<Item = Format> {
+pub(super) fn weights() -> impl Iterator<Item = Format> {
     Format::ALL.iter().copied().filter(|format| format.is_weight())
 }
 
 /// Seeded values of both signs, most of them small.
-fn random(n: usize, seed: u32) -> Vec<f32> {
+pub(super) fn random(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -25,26 +25,26 @@ fn random(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next() * next() * 3.0 + 0.1).collect()
 }
 
-fn quantized(format: Format, values: &[f32]) -> Vec<u8> {
+pub(super) fn quantized(format: Format, values: &[f32]) -> Vec<u8> {
     let mut bytes = vec![0xA5; format.row_bytes(values.len()).unwrap()];
     format.quantize(values, &mut bytes);
     bytes
 }
 
-fn dequantized(format: Format, bytes: &[u8], n: usize) -> Vec<f32> {
+pub(super) fn dequantized(format: Format, bytes: &[u8], n: usize) -> Vec<f32> {
     let mut values = vec![f32::NAN; n];
     format.dequantize(bytes, &mut values);
     values
 }
 
-fn q8(x: &[f32]) -> Q8Row {
+pub(super) fn q8(x: &[f32]) -> Q8Row {
     let mut row = Q8Row::default();
     row.quantize_into(x);
     row
 }
 
 /// What the format's activations make of `x`.
-fn rounded(format: Format, x: &[f32]) -> Vec<f32> {
+pub(super) fn rounded(format: Format, x: &[f32]) -> Vec<f32> {
     match format.activation() {
         Activation::F32 => x.to_vec(),
         Activation::Q8 => {
@@ -66,7 +66,7 @@ fn lengths(format: Format) -> Vec<usize> {
 }
 
 #[track_caller]
-fn assert_close(got: f32, expected: f64, magnitude: f64, what: &str) {
+pub(super) fn assert_close(got: f32, expected: f64, magnitude: f64, what: &str) {
     let error = (f64::from(got) - expected).abs();
     assert!(error <= 1e-6 * magnitude, "{what}: {got}, expected {expected} of {magnitude}");
 }

@@ -8,6 +8,7 @@
 
 mod block256;
 mod block32;
+mod panel;
 mod plain;
 mod quantize;
 mod transposed;
@@ -18,13 +19,14 @@ use std::arch::x86_64::*;
 use hal::format::Format;
 
 use super::tile::Q8Tile;
-use super::{Dot, Table};
+use super::{Dot, Panel, Table};
 use vector::*;
 
 pub(super) const TABLE: Table = Table {
     dot,
     axpy: plain::axpy,
     transposed: transposed::transposed,
+    panel: Panel { fill: panel::FILL, times: panel::TIMES },
     quantize: |x, q, d, sum| {
         // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
         unsafe { quantize::quantize(x, q, d, sum) }

@@ -1,0 +1,134 @@
+//! Products of a matrix with many tokens: a panel of rows is taken apart once for a tile of tokens.
+
+use std::ops::Range;
+
+use super::operand::Weight;
+use super::{Context, piece};
+use crate::buffer::{Scratch, Span, Writes};
+use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, TokenRows, panel_stretch, prefetch};
+
+/// Programs of up to so many tokens go row by row, which gives a token the bits that it has alone (see the
+/// contract); larger ones go by panels.
+pub(super) const FEW_TOKENS: usize = 16;
+
+/// Most tokens of a tile: enough that taking a panel apart costs next to nothing.
+const TILE: usize = 512;
+/// Tokens below which that cost is felt.
+const SMALL_TILE: usize = 64;
+/// Chunks that make tiles small enough for all threads to have some.
+const ENOUGH_CHUNKS: usize = 64;
+
+/// How a product of so many tokens and rows is cut: tile after tile, panel after panel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PanelCut {
+    n_tokens: usize,
+    n_rows: usize,
+    tile: usize,
+}
+
+impl PanelCut {
+    pub(super) fn new(n_tokens: usize, n_rows: usize) -> PanelCut {
+        let n_panels = n_rows.div_ceil(PANEL_ROWS);
+        let mut tile = n_tokens.min(TILE);
+        while tile > SMALL_TILE && n_panels * n_tokens.div_ceil(tile) < ENOUGH_CHUNKS {
+            tile = tile.div_ceil(2);
+        }
+        PanelCut { n_tokens, n_rows, tile }
+    }
+
+    pub(super) fn n_panels(&self) -> usize {
+        self.n_rows.div_ceil(PANEL_ROWS)
+    }
+
+    pub(super) fn n_chunks(&self) -> usize {
+        self.n_panels() * self.n_tokens.div_ceil(self.tile.max(1))
+    }
+
+    /// Tokens and rows of a chunk.
+    pub(super) fn chunk(&self, chunk: usize) -> (Range<usize>, Range<usize>) {
+        let (tile, panel) = (chunk / self.n_panels(), chunk % self.n_panels());
+        (piece(tile, self.tile, self.n_tokens), piece(panel, PANEL_ROWS, self.n_rows))
+    }
+}
+
+/// Workspace: for each worker a panel and the sums of a tile.
+#[derive(Debug)]
+pub(super) struct PanelSpans {
+    panel: Span<f32>,
+    sums: Span<[f32; PANEL_ROWS]>,
+}
+
+impl PanelSpans {
+    /// Room for `n_sums` products at once with up to `n_tokens`; none if they are few.
+    pub(super) fn new(
+        n_tokens: usize,
+        n_sums: usize,
+        n_threads: usize,
+        scratch: &mut Scratch,
+    ) -> PanelSpans {
+        let n_workers = if n_tokens > FEW_TOKENS { n_threads } else { 0 };
+        PanelSpans {
+            panel: scratch.take(n_workers, PANEL_LEN),
+            sums: scratch.take(n_workers, n_sums * n_tokens.min(TILE)),
+        }
+    }
+}
+
+/// The same, ready to use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Panels {
+    panel: Writes<f32>,
+    sums: Writes<[f32; PANEL_ROWS]>,
+    simd: Kernels,
+}
+
+impl Panels {
+    pub(super) fn new(spans: &PanelSpans, context: &Context<'_>) -> Panels {
+        let bind = &context.bind;
+        Panels {
+            panel: bind.scratch(&spans.panel),
+            sums: bind.scratch(&spans.sums),
+            simd: context.simd,
+        }
+    }
+
+    /// Room for sums with `n` tokens, in place `at` of those planned.
+    #[allow(clippy::mut_from_ref, reason = "a worker's own: see `crate::buffer`")]
+    pub(super) fn sums(&self, n: usize, worker: usize, at: usize) -> &mut [[f32; PANEL_ROWS]] {
+        self.sums.part(worker, at * n..(at + 1) * n)
+    }
+
+    /// The products of rows `rows`, at most a panel, with `n` tokens: a row of sums for each,
+    /// in place `at`.
+    pub(super) fn times(
+        &self,
+        weight: &Weight,
+        rows: &Range<usize>,
+        x: &TokenRows<'_>,
+        n: usize,
+        worker: usize,
+        at: usize,
+    ) -> &mut [[f32; PANEL_ROWS]] {
+        let (panel, sums) = (self.panel.row(worker), self.sums(n, worker, at));
+        sums.fill([0.0; PANEL_ROWS]);
+        let (format, stretch) = (weight.format, panel_stretch(weight.format));
+        let blocks = |k: &Range<usize>| {
+            let at = |k: usize| k / format.block_values() * format.block_bytes();
+            at(k.start)..at(k.end)
+        };
+        for i in 0..x.n_cols.div_ceil(stretch) {
+            let k = piece(i, stretch, x.n_cols);
+            let (bytes, next) = (blocks(&k), blocks(&piece(i + 1, stretch, x.n_cols)));
+            let mut parts: [&[u8]; PANEL_ROWS] = [&[]; PANEL_ROWS];
+            for (part, row) in parts.iter_mut().zip(rows.clone()) {
+                *part = &weight.rows.row(row)[bytes.clone()];
+            }
+            self.simd.fill_panel(format, &parts[..rows.len()], panel);
+            for row in rows.clone() {
+                prefetch(&weight.rows.row(row)[next.clone()]);
+            }
+            self.simd.times_panel(format, panel, k, x, sums);
+        }
+        sums
+    }
+}

@@ -1,0 +1,160 @@
+//! Panels times tokens: 32 rows are four registers, taken two at a time.
+//!
+//! Codes are signed here: `vpmaddubsw` takes their size and the activations with the codes' signs, so that two
+//! products of at most 128 * 127 fit in 16 bits.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use hal::format::Format;
+
+use super::super::panel::{
+    Factors, FillFn, MINS, PANEL_ROWS, PanelFn, Rows, SCALES, TokenRows, fill_panel, panel_kernels,
+    sums_of_16, token_group,
+};
+use super::super::tile::padded;
+use super::vector::*;
+
+panel_kernels!("avx2,fma,f16c");
+
+/// Tokens at a time.
+const TOKENS: usize = 4;
+/// Rows at a time.
+const PART: usize = 2 * LANES;
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn quantised<const GROUP: usize, const MIN: bool>(
+    panel: &[f32],
+    k: &Range<usize>,
+    x: &TokenRows<'_>,
+    sums: &mut [[f32; PANEL_ROWS]],
+) {
+    let n = sums.len();
+    let q = &x.all.q8().q[..n * x.n_cols];
+    for first in (0..n).step_by(TOKENS) {
+        let tokens = token_group::<TOKENS>(first, n);
+        let factors = tokens.map(|t| Factors::new::<GROUP>(x, t, k, sums_of_16));
+        let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
+        for part in (0..PANEL_ROWS).step_by(PART) {
+            let n_groups = k.len() / GROUP;
+            // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks that `check` found to fit.
+            let out = unsafe { group::<GROUP, MIN>(&panel[part..], &q, &factors, n_groups) };
+            for (sums, out) in sums[first..].iter_mut().zip(out) {
+                add_to(&mut sums[part..], out);
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_to(sums: &mut [f32], out: [V; 2]) {
+    for (half, out) in out.into_iter().enumerate() {
+        let sum = add(load_ps(sums, LANES * half), out);
+        store_ps(sums, LANES * half, sum);
+    }
+}
+
+/// The products of 16 rows' first `n_groups` groups with some tokens, whose codes are at `q`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn group<const GROUP: usize, const MIN: bool>(
+    panel: &[f32],
+    q: &[*const i32; TOKENS],
+    factors: &[Factors; TOKENS],
+    n_groups: usize,
+) -> [[V; 2]; TOKENS] {
+    let mut out = [[zero(); 2]; TOKENS];
+    let two = |at: usize| [load_ps(panel, at), load_ps(panel, at + LANES)];
+    for g in 0..n_groups {
+        let mut dots = [[_mm256_setzero_si256(); 2]; TOKENS];
+        for i in g * GROUP / 4..(g + 1) * GROUP / 4 {
+            let codes = two(PANEL_ROWS * i)
+                .map(|codes| _mm256_xor_si256(_mm256_castps_si256(codes), _mm256_set1_epi8(-128)));
+            let sizes = codes.map(|codes| _mm256_abs_epi8(codes));
+            for (dots, q) in dots.iter_mut().zip(q) {
+                // SAFETY: inside the group's values, of which the caller has `n_groups`.
+                let q = _mm256_set1_epi32(unsafe { q.add(i).read_unaligned() });
+                for half in 0..2 {
+                    let q = _mm256_sign_epi8(q, codes[half]);
+                    let pairs = _mm256_maddubs_epi16(sizes[half], q);
+                    let dot = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                    dots[half] = _mm256_add_epi32(dots[half], dot);
+                }
+            }
+        }
+        let scales = two((SCALES + g) * PANEL_ROWS);
+        let mins = if MIN { two((MINS + g) * PANEL_ROWS) } else { scales };
+        for ((out, dots), factors) in out.iter_mut().zip(dots).zip(factors) {
+            let d = splat(factors.d[g * GROUP / 32]);
+            let offset = splat(factors.offset[g]);
+            for half in 0..2 {
+                let dot = _mm256_cvtepi32_ps(dots[half]);
+                out[half] = fmadd(dot, mul(scales[half], d), out[half]);
+                if MIN {
+                    out[half] = fmadd(mins[half], offset, out[half]);
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Plain values.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn plain(panel: &[f32], k: &Range<usize>, x: &TokenRows<'_>, sums: &mut [[f32; PANEL_ROWS]]) {
+    let n = sums.len();
+    let x_all = &x.all.f32()[..n * x.n_cols];
+    for first in (0..n).step_by(TOKENS) {
+        let x = token_group::<TOKENS>(first, n).map(|t| &x_all[t * x.n_cols..][k.clone()]);
+        for part in (0..PANEL_ROWS).step_by(PART) {
+            let mut out = [[zero(); 2]; TOKENS];
+            for (i, weights) in panel.as_chunks::<PANEL_ROWS>().0[..k.len()].iter().enumerate() {
+                let weights = [load_ps(weights, part), load_ps(weights, part + LANES)];
+                for (out, x) in out.iter_mut().zip(x) {
+                    // SAFETY: each of `x` has `k.len()` values.
+                    let x = splat(unsafe { *x.get_unchecked(i) });
+                    for (out, weights) in out.iter_mut().zip(weights) {
+                        *out = fmadd(weights, x, *out);
+                    }
+                }
+            }
+            for (sums, out) in sums[first..].iter_mut().zip(out) {
+                add_to(&mut sums[part..], out);
+            }
+        }
+    }
+}
+
+/// 8 words of 8 rows, from column `at` on, across: into the panel from row `first` on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn transpose(words: &Rows<LANES>, at: usize, panel: &mut [u32], first: usize) {
+    let mut r = [_mm256_setzero_si256(); 8];
+    for (r, words) in r.iter_mut().zip(&words.0) {
+        *r = load_bytes(bytemuck::cast_slice(&words[at..at + 8]), 0);
+    }
+    let mut s = r;
+    for i in 0..4 {
+        s[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        s[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    // r[4i + c]: in each half, column c of it for rows 4i..4i + 4.
+    for i in 0..2 {
+        let (a, b) = (4 * i, 4 * i + 2);
+        r[a] = _mm256_unpacklo_epi64(s[a], s[b]);
+        r[a + 1] = _mm256_unpackhi_epi64(s[a], s[b]);
+        r[a + 2] = _mm256_unpacklo_epi64(s[a + 1], s[b + 1]);
+        r[a + 3] = _mm256_unpackhi_epi64(s[a + 1], s[b + 1]);
+    }
+    for c in 0..4 {
+        let columns = [
+            (c, _mm256_permute2x128_si256::<0x20>(r[c], r[4 + c])),
+            (4 + c, _mm256_permute2x128_si256::<0x31>(r[c], r[4 + c])),
+        ];
+        for (column, words) in columns {
+            let to = &mut panel[(at + column) * PANEL_ROWS + first..][..LANES];
+            store_ps(bytemuck::cast_slice_mut(to), 0, _mm256_castsi256_ps(words));
+        }
+    }
+}

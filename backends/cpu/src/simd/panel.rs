@@ -1,0 +1,384 @@
+//! Panels: 32 weight rows of a stretch of k, taken apart once and multiplied with many tokens.
+//!
+//! A panel lies across the rows, so that a vector holds one place of k for many rows and no sum is taken
+//! across lanes. A row is first taken apart by itself into words (`Rows`): that is all that a format has to
+//! say, and one without an arm in [`unpack`] goes through [`hal::format::Quants`]. Then the words are
+//! transposed, by the level's own instructions and whatever they mean:
+//!
+//! ```text
+//! quantised  [128][32] words of four codes, [32][32] scales, [32][32] minimums (one for each group of values)
+//! plain      [256][32] values
+//! ```
+//!
+//! Codes are shifted up by [`BIAS`], because `vpdpbusd` wants one unsigned side. Sums of integers begin at what
+//! that adds, so they are exact.
+//!
+//! The order of f32 sums: within a stretch by group, then stretch by stretch. A token's values depend on nothing
+//! but its own activations.
+
+use std::ops::Range;
+
+use hal::format::{Format, Q8_BLOCK, Quants, Unpacked};
+use half::f16;
+
+use super::ActView;
+use super::tile::six_bits;
+
+/// Weight rows of a panel.
+pub const PANEL_ROWS: usize = 32;
+/// Floats that a panel takes, of any format.
+pub const PANEL_LEN: usize = WORDS * PANEL_ROWS;
+
+/// Words per row of a panel.
+pub(super) const WORDS: usize = 256;
+/// Where the scales of a quantised row begin among its words, and its minimums.
+pub(super) const SCALES: usize = 128;
+pub(super) const MINS: usize = 160;
+/// What is added to codes.
+pub(super) const BIAS: i32 = 128;
+
+/// Takes `rows` apart, the same stretch of up to 32 rows in blocks of the format, into `panel` `[PANEL_LEN]`.
+pub type FillFn = fn(format: Format, rows: &[&[u8]], panel: &mut [f32]);
+/// Adds the products of a panel, the stretch `k` of its rows, to `sums`, one row of them for each token of `x`.
+pub type PanelFn = fn(
+    format: Format,
+    panel: &[f32],
+    k: Range<usize>,
+    x: &TokenRows<'_>,
+    sums: &mut [[f32; PANEL_ROWS]],
+);
+
+/// The activations of several tokens, one after another.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenRows<'a> {
+    /// `[n_tokens, n_cols]`
+    pub all: ActView<'a>,
+    /// Values of a token.
+    pub n_cols: usize,
+}
+
+impl TokenRows<'_> {
+    /// Whether there are activations for `n` tokens, and the stretch `k` of them fits into a panel.
+    pub(super) fn check(&self, n: usize, k: &Range<usize>, panel: &[f32]) {
+        assert!(k.start <= k.end && k.end <= self.n_cols && panel.len() == PANEL_LEN);
+        match self.all {
+            ActView::F32(x) => assert!(x.len() >= n * self.n_cols && k.len() <= WORDS),
+            ActView::Q8(x) => {
+                let n_blocks = n * (self.n_cols / Q8_BLOCK);
+                let whole = k.start.is_multiple_of(Q8_BLOCK) && k.end.is_multiple_of(Q8_BLOCK);
+                assert!(whole && self.n_cols.is_multiple_of(Q8_BLOCK) && k.len() <= 4 * SCALES);
+                assert!(x.q.len() >= n_blocks * Q8_BLOCK);
+                assert!(x.d.len() >= n_blocks && x.sum.len() >= n_blocks);
+            }
+        }
+    }
+}
+
+/// Values of a row that a panel holds.
+#[must_use]
+pub const fn panel_stretch(format: Format) -> usize {
+    match format.quants() {
+        Some(_) => 4 * SCALES,
+        None => WORDS,
+    }
+}
+
+/// Some rows taken apart.
+#[repr(C, align(64))]
+pub(super) struct Rows<const L: usize>(pub [[u32; WORDS]; L]);
+
+/// Fills a panel, `L` rows at a time: `widen` makes floats of plain bytes, `transpose` sets `[L][L]` words, of
+/// all rows from column `at` on, into the panel from row `first` on.
+///
+/// Always inlined: compiled for the caller's instructions.
+#[inline(always)]
+pub(super) fn fill_panel<const L: usize>(
+    format: Format,
+    rows: &[&[u8]],
+    panel: &mut [f32],
+    widen: impl Fn(Format, &[u8], &mut [f32]) + Copy,
+    transpose: impl Fn(&Rows<L>, usize, &mut [u32], usize),
+) {
+    assert!(rows.len() <= PANEL_ROWS && panel.len() == PANEL_LEN);
+    let panel: &mut [u32] = bytemuck::cast_slice_mut(panel);
+    let parts = match format.quants() {
+        Some(quants) => {
+            let n_groups = 4 * SCALES / quants.group;
+            let n_mins = if quants.has_min { n_groups } else { 0 };
+            [0..SCALES, SCALES..SCALES + n_groups, MINS..MINS + n_mins]
+        }
+        None => [0..WORDS, 0..0, 0..0],
+    };
+    let mut words = Rows([[0; WORDS]; L]);
+    for first in (0..PANEL_ROWS).step_by(L) {
+        // Rows that are not there keep the values of others: nobody looks at their products.
+        for (row, words) in rows.iter().skip(first).zip(&mut words.0) {
+            unpack(format, row, words, widen);
+        }
+        for part in &parts {
+            part.clone().step_by(L).for_each(|at| transpose(&words, at, panel, first));
+        }
+    }
+}
+
+/// Takes one row apart.
+#[inline(always)]
+fn unpack(
+    format: Format,
+    row: &[u8],
+    words: &mut [u32; WORDS],
+    widen: impl Fn(Format, &[u8], &mut [f32]),
+) {
+    if format.quants().is_none() {
+        let values: &mut [f32] = bytemuck::cast_slice_mut(words);
+        return widen(format, row, &mut values[..row.len() / format.block_bytes()]);
+    }
+    let (codes, tables) = words.split_at_mut(SCALES);
+    let (scales, mins) = tables.split_at_mut(MINS - SCALES);
+    let codes: &mut [u8] = bytemuck::cast_slice_mut(codes);
+    let (scales, mins): (&mut [f32], &mut [f32]) =
+        (bytemuck::cast_slice_mut(scales), bytemuck::cast_slice_mut(mins));
+    match format {
+        Format::Q4_0 => {
+            let halves = blocks_of_32::<18>(row, codes, |block, codes| {
+                for (j, &pair) in block[2..].iter().enumerate() {
+                    codes[j] = (pair & 15) + 120;
+                    codes[j + 16] = (pair >> 4) + 120;
+                }
+            });
+            widen(Format::F16, &halves, &mut scales[..16]);
+        }
+        Format::Q8_0 => {
+            let halves = blocks_of_32::<34>(row, codes, |block, codes| {
+                for (code, &byte) in codes.iter_mut().zip(&block[2..]) {
+                    *code = byte ^ 128;
+                }
+            });
+            widen(Format::F16, &halves, &mut scales[..16]);
+        }
+        Format::Q4_K => q4_k(row, codes, scales, mins),
+        Format::Q6_K => q6_k(row, codes, scales),
+        Format::F32 | Format::F16 | Format::BF16 | Format::U32 | Format::Q4_1 | Format::Q5_K => {
+            if let Some(quants) = format.quants() {
+                any(format, quants, row, codes, scales, mins);
+            }
+        }
+    }
+}
+
+/// Takes blocks of 32 values apart that begin with an f16 scale; `block` does the codes. Gives the scales.
+#[inline(always)]
+fn blocks_of_32<const BYTES: usize>(
+    row: &[u8],
+    codes: &mut [u8],
+    block: impl Fn(&[u8; BYTES], &mut [u8; 32]),
+) -> [u8; 32] {
+    let mut halves = [0; 32];
+    let blocks = row.as_chunks::<BYTES>().0.iter().zip(codes.as_chunks_mut::<32>().0);
+    for ((from, codes), half) in blocks.zip(halves.as_chunks_mut::<2>().0) {
+        *half = [from[0], from[1]];
+        block(from, codes);
+    }
+    halves
+}
+
+#[inline(always)]
+fn half_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+#[inline(always)]
+fn q4_k(row: &[u8], codes: &mut [u8], scales: &mut [f32], mins: &mut [f32]) {
+    for (b, block) in row.as_chunks::<144>().0.iter().enumerate() {
+        let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+        let (six_scales, six_mins) = six_bits(&block[4..16]);
+        for (g, (scale, min)) in
+            six_scales.to_le_bytes().into_iter().zip(six_mins.to_le_bytes()).enumerate()
+        {
+            scales[8 * b + g] = d * f32::from(scale);
+            mins[8 * b + g] = dmin * f32::from(min);
+        }
+        let pairs = block[16..].as_chunks::<32>().0;
+        for (pairs, codes) in pairs.iter().zip(codes[256 * b..].as_chunks_mut::<64>().0) {
+            for (j, &pair) in pairs.iter().enumerate() {
+                codes[j] = (pair & 15) | 128;
+                codes[j + 32] = (pair >> 4) | 128;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn q6_k(row: &[u8], codes: &mut [u8], scales: &mut [f32]) {
+    for (b, block) in row.as_chunks::<210>().0.iter().enumerate() {
+        let d = half_at(block, 208);
+        for (scale, &byte) in scales[16 * b..].iter_mut().zip(&block[192..208]) {
+            *scale = d * f32::from(byte as i8);
+        }
+        let nibbles = block[..128].as_chunks::<64>().0.iter();
+        let pairs = block[128..192].as_chunks::<32>().0;
+        let halves = codes[256 * b..].as_chunks_mut::<128>().0;
+        for ((nibbles, pairs), codes) in nibbles.zip(pairs).zip(halves) {
+            for (j, &pair) in pairs.iter().enumerate() {
+                let (first, second) = (nibbles[j], nibbles[j + 32]);
+                codes[j] = (first & 15 | (pair & 3) << 4) + 96;
+                codes[j + 32] = (second & 15 | (pair >> 2 & 3) << 4) + 96;
+                codes[j + 64] = (first >> 4 | (pair >> 4 & 3) << 4) + 96;
+                codes[j + 96] = (second >> 4 | (pair >> 6) << 4) + 96;
+            }
+        }
+    }
+}
+
+/// Any format, block by block.
+#[inline(never)]
+fn any(
+    format: Format,
+    quants: &Quants,
+    row: &[u8],
+    codes: &mut [u8],
+    scales: &mut [f32],
+    mins: &mut [f32],
+) {
+    let (n, n_groups) = (format.block_values(), format.block_values() / quants.group);
+    let mut parts = Unpacked::default();
+    for (b, block) in row.chunks_exact(format.block_bytes()).enumerate() {
+        quants.unpack(block, &mut parts);
+        for (to, &code) in codes[b * n..].iter_mut().zip(&parts.codes[..n]) {
+            *to = code as u8 ^ 128;
+        }
+        let groups = b * n_groups..(b + 1) * n_groups;
+        scales[groups.clone()].copy_from_slice(&parts.scales[..n_groups]);
+        if quants.has_min {
+            mins[groups].copy_from_slice(&parts.mins[..n_groups]);
+        }
+    }
+}
+
+/// What the kernels need of the activations of one token and stretch besides their codes.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
+    /// `[group]` where sums of integers begin: what [`BIAS`] adds, with its sign turned.
+    pub start: [i32; 32],
+    /// `[block]`
+    pub d: [f32; 16],
+    /// `[group]` `-d * sum of codes`: what meets the minimums.
+    pub offset: [f32; 32],
+}
+
+impl Factors {
+    /// The factors of token `t`; `sums_of_16` adds up the codes of every 16 values.
+    #[inline(always)]
+    pub(super) fn new<const GROUP: usize>(
+        x: &TokenRows<'_>,
+        t: usize,
+        k: &Range<usize>,
+        sums_of_16: impl Fn(&[i8], &mut [i32; 32]),
+    ) -> Factors {
+        let mut factors = Factors { start: [0; 32], d: [0.0; 16], offset: [0.0; 32] };
+        let (x8, first) = (x.all.q8(), t * x.n_cols + k.start);
+        let (block, n_blocks) = (first / Q8_BLOCK, k.len() / Q8_BLOCK);
+        factors.d[..n_blocks].copy_from_slice(&x8.d[block..][..n_blocks]);
+        if GROUP == Q8_BLOCK {
+            factors.start[..n_blocks].copy_from_slice(&x8.sum[block..][..n_blocks]);
+        } else {
+            sums_of_16(&x8.q[first..][..k.len()], &mut factors.start);
+        }
+        for (g, (start, offset)) in factors.start.iter_mut().zip(&mut factors.offset).enumerate() {
+            *offset = -factors.d[g * GROUP / Q8_BLOCK % 16] * *start as f32;
+            *start *= -BIAS;
+        }
+        factors
+    }
+}
+
+/// The sum of every 16 codes, as plain loops.
+#[inline(always)]
+pub(super) fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
+    for (sum, q) in sums.iter_mut().zip(q.as_chunks::<16>().0) {
+        *sum = q.iter().map(|&q| i32::from(q)).sum();
+    }
+}
+
+/// Tokens `first..` by `N`, the last of `n` standing in for those that are not there.
+#[inline(always)]
+pub(super) fn token_group<const N: usize>(first: usize, n: usize) -> [usize; N] {
+    std::array::from_fn(|i| (first + i).min(n - 1))
+}
+
+/// The function `fill` of a level whose instructions are `$features`, over its `vector` and `transpose`.
+macro_rules! panel_kernels {
+    ($features:literal) => {
+        pub(super) const FILL: FillFn = |format, rows, panel| {
+            // SAFETY: `Kernels::select` hands out this level only where it was detected.
+            unsafe { fill(format, rows, panel) }
+        };
+
+        pub(super) const TIMES: PanelFn = |format, panel, k, x, sums| {
+            // SAFETY: the same.
+            unsafe { times(format, panel, k, x, sums) }
+        };
+
+        #[target_feature(enable = $features)]
+        fn fill(format: Format, rows: &[&[u8]], panel: &mut [f32]) {
+            fill_panel::<LANES>(
+                format,
+                rows,
+                panel,
+                |format, bytes, out| widen(format, bytes, out),
+                |words, at, panel, first| transpose(words, at, panel, first),
+            );
+        }
+
+        /// Plain values to floats.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn widen(format: Format, bytes: &[u8], out: &mut [f32]) {
+            match format.block_bytes() {
+                4 => {
+                    let words = bytes.as_chunks::<4>().0;
+                    out.iter_mut().zip(words).for_each(|(v, word)| *v = f32::from_le_bytes(*word));
+                }
+                _ => {
+                    let (steps, rest) = out.as_chunks_mut::<LANES>();
+                    for (i, out) in steps.iter_mut().enumerate() {
+                        store_ps(out, 0, widen_half(format, bytes, 2 * LANES * i));
+                    }
+                    if !rest.is_empty() {
+                        let last: [u8; 2 * LANES] = padded(&bytes[2 * LANES * steps.len()..]);
+                        let mut values = [0.0; LANES];
+                        store_ps(&mut values, 0, widen_half(format, &last, 0));
+                        rest.copy_from_slice(&values[..rest.len()]);
+                    }
+                }
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn widen_half(format: Format, bytes: &[u8], at: usize) -> V {
+            if format == Format::BF16 { widen_bf16(bytes, at) } else { widen_f16(bytes, at) }
+        }
+
+        /// The products by the kind of the format.
+        #[target_feature(enable = $features)]
+        fn times(
+            format: Format,
+            panel: &[f32],
+            k: Range<usize>,
+            x: &TokenRows<'_>,
+            sums: &mut [[f32; PANEL_ROWS]],
+        ) {
+            x.check(sums.len(), &k, panel);
+            match format.quants().map(|quants| (quants.group, quants.has_min)) {
+                None => plain(panel, &k, x, sums),
+                Some((16, false)) => quantised::<16, false>(panel, &k, x, sums),
+                Some((16, true)) => quantised::<16, true>(panel, &k, x, sums),
+                Some((_, false)) => quantised::<32, false>(panel, &k, x, sums),
+                Some((_, true)) => quantised::<32, true>(panel, &k, x, sums),
+            }
+        }
+    };
+}
+pub(super) use panel_kernels;
