@@ -2,7 +2,9 @@
 //!
 //! `cargo bench --bench ops`, or `cargo bench --bench ops -- Q4_0 F16` for some formats. Weights of several layers are
 //! used in turn, so that none of them stays in a cache. Which neurons fire is chosen by the input: row r of gate is
-//! `u[r]` in its first half and 1 in its second, so `x = (1, .., -c, ..)` fires those with `u[r] > c`.
+//! `u[r]` in its first half and 1 in its second, so `x = (1, .., -c, ..)` fires those with `u[r] > c`. The predictor
+//! wants the same: the halves of its hidden values read the halves of `p = (1, .., c, ..)`, and row r of its second
+//! matrix is `u[r]` and -1.
 #![allow(clippy::print_stdout, reason = "a table is what this program makes")]
 
 use std::error::Error;
@@ -10,8 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, MatMul, Skip, SparseFfn};
-use hal::{Bytes, Device, HostRows, PackDesc, Program, Queue, Rows, Select, Source, Tensor};
+use hal::op::{Activation, Down, FfnKind, MatMul, Predict, Skip, SparseFfn};
+use hal::{
+    Bytes, Device, HostRows, PackDesc, Program, Queue, RowSet, Rows, Select, Source, Tensor,
+    TensorDesc,
+};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use thermocline::bench::{SkippingFfn, probe_size, read_bandwidth};
@@ -21,6 +26,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const N_EMBD: usize = 4096;
 const N_FF: usize = 11008;
+/// Rank of the predictor, as in PowerInfer's files of this shape.
+const RANK: usize = 1024;
 /// Weights of all layers of a format, at least.
 const WEIGHTS: usize = 512 << 20;
 /// Rows made by quantising; the rest are copies of them.
@@ -65,6 +72,10 @@ struct Layer {
     up: Tensor,
     down: Tensor,
     down_by_neuron: Tensor,
+    /// As PowerInfer's files have it.
+    down_rows: Tensor,
+    fc1: Tensor,
+    fc2: Tensor,
 }
 
 impl Weights {
@@ -72,7 +83,12 @@ impl Weights {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let matrix = format.row_bytes(N_EMBD).ok_or("whole blocks")? * N_FF;
         let layers = (0..WEIGHTS.div_ceil(3 * matrix)).map(|_| {
-            let gate = rows(gate(format, &mut rng)?, N_FF, N_EMBD, format)?;
+            let firing: Vec<f32> = (0..N_FF).map(|_| rng.random_range(0.0..1.0)).collect();
+            let gate = halves(format, N_EMBD, firing.iter().map(|&u| (u, 1.0)))?;
+            let fc2 = halves(format, RANK, firing.iter().map(|&u| (u, -1.0)))?;
+            let hidden = |i| if i < RANK / 2 { (1.0, 0.0) } else { (0.0, 1.0) };
+            let fc1 = halves(format, N_EMBD, (0..RANK).map(hidden))?;
+            let down_rows = rows(random(format, N_FF, N_EMBD, &mut rng)?, N_FF, N_EMBD, format)?;
             let up = rows(random(format, N_FF, N_EMBD, &mut rng)?, N_FF, N_EMBD, format)?;
             let down = rows(random(format, N_EMBD, N_FF, &mut rng)?, N_EMBD, N_FF, format)?;
             let whole =
@@ -84,6 +100,9 @@ impl Weights {
                 up: whole("up", &up)?,
                 down: whole("down", &down)?,
                 down_by_neuron: device.import("down by neuron", &transposed, &down)?,
+                down_rows: whole("down rows", &down_rows)?,
+                fc1: whole("fc1", &fc1)?,
+                fc2: whole("fc2", &fc2)?,
             })
         });
         Ok(Weights { format, layers: layers.collect::<Result<_>>()? })
@@ -121,6 +140,19 @@ impl Weights {
             let density = bench.density(&program, self.layers.len())?;
             line("SparseFfn", Some(density), time, gate + skipping.bytes(density));
         }
+        let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * N_FF) as f64;
+        let skipping = SkippingFfn::new(desc(&layer.up), desc(&layer.down_rows), true);
+        let alone = bench.program(device, self, Kind::Predict)?;
+        let both = bench.program(device, self, Kind::Predicted)?;
+        for wanted in DENSITIES {
+            let first = bench.time(&alone, wanted)? / self.n_layer();
+            let all = bench.time(&both, wanted)? / self.n_layer();
+            let density = bench.density(&both, self.layers.len())?;
+            let listed = density * gate + skipping.bytes(density);
+            line("Predict", Some(density), first, predictor);
+            line("Predict, SparseFfn", Some(density), all, predictor + listed);
+            line("the second of them", Some(density), all - first, listed);
+        }
         Ok(())
     }
 
@@ -134,12 +166,18 @@ enum Kind {
     MatMul,
     Dense,
     Sparse,
+    Predict,
+    Predicted,
 }
 
 /// What the programs read and write besides weights.
 struct Bench {
     queue: Queue,
     x: Tensor,
+    /// What the predictor reads.
+    p: Tensor,
+    slots: Tensor,
+    list: RowSet<Tensor>,
     y: Tensor,
     h: Tensor,
     active: Tensor,
@@ -147,9 +185,15 @@ struct Bench {
 
 impl Bench {
     fn new(device: &Device) -> Result<Bench> {
+        let mut queue = device.queue("bench")?;
+        let slots = device.alloc("slots", TensorDesc::new(1, N_FF, Format::U32))?;
+        queue.write(&slots, bytemuck::cast_slice(&(0..N_FF as u32).collect::<Vec<_>>()))?;
         Ok(Bench {
-            queue: device.queue("bench")?,
+            queue,
             x: device.alloc_f32("x", 1, N_EMBD)?,
+            p: device.alloc_f32("p", 1, N_EMBD)?,
+            slots,
+            list: device.row_set(N_FF, 1)?,
             y: device.alloc_f32("y", 1, N_EMBD)?,
             h: device.alloc_f32("h", 1, N_FF)?,
             active: device.alloc_f32("active", 1, 1)?,
@@ -159,7 +203,20 @@ impl Bench {
     fn program(&self, device: &Device, weights: &Weights, kind: Kind) -> Result<Program> {
         let mut recorder = device.record("ops");
         for layer in &weights.layers {
+            if let Kind::Predict | Kind::Predicted = kind {
+                recorder.push(Predict {
+                    x: self.p.clone(),
+                    fc1: layer.fc1.clone(),
+                    fc2: layer.fc2.clone(),
+                    slots: self.slots.clone(),
+                    resident: self.list.clone(),
+                    absent: None,
+                    threshold: 0.0,
+                })?;
+            }
             let (down, skip, orientation) = match kind {
+                Kind::Predict => continue,
+                Kind::Predicted => (&layer.down_rows, Skip::NotPositive, Down::ByNeuron),
                 Kind::MatMul => {
                     let (w, x, y) = (layer.gate.clone(), self.x.clone(), self.h.clone());
                     recorder.push(MatMul { w, x, bias: None, y })?;
@@ -178,7 +235,10 @@ impl Bench {
                 threshold: None,
                 group_of: None,
                 group_weight: None,
-                rows: Rows::All,
+                rows: match kind {
+                    Kind::Predicted => Rows::Active(self.list.clone()),
+                    Kind::MatMul | Kind::Dense | Kind::Sparse | Kind::Predict => Rows::All,
+                },
                 x: self.x.clone(),
                 y: self.y.clone(),
                 active: self.active.clone(),
@@ -198,6 +258,8 @@ impl Bench {
         let cut = density - 1.0;
         let x = [vec![1.0; first], vec![cut; second]].concat();
         self.queue.write(&self.x, bytemuck::cast_slice(&x))?;
+        let p = [vec![1.0; first], vec![-cut; second]].concat();
+        self.queue.write(&self.p, bytemuck::cast_slice(&p))?;
         self.queue.replay(program)?.wait()?;
         let (mut times, begin) = (Vec::new(), Instant::now());
         while times.len() < RUNS || begin.elapsed() < TIME {
@@ -223,21 +285,25 @@ fn rows(bytes: Vec<u8>, n_rows: usize, n_cols: usize, format: Format) -> Result<
     Ok(HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, format)?)
 }
 
-/// Rows of which those above any cut are a known share.
-fn gate(format: Format, rng: &mut ChaCha8Rng) -> Result<Vec<u8>> {
+/// Rows of `n_cols` that are one value in their first half and another in their second.
+fn halves(
+    format: Format,
+    n_cols: usize,
+    values: impl Iterator<Item = (f32, f32)>,
+) -> Result<HostRows> {
     let block = |value: f32| {
         let mut bytes = vec![0; format.block_bytes()];
         format.quantize(&vec![value; format.block_values()], &mut bytes);
         bytes
     };
-    let n_blocks = N_EMBD / format.block_values();
-    let one = block(1.0).repeat(n_blocks - n_blocks / 2);
-    let mut bytes = Vec::with_capacity(N_FF * format.row_bytes(N_EMBD).ok_or("whole blocks")?);
-    for _ in 0..N_FF {
-        bytes.extend(block(rng.random_range(0.0..1.0)).repeat(n_blocks / 2));
-        bytes.extend(&one);
+    let (n_blocks, mut n_rows) = (n_cols / format.block_values(), 0);
+    let mut bytes = Vec::new();
+    for (first, second) in values {
+        bytes.extend(block(first).repeat(n_blocks / 2));
+        bytes.extend(block(second).repeat(n_blocks - n_blocks / 2));
+        n_rows += 1;
     }
-    Ok(bytes)
+    rows(bytes, n_rows, n_cols, format)
 }
 
 /// A few random rows, again and again.

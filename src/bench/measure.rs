@@ -149,8 +149,7 @@ impl Run<'_> {
     fn feed(&mut self, tokens: &[u32]) -> Result<()> {
         let Run { engine, session, interrupt, .. } = self;
         let stats = engine.feed(session, tokens, Want::Last, interrupt, &mut |_, _| {})?;
-        self.neurons.active += stats.active;
-        self.neurons.neurons += stats.neurons;
+        self.neurons += stats;
         Ok(())
     }
 }

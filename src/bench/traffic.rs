@@ -6,8 +6,9 @@
 //! - keys and values of the positions the token sees;
 //! - the output norm and matrix;
 //! - of a feed-forward block that is computed whole, all of it;
-//! - of one that skips neurons, with a share `d` of neurons carried through: gate whole (it is the test), `d` of up,
-//!   and of down `d` of its rows. Where down was transposed at load, its scales stand in tables, one row for each
+//! - of one that skips neurons, with a share `d` of neurons carried through: gate whole (it is the test), or, where a
+//!   predictor lists neurons, its two matrices, the table of slots and the listed share of gate; `d` of up, and of
+//!   down `d` of its rows. Where down was transposed at load, its scales stand in tables, one row for each
 //!   group of `g` neurons: a row of a table is read if any neuron of its group is, taken as a share
 //!   `1 - (1 - d)^g`, which is right for neurons that fire independently and too much for those that fire
 //!   together.
@@ -17,7 +18,8 @@
 use hal::format::{Format, TransposedLayout};
 use hal::{HostRows, TensorDesc};
 
-use crate::model::{Ffn, Model};
+use crate::engine::Engine;
+use crate::model::Ffn;
 
 use super::Test;
 
@@ -28,6 +30,8 @@ pub struct Traffic {
     always: f64,
     /// The parts of the feed-forward blocks that depend on the density; none if nothing is skipped.
     blocks: Vec<SkippingFfn>,
+    /// Bytes of gate rows, in layers that skip neurons.
+    gates: f64,
     /// Bytes of keys and values per position.
     position: f64,
 }
@@ -43,36 +47,46 @@ pub struct SkippingFfn {
 }
 
 impl Traffic {
-    /// Of `model`, with neurons dropped if `sparse`, and a cache in `kv_format`.
+    /// Of a model as `engine` runs it.
     #[must_use]
-    pub fn new(model: &Model, sparse: bool, kv_format: Format) -> Traffic {
+    pub fn new(engine: &Engine) -> Traffic {
+        let (model, kv_format) = (engine.model(), engine.options().kv_format);
         let embedding = size(&model.token_embd) / model.n_vocab().max(1) as f64;
         let mut always = embedding + size(&model.output_norm) + size(&model.output);
-        let mut blocks = Vec::new();
+        let (mut blocks, mut gates) = (Vec::new(), 0.0);
         for layer in &model.layers {
             always += size(&layer.norms.attn) + size(&layer.norms.ffn);
             for (weight, bias) in [&layer.q, &layer.k, &layer.v, &layer.o] {
                 always += size(weight) + bias.as_ref().map_or(0.0, size);
             }
-            always += size(&layer.ffn.gate);
-            match sparse {
+            let predictor = layer.ffn.predictor.as_ref().filter(|_| engine.predicts());
+            if let Some(predictor) = predictor {
+                let slots = TensorDesc::new(1, model.hyper.n_ff, Format::U32);
+                always += size(&predictor.fc1) + size(&predictor.fc2) + bytes(slots);
+            }
+            match engine.is_sparse() {
                 true => {
+                    gates += size(&layer.ffn.gate);
                     let Ffn { up, down, down_by_neuron, .. } = &layer.ffn;
                     blocks.push(SkippingFfn::new(up.desc(), down.desc(), *down_by_neuron));
                 }
-                false => always += size(&layer.ffn.up) + size(&layer.ffn.down),
+                false => {
+                    let Ffn { gate, up, down, .. } = &layer.ffn;
+                    always += size(gate) + size(up) + size(down);
+                }
             }
         }
         let n_values = 2 * model.hyper.n_layer * model.hyper.n_kv();
         let value = kv_format.block_bytes() as f64 / kv_format.block_values() as f64;
-        Traffic { always, blocks, position: n_values as f64 * value }
+        Traffic { always, blocks, gates, position: n_values as f64 * value }
     }
 
-    /// Bytes per token at a density, with `context` positions seen.
+    /// Bytes per token that computes the share `gates` of the gates and carries the share `density` of the neurons
+    /// through, with `context` positions seen.
     #[must_use]
-    pub fn bytes_per_token(&self, density: f64, context: f64) -> f64 {
+    pub fn bytes_per_token(&self, density: f64, gates: f64, context: f64) -> f64 {
         let skipping: f64 = self.blocks.iter().map(|block| block.bytes(density)).sum();
-        self.always + skipping + self.position * context
+        self.always + gates * self.gates + skipping + self.position * context
     }
 }
 

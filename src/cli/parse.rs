@@ -147,6 +147,17 @@ fn hex(digit: u8) -> Option<u8> {
     u8::try_from(value).ok()
 }
 
+/// A number that is one.
+///
+/// # Errors
+/// What else it is.
+pub(crate) fn number(given: &str) -> Result<f32, String> {
+    match given.trim().parse::<f32>() {
+        Ok(number) if !number.is_nan() => Ok(number),
+        Ok(_) | Err(_) => Err("expected a number".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,7 @@
 //! From a model and a placement to weights on devices and recorded programs.
 
+use std::ops::Range;
+
 use hal::format::Format;
 use hal::{Device, KvCache, Mailbox, MailboxShape, PackDesc, Tensor};
 use rayon::prelude::*;
@@ -9,6 +11,7 @@ use crate::placement::{DeviceIndex, LayerPlacement, Placement};
 
 use super::ffn::{FfnMode, FfnTensors};
 use super::lane::{HeadScratch, Lane, ScratchShape};
+use super::predict::Predictor;
 use super::record::{self, Ladder, Segment};
 use super::{EngineOptions, Result};
 
@@ -30,6 +33,8 @@ pub(super) struct Layer {
     pub(super) o: Linear,
     pub(super) freqs: Tensor,
     pub(super) cache: KvCache<Tensor>,
+    /// What chooses neurons, and its least score.
+    pub(super) predictor: Option<(Predictor<Tensor>, f32)>,
     /// Neurons at home; `None` if all are elsewhere.
     pub(super) own: Option<FfnTensors>,
     /// Present if some neurons are elsewhere.
@@ -43,6 +48,8 @@ pub(super) struct Layer {
 pub(super) struct Remote {
     pub(super) device: DeviceIndex,
     pub(super) ffn: FfnTensors,
+    /// Its rows among those of all remotes of the layer.
+    pub(super) rows: Range<u32>,
     pub(super) programs: Ladder,
 }
 
@@ -80,7 +87,7 @@ pub(super) struct Plan<'a> {
 
 impl Plan<'_> {
     pub(super) fn build(&self, placement: &Placement) -> Result<Loaded> {
-        let shape = ScratchShape::new(self.model, self.options);
+        let shape = self.scratch();
         let rungs = self.options.ladder();
         let mut lanes = Vec::new();
         for (index, device) in self.devices.iter().enumerate() {
@@ -111,8 +118,9 @@ impl Plan<'_> {
         let recorder = record::Recording { plan: *self, rungs: &rungs, embed: &embed };
         let segments = recorder.segments(placement, &lanes, &layers)?;
         for (i, layer) in layers.iter_mut().enumerate() {
+            let listed = layer.predictor.is_some();
             for remote in &mut layer.remotes {
-                remote.programs = recorder.remote(&lanes, i, remote)?;
+                remote.programs = recorder.remote(&lanes, i, remote, listed)?;
             }
         }
         head.programs = recorder.head(&lanes, &head)?;
@@ -134,6 +142,7 @@ impl Plan<'_> {
         };
         let mut own = None;
         let mut remotes = Vec::new();
+        let mut n_remote = 0;
         for share in &placed.shares {
             let on = &self.devices[share.device];
             if let crate::placement::Neurons::List(list) = &share.neurons
@@ -145,13 +154,22 @@ impl Plan<'_> {
             match share.device == placed.home {
                 true => own = Some(ffn),
                 false => {
-                    remotes.push(Remote { device: share.device, ffn, programs: Ladder::default() });
+                    let rows = n_remote..n_remote + share.neurons.len(self.model.hyper.n_ff) as u32;
+                    n_remote = rows.end;
+                    let (device, programs) = (share.device, Ladder::default());
+                    remotes.push(Remote { device, ffn, rows, programs });
                 }
             }
         }
         let mailbox = match remotes.is_empty() {
             true => None,
             false => Some(device.mailbox(self.mailbox_shape())?),
+        };
+        let predictor = match self.mode.predictor(&weights.ffn) {
+            Some((weights, threshold)) => {
+                Some((Predictor::import(device, index, weights, placed)?, threshold))
+            }
+            None => None,
         };
         let n_blocks = self.options.n_blocks();
         Ok(Layer {
@@ -163,6 +181,7 @@ impl Plan<'_> {
             o: linear("attn_output", &weights.o)?,
             freqs: import("rope_freqs", &self.freqs())?,
             cache: device.kv_cache(n_blocks, self.model.hyper.n_kv(), self.options.kv_format)?,
+            predictor,
             own,
             mailbox,
             remotes,
@@ -171,7 +190,12 @@ impl Plan<'_> {
 
     pub(super) fn mailbox_shape(&self) -> MailboxShape {
         let n_embd = self.model.hyper.n_embd;
-        MailboxShape { max_tokens: self.options.n_ubatch, n_in: n_embd, n_out: n_embd, max_rows: 0 }
+        let max_rows = if self.mode.predicts() { self.model.hyper.n_ff } else { 0 };
+        MailboxShape { max_tokens: self.options.n_ubatch, n_in: n_embd, n_out: n_embd, max_rows }
+    }
+
+    pub(super) fn scratch(&self) -> ScratchShape {
+        ScratchShape::new(self.model, self.options, self.devices.len())
     }
 
     fn freqs(&self) -> hal::HostRows {

@@ -9,7 +9,7 @@ use hal::{
 use crate::placement::{Costs, DeviceIndex, Neurons};
 
 use super::build::Plan;
-use super::lane::ScratchShape;
+use super::predict::{Predictor, list_desc};
 
 impl Plan<'_> {
     fn whole(&self, device: DeviceIndex, rows: &HostRows) -> Bytes {
@@ -40,8 +40,17 @@ impl Plan<'_> {
         Norm { x, weight, bias: None, y: x, kind, eps: hyper.eps, width: hyper.n_embd }.into()
     }
 
+    /// The layer's predictor, if it is used, for the largest step.
+    fn predict(&self, layer: usize, split: bool) -> Option<OpDesc> {
+        let (weights, threshold) = self.mode.predictor(&self.model.layers[layer].ffn)?;
+        let (n, hyper) = (self.options.n_ubatch, &self.model.hyper);
+        let list = || list_desc(hyper.n_ff, n);
+        let x = self.f32(n, hyper.n_embd);
+        Some(Predictor::desc(weights).op(x, list(), split.then(list), threshold).into())
+    }
+
     fn batch(&self) -> Batch<TensorDesc> {
-        let shape = ScratchShape::new(self.model, self.options).batch;
+        let shape = self.scratch().batch;
         Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
     }
 
@@ -84,8 +93,12 @@ impl Plan<'_> {
         ops.extend([self.norm(n), rope(q).into(), rope(k).into(), attention.into()]);
         ops.push(StoreKv { k, v: k, batch: batch.clone(), cache }.into());
         ops.push(Add { a: x, x }.into());
+        let list = || list_desc(hyper.n_ff, n);
+        let predict = self.predict(layer, split);
+        let rows = predict.is_some().then(list);
+        ops.extend(predict);
         if split {
-            ops.push(Post { x, batch: batch.clone(), rows: None, mailbox: 0 }.into());
+            ops.push(Post { x, batch: batch.clone(), rows, mailbox: 0 }.into());
             ops.push(Merge { batch, y: x, mailbox: 0 }.into());
         }
         ops
@@ -94,17 +107,21 @@ impl Plan<'_> {
 
 impl Costs for Plan<'_> {
     fn fixed(&self, device: DeviceIndex) -> Bytes {
-        let shape = ScratchShape::new(self.model, self.options);
+        let shape = self.scratch();
         let on = &self.devices[device];
         let mode = self.mode;
         let hyper = &self.model.hyper;
-        // The block's own workspace stands for the largest: it holds partial sums of all slices.
-        let workspace = self.model.layers.first().map_or(Bytes(0), |layer| {
-            match on.plan(&mode.desc(&layer.ffn, hyper.n_ff, self.options.n_ubatch)) {
-                Answer::Yes { workspace, .. } => workspace,
-                Answer::No(_) => Bytes(0),
-            }
+        // The block's own workspace stands for the largest: it holds partial sums of all slices. A predictor of
+        // large rank may need more.
+        let workspace = self.model.layers.iter().enumerate().take(1).flat_map(|(index, layer)| {
+            let ffn = mode.desc(&layer.ffn, hyper.n_ff, self.options.n_ubatch);
+            [Some(ffn), self.predict(index, self.devices.len() > 1)].into_iter().flatten()
         });
+        let workspace = workspace.map(|op| match on.plan(&op) {
+            Answer::Yes { workspace, .. } => workspace,
+            Answer::No(_) => Bytes(0),
+        });
+        let workspace = workspace.max().unwrap_or_default();
         shape.size(on, &self.options.ladder()) + workspace
     }
 
@@ -121,7 +138,18 @@ impl Costs for Plan<'_> {
             self.whole(device, &weights.norms.attn) + self.whole(device, &weights.norms.ffn);
         let on = &self.devices[device];
         let cache = on.alloc_size(&self.cache());
-        linear + norms + cache + cache + on.alloc_size(&self.f32(1, self.model.hyper.n_rot / 2))
+        let predictor = self.mode.predictor(&weights.ffn).map_or(Bytes(0), |(predictor, _)| {
+            let slots = TensorDesc::new(1, self.model.hyper.n_ff, Format::U32);
+            self.whole(device, &predictor.fc1)
+                + self.whole(device, &predictor.fc2)
+                + on.pack_size(&PackDesc::whole(slots), false)
+        });
+        linear
+            + norms
+            + predictor
+            + cache
+            + cache
+            + on.alloc_size(&self.f32(1, self.model.hyper.n_rot / 2))
     }
 
     fn neurons(&self, device: DeviceIndex, layer: usize, n: usize) -> Bytes {
@@ -138,7 +166,7 @@ impl Costs for Plan<'_> {
     }
 
     fn head(&self, device: DeviceIndex) -> Bytes {
-        let shape = ScratchShape::new(self.model, self.options);
+        let shape = self.scratch();
         self.whole(device, &self.model.output)
             + self.whole(device, &self.model.output_norm)
             + shape.head_size(&self.devices[device])

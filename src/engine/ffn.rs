@@ -6,10 +6,11 @@ use hal::format::Format;
 use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
 use hal::{Bytes, Device, Layout, Operand, PackDesc, Rows, Select, Tensor, TensorDesc};
 
-use crate::model::{Ffn, Model};
+use crate::model::{self, Ffn, Model};
 use crate::placement::Neurons;
 
-use super::{Result, Sparsity};
+use super::predict::list_desc;
+use super::{EngineOptions, Result, Sparsity};
 
 /// How a model's feed-forward blocks are run; the same for all layers.
 #[derive(Clone, Copy, Debug)]
@@ -18,22 +19,36 @@ pub(super) struct FfnMode {
     pub(super) activation: Activation,
     pub(super) skip: Skip,
     sparse: bool,
+    /// Least score of a predictor; `None` where predictors are not used.
+    threshold: Option<f32>,
 }
 
 impl FfnMode {
-    pub(super) fn new(model: &Model, sparsity: Sparsity) -> FfnMode {
-        let sparse = model.is_exactly_sparse() && sparsity == Sparsity::Exact;
+    pub(super) fn new(model: &Model, options: &EngineOptions) -> FfnMode {
+        let sparse = model.is_exactly_sparse() && options.sparsity != Sparsity::Off;
+        let threshold = options.sparse_threshold.unwrap_or(model.predictor_threshold);
         FfnMode {
             kind: model.ffn_kind,
             activation: model.activation,
             skip: if sparse { Skip::NotPositive } else { Skip::Never },
             sparse,
+            threshold: options.predicts(model).then_some(threshold),
         }
     }
 
     /// Whether neurons are dropped at all.
     pub(super) fn is_sparse(self) -> bool {
         self.sparse
+    }
+
+    /// Whether predictors choose neurons, in the layers that have one.
+    pub(super) fn predicts(self) -> bool {
+        self.threshold.is_some()
+    }
+
+    /// The predictor that chooses a block's neurons and its least score.
+    pub(super) fn predictor(self, ffn: &Ffn) -> Option<(&model::Predictor, f32)> {
+        ffn.predictor.as_ref().zip(self.threshold)
     }
 
     /// Down is made into rows per neuron where rows can be skipped and the file does not have them so.
@@ -107,7 +122,14 @@ impl FfnMode {
     }
 
     /// The op over tensors or, for planning, over their shapes.
-    pub(super) fn op<T: Operand>(self, share: &FfnShare<T>, x: T, y: T, active: T) -> SparseFfn<T> {
+    pub(super) fn op<T: Operand>(
+        self,
+        share: &FfnShare<T>,
+        rows: Rows<T>,
+        x: T,
+        y: T,
+        active: T,
+    ) -> SparseFfn<T> {
         SparseFfn {
             gate: Some(share.gate.clone()),
             up: share.up.clone(),
@@ -118,7 +140,7 @@ impl FfnMode {
             threshold: None,
             group_of: None,
             group_weight: None,
-            rows: Rows::All,
+            rows,
             x,
             y,
             active,
@@ -156,7 +178,11 @@ impl FfnMode {
         let share = self.shape(ffn, n);
         let f32 = |rows, cols| TensorDesc::new(rows, cols, Format::F32);
         let x = f32(n_tokens, share.gate.n_cols);
-        self.op(&share, x, x, f32(1, n_tokens)).into()
+        let rows = match self.predictor(ffn) {
+            Some((predictor, _)) => Rows::Active(list_desc(predictor.fc2.desc().n_rows, n_tokens)),
+            None => Rows::All,
+        };
+        self.op(&share, rows, x, x, f32(1, n_tokens)).into()
     }
 }
 

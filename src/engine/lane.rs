@@ -5,6 +5,7 @@ use hal::{Batch, BatchShape, Bytes, Device, Queue, Tensor, TensorDesc};
 
 use crate::model::Model;
 
+use super::predict::{ListShape, Lists};
 use super::{EngineOptions, Result};
 
 /// Shapes of the scratch of a lane, the same on every device.
@@ -18,11 +19,16 @@ pub(super) struct ScratchShape {
     pub(super) n_kv: usize,
     pub(super) n_vocab: usize,
     pub(super) batch: BatchShape,
+    /// Present if predictors choose neurons.
+    pub(super) lists: Option<ListShape>,
 }
 
 impl ScratchShape {
-    pub(super) fn new(model: &Model, options: &EngineOptions) -> ScratchShape {
+    /// For `n_devices`, used or not.
+    pub(super) fn new(model: &Model, options: &EngineOptions, n_devices: usize) -> ScratchShape {
         let hyper = &model.hyper;
+        let (n_ff, n_layer) = (hyper.n_ff, hyper.n_layer);
+        let lists = ListShape { n_ff, n_layer, shared: n_devices > 1 };
         ScratchShape {
             n_ubatch: options.n_ubatch,
             max_out: options.max_out(),
@@ -36,6 +42,7 @@ impl ScratchShape {
                 max_seqs: options.n_seq,
                 max_blocks: options.n_blocks(),
             },
+            lists: options.predicts(model).then_some(lists),
         }
     }
 
@@ -73,7 +80,9 @@ impl ScratchShape {
         let body: Bytes = self.body().iter().map(|(_, desc)| size(desc)).sum();
         let staging = Bytes(rungs.iter().map(|&n| self.staging(n)).sum::<usize>() as u64);
         let active: Bytes = rungs.iter().map(|&n| size(&self.active(n))).sum();
-        body + size(&self.words()) + staging + active + Bytes(4 * self.batch.n_words() as u64)
+        let lists = self.lists.map_or(Bytes(0), |lists| lists.size(device, rungs));
+        let batch = size(&self.words()) + Bytes(4 * self.batch.n_words() as u64);
+        body + batch + staging + active + lists
     }
 
     /// Bytes of the head's scratch and staging (logits are fetched row by row).
@@ -97,6 +106,8 @@ pub(super) struct Lane {
     pub(super) scratch: Scratch,
     /// Counters of active neurons per rung of the ladder, `[n_layer, n_tokens]`.
     pub(super) active: Vec<Tensor>,
+    /// Present if predictors choose neurons.
+    pub(super) lists: Option<Lists>,
 }
 
 /// Scratch tensors, all `[n_ubatch, ...]`; programs use their first rows.
@@ -138,12 +149,15 @@ impl Lane {
             queue.reserve(4 * n * shape.n_layer)?;
         }
         queue.reserve(4 * shape.batch.n_words())?;
+        let lists = shape.lists.as_ref();
+        let lists = lists.map(|lists| Lists::new(device, &mut queue, lists, rungs)).transpose()?;
         Ok(Lane {
             batch: device.batch(shape.batch)?,
             device: device.clone(),
             queue,
             scratch: Scratch { x, h, q, k, v, attention, y, handed },
             active,
+            lists,
         })
     }
 

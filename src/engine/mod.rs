@@ -9,6 +9,7 @@ mod error;
 mod ffn;
 mod lane;
 mod options;
+mod predict;
 mod record;
 mod session;
 mod step;
@@ -79,7 +80,7 @@ impl Engine {
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Engine> {
         assert!(!devices.is_empty(), "the CPU is always there");
-        let mode = FfnMode::new(&model, options.sparsity);
+        let mode = FfnMode::new(&model, &options);
         let hyper = &model.hyper;
         if let Some(placement) = &placement {
             placement.check(hyper.n_layer, hyper.n_ff, devices.len(), mode.unit(&model))?;
@@ -275,5 +276,11 @@ impl Engine {
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         self.mode.is_sparse()
+    }
+
+    /// Whether the file's predictors choose neurons.
+    #[must_use]
+    pub fn predicts(&self) -> bool {
+        self.mode.predicts()
     }
 }

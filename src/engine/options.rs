@@ -2,9 +2,14 @@
 
 use hal::format::Format;
 
+use crate::model::Model;
+
 /// Which neurons are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sparsity {
+    /// Those that the file's predictor does not want, which changes words as its makers meant it, and then as
+    /// [`Sparsity::Exact`]; as that alone where the file has no predictor.
+    Predicted,
     /// Those that contribute exactly nothing; needs a ReLU-like activation, is the dense run elsewhere.
     Exact,
     /// None: the dense arithmetic on the file as it is, to compare with.
@@ -24,6 +29,8 @@ pub struct EngineOptions {
     pub kv_format: Format,
     /// Which neurons are dropped.
     pub sparsity: Sparsity,
+    /// Least score of a neuron that a predictor wants; `None` for the file's.
+    pub sparse_threshold: Option<f32>,
 }
 
 impl Default for EngineOptions {
@@ -33,7 +40,8 @@ impl Default for EngineOptions {
             n_ubatch: 512,
             n_seq: 1,
             kv_format: Format::F16,
-            sparsity: Sparsity::Exact,
+            sparsity: Sparsity::Predicted,
+            sparse_threshold: None,
         }
     }
 }
@@ -44,6 +52,14 @@ impl EngineOptions {
     pub fn ladder(&self) -> Vec<usize> {
         let powers = (0..).map(|i| 1usize << i).take_while(|&n| n < self.n_ubatch);
         powers.chain([self.n_ubatch]).collect()
+    }
+
+    /// Whether predictors of `model` choose neurons in such a run.
+    #[must_use]
+    pub fn predicts(&self, model: &Model) -> bool {
+        self.sparsity == Sparsity::Predicted
+            && model.is_exactly_sparse()
+            && model.layers.iter().any(|layer| layer.ffn.predictor.is_some())
     }
 
     /// Most tokens of one step whose output is computed.

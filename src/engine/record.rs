@@ -5,8 +5,9 @@ use std::ops::Range;
 use hal::op::{
     Add, Attention, Gather, GetRows, MatMul, Merge, Norm, Post, Rope, SparseFfn, StoreKv,
 };
-use hal::{Batch, Program, Recorder, Tensor};
+use hal::{Batch, Program, Recorder, RowSet, Rows, Tensor};
 
+use crate::model::PredictorInput;
 use crate::placement::{DeviceIndex, Placement};
 
 use super::Result;
@@ -44,6 +45,14 @@ pub(super) struct Recording<'a> {
     pub(super) plan: Plan<'a>,
     pub(super) rungs: &'a [usize],
     pub(super) embed: &'a Tensor,
+}
+
+/// Where a layer of a program puts what is not scratch.
+struct Place<'a> {
+    batch: &'a Batch<Tensor>,
+    active: Tensor,
+    resident: Option<RowSet<Tensor>>,
+    absent: Option<RowSet<Tensor>>,
 }
 
 fn lane(lanes: &[Option<Lane>], device: DeviceIndex) -> &Lane {
@@ -109,8 +118,13 @@ impl Recording<'_> {
                     })?;
                 }
                 for index in range.clone() {
-                    let active = lane.active[rung].rows(index..index + 1);
-                    self.layer(&mut recorder, &layers[index], &scratch, &lane.batch, active)?;
+                    let place = Place {
+                        batch: &lane.batch,
+                        active: lane.active[rung].rows(index..index + 1),
+                        resident: lane.lists.as_ref().map(|lists| lists.resident(index, rung)),
+                        absent: lane.lists.as_ref().and_then(|lists| lists.absent(rung)),
+                    };
+                    self.layer(&mut recorder, &layers[index], &scratch, place)?;
                 }
                 Ok(recorder.finish()?)
             })?;
@@ -124,8 +138,7 @@ impl Recording<'_> {
         recorder: &mut Recorder,
         layer: &Layer,
         s: &Scratch,
-        batch: &Batch<Tensor>,
-        active: Tensor,
+        Place { batch, active, resident, absent }: Place<'_>,
     ) -> Result<()> {
         recorder.push(self.norm(&s.x, &layer.attn_norm, &s.h))?;
         self.attention(recorder, layer, s, batch)?;
@@ -135,11 +148,23 @@ impl Recording<'_> {
             Some(mailbox) => Some(recorder.mailbox(mailbox)?),
             None => None,
         };
+        let (mut rows, mut absent) = (Rows::All, absent.filter(|_| mailbox.is_some()));
+        match (&layer.predictor, resident) {
+            (Some((predictor, threshold)), Some(resident)) => {
+                let x = match self.plan.model.spec.predictor_input {
+                    PredictorInput::Residual => s.x.clone(),
+                };
+                recorder.push(predictor.op(x, resident.clone(), absent.clone(), *threshold))?;
+                rows = Rows::Active(resident);
+            }
+            (None, _) | (_, None) => absent = None,
+        }
         if let Some(mailbox) = mailbox {
-            recorder.push(Post { x: s.h.clone(), batch: batch.clone(), rows: None, mailbox })?;
+            recorder.push(Post { x: s.h.clone(), batch: batch.clone(), rows: absent, mailbox })?;
         }
         if let Some(own) = &layer.own {
-            let ffn: SparseFfn<Tensor> = self.plan.mode.op(own, s.h.clone(), s.y.clone(), active);
+            let ffn: SparseFfn<Tensor> =
+                self.plan.mode.op(own, rows, s.h.clone(), s.y.clone(), active);
             recorder.push(ffn)?;
             recorder.push(Add { a: s.y.clone(), x: s.x.clone() })?;
         }
@@ -214,13 +239,17 @@ impl Recording<'_> {
         lanes: &[Option<Lane>],
         layer: usize,
         remote: &Remote,
+        listed: bool,
     ) -> Result<Ladder> {
         let lane = lane(lanes, remote.device);
+        let lists = lane.lists.as_ref().filter(|_| listed);
         self.ladder(self.rungs, |rung, n| {
             let mut recorder = lane.device.record(&format!("share of layer {layer} x {n}"));
             let s = view(&lane.scratch, n);
             let active = lane.active[rung].rows(layer..layer + 1);
-            let ffn: SparseFfn<Tensor> = self.plan.mode.op(&remote.ffn, s.handed, s.y, active);
+            let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, rung)));
+            let ffn: SparseFfn<Tensor> =
+                self.plan.mode.op(&remote.ffn, rows, s.handed, s.y, active);
             recorder.push(ffn)?;
             Ok(recorder.finish()?)
         })

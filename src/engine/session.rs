@@ -85,8 +85,7 @@ impl Engine {
                 Want::Last => Output::None,
             };
             let step = self.piece_with_recovery(session, piece, output, interrupt, each)?;
-            stats.active += step.active;
-            stats.neurons += step.neurons;
+            stats += step;
             rest = after;
         }
         Ok(stats)

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hal::{BatchFacts, Run};
+use hal::{BatchFacts, HostRowSet, Operand, Run};
 
 use super::build::{Layer, Loaded};
 use super::lane::Lane;
+use super::predict::Parcel;
 use super::{Error, Result};
 
 /// What a step found out besides the logits.
@@ -15,6 +16,17 @@ pub struct StepStats {
     pub active: f64,
     /// Neurons there were.
     pub neurons: f64,
+    /// Gate rows that were computed, over all layers: all, or those that a predictor listed. Once for all tokens
+    /// of a step.
+    pub gates: f64,
+}
+
+impl std::ops::AddAssign for StepStats {
+    fn add_assign(&mut self, other: StepStats) {
+        self.active += other.active;
+        self.neurons += other.neurons;
+        self.gates += other.gates;
+    }
 }
 
 /// Host buffers of the step, kept between steps.
@@ -24,6 +36,8 @@ pub(super) struct Buffers {
     y: Vec<f32>,
     sum: Vec<f32>,
     active: Vec<f32>,
+    counts: Vec<u32>,
+    parcel: Parcel,
     runs: Vec<Run>,
 }
 
@@ -47,6 +61,11 @@ impl Loaded {
         for lane in self.lanes.iter_mut().flatten() {
             lane.queue.write(&lane.batch.words, bytemuck::cast_slice(&words))?;
             lane.queue.write(&lane.active[rung], bytemuck::cast_slice(&buffers.active))?;
+            if let Some(lists) = &lane.lists {
+                buffers.counts.clear();
+                buffers.counts.resize(sizes.n_layer, 0);
+                lane.queue.write(lists.counts(), bytemuck::cast_slice(&buffers.counts))?;
+            }
         }
         let mut at = self.segments[0].device;
         for index in 0..self.segments.len() {
@@ -108,11 +127,13 @@ impl Loaded {
             if interrupt.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);
             }
-            let layer = &layers[segment.handed[posted.mailbox]];
+            let index = segment.handed[posted.mailbox];
+            let layer = &layers[index];
             buffers.x.clear();
             buffers.x.extend_from_slice(posted.x);
             buffers.x.resize(sizes.rung(n) * sizes.n_embd, 0.0);
-            remotes(layer, lanes, n, sizes, buffers)?;
+            let handed = Handed { layer, index, rows: posted.rows, n };
+            remotes(&handed, lanes, sizes, buffers)?;
             run.answer(&buffers.sum[..n * sizes.n_embd])?;
         }
         run.wait()?;
@@ -146,28 +167,46 @@ impl Loaded {
             stats.active += rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
         }
         stats.neurons = (n * sizes.n_layer * sizes.n_ff) as f64;
+        let unlisted = self.layers.iter().filter(|layer| layer.predictor.is_none()).count();
+        stats.gates = (unlisted * sizes.n_ff) as f64;
+        for lane in self.lanes.iter_mut().flatten() {
+            if let Some(lists) = &lane.lists {
+                buffers.counts.resize(sizes.n_layer, 0);
+                lane.queue.read(lists.counts(), bytemuck::cast_slice_mut(&mut buffers.counts))?;
+                stats.gates += buffers.counts.iter().map(|&n| f64::from(n)).sum::<f64>();
+            }
+        }
         Ok(stats)
     }
 }
 
+/// What a home posted for the other devices of a layer.
+struct Handed<'a> {
+    layer: &'a Layer,
+    index: usize,
+    /// Rows of all remotes that are wanted; `None` for every row.
+    rows: Option<&'a HostRowSet>,
+    /// Real tokens.
+    n: usize,
+}
+
 /// Computes the shares of one layer that are not at home, one after the other, and sums them in that order.
 fn remotes(
-    layer: &Layer,
+    handed: &Handed<'_>,
     lanes: &mut [Option<Lane>],
-    n: usize,
     sizes: &StepSizes,
     buffers: &mut Buffers,
 ) -> Result<()> {
     buffers.sum.clear();
-    buffers.sum.resize(sizes.rung(n) * sizes.n_embd, 0.0);
+    buffers.sum.resize(sizes.rung(handed.n) * sizes.n_embd, 0.0);
     // All are started before any is waited for, so that several devices work at once.
-    let started = start(layer, lanes, n, buffers);
+    let started = start(handed, lanes, sizes, buffers);
     if started.is_err() {
         // Those that did start are given up with the step.
         buffers.runs.clear();
     }
     started?;
-    for (remote, run) in layer.remotes.iter().zip(buffers.runs.drain(..)) {
+    for (remote, run) in handed.layer.remotes.iter().zip(buffers.runs.drain(..)) {
         run.wait()?;
         let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
         buffers.y.resize(buffers.sum.len(), 0.0);
@@ -179,10 +218,22 @@ fn remotes(
     Ok(())
 }
 
-fn start(layer: &Layer, lanes: &mut [Option<Lane>], n: usize, buffers: &mut Buffers) -> Result<()> {
+fn start(
+    handed: &Handed<'_>,
+    lanes: &mut [Option<Lane>],
+    sizes: &StepSizes,
+    buffers: &mut Buffers,
+) -> Result<()> {
     buffers.runs.clear();
+    let Handed { layer, index, rows, n } = *handed;
     for remote in &layer.remotes {
-        let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
+        let Lane { queue, scratch, lists, .. } = lanes[remote.device].as_mut().expect("has a lane");
+        if let (Some(posted), Some(lists)) = (rows, lists) {
+            let rung = sizes.rungs.iter().position(|&rung| rung >= n).expect("as below");
+            let set = lists.resident(index, rung);
+            buffers.parcel.take(posted, remote.rows.clone(), set.members.desc().n_cols);
+            buffers.parcel.write(queue, &set)?;
+        }
         queue.write(&scratch.handed, bytemuck::cast_slice(&buffers.x))?;
         let program = remote.programs.at_least(n).expect("the ladder ends at n_ubatch");
         buffers.runs.push(queue.replay(program)?);

@@ -137,6 +137,5 @@ fn in_session<T>(
 }
 
 fn add(total: &mut StepStats, step: StepStats) {
-    total.active += step.active;
-    total.neurons += step.neurons;
+    *total += step;
 }

@@ -218,8 +218,7 @@ impl Run<'_> {
             let stats = self.feed(&[token])?;
             self.report.generated += start.elapsed();
             self.report.n_steps += 1;
-            self.report.neurons.active += stats.active;
-            self.report.neurons.neurons += stats.neurons;
+            self.report.neurons += stats;
         }
     }
 

@@ -11,4 +11,4 @@ pub use error::Error;
 pub use hyper::Hyper;
 pub use rope::RopeTable;
 pub use spec::{ArchSpec, PredictorInput};
-pub use weights::{Ffn, LayerWeights, Model, ModelOptions, Norms};
+pub use weights::{Ffn, LayerWeights, Model, ModelOptions, Norms, Predictor};

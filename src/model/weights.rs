@@ -39,6 +39,17 @@ pub struct Ffn {
     pub down: HostRows,
     /// The file holds down with one row per neuron (PowerInfer's `ffn_down_t`).
     pub down_by_neuron: bool,
+    /// What tells active neurons before their gate is known, if the file has it in a format that is built.
+    pub predictor: Option<Predictor>,
+}
+
+/// PowerInfer's predictor of active neurons: `score = fc2 . relu(fc1 . p)`, no offsets.
+#[derive(Clone, Debug)]
+pub struct Predictor {
+    /// `[rank, n_embd]`, any rank.
+    pub fc1: HostRows,
+    /// `[n_ff, rank]`.
+    pub fc2: HostRows,
 }
 
 /// One layer in the file.
@@ -81,8 +92,10 @@ pub struct Model {
     pub output: HostRows,
     /// Layers in order.
     pub layers: Vec<LayerWeights>,
-    /// Layers with a predictor in the file.
+    /// Layers with a predictor in the file, of whatever format.
     pub n_predictors: usize,
+    /// Least score of a neuron that is computed (`powerinfer.sparse_threshold`, else 0).
+    pub predictor_threshold: f32,
 }
 
 impl Model {
@@ -113,6 +126,7 @@ impl Model {
         let reader = Reader { file: &file, arch: spec.name, used: HashSet::new().into() };
         let factors = reader.optional_f32("rope_freqs.weight", hyper.n_rot / 2)?;
         let rope = RopeTable::read(&keys, &hyper, factors.as_deref())?;
+        let threshold = file.metadata().f32("powerinfer.sparse_threshold")?;
         let n_vocab = reader.vocabulary(hyper.n_embd)?;
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;
         let output = match file.tensor("output.weight") {
@@ -134,6 +148,7 @@ impl Model {
             output,
             layers,
             n_predictors,
+            predictor_threshold: threshold.unwrap_or(0.0),
             hyper,
             file,
         })
@@ -342,8 +357,29 @@ impl Reader<'_> {
                 up: self.matrix(&tensor("ffn_up.weight"), n_ff, n_embd)?,
                 down,
                 down_by_neuron,
+                predictor: self.predictor(layer, hyper)?,
             },
         })
+    }
+
+    /// The predictor of a layer, of whatever rank; none if its format is not built: it can be done without.
+    fn predictor(&self, layer: usize, hyper: &Hyper) -> Result<Option<Predictor>, Error> {
+        let [fc1, fc2] = ["fc1", "fc2"].map(|part| format!("blk.{layer}.{part}.weight"));
+        let found = [&fc1, &fc2].map(|name| self.file.tensor(name));
+        let built = |info: &TensorInfo| {
+            info.ty
+                .id(Container::Gguf)
+                .and_then(Format::from_gguf_id)
+                .is_some_and(Format::is_weight)
+        };
+        if found == [None, None] || !found.into_iter().flatten().all(built) {
+            return Ok(None);
+        }
+        let rank = found[0].and_then(|info| info.shape.get(1)).map_or(1, |&rank| rank as usize);
+        Ok(Some(Predictor {
+            fc1: self.matrix(&fc1, rank.max(1), hyper.n_embd)?,
+            fc2: self.matrix(&fc2, hyper.n_ff, rank.max(1))?,
+        }))
     }
 
     /// Every tensor must have been asked for; predictors are counted. Gives the number of predictors.

@@ -21,6 +21,17 @@ pub enum Neurons {
     List(Arc<[u32]>),
 }
 
+impl Neurons {
+    /// How many of a layer's `n_ff`.
+    #[must_use]
+    pub fn len(&self, n_ff: usize) -> usize {
+        match self {
+            Neurons::All => n_ff,
+            Neurons::List(list) => list.len(),
+        }
+    }
+}
+
 /// The neurons of a layer that one device computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {

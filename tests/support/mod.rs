@@ -26,6 +26,8 @@ pub(crate) struct Tiny {
     pub(crate) tied: bool,
     pub(crate) window: Option<u32>,
     pub(crate) pwri: bool,
+    /// Rank of the predictor; 0 for none.
+    pub(crate) rank: usize,
 }
 
 impl Default for Tiny {
@@ -43,6 +45,7 @@ impl Default for Tiny {
             tied: false,
             window: None,
             pwri: false,
+            rank: 0,
         }
     }
 }
@@ -81,6 +84,13 @@ impl Tiny {
                 down,
             ] {
                 tensors.push((format!("blk.{layer}.{part}.weight"), rows, cols, self.format));
+            }
+            if self.rank > 0 {
+                for (part, rows, cols) in
+                    [("fc1", self.rank, self.n_embd), ("fc2", self.n_ff, self.rank)]
+                {
+                    tensors.push((format!("blk.{layer}.{part}.weight"), rows, cols, self.format));
+                }
             }
         }
         tensors

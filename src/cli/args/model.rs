@@ -56,9 +56,14 @@ pub(crate) struct PlacementArgs {
     /// The feed-forward activation, for a file that does not name it
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_FFN_ACTIVATION")]
     pub(crate) ffn_activation: Option<FfnActivation>,
-    /// exact skips neurons that cannot count; off computes all of them
-    #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_SPARSITY", default_value = "exact")]
+    /// predicted computes what the file's predictor wants, if it has one (PowerInfer's files do), else as exact; exact
+    /// skips neurons that cannot count; off computes all of them
+    #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_SPARSITY", default_value = "predicted")]
     pub(crate) sparsity: SparsityName,
+    /// Least score of a neuron that the predictor wants; default: the file's, else 0
+    #[arg(long, value_name = "SCORE", env = "THERMOCLINE_ARG_SPARSE_THRESHOLD")]
+    #[arg(allow_negative_numbers = true, value_parser = parse::number)]
+    pub(crate) sparse_threshold: Option<f32>,
     /// Device memory to use at most: 8GiB, 8192MiB, 80%, or GiB as a number; -1 chooses
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budget)]
     pub(crate) vram_budget: Option<Budget>,
@@ -118,6 +123,8 @@ pub(crate) enum FfnActivation {
 /// `--sparsity`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SparsityName {
+    /// Skip what the file's predictor does not want, and what provably does not count.
+    Predicted,
     /// Skip what provably does not count.
     Exact,
     /// Compute every neuron.

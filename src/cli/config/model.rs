@@ -58,6 +58,8 @@ pub(crate) struct Computation {
     pub(crate) activation: Option<FfnActivation>,
     /// What is skipped.
     pub(crate) sparsity: Sparsity,
+    /// Least score of a predictor; `None` for the file's.
+    pub(crate) sparse_threshold: Option<f32>,
     /// Most device memory to use; `None` where the user said nothing.
     pub(crate) vram_budget: Option<Budget>,
 }
@@ -65,6 +67,8 @@ pub(crate) struct Computation {
 /// Which neurons are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sparsity {
+    /// Those that the file's predictor wants, if it has one.
+    Predicted,
     /// Those that can count; the result is the same.
     Exact,
     /// All of them.
@@ -140,7 +144,9 @@ impl Computation {
             mlock: args.mlock,
             mmap: args.mmap,
             activation: args.ffn_activation,
+            sparse_threshold: args.sparse_threshold,
             sparsity: match args.sparsity {
+                SparsityName::Predicted => Sparsity::Predicted,
                 SparsityName::Exact => Sparsity::Exact,
                 SparsityName::Off => Sparsity::Off,
             },

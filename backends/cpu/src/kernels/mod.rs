@@ -11,6 +11,8 @@ mod matmul;
 mod operand;
 mod panels;
 mod position;
+mod predict;
+mod route;
 mod rowwise;
 mod slow;
 
@@ -59,7 +61,8 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
         },
         Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::Rope(_) | Op::StoreKv(_) => {}
         Op::Add(_) => {}
-        Op::Predict(_) | Op::Route(_) => slow = Some("has no fast kernel"),
+        Op::Predict(op) => _ = predict::Spans::new(op, &mut scratch),
+        Op::Route(op) => _ = route::Spans::new(op, &mut scratch),
         Op::ShortConv(_) | Op::GatedDelta(_) | Op::SsmScan(_) => slow = Some("has no fast kernel"),
         Op::Post(_) | Op::Merge(_) => return Plan::No(OTHER_SIDE.to_owned()),
     }
@@ -81,10 +84,11 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
         Op::SparseFfn(ffn) if ffn::unsupported(ffn).is_none() => {
             Box::new(ffn::SparseFfn::new(ffn, context))
         }
-        Op::SparseFfn(_) | Op::Predict(_) | Op::Route(_) | Op::ShortConv(_) => {
+        Op::Predict(op) => Box::new(predict::Predict::new(op, context)),
+        Op::Route(op) => Box::new(route::Route::new(op, context)),
+        Op::SparseFfn(_) | Op::ShortConv(_) | Op::GatedDelta(_) | Op::SsmScan(_) => {
             Box::new(slow::Slow::new(op, context))
         }
-        Op::GatedDelta(_) | Op::SsmScan(_) => Box::new(slow::Slow::new(op, context)),
         Op::Post(_) | Op::Merge(_) => unreachable!("{OTHER_SIDE}"),
     }
 }

@@ -34,10 +34,12 @@ pub(super) struct Facts {
     pub(super) type_v: &'static str,
     /// The file is mapped.
     pub(super) mmap: bool,
-    /// `exact` or `off`.
+    /// `predicted`, `exact` or `off`.
     pub(super) sparsity: &'static str,
     /// Neurons are skipped.
     pub(super) sparse: bool,
+    /// The file's predictor chooses some of them.
+    pub(super) predicts: bool,
     /// Where the text came from.
     pub(super) prompt_file: Option<String>,
     /// Bytes read per token.
@@ -74,12 +76,14 @@ impl Facts {
             type_v: combination.type_v.name(),
             mmap: options.computation.mmap,
             sparsity: match options.computation.sparsity {
-                Sparsity::Exact => "exact",
+                Sparsity::Predicted if engine.predicts() => "predicted",
+                Sparsity::Predicted | Sparsity::Exact => "exact",
                 Sparsity::Off => "off",
             },
             sparse: engine.is_sparse(),
+            predicts: engine.predicts(),
             prompt_file: options.prompt.as_ref().map(|(path, _)| path.display().to_string()),
-            traffic: Traffic::new(model, engine.is_sparse(), engine.options().kv_format),
+            traffic: Traffic::new(engine),
             window: model.hyper.window,
             bandwidth: None,
             load: Duration::ZERO,

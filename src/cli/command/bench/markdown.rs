@@ -68,7 +68,7 @@ impl Columns {
                 right("mmap", 4, |row| u8::from(row.facts.mmap).to_string()),
             ),
             (
-                options.computation.sparsity == Sparsity::Exact,
+                options.computation.sparsity == Sparsity::Predicted,
                 right("sparsity", 8, |row| row.facts.sparsity.to_owned()),
             ),
         ];

@@ -48,8 +48,10 @@ impl Row<'_> {
     /// Bytes read per token; only where tokens come one by one, so that nothing is read for several.
     pub(super) fn bytes_per_token(&self) -> Option<f64> {
         let context = mean_context(self.test, self.facts.window);
+        let Measured { neurons, .. } = &self.measured;
+        let gates = neurons.gates / neurons.neurons;
         (self.test.n_prompt == 0)
-            .then(|| self.facts.traffic.bytes_per_token(self.measured.density(), context))
+            .then(|| self.facts.traffic.bytes_per_token(self.measured.density(), gates, context))
     }
 
     /// Share of the measured bandwidth that these bytes take.
@@ -138,7 +140,7 @@ impl Row<'_> {
             ("hot_fraction", Value::Real(None)),
             ("placement", text(if facts.sparse { "sparse" } else { "dense" })),
             ("profile_hash", Value::Text(None)),
-            ("predictor", Value::Text(None)),
+            ("predictor", Value::Text(facts.predicts.then(|| "file".to_owned()))),
             ("driver_version", Value::Text(None)),
             ("backend_api", text("cpu")),
             ("ttft_ns", Value::Int(self.ttft())),

@@ -26,7 +26,7 @@ impl Need {
     pub(super) fn of(model: &Model, options: &EngineOptions, cpu: &Device) -> Need {
         let hyper = &model.hyper;
         let copied = |ffn: &&crate::model::Ffn| {
-            model.is_exactly_sparse() && options.sparsity == Sparsity::Exact && !ffn.down_by_neuron
+            model.is_exactly_sparse() && options.sparsity != Sparsity::Off && !ffn.down_by_neuron
         };
         let (mut copies, mut replaced) = (Bytes(0), Bytes(0));
         for ffn in model.layers.iter().map(|layer| &layer.ffn).filter(copied) {
@@ -35,13 +35,20 @@ impl Need {
             copies += cpu.pack_size(&pack, false);
             replaced += source.bytes().unwrap_or_default();
         }
+        // A predictor that is not used is not read.
+        let unused = model.layers.iter().filter_map(|layer| layer.ffn.predictor.as_ref());
+        for predictor in unused.filter(|_| !options.predicts(model)) {
+            for rows in [&predictor.fc1, &predictor.fc2] {
+                replaced += rows.desc().bytes().unwrap_or_default();
+            }
+        }
         let row = options.kv_format.row_bytes(hyper.n_kv()).unwrap_or(0);
         let cache_per_token = product(&[2, hyper.n_layer, row]);
         let floats = |n: &[usize]| product(&[&[4], n].concat());
         let body = 5 * hyper.n_embd + 2 * hyper.n_q() + 2 * hyper.n_kv() + 2 * hyper.n_ff;
         let head = 2 * hyper.n_embd + model.n_vocab();
         Need {
-            // Pages of the file that were only read to copy them can go.
+            // Pages of the file that were only read to copy them can go, and some are never read.
             weights: Bytes(model.file.size_bytes()) - replaced,
             copies,
             cache_per_token,

@@ -184,9 +184,11 @@ pub(crate) fn settings(options: &ModelOptions, n_ctx: usize) -> Result<EngineOpt
             CacheType::F32 => Format::F32,
         },
         sparsity: match options.computation.sparsity {
+            Sparsity::Predicted => engine::Sparsity::Predicted,
             Sparsity::Exact => engine::Sparsity::Exact,
             Sparsity::Off => engine::Sparsity::Off,
         },
+        sparse_threshold: options.computation.sparse_threshold,
     })
 }
 
@@ -200,7 +202,7 @@ pub(crate) fn load(
     cpu: Device,
     terminal: &Terminal,
 ) -> Result<Engine, Failure> {
-    tell_sparsity(model, options.sparsity, terminal);
+    tell_sparsity(model, &options, terminal);
     let need = Need::of(model, &options, &cpu);
     need.check(
         cpu.memory().unwrap_or(MemoryReport { total: None, free: None }),
@@ -230,7 +232,7 @@ pub(crate) fn load(
 }
 
 /// One line where the user may expect skipping and there is none; the rest with `-v`.
-fn tell_sparsity(model: &Model, sparsity: engine::Sparsity, terminal: &Terminal) {
+fn tell_sparsity(model: &Model, options: &EngineOptions, terminal: &Terminal) {
     let name = match (model.activation, model.ffn_kind) {
         (Activation::Relu, FfnKind::GatedBoth) => "dReLU",
         (Activation::Relu, FfnKind::Gated | FfnKind::Plain) => "ReLU",
@@ -239,18 +241,28 @@ fn tell_sparsity(model: &Model, sparsity: engine::Sparsity, terminal: &Terminal)
         (Activation::Gelu | Activation::GeluErf, _) => "GELU",
         (Activation::SwigluOai { .. }, _) => "SwiGLU",
     };
-    match (sparsity, model.is_exactly_sparse()) {
+    match (options.sparsity, model.is_exactly_sparse()) {
         (engine::Sparsity::Off, _) => terminal.detail("every neuron is computed (--sparsity off)"),
-        (engine::Sparsity::Exact, true) => terminal.detail(&format!(
+        (engine::Sparsity::Exact | engine::Sparsity::Predicted, true) => terminal.detail(&format!(
             "the activation is {name}: neurons whose gate is not positive are skipped, which changes nothing"
         )),
-        (engine::Sparsity::Exact, false) => terminal.note(&format!(
+        (engine::Sparsity::Exact | engine::Sparsity::Predicted, false) => terminal.note(&format!(
             "the activation is {name}: no neuron is exactly zero, so none is skipped and every neuron is computed"
         )),
     }
-    if model.n_predictors > 0 {
+    let built = model.layers.iter().filter(|layer| layer.ffn.predictor.is_some()).count();
+    if options.predicts(model) {
+        let threshold = options.sparse_threshold.unwrap_or(model.predictor_threshold);
         terminal.note(&format!(
-            "the {} predictors of active neurons in the file are not used yet; skipping by the gate is exact",
+            "the file's predictor chooses neurons in {built} layers (score at least {threshold}), as in PowerInfer; what it misses changes the result, --sparsity exact misses nothing"
+        ));
+    } else if options.sparse_threshold.is_some() {
+        terminal.note("--sparse-threshold changes nothing: no predictor chooses neurons here");
+    }
+    if built < model.n_predictors && options.sparsity == engine::Sparsity::Predicted {
+        terminal.note(&format!(
+            "{} of the file's {} predictors are in a format that is not built: those layers skip by the gate alone, which is exact",
+            model.n_predictors - built,
             model.n_predictors
         ));
     }
@@ -268,6 +280,7 @@ mod tests {
             mmap: false,
             activation: None,
             sparsity: Sparsity::Exact,
+            sparse_threshold: None,
             vram_budget: None,
         };
         let cpu = crate::devices::cpu(Some(1));

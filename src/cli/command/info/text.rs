@@ -53,7 +53,9 @@ fn general(facts: &Facts<'_>, out: &mut String) {
         fact(out, "tensors", types.join(", "));
     }
     if !facts.predictor.is_empty() {
-        fact(out, "predictor", format!("{} tensors", facts.predictor.len()));
+        let layers = facts.predictor.len() / 2;
+        let use_it = "used by default; --sparsity exact does without";
+        fact(out, "predictor", format!("of active neurons, in {layers} layers ({use_it})"));
     }
 }
 

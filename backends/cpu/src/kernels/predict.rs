@@ -1,0 +1,233 @@
+//! Which neurons a step wants: two small matrices, a comparison, and lists.
+//!
+//! Five phases: round x; the first matrix; round what ReLU leaves of it; the second matrix, whose scores become
+//! membership bits; the lists. Each chunk of neurons fills a part of the lists that begins where the chunks before
+//! it end, so that the lists are ascending whoever fills them.
+
+use std::ops::Range;
+
+use hal::op;
+use hal::{Operand, RowSet, Slot, Tensor};
+
+use super::operand::{Acts, Q8Span, Weight, rows_per_chunk};
+use super::{Context, Kernel, cheap_rows, piece};
+use crate::buffer::{Reads, Scratch, Span, Writes};
+
+/// Workspace of the op.
+pub(super) struct Spans {
+    x: Option<Q8Span>,
+    /// `[n_tokens, rank]`
+    hidden: Span<f32>,
+    hidden_q8: Option<Q8Span>,
+    /// `[n_ff, words]`: bit `t % 32` of word `t / 32` of a neuron: token `t` wants it.
+    bits: Span<u32>,
+    /// `[chunks, 2]`: neurons of each chunk that are wanted and here, and wanted and elsewhere.
+    counts: Span<u32>,
+}
+
+/// Neurons per chunk.
+fn neurons<T: Operand>(op: &op::Predict<T>) -> usize {
+    let fc2 = op.fc2.desc();
+    rows_per_chunk(fc2.format.row_bytes(fc2.n_cols).unwrap_or(1))
+}
+
+impl Spans {
+    pub(super) fn new<T: Operand>(op: &op::Predict<T>, scratch: &mut Scratch) -> Spans {
+        let (x, fc1, fc2) = (op.x.desc(), op.fc1.desc(), op.fc2.desc());
+        Spans {
+            x: Q8Span::new(&[Some(fc1.format)], x.n_rows, x.n_cols, scratch),
+            hidden: scratch.take(x.n_rows, fc1.n_rows),
+            hidden_q8: Q8Span::new(&[Some(fc2.format)], x.n_rows, fc1.n_rows, scratch),
+            bits: scratch.take(fc2.n_rows, x.n_rows.div_ceil(32)),
+            counts: scratch.take(fc2.n_rows.div_ceil(neurons(op)), 2),
+        }
+    }
+}
+
+/// A list to fill.
+#[derive(Debug)]
+struct List {
+    ids: Writes<u32>,
+    count: Writes<u32>,
+    members: Writes<u32>,
+}
+
+impl List {
+    fn new(set: &RowSet<Tensor>, context: &Context<'_>) -> List {
+        List {
+            ids: context.bind.write(&set.ids),
+            count: context.bind.write(&set.count),
+            members: context.bind.write(&set.members),
+        }
+    }
+
+    /// Entry `at`: the row and who wants it.
+    fn put(&self, at: usize, row: u32, bits: &[u32]) {
+        self.ids.part(0, at..at + 1)[0] = row;
+        let (members, more) = self.members.row(at).split_at_mut(bits.len());
+        members.copy_from_slice(bits);
+        more.fill(0);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Predict {
+    x: Acts,
+    n_tokens: usize,
+    n_in: usize,
+    fc1: Weight,
+    rows: usize,
+    hidden: Writes<f32>,
+    hidden_acts: Acts,
+    fc2: Weight,
+    neurons: usize,
+    bits: Writes<u32>,
+    counts: Writes<u32>,
+    slots: Reads<u32>,
+    resident: List,
+    absent: Option<List>,
+    threshold: f32,
+}
+
+impl Predict {
+    pub(super) fn new(op: &op::Predict<Tensor>, context: &Context<'_>) -> Predict {
+        let (spans, bind) = (Spans::new(op, &mut Scratch::default()), &context.bind);
+        let (fc1, fc2) = (Weight::new(&op.fc1, context), Weight::new(&op.fc2, context));
+        let hidden = bind.scratch(&spans.hidden);
+        Predict {
+            x: Acts::new(bind.read(&op.x), spans.x.as_ref(), context),
+            n_tokens: op.x.desc().n_rows,
+            n_in: op.x.desc().n_cols,
+            rows: rows_per_chunk(fc1.rows.n_cols()),
+            fc1,
+            hidden_acts: Acts::new(hidden.reads(), spans.hidden_q8.as_ref(), context),
+            hidden,
+            neurons: neurons(op),
+            fc2,
+            bits: bind.scratch(&spans.bits),
+            counts: bind.scratch(&spans.counts),
+            slots: bind.read(&op.slots),
+            resident: List::new(&op.resident, context),
+            absent: op.absent.as_ref().map(|set| List::new(set, context)),
+            threshold: op.threshold,
+        }
+    }
+
+    /// Rows of `weight` times every token: `f(first token, row, values of up to four tokens)`.
+    fn multiply(
+        &self,
+        (weight, acts): (&Weight, &Acts),
+        rows: &Range<usize>,
+        mut f: impl FnMut(usize, usize, &[f32]),
+    ) {
+        for first in (0..self.n_tokens).step_by(4) {
+            let tokens = first..self.n_tokens.min(first + 4);
+            let xs = acts.four(weight.activation, tokens.clone(), first);
+            for row in rows.clone() {
+                if first == 0 {
+                    weight.ask_after(row);
+                }
+                f(first, row, &weight.times(row, &xs[..tokens.len()])[..tokens.len()]);
+            }
+        }
+    }
+
+    fn first(&self, chunk: usize) {
+        let rows = piece(chunk, self.rows, self.hidden.n_cols());
+        self.multiply((&self.fc1, &self.x), &rows, |first, row, values| {
+            for (t, &v) in (first..).zip(values) {
+                // A value that is no number stays none, so that it reaches the scores.
+                self.hidden.part(t, row..row + 1)[0] = if v <= 0.0 { 0.0 } else { v };
+            }
+        });
+    }
+
+    fn score(&self, chunk: usize) {
+        let rows = piece(chunk, self.neurons, self.bits.n_rows());
+        rows.clone().for_each(|row| self.bits.row(row).fill(0));
+        self.multiply((&self.fc2, &self.hidden_acts), &rows, |first, row, values| {
+            let mut wanted = 0;
+            for (k, &v) in values.iter().enumerate() {
+                // Written so that a score that is no number counts as wanted.
+                let dropped = v < self.threshold;
+                wanted |= u32::from(!dropped) << k;
+            }
+            self.bits.part(row, first / 32..first / 32 + 1)[0] |= wanted << (first % 32);
+        });
+        let mut counts = [0; 2];
+        self.wanted(&rows, |slot, _| counts[usize::from(is_absent(slot))] += 1);
+        self.counts.row(chunk).copy_from_slice(&counts);
+    }
+
+    /// Calls `f` for each neuron of `rows` that some token wants, in order.
+    fn wanted(&self, rows: &Range<usize>, mut f: impl FnMut(Slot, &[u32])) {
+        let slots = &self.slots.all()[rows.clone()];
+        for (row, &slot) in rows.clone().zip(slots) {
+            let bits = self.bits.reads_row(row);
+            if bits.iter().any(|&word| word != 0) {
+                f(Slot::decode(slot), bits);
+            }
+        }
+    }
+
+    fn fill(&self, chunk: usize) {
+        let mut at = [0; 2];
+        for before in 0..chunk {
+            let counts = self.counts.reads_row(before);
+            at = [at[0] + counts[0] as usize, at[1] + counts[1] as usize];
+        }
+        let rows = piece(chunk, self.neurons, self.bits.n_rows());
+        self.wanted(&rows, |slot, bits| {
+            let (list, row) = match slot {
+                Slot::Resident(row) => (Some(&self.resident), row),
+                Slot::Absent(row) => (self.absent.as_ref(), row),
+            };
+            let at = &mut at[usize::from(is_absent(slot))];
+            if let Some(list) = list {
+                list.put(*at, row, bits);
+            }
+            *at += 1;
+        });
+        if rows.end == self.bits.n_rows() {
+            self.resident.count.row(0)[0] = at[0] as u32;
+            if let Some(absent) = &self.absent {
+                absent.count.row(0)[0] = at[1] as u32;
+            }
+        }
+    }
+}
+
+fn is_absent(slot: Slot) -> bool {
+    match slot {
+        Slot::Resident(_) => false,
+        Slot::Absent(_) => true,
+    }
+}
+
+impl Kernel for Predict {
+    fn n_phases(&self) -> usize {
+        5
+    }
+
+    fn chunks(&self, phase: usize) -> usize {
+        match phase {
+            0 if self.x.rounds() => self.n_tokens.div_ceil(cheap_rows(self.n_in)),
+            2 if self.hidden_acts.rounds() => self.n_tokens,
+            0 | 2 => 0,
+            1 => self.hidden.n_cols().div_ceil(self.rows),
+            _ => self.bits.n_rows().div_ceil(self.neurons),
+        }
+    }
+
+    fn run(&self, phase: usize, chunk: usize, _worker: usize) {
+        match phase {
+            0 => {
+                piece(chunk, cheap_rows(self.n_in), self.n_tokens).for_each(|t| self.x.round(t, t))
+            }
+            1 => self.first(chunk),
+            2 => self.hidden_acts.round(chunk, chunk),
+            3 => self.score(chunk),
+            _ => self.fill(chunk),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Mixture-of-experts routing: the router's products, then a choice per token.
+
+use hal::op::{self, Scoring};
+use hal::{Operand, Tensor};
+
+use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
+use super::{Context, Kernel, piece};
+use crate::buffer::{Reads, Scratch, Span, Writes};
+
+/// Workspace of the op.
+pub(super) struct Spans {
+    x: Option<Q8Span>,
+    /// `[n_tokens, n_group]`
+    products: Span<f32>,
+    /// `[n_tokens, n_used]`
+    chosen: Span<u32>,
+}
+
+impl Spans {
+    pub(super) fn new<T: Operand>(op: &op::Route<T>, scratch: &mut Scratch) -> Spans {
+        let (w, x) = (op.w.desc(), op.x.desc());
+        Spans {
+            x: Q8Span::new(&[Some(w.format)], x.n_rows, x.n_cols, scratch),
+            products: scratch.take(x.n_rows, w.n_rows),
+            chosen: scratch.take(x.n_rows, op.n_used),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Route {
+    w: Weight,
+    bias: Option<Reads<f32>>,
+    x: Acts,
+    rows: usize,
+    products: Writes<f32>,
+    chosen: Writes<u32>,
+    weights: Writes<f32>,
+    scoring: Scoring,
+    renormalise: bool,
+    scale: f32,
+}
+
+impl Route {
+    pub(super) fn new(op: &op::Route<Tensor>, context: &Context<'_>) -> Route {
+        let (spans, bind) = (Spans::new(op, &mut Scratch::default()), &context.bind);
+        let w = Weight::new(&op.w, context);
+        Route {
+            rows: rows_per_chunk(w.rows.n_cols()),
+            w,
+            bias: maybe(op.bias.as_ref(), context),
+            x: Acts::new(bind.read(&op.x), spans.x.as_ref(), context),
+            products: bind.scratch(&spans.products),
+            chosen: bind.scratch(&spans.chosen),
+            weights: bind.write(&op.weights),
+            scoring: op.scoring,
+            renormalise: op.renormalise,
+            scale: op.scale,
+        }
+    }
+
+    fn multiply(&self, chunk: usize) {
+        let rows = piece(chunk, self.rows, self.products.n_cols());
+        let n_tokens = self.products.n_rows();
+        for first in (0..n_tokens).step_by(4) {
+            let tokens = first..n_tokens.min(first + 4);
+            let xs = self.x.four(self.w.activation, tokens.clone(), first);
+            for row in rows.clone() {
+                let bias = self.bias.map_or(0.0, |bias| bias.all()[row]);
+                let values = self.w.times(row, &xs[..tokens.len()]);
+                for (t, value) in tokens.clone().zip(values) {
+                    self.products.part(t, row..row + 1)[0] = value + bias;
+                }
+            }
+        }
+    }
+
+    fn choose(&self, t: usize) {
+        let (products, weights) = (self.products.reads_row(t), self.weights.row(t));
+        let chosen = self.chosen.row(t);
+        for n in 0..chosen.len() {
+            let (before, rest) = chosen.split_at_mut(n);
+            let mut left = (0..products.len()).filter(|&g| !before.contains(&(g as u32)));
+            let first = left.next().expect("no more are chosen than there are");
+            // Only a larger one is better, so that the lower id wins a tie.
+            let best = left.fold(first, |best, g| {
+                if products[g].total_cmp(&products[best]).is_gt() { g } else { best }
+            });
+            rest[0] = best as u32;
+        }
+        let best = f64::from(products[chosen[0] as usize]);
+        let exp = |g: usize| (f64::from(products[g]) - best).exp();
+        let all = match self.scoring {
+            Scoring::Softmax => (0..products.len()).map(exp).sum(),
+            Scoring::SoftmaxChosen => chosen.iter().map(|&g| exp(g as usize)).sum(),
+            Scoring::Sigmoid => 1.0,
+        };
+        let score = |g: usize| match self.scoring {
+            Scoring::Softmax | Scoring::SoftmaxChosen => exp(g) / all,
+            Scoring::Sigmoid => 1.0 / (1.0 + (-f64::from(products[g])).exp()),
+        };
+        let sum: f64 = match self.renormalise {
+            true => chosen.iter().map(|&g| score(g as usize)).sum(),
+            false => 1.0,
+        };
+        weights.fill(0.0);
+        for &g in chosen.iter() {
+            weights[g as usize] = (score(g as usize) / sum * f64::from(self.scale)) as f32;
+        }
+    }
+}
+
+impl Kernel for Route {
+    fn n_phases(&self) -> usize {
+        3
+    }
+
+    fn chunks(&self, phase: usize) -> usize {
+        match phase {
+            0 if !self.x.rounds() => 0,
+            1 => self.products.n_cols().div_ceil(self.rows),
+            _ => self.products.n_rows(),
+        }
+    }
+
+    fn run(&self, phase: usize, chunk: usize, _worker: usize) {
+        match phase {
+            0 => self.x.round(chunk, chunk),
+            1 => self.multiply(chunk),
+            _ => self.choose(chunk),
+        }
+    }
+}

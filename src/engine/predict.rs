@@ -1,0 +1,290 @@
+//! Lists of wanted neurons: the predictor at a layer's home, the lists it fills there, and their way to the other
+//! devices of the layer.
+
+use std::collections::BTreeSet;
+
+use hal::format::Format;
+use hal::op::Predict;
+use hal::{
+    Bytes, Device, HostRowSet, HostRows, Operand, PackDesc, Queue, RowSet, Slot, Source, Tensor,
+    TensorDesc,
+};
+
+use crate::model;
+use crate::placement::{LayerPlacement, Neurons};
+
+use super::Result;
+
+/// Fewest rows that are written to a device's list; more go by powers of two, so that few sizes of staging are kept.
+const FEWEST: usize = 64;
+
+fn words(n_rows: usize, n_cols: usize) -> TensorDesc {
+    TensorDesc::new(n_rows, n_cols, Format::U32)
+}
+
+/// The shapes of a list of up to `capacity` rows for `n_tokens`.
+pub(super) fn list_desc(capacity: usize, n_tokens: usize) -> RowSet<TensorDesc> {
+    RowSet {
+        ids: words(1, capacity),
+        count: words(1, 1),
+        members: words(capacity, n_tokens.div_ceil(32)),
+    }
+}
+
+/// A layer's predictor over tensors or, for planning, over their shapes.
+#[derive(Clone, Debug)]
+pub(super) struct Predictor<T> {
+    fc1: T,
+    fc2: T,
+    /// `[1, n_ff]`: where each neuron lives.
+    slots: T,
+}
+
+impl Predictor<TensorDesc> {
+    pub(super) fn desc(weights: &model::Predictor) -> Predictor<TensorDesc> {
+        let (fc1, fc2) = (weights.fc1.desc(), weights.fc2.desc());
+        Predictor { fc1, fc2, slots: words(1, fc2.n_rows) }
+    }
+}
+
+impl Predictor<Tensor> {
+    /// Brings the predictor of a layer to its home.
+    pub(super) fn import(
+        home: &Device,
+        layer: usize,
+        weights: &model::Predictor,
+        placed: &LayerPlacement,
+    ) -> Result<Predictor<Tensor>> {
+        let import = |part: &str, rows: &HostRows| {
+            home.import(&format!("blk.{layer}.{part}"), &PackDesc::whole(rows.desc()), rows)
+        };
+        let slots = slots(placed, weights.fc2.desc().n_rows);
+        Ok(Predictor {
+            fc1: import("fc1", &weights.fc1)?,
+            fc2: import("fc2", &weights.fc2)?,
+            slots: import("slots", &slots)?,
+        })
+    }
+}
+
+impl<T: Operand> Predictor<T> {
+    /// The op: for `x`, the residual before the norm.
+    pub(super) fn op(
+        &self,
+        x: T,
+        resident: RowSet<T>,
+        absent: Option<RowSet<T>>,
+        threshold: f32,
+    ) -> Predict<T> {
+        let Predictor { fc1, fc2, slots } = self.clone();
+        Predict { x, fc1, fc2, slots, resident, absent, threshold }
+    }
+}
+
+/// Where the `n_ff` neurons of a layer live as its home sees it. The rows of all other devices are numbered one
+/// device after the other, in the order of the shares.
+fn slots(placed: &LayerPlacement, n_ff: usize) -> HostRows {
+    let mut slots = vec![0u32; n_ff];
+    let mut n_absent = 0;
+    for share in &placed.shares {
+        let here = share.device == placed.home;
+        let first = if here { 0 } else { n_absent };
+        let slot = |row: u32| match here {
+            true => Slot::Resident(row).encode(),
+            false => Slot::Absent(first + row).encode(),
+        };
+        let n = share.neurons.len(n_ff);
+        match &share.neurons {
+            Neurons::All => (0..).zip(&mut slots).for_each(|(row, to)| *to = slot(row)),
+            Neurons::List(list) => {
+                (0..)
+                    .zip(list.iter())
+                    .for_each(|(row, &neuron)| slots[neuron as usize] = slot(row));
+            }
+        }
+        if !here {
+            n_absent += n as u32;
+        }
+    }
+    let bytes: Vec<u8> = bytemuck::cast_slice(&slots).to_vec();
+    let source = Source::Owned(std::sync::Arc::new(bytes));
+    HostRows::new(source, 1, n_ff, Format::U32).expect("as many bytes as words")
+}
+
+/// Sizes of the lists of a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ListShape {
+    pub(super) n_ff: usize,
+    pub(super) n_layer: usize,
+    /// Whether there are other devices to share layers with.
+    pub(super) shared: bool,
+}
+
+impl ListShape {
+    /// Words of membership per row, for each rung of the ladder.
+    fn member_words(rungs: &[usize]) -> impl Iterator<Item = usize> {
+        rungs.iter().map(|n| n.div_ceil(32))
+    }
+
+    /// Bytes of the pieces in which lists come from other devices, and of the counts.
+    fn staging(&self, rungs: &[usize]) -> BTreeSet<usize> {
+        let mut lens = BTreeSet::from([4 * self.n_layer]);
+        if self.shared {
+            lens.insert(4);
+            let powers = (0..).map(|i| FEWEST << i).take_while(|&n| n < self.n_ff);
+            for n in powers.chain([self.n_ff]) {
+                lens.insert(4 * n);
+                lens.extend(Self::member_words(rungs).map(|words| 4 * n * words));
+            }
+        }
+        lens
+    }
+
+    /// Bytes on `device`, staging included.
+    pub(super) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
+        let size = |rows, cols| device.alloc_size(&words(rows, cols));
+        let n_lists = if self.shared { 2 } else { 1 };
+        let members: BTreeSet<usize> = Self::member_words(rungs).collect();
+        let members: Bytes = members.into_iter().map(|words| size(self.n_ff, words)).sum();
+        let list = size(1, self.n_ff) + members;
+        let staging = Bytes(self.staging(rungs).iter().sum::<usize>() as u64);
+        (0..n_lists).map(|_| list).sum::<Bytes>() + size(self.n_layer, 1) + size(1, 1) + staging
+    }
+}
+
+/// Lists on one device, used by one layer after the other.
+#[derive(Debug)]
+pub(super) struct Lists {
+    /// Rows of this device; the counts are kept for each layer, `[n_layer, 1]`.
+    resident: List,
+    /// Rows of other devices; `None` where there are none.
+    absent: Option<List>,
+}
+
+#[derive(Debug)]
+struct List {
+    ids: Tensor,
+    counts: Tensor,
+    /// For each rung of the ladder.
+    members: Vec<Tensor>,
+}
+
+impl List {
+    fn new(device: &Device, n_ff: usize, n_counts: usize, rungs: &[usize]) -> Result<List> {
+        let mut members: Vec<Tensor> = Vec::new();
+        for n_words in ListShape::member_words(rungs) {
+            match members.last() {
+                Some(last) if last.desc().n_cols == n_words => members.push(last.clone()),
+                _ => members.push(device.alloc("members", words(n_ff, n_words))?),
+            }
+        }
+        Ok(List {
+            ids: device.alloc("ids", words(1, n_ff))?,
+            counts: device.alloc("counts", words(n_counts, 1))?,
+            members,
+        })
+    }
+
+    fn set(&self, count: usize, rung: usize) -> RowSet<Tensor> {
+        RowSet {
+            ids: self.ids.clone(),
+            count: self.counts.rows(count..count + 1),
+            members: self.members[rung].clone(),
+        }
+    }
+}
+
+impl Lists {
+    pub(super) fn new(
+        device: &Device,
+        queue: &mut Queue,
+        shape: &ListShape,
+        rungs: &[usize],
+    ) -> Result<Lists> {
+        for len in shape.staging(rungs) {
+            queue.reserve(len)?;
+        }
+        let absent = shape.shared.then(|| List::new(device, shape.n_ff, 1, rungs)).transpose()?;
+        Ok(Lists { resident: List::new(device, shape.n_ff, shape.n_layer, rungs)?, absent })
+    }
+
+    /// The rows of this device that a step of the `rung` wants of `layer`.
+    pub(super) fn resident(&self, layer: usize, rung: usize) -> RowSet<Tensor> {
+        self.resident.set(layer, rung)
+    }
+
+    /// The rows of other devices.
+    pub(super) fn absent(&self, rung: usize) -> Option<RowSet<Tensor>> {
+        self.absent.as_ref().map(|list| list.set(0, rung))
+    }
+
+    /// How many rows of each layer were wanted here, `[n_layer, 1]`.
+    pub(super) fn counts(&self) -> &Tensor {
+        &self.resident.counts
+    }
+}
+
+/// A list on its way to a device, kept between steps.
+#[derive(Debug, Default)]
+pub(super) struct Parcel {
+    ids: Vec<u32>,
+    members: Vec<u32>,
+}
+
+impl Parcel {
+    /// Takes the rows numbered `rows` out of what a home posted, numbered from 0, with `words` of membership each.
+    pub(super) fn take(&mut self, posted: &HostRowSet, rows: std::ops::Range<u32>, words: usize) {
+        self.ids.clear();
+        self.members.clear();
+        for (i, id) in posted.ids.iter().enumerate().filter(|(_, id)| rows.contains(id)) {
+            self.ids.push(id - rows.start);
+            let first = self.members.len();
+            self.members.extend_from_slice(&posted.members[i * posted.words..][..posted.words]);
+            // A padded step has bits for tokens that are not there.
+            self.members.resize(first + words, 0);
+        }
+    }
+
+    /// Writes it into a device's list.
+    pub(super) fn write(&mut self, queue: &mut Queue, set: &RowSet<Tensor>) -> Result<()> {
+        let (capacity, words) = (set.ids.desc().n_cols, set.members.desc().n_cols);
+        let count = self.ids.len() as u32;
+        let n = self.ids.len().max(FEWEST).next_power_of_two().min(capacity);
+        self.ids.resize(n, 0);
+        self.members.resize(n * words, 0);
+        queue.write(&set.count, bytemuck::bytes_of(&count))?;
+        queue.write(&set.ids, bytemuck::cast_slice(&self.ids))?;
+        queue.write(&set.members, bytemuck::cast_slice(&self.members))?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::Share;
+
+    #[test]
+    fn the_rows_of_other_devices_are_numbered_one_device_after_the_other() {
+        let share =
+            |device, neurons: &[u32]| Share { device, neurons: Neurons::List(neurons.into()) };
+        let placed = LayerPlacement {
+            home: 1,
+            shares: vec![share(2, &[1, 4]), share(1, &[0, 3]), share(0, &[2, 5, 6])],
+        };
+        let slots = slots(&placed, 7);
+        let bytes = slots.rows(0..1).unwrap();
+        let decoded: Vec<Slot> = bytes
+            .chunks(4)
+            .map(|b| Slot::decode(u32::from_le_bytes(b.try_into().unwrap())))
+            .collect();
+        use Slot::{Absent, Resident};
+        let expected =
+            [Resident(0), Absent(0), Absent(2), Resident(1), Absent(1), Absent(3), Absent(4)];
+        assert_eq!(decoded, expected);
+        let mut parcel = Parcel::default();
+        let posted = HostRowSet { ids: vec![0, 2, 1, 4], members: vec![1, 2, 3, 4], words: 1 };
+        parcel.take(&posted, 2..5, 2);
+        assert_eq!((parcel.ids, parcel.members), (vec![0, 2], vec![2, 0, 4, 0]));
+    }
+}
