@@ -423,21 +423,29 @@ fn vocabularies_that_lie() {
 /// A file whose sizes are all true, of a model that no machine holds. It is sparse: it takes no room on the disk.
 #[test]
 fn a_model_too_large() {
-    const ROWS: u64 = 1 << 34;
-    let name = "blk.1.fc1.weight";
-    let mut bytes = Maker::new().tensor(name, &[64, 8], TensorType::F32).bytes();
-    let at = entry(&bytes, name);
-    bytes[at + 12..at + 20].copy_from_slice(&ROWS.to_le_bytes());
+    const RANK: u64 = 1 << 33;
+    let names = ["blk.1.fc1.weight", "blk.1.fc2.weight"];
+    let mut bytes = Maker::new()
+        .tensor(names[0], &[64, 8], TensorType::F32)
+        .tensor(names[1], &[8, 96], TensorType::F32)
+        .bytes();
+    // Both matrices of a predictor get a huge rank; the second begins where the first now ends.
+    let grown = (RANK - 8) * 64 * 4;
+    let [fc1, fc2] = names.map(|name| entry(&bytes, name));
+    bytes[fc1 + 12..fc1 + 20].copy_from_slice(&RANK.to_le_bytes());
+    bytes[fc2 + 4..fc2 + 12].copy_from_slice(&RANK.to_le_bytes());
+    let offset = u64::from_le_bytes(bytes[fc2 + 24..fc2 + 32].try_into().unwrap());
+    bytes[fc2 + 24..fc2 + 32].copy_from_slice(&(offset + grown).to_le_bytes());
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("huge.gguf");
     std::fs::write(&path, &bytes).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-    if let Err(error) = file.set_len(bytes.len() as u64 + (ROWS - 8) * 64 * 4) {
-        println!("skipped: no sparse file of 4 TiB here: {error}");
+    if let Err(error) = file.set_len(bytes.len() as u64 + grown + (RANK - 8) * 96 * 4) {
+        println!("skipped: no sparse file of 5 TiB here: {error}");
         return;
     }
-    check(&path, 4, &["the model needs 4.", "TiB of memory, this machine has", "weights 4."]);
-    check_output(&path, &run(&path, &["--no-mmap"]), 4, &["cannot read 4.", "--no-mmap"]);
+    check(&path, 4, &["the model needs 5.", "TiB of memory, this machine has", "weights 5."]);
+    check_output(&path, &run(&path, &["--no-mmap"]), 4, &["cannot read 5.", "--no-mmap"]);
 }
 
 #[test]
