@@ -125,7 +125,9 @@ impl SparseFfn {
                 Output::Across { acts, .. } if acts.rounds() => {
                     acts.round_part(values, slot, panel);
                 }
-                _ => prompt.h.part(slot, rows.clone()).copy_from_slice(values),
+                Output::ByNeuron { .. } | Output::Across { .. } => {
+                    prompt.h.part(slot, rows.clone()).copy_from_slice(values)
+                }
             }
         }
     }
