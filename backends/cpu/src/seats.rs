@@ -34,14 +34,13 @@ impl Seats {
         if let Some(wanted) = &options.cpus {
             cpus.retain(|cpu| wanted.contains(&cpu.id));
             bound = !cpus.is_empty() || options.strict;
-            if cpus.len() < wanted.len() {
-                refused = Some(match cpus.is_empty() {
-                    true => "none of the chosen CPUs can be used here".to_owned(),
-                    false => {
-                        let n = wanted.len() - cpus.len();
-                        format!("{n} of the {} chosen CPUs cannot be used here", wanted.len())
-                    }
-                });
+            // Numbers beyond the last CPU say "and all others", as in a mask of all ones.
+            let last = topology.cpus.last().map_or(0, |cpu| cpu.id);
+            let n = wanted.iter().filter(|&&id| id <= last).count() - cpus.len();
+            if cpus.is_empty() {
+                refused = Some("none of the chosen CPUs can be used here".to_owned());
+            } else if n > 0 {
+                refused = Some(format!("{n} of the chosen CPUs cannot be used here"));
             }
             if cpus.is_empty() {
                 cpus.clone_from(&topology.cpus);
@@ -161,13 +160,18 @@ mod tests {
     }
 
     #[test]
-    fn cpus_that_are_not_there_are_told() {
-        let some = plan(&CpuOptions { cpus: Some(vec![31, 32, 999]), ..Default::default() }, 0);
-        assert_eq!(cpus(&some), [[31]]);
-        assert_eq!(some.refused.as_deref(), Some("2 of the 3 chosen CPUs cannot be used here"));
-        let none = plan(&CpuOptions { cpus: Some(vec![77]), ..Default::default() }, 0);
+    fn cpus_that_cannot_be_used_are_told() {
+        let chosen = |cpus| CpuOptions { cpus: Some(cpus), ..Default::default() };
+        let all_from = plan(&chosen((31..5000).collect()), 0);
+        assert_eq!((cpus(&all_from), all_from.refused), (vec![vec![31]], None));
+        let none = plan(&chosen(vec![77]), 0);
         assert_eq!(none.seats, vec![Seat::default(); 16]);
-        assert!(none.refused.is_some());
+        assert_eq!(none.refused.as_deref(), Some("none of the chosen CPUs can be used here"));
+        let mut few = Topology::alike(6);
+        few.cpus.remove(2);
+        let some = Seats::plan(&few, &chosen(vec![1, 2, 3, 99]), None);
+        assert_eq!(cpus(&some), [[1, 3], [1, 3]]);
+        assert_eq!(some.refused.as_deref(), Some("1 of the chosen CPUs cannot be used here"));
     }
 
     #[test]
