@@ -32,7 +32,7 @@ const TEXT: [u32; 23] =
 type Logits = Vec<Vec<f32>>;
 
 fn cpu_device(threads: usize) -> Device {
-    let backend = CpuBackend::new(CpuOptions { threads: Some(threads) });
+    let backend = CpuBackend::new(CpuOptions { threads: Some(threads), ..Default::default() });
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 
