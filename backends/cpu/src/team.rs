@@ -105,6 +105,14 @@ impl Ticket {
     fn has_work(self) -> bool {
         self.next() < self.end()
     }
+
+    /// How many chunks to take at once: many while there are many, so that a thread reads long stretches of memory
+    /// one after another, and single ones in the end, so that all are done at about the same time.
+    ///
+    /// Source: guided self-scheduling (Polychronopoulos and Kuck, 1987).
+    fn portion(self, n_workers: usize) -> usize {
+        (self.end().saturating_sub(self.next()) / (2 * n_workers)).max(1)
+    }
 }
 
 /// Keeps what one thread writes off the cache line that others read.
@@ -283,7 +291,7 @@ impl Shared {
                     if !seen.has_work() || step > 0 && seen.phase() != open {
                         break;
                     }
-                    self.take(node, worker);
+                    self.take(node, worker, seen);
                     if step > 0 {
                         continue 'phase;
                     }
@@ -293,19 +301,22 @@ impl Shared {
         }
     }
 
-    /// Takes a chunk of `node`, if there still is one.
-    fn take(&self, node: usize, worker: usize) {
+    /// Takes some neighbouring chunks of `node`, if there still are any; `seen` is the node's ticket a moment ago.
+    fn take(&self, node: usize, worker: usize, seen: Ticket) {
+        let n = seen.portion(self.n_active.load(Ordering::Relaxed));
         // The phase may have changed since the caller's look: what this returns is what counts.
-        let claimed = Ticket(self.tickets[node].0.fetch_add(1, Ordering::AcqRel));
+        let claimed = Ticket(self.tickets[node].0.fetch_add(n as u64, Ordering::AcqRel));
         if !claimed.has_work() {
             return;
         }
         let job = self.job.load(Ordering::Acquire);
         // SAFETY: `run` stored the pointer before it opened the phase and returns only after every claimed chunk
-        // was counted in `left`; this one is counted below.
+        // was counted in `left`; these are counted below.
         let job = unsafe { *job };
-        self.run_chunk(job, claimed.phase(), claimed.next(), worker);
-        if self.left.0.fetch_sub(1, Ordering::AcqRel) == 1 {
+        let chunks = claimed.next()..claimed.end().min(claimed.next() + n);
+        let n = chunks.len();
+        chunks.for_each(|chunk| self.run_chunk(job, claimed.phase(), chunk, worker));
+        if self.left.0.fetch_sub(n, Ordering::AcqRel) == n {
             self.open(job, claimed.phase() + 1, worker);
         }
     }

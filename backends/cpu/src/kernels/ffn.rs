@@ -16,7 +16,7 @@ use super::operand::{Acts, Weight, maybe, rows_per_chunk};
 use super::panels::Panels;
 use super::{Context, Kernel, piece};
 use crate::buffer::{Reads, Scratch, Writes};
-use crate::simd::ActView;
+use crate::simd::{ActView, RowIds};
 
 mod cut;
 mod down;
@@ -74,6 +74,24 @@ struct Wanted {
     ids: [u32; SLICE],
     tokens: [u16; SLICE],
     len: usize,
+    /// Whether each row follows the one before it.
+    is_run: bool,
+}
+
+impl Wanted {
+    fn push(&mut self, id: u32, tokens: u16) {
+        self.ids[self.len] = id;
+        self.tokens[self.len] = tokens;
+        self.len += 1;
+    }
+
+    /// The rows from the `i`-th on.
+    fn rows(&self, i: usize) -> RowIds<'_> {
+        match self.is_run {
+            true => RowIds::From(self.ids[i] as usize),
+            false => RowIds::List(&self.ids[i..self.len]),
+        }
+    }
 }
 
 /// Values to carry through to down, per token of the tile: `(row, h)`.
@@ -137,7 +155,8 @@ impl SparseFfn {
 
     /// The rows of a slice that tokens of the tile want.
     fn wanted(&self, slice: usize, tile: &Range<usize>) -> Wanted {
-        let mut wanted = Wanted { ids: [0; SLICE], tokens: [0; SLICE], len: 0 };
+        let is_run = self.list.is_none() && self.groups.is_none();
+        let mut wanted = Wanted { ids: [0; SLICE], tokens: [0; SLICE], len: 0, is_run };
         let all = (1u32 << tile.len()).wrapping_sub(1) as u16;
         let mut push = |id: u32, tokens: u16| {
             let tokens = match &self.groups {
@@ -145,9 +164,7 @@ impl SparseFfn {
                 None => tokens,
             };
             if tokens != 0 {
-                wanted.ids[wanted.len] = id;
-                wanted.tokens[wanted.len] = tokens;
-                wanted.len += 1;
+                wanted.push(id, tokens);
             }
         };
         let rows = piece(slice, self.cut.slice, self.cut.n_rows);
@@ -169,34 +186,41 @@ impl SparseFfn {
         })
     }
 
-    /// One row times some tokens of the tile, with its bias.
-    #[inline]
-    fn products<const N: usize>(
+    /// Calls `f(i, products)` for each of the wanted rows times those of the tile's tokens that want it, with its
+    /// bias; places of other tokens are unspecified.
+    #[inline(always)]
+    fn for_wanted<const N: usize>(
         (weight, bias): (&Weight, Option<&Reads<f32>>),
-        id: u32,
-        tokens: u16,
+        wanted: &Wanted,
         xs: &[ActView<'_>; N],
-        out: &mut [f32; N],
+        mut f: impl FnMut(usize, &[f32; N]),
     ) {
-        let bias = bias.map_or(0.0, |bias| bias.all()[id as usize]);
+        let bias = |i: usize| bias.map_or(0.0, |bias| bias.all()[wanted.ids[i] as usize]);
+        let mut out = [0.0f32; N];
         if N == 1 {
-            out[0] = weight.times(id as usize, &xs[..1])[0] + bias;
-            return;
+            return weight.for_rows(wanted.rows(0), wanted.len, xs, |i, products| {
+                out[0] = products[0] + bias(i);
+                f(i, &out);
+            });
         }
-        let mut left = tokens;
-        while left != 0 {
-            let mut four = [0usize; 4];
-            let mut n = 0;
-            while n < 4 && left != 0 {
-                four[n] = left.trailing_zeros() as usize;
-                left &= left - 1;
-                n += 1;
+        for i in 0..wanted.len {
+            let mut left = wanted.tokens[i];
+            while left != 0 {
+                let mut four = [0usize; 4];
+                let mut n = 0;
+                while n < 4 && left != 0 {
+                    four[n] = left.trailing_zeros() as usize;
+                    left &= left - 1;
+                    n += 1;
+                }
+                let xs = four.map(|slot| xs[slot]);
+                weight.for_rows(wanted.rows(i), 1, &xs[..n], |_, products| {
+                    for (&slot, product) in four.iter().zip(products) {
+                        out[slot] = product + bias(i);
+                    }
+                });
             }
-            let xs = four.map(|slot| xs[slot]);
-            let values = weight.times(id as usize, &xs[..n]);
-            for (&slot, value) in four.iter().zip(values).take(n) {
-                out[slot] = value + bias;
-            }
+            f(i, &out);
         }
     }
 
@@ -217,45 +241,40 @@ impl SparseFfn {
 
     /// Gate, test and up of a slice, for tiles of up to `N` tokens.
     fn values<const N: usize>(&self, slice: usize, tile: &Range<usize>) -> Carried<N> {
+        let wanted = self.wanted(slice, tile);
         let mut carried = Carried { values: [[(0, 0.0); SLICE]; N], len: [0; N] };
-        let mut wanted = self.wanted(slice, tile);
+        let mut kept = Wanted { ids: [0; SLICE], tokens: [0; SLICE], len: 0, is_run: false };
         let mut tests = [[0.0f32; N]; SLICE];
         let up = (&self.up, self.bias_up.as_ref());
         let first = match &self.gate {
             Some(gate) => (gate, self.bias_gate.as_ref()),
             None => up,
         };
-        let (xs, up_xs) = (self.views::<N>(first.0, tile), self.views::<N>(up.0, tile));
-        let mut n = 0;
-        for i in 0..wanted.len {
-            let (id, tokens) = (wanted.ids[i], wanted.tokens[i]);
-            let tests = &mut tests[n];
-            first.0.ask_ahead(&wanted.ids[i..wanted.len]);
-            Self::products(first, id, tokens, &xs, tests);
-            let mut kept = 0;
-            for slot in (0..tile.len()).filter(|slot| tokens >> slot & 1 == 1) {
-                kept |= u16::from(self.passes(id, tests[slot])) << slot;
+        Self::for_wanted(first, &wanted, &self.views(first.0, tile), |i, products: &[f32; N]| {
+            let (id, mut passing) = (wanted.ids[i], 0);
+            for slot in (0..tile.len()).filter(|slot| wanted.tokens[i] >> slot & 1 == 1) {
+                passing |= u16::from(self.passes(id, products[slot])) << slot;
             }
-            if kept != 0 {
-                (wanted.ids[n], wanted.tokens[n]) = (id, kept);
-                n += 1;
+            if passing != 0 {
+                tests[kept.len] = *products;
+                kept.push(id, passing);
             }
-        }
-        let mut ups = [0.0f32; N];
-        for (i, tests) in tests[..n].iter().enumerate() {
-            let (id, tokens) = (wanted.ids[i], wanted.tokens[i]);
-            if self.gate.is_some() {
-                self.up.ask_ahead(&wanted.ids[i..n]);
-                Self::products(up, id, tokens, &up_xs, &mut ups);
-            }
-            for slot in (0..tile.len()).filter(|slot| tokens >> slot & 1 == 1) {
-                let mut h = neuron(self.kind, self.activation, tests[slot], ups[slot]);
+        });
+        kept.is_run = wanted.is_run && kept.len == wanted.len;
+        let mut carry = |i: usize, up: &[f32; N]| {
+            let id = kept.ids[i];
+            for slot in (0..tile.len()).filter(|slot| kept.tokens[i] >> slot & 1 == 1) {
+                let mut h = neuron(self.kind, self.activation, tests[i][slot], up[slot]);
                 if let Some(groups) = &self.groups {
                     h *= groups.weight(id, tile.start + slot);
                 }
                 carried.values[slot][carried.len[slot]] = (id, h);
                 carried.len[slot] += 1;
             }
+        };
+        match self.gate {
+            Some(_) => Self::for_wanted(up, &kept, &self.views(up.0, tile), carry),
+            None => (0..kept.len).for_each(|i| carry(i, &[0.0; N])),
         }
         carried
     }
@@ -307,12 +326,10 @@ impl SparseFfn {
                     let mut ys = four.map(|t| self.begin(t, &cols));
                     let mut ys: [&mut [f32]; 4] =
                         std::array::from_fn(|_| ys.next().unwrap_or_default());
-                    for (i, row) in cols.clone().enumerate() {
-                        let values = down.times(row, &xs[..slots.len()]);
-                        for (y, value) in ys.iter_mut().zip(values).take(slots.len()) {
-                            y[i] += value;
-                        }
-                    }
+                    let (ids, xs) = (RowIds::From(cols.start), &xs[..slots.len()]);
+                    down.for_rows(ids, cols.len(), xs, |i, values| {
+                        ys.iter_mut().zip(values).for_each(|(y, value)| y[i] += value);
+                    });
                 }
             }
         }

@@ -7,6 +7,7 @@ use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
 use super::panels::{FEW_TOKENS, PanelCut, PanelSpans, Panels};
 use super::{Context, Kernel, cheap_rows, piece};
 use crate::buffer::{Reads, Scratch, Writes};
+use crate::simd::RowIds;
 
 /// Workspace of the op.
 pub(super) struct Spans {
@@ -80,16 +81,12 @@ impl MatMul {
             let xs = &xs[..tokens.len()];
             let mut ys = tokens.clone().map(|t| self.y.part(t, rows.clone()));
             let mut ys: [&mut [f32]; 4] = std::array::from_fn(|_| ys.next().unwrap_or_default());
-            for (i, row) in rows.clone().enumerate() {
-                if first == 0 {
-                    self.w.ask_after(row);
-                }
-                let bias = self.bias.as_ref().map_or(0.0, |bias| bias.all()[row]);
-                let values = self.w.times(row, xs);
-                for (y, value) in ys.iter_mut().zip(values).take(xs.len()) {
+            self.w.for_rows(RowIds::From(rows.start), rows.len(), xs, |i, values| {
+                let bias = self.bias.as_ref().map_or(0.0, |bias| bias.all()[rows.start + i]);
+                for (y, value) in ys.iter_mut().zip(values) {
                     y[i] = value + bias;
                 }
-            }
+            });
         }
     }
 }

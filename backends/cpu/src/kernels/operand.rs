@@ -7,7 +7,7 @@ use hal::{Batch, BatchShape, BatchView, Operand, Tensor};
 
 use super::Context;
 use crate::buffer::{Reads, Scratch, Span, Writes};
-use crate::simd::{ActView, Dot4Fn, DotFn, Kernels, Q8View, TokenRows, prefetch};
+use crate::simd::{ActView, Kernels, Q8View, RowIds, RowRun, RowsFn, TokenRows};
 
 /// The step's facts.
 #[derive(Clone, Copy, Debug)]
@@ -42,9 +42,8 @@ pub(super) struct Weight {
     pub(super) rows: Reads<u8>,
     pub(super) activation: Activation,
     pub(super) format: Format,
-    ahead: usize,
-    dot: DotFn,
-    dot4: Dot4Fn,
+    one: RowsFn<1>,
+    four: RowsFn<4>,
 }
 
 impl Weight {
@@ -53,46 +52,61 @@ impl Weight {
         let rows = context.bind.read(tensor);
         Weight {
             rows,
-            ahead: rows_ahead(rows.n_cols()),
             activation: format.activation(),
             format,
-            dot: context.simd.dot(format),
-            dot4: context.simd.dot4(format),
+            one: context.simd.rows(format),
+            four: context.simd.rows4(format),
         }
     }
 
-    /// Asks for a row that will be read soon; `ids` are the rows from the current one on.
-    #[inline]
-    pub(super) fn ask_ahead(&self, ids: &[u32]) {
-        if let Some(&id) = ids.get(self.ahead) {
-            prefetch(self.rows.row(id as usize));
-        }
-    }
-
-    /// [`Weight::ask_ahead`] where rows are read one after another and `row` is the current one.
-    #[inline]
-    pub(super) fn ask_after(&self, row: usize) {
-        if row + self.ahead < self.rows.n_rows() {
-            prefetch(self.rows.row(row + self.ahead));
-        }
-    }
-
-    /// One row times one to four tokens; unused places of the result are unspecified.
-    #[inline]
-    pub(super) fn times(&self, row: usize, xs: &[ActView<'_>]) -> [f32; 4] {
-        self.times_row(self.rows.row(row), xs)
-    }
-
-    /// [`Weight::times`] for a row, or whole blocks of one.
-    #[inline]
-    pub(super) fn times_row(&self, row: &[u8], xs: &[ActView<'_>]) -> [f32; 4] {
+    /// Calls `f(i, products)` for the first `n` of the rows `ids`, each times one to four tokens. Rows that follow
+    /// in `ids` are those that will be read next.
+    #[inline(always)]
+    pub(super) fn for_rows(
+        &self,
+        ids: RowIds<'_>,
+        n: usize,
+        xs: &[ActView<'_>],
+        mut f: impl FnMut(usize, &[f32]),
+    ) {
         match *xs {
-            [x] => [(self.dot)(row, x), 0.0, 0.0, 0.0],
-            [a, b] => (self.dot4)(row, [a, b, b, b]),
-            [a, b, c] => (self.dot4)(row, [a, b, c, c]),
-            [a, b, c, d] => (self.dot4)(row, [a, b, c, d]),
+            [x] => self.in_parts(self.one, (ids, n), [x], |i, [y]| f(i, &[y])),
+            [a, b] => self.in_parts(self.four, (ids, n), [a, b, b, b], |i, y| f(i, &y[..2])),
+            [a, b, c] => self.in_parts(self.four, (ids, n), [a, b, c, c], |i, y| f(i, &y[..3])),
+            [a, b, c, d] => self.in_parts(self.four, (ids, n), [a, b, c, d], |i, y| f(i, &y)),
             _ => unreachable!("one to four tokens"),
         }
+    }
+
+    #[inline(always)]
+    fn in_parts<const N: usize>(
+        &self,
+        kernel: RowsFn<N>,
+        (ids, n): (RowIds<'_>, usize),
+        xs: [ActView<'_>; N],
+        mut f: impl FnMut(usize, [f32; N]),
+    ) {
+        const AT_ONCE: usize = 64;
+        let mut products = [[0.0; N]; AT_ONCE];
+        for first in (0..n).step_by(AT_ONCE) {
+            let products = &mut products[..AT_ONCE.min(n - first)];
+            let run = RowRun::new(self.rows.all(), self.rows.n_cols(), ids.skip(first));
+            kernel(&run, xs, products);
+            (first..).zip(products).for_each(|(i, products)| f(i, *products));
+        }
+    }
+
+    /// One row, or whole blocks of one, times one to four tokens; unused places of the result are unspecified.
+    #[inline]
+    pub(super) fn times_row(&self, row: &[u8], xs: &[ActView<'_>]) -> [f32; 4] {
+        let run = RowRun::new(row, row.len(), RowIds::From(0));
+        let mut out = [[0.0; 4]];
+        let last = xs.len() - 1;
+        match *xs {
+            [x] => (self.one)(&run, [x], out.as_flattened_mut()[..1].as_chunks_mut().0),
+            _ => (self.four)(&run, std::array::from_fn(|t| xs[t.min(last)]), &mut out),
+        }
+        out[0]
     }
 }
 

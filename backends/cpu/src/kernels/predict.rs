@@ -12,6 +12,7 @@ use hal::{Operand, RowSet, Slot, Tensor};
 use super::operand::{Acts, Q8Span, Weight, rows_per_chunk};
 use super::{Context, Kernel, cheap_rows, piece};
 use crate::buffer::{Reads, Scratch, Span, Writes};
+use crate::simd::RowIds;
 
 /// Workspace of the op.
 pub(super) struct Spans {
@@ -123,12 +124,14 @@ impl Predict {
         for first in (0..self.n_tokens).step_by(4) {
             let tokens = first..self.n_tokens.min(first + 4);
             let xs = acts.four(weight.activation, tokens.clone(), first);
-            for row in rows.clone() {
-                if first == 0 {
-                    weight.ask_after(row);
-                }
-                f(first, row, &weight.times(row, &xs[..tokens.len()])[..tokens.len()]);
-            }
+            weight.for_rows(
+                RowIds::From(rows.start),
+                rows.len(),
+                &xs[..tokens.len()],
+                |i, values| {
+                    f(first, rows.start + i, values);
+                },
+            );
         }
     }
 

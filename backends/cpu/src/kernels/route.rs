@@ -6,6 +6,7 @@ use hal::{Operand, Tensor};
 use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
 use super::{Context, Kernel, piece};
 use crate::buffer::{Reads, Scratch, Span, Writes};
+use crate::simd::RowIds;
 
 /// Workspace of the op.
 pub(super) struct Spans {
@@ -65,13 +66,14 @@ impl Route {
         for first in (0..n_tokens).step_by(4) {
             let tokens = first..n_tokens.min(first + 4);
             let xs = self.x.four(self.w.activation, tokens.clone(), first);
-            for row in rows.clone() {
+            let ids = RowIds::From(rows.start);
+            self.w.for_rows(ids, rows.len(), &xs[..tokens.len()], |i, values| {
+                let row = rows.start + i;
                 let bias = self.bias.map_or(0.0, |bias| bias.all()[row]);
-                let values = self.w.times(row, &xs[..tokens.len()]);
                 for (t, value) in tokens.clone().zip(values) {
                     self.products.part(t, row..row + 1)[0] = value + bias;
                 }
-            }
+            });
         }
     }
 

@@ -15,6 +15,7 @@ mod avx512;
 mod panel;
 #[cfg(target_arch = "x86_64")]
 mod plain;
+mod rows;
 mod scalar;
 mod scalar_panel;
 mod tile;
@@ -31,11 +32,8 @@ use hal::format::{Format, Q8Row, TransposedLayout};
 use half::f16;
 
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
+pub use rows::{RowIds, RowRun, RowsFn, prefetch};
 
-/// One row's product with one token: `row` `[n]` in blocks, `x` `[n]`.
-pub type DotFn = fn(row: &[u8], x: ActView<'_>) -> f32;
-/// One row's product with four tokens; each has the bits of [`DotFn`].
-pub type Dot4Fn = fn(row: &[u8], x: [ActView<'_>; 4]) -> [f32; 4];
 /// `y += h * row`: `row` `[n]` in blocks, `y` `[n]`.
 pub type AxpyFn = fn(h: f32, row: &[u8], y: &mut [f32]);
 /// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` `[n_out]`.
@@ -125,8 +123,8 @@ struct Panel {
 
 /// A product for one and for four tokens.
 struct Dot {
-    one: DotFn,
-    four: Dot4Fn,
+    one: RowsFn<1>,
+    four: RowsFn<4>,
 }
 
 /// The kernels of one level that this processor has.
@@ -171,17 +169,25 @@ impl Kernels {
         self.level
     }
 
-    /// The product of a weight row with one token's activations, which must be of the kind
-    /// [`Format::activation`] names and as long as the row; the function panics if they are not.
+    /// The products of weight rows with one token's activations, which must be of the kind
+    /// [`Format::activation`] names and as long as a row; the function panics if they are not.
     #[must_use]
-    pub fn dot(&self, format: Format) -> DotFn {
+    pub fn rows(&self, format: Format) -> RowsFn<1> {
         (self.table.dot)(format).one
     }
 
-    /// The product of a weight row with four tokens' activations at once.
+    /// [`Kernels::rows`] with four tokens at once; each product has the same bits.
     #[must_use]
-    pub fn dot4(&self, format: Format) -> Dot4Fn {
+    pub fn rows4(&self, format: Format) -> RowsFn<4> {
         (self.table.dot)(format).four
+    }
+
+    /// The product of one weight row with one token's activations.
+    #[must_use]
+    pub fn dot(&self, format: Format, row: &[u8], x: ActView<'_>) -> f32 {
+        let mut out = [[0.0]];
+        self.rows(format)(&RowRun::new(row, row.len(), RowIds::From(0)), [x], &mut out);
+        out[0][0]
     }
 
     /// Adds a multiple of a row in the ordinary layout.
@@ -237,13 +243,13 @@ impl Kernels {
     /// The product of two F32 vectors of one length.
     #[must_use]
     pub fn dot_f32(&self, a: &[f32], b: &[f32]) -> f32 {
-        self.dot(Format::F32)(bytemuck::cast_slice(a), ActView::F32(b))
+        self.dot(Format::F32, bytemuck::cast_slice(a), ActView::F32(b))
     }
 
     /// The product of an F16 and an F32 vector of one length.
     #[must_use]
     pub fn dot_f16(&self, a: &[f16], b: &[f32]) -> f32 {
-        self.dot(Format::F16)(bytemuck::cast_slice(a), ActView::F32(b))
+        self.dot(Format::F16, bytemuck::cast_slice(a), ActView::F32(b))
     }
 
     /// `y += h * x`
@@ -255,31 +261,4 @@ impl Kernels {
     pub fn axpy_f16(&self, h: f32, x: &[f16], y: &mut [f32]) {
         self.axpy(Format::F16)(h, bytemuck::cast_slice(x), y);
     }
-}
-
-/// How far ahead of its use a row is asked for, in bytes.
-const AHEAD: usize = 1024;
-
-/// Asks for the beginning of a row that will be read next.
-///
-/// Kernels ask for the rest of a row while they read it, but only the caller knows which is the next.
-/// Asking 1 KiB ahead took Q4_0 from 0.72 to 0.87 of the bandwidth of plain reading (AVX-512, one thread
-/// of a 2.6 GHz Sapphire Rapids server, 256 MiB of rows of 4096).
-#[inline]
-pub fn prefetch(row: &[u8]) {
-    for line in row[..row.len().min(AHEAD)].chunks(64) {
-        prefetch_line(line.as_ptr());
-    }
-}
-
-#[inline(always)]
-fn prefetch_line(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing and never faults; every x86-64 processor has it.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }

@@ -8,7 +8,8 @@ macro_rules! plain_kernels {
     ($features:literal) => {
         use hal::format::Format;
 
-        use super::super::tile::{padded, prefetch_ahead};
+        use super::super::rows::{Row, RowIds, RowRun};
+        use super::super::tile::padded;
         use super::super::{ActView, AxpyFn, scalar};
         use super::vector::*;
 
@@ -21,7 +22,8 @@ macro_rules! plain_kernels {
 
         #[target_feature(enable = $features)]
         pub(super) fn sum_squares(x: &[f32]) -> f32 {
-            of_f32::dots(bytemuck::cast_slice(x), [ActView::F32(x)])[0]
+            let run = RowRun::new(bytemuck::cast_slice(x), size_of_val(x), RowIds::From(0));
+            of_f32::dots(run.row(0), [ActView::F32(x)])[0]
         }
 
         #[target_feature(enable = $features)]
@@ -83,19 +85,18 @@ macro_rules! plain_format {
 
             #[target_feature(enable = $features)]
             pub(in super::super) fn dots<const N: usize>(
-                row: &[u8],
+                row: Row<'_>,
                 x: [ActView<'_>; N],
             ) -> [f32; N] {
                 let x = x.map(ActView::f32);
                 for x in x {
-                    assert_eq!(x.len() * $size, row.len(), "activations of another length");
+                    assert_eq!(x.len() * $size, row.bytes.len(), "activations of another length");
                 }
                 let mut acc = [[zero(); 4]; N];
-                let all = row;
-                let (steps, rest) = row.as_chunks();
-                for (i, row) in steps.iter().enumerate() {
-                    prefetch_ahead::<{ STEP * $size }>(all, i * STEP * $size);
-                    step(row, x.map(|x| &x.as_chunks().0[i]), &mut acc);
+                let (steps, rest) = row.bytes.as_chunks();
+                for (i, weights) in steps.iter().enumerate() {
+                    row.ask::<{ STEP * $size }>(i * STEP * $size);
+                    step(weights, x.map(|x| &x.as_chunks().0[i]), &mut acc);
                 }
                 if !rest.is_empty() {
                     let x = x.map(|x| padded(x.as_chunks::<STEP>().1));

@@ -3,6 +3,7 @@
 use hal::format::{Code, Format, TransposedLayout, Unpacked, quantize_q8};
 use half::f16;
 
+use super::rows::RowRun;
 use super::transposed::{Run, UNIT, for_runs, for_units};
 use super::{ActView, AxpyFn, Dot, Panel, Table, TransposedFn, scalar_panel};
 
@@ -43,8 +44,8 @@ fn dot(format: Format) -> Dot {
     macro_rules! entry {
         ($name:ident) => {
             Dot {
-                one: |row, x| dots(Format::$name, row, [x])[0],
-                four: |row, x| dots(Format::$name, row, x),
+                one: |run, x, out| rows(Format::$name, run, x, out),
+                four: |run, x, out| rows(Format::$name, run, x, out),
             }
         };
     }
@@ -70,6 +71,18 @@ fn lanes(n: usize, term: impl Fn(usize) -> f32) -> f32 {
         }
     }
     sums.iter().sum::<f32>() + (whole..n).map(term).sum::<f32>()
+}
+
+#[inline(always)]
+fn rows<const N: usize>(
+    format: Format,
+    run: &RowRun<'_>,
+    x: [ActView<'_>; N],
+    out: &mut [[f32; N]],
+) {
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = dots(format, run.row(i).bytes, x);
+    }
 }
 
 fn dots<const N: usize>(format: Format, row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {

@@ -84,16 +84,52 @@ fn dots_are_those_of_the_values() {
                     Activation::F32 => ActView::from(&tokens[t][..]),
                     Activation::Q8 => ActView::from(&rows[t]),
                 });
-                let four = kernels.dot4(format)(&bytes, views);
+                let mut four = [[f32::NAN; 4]];
+                let run = RowRun::new(&bytes, bytes.len(), RowIds::From(0));
+                kernels.rows4(format)(&run, views, &mut four);
+                let [four] = four;
                 for t in 0..4 {
                     let what = format!("{:?} {format} {n}", kernels.level());
-                    let one = kernels.dot(format)(&bytes, views[t]);
+                    let one = kernels.dot(format, &bytes, views[t]);
                     assert_eq!(one.to_bits(), four[t].to_bits(), "{what}");
                     let x = rounded(format, &tokens[t]);
                     let terms =
                         || values.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x));
                     let magnitude = terms().map(f64::abs).sum();
                     assert_close(one, terms().sum(), magnitude, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_of_rows_gives_the_bits_of_each_row() {
+    for kernels in all_kernels() {
+        for format in weights() {
+            let (n, n_rows) = (11 * 32 * format.block_values().max(32) / 32, 9);
+            let bytes = quantized(format, &random(n * n_rows, 5));
+            let row_bytes = bytes.len() / n_rows;
+            let (x, other) = (random(n, 6), random(n, 7));
+            let (q, other_q) = (q8(&x), q8(&other));
+            let views = match format.activation() {
+                Activation::F32 => [ActView::from(&x[..]), ActView::from(&other[..])],
+                Activation::Q8 => [ActView::from(&q), ActView::from(&other_q)],
+            };
+            let row = |id: usize| &bytes[id * row_bytes..][..row_bytes];
+            // The last ids only tell what comes next.
+            let list = [8, 0, 3, 3, 7, 1, 2];
+            for (ids, expected) in
+                [(RowIds::List(&list), [8, 0, 3, 3, 7]), (RowIds::From(4), [4, 5, 6, 7, 8])]
+            {
+                let run = RowRun::new(&bytes, row_bytes, ids);
+                let (mut one, mut four) = ([[f32::NAN; 1]; 5], [[f32::NAN; 4]; 5]);
+                kernels.rows(format)(&run, [views[0]], &mut one);
+                kernels.rows4(format)(&run, [views[0], views[1], views[0], views[1]], &mut four);
+                for (i, id) in expected.into_iter().enumerate() {
+                    let [a, b] = views.map(|x| kernels.dot(format, row(id), x));
+                    assert_eq!(one[i], [a], "{:?} {format}", kernels.level());
+                    assert_eq!(four[i], [a, b, a, b], "{:?} {format}", kernels.level());
                 }
             }
         }
@@ -128,7 +164,7 @@ fn dots_of_extreme_codes_do_not_overflow() {
                     Activation::F32 => ActView::from(&x[..]),
                     Activation::Q8 => ActView::from(&row),
                 };
-                let got = kernels.dot(format)(&bytes, view);
+                let got = kernels.dot(format, &bytes, view);
                 let values = dequantized(format, &bytes, n);
                 let x = rounded(format, &x);
                 let terms = || values.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x));

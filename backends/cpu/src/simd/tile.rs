@@ -2,7 +2,8 @@
 
 use hal::format::Q8_BLOCK;
 
-use super::{AHEAD, ActView, Q8View, prefetch_line};
+use super::rows::Row;
+use super::{ActView, Q8View};
 
 /// Values in a tile: a multiple of every block.
 pub(super) const TILE: usize = 512;
@@ -41,18 +42,18 @@ impl<'a> ActView<'a> {
 /// Always inlined: `f` is compiled for the caller's instructions.
 #[inline(always)]
 pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
-    row: &[u8],
+    row: Row<'_>,
     x: [ActView<'_>; N],
     mut f: impl FnMut(&[u8; BYTES], &[Q8Tile<'_>; N]),
 ) {
     let x = x.map(ActView::q8);
     for x in &x {
-        assert_eq!(x.q.len() * BYTES, row.len() * TILE, "activations of another length");
+        assert_eq!(x.q.len() * BYTES, row.bytes.len() * TILE, "activations of another length");
         assert!(x.d.len() * 32 == x.q.len() && x.sum.len() == x.d.len());
     }
-    let (tiles, rest) = row.as_chunks::<BYTES>();
+    let (tiles, rest) = row.bytes.as_chunks::<BYTES>();
     for i in 0..tiles.len() + usize::from(!rest.is_empty()) {
-        prefetch_ahead::<BYTES>(row, i * BYTES);
+        row.ask::<BYTES>(i * BYTES);
         let (last, q, d, sum);
         let (tile, x) = if let Some(tile) = tiles.get(i) {
             let x = x.map(|x| Q8Tile {
@@ -71,17 +72,6 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
         };
         // The only call, so that it is compiled into the loop.
         f(tile, &x);
-    }
-}
-
-/// Asks for the `BYTES` that come [`AHEAD`] bytes after `at`, as far as they are in the row: what comes
-/// after it only the caller knows.
-#[inline(always)]
-pub(super) fn prefetch_ahead<const BYTES: usize>(row: &[u8], at: usize) {
-    if at + AHEAD < row.len() {
-        for line in 0..BYTES.div_ceil(64) {
-            prefetch_line(row.as_ptr().wrapping_add(at + AHEAD + 64 * line));
-        }
     }
 }
 

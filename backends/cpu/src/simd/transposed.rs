@@ -2,7 +2,7 @@
 
 use hal::format::TransposedLayout;
 
-use super::prefetch_line;
+use super::rows::prefetch_line;
 
 /// Outputs in one unit of a transposed row.
 pub(super) const UNIT: usize = 32;

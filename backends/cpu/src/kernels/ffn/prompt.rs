@@ -152,7 +152,7 @@ impl SparseFfn {
                 let rest = four.iter_mut().skip(1).zip(&mut wants);
                 let n = 1 + rest.map(|(to, slot)| *to = slot).count();
                 let xs: [ActView<'_>; 4] = four.map(view);
-                let values = self.up.times(row, &xs[..n]);
+                let values = self.up.times_row(self.up.rows.row(row), &xs[..n]);
                 for (slot, value) in four.into_iter().zip(values).take(n) {
                     ups[slot - slots.start][i] = value;
                 }

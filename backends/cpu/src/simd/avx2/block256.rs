@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::ActView;
+use super::super::rows::Row;
 use super::super::tile::{for_tiles, six_bits};
 use super::vector::{load_bytes, load_quarter, one_scale, store_ps};
 use super::{Products, signed_products, totals};
@@ -29,7 +30,7 @@ fn nibbles(bytes: &[u8], at: usize) -> [__m256i; 2] {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q4_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 2 * 144 }, N>(row, x, |tile, x| {
         let (first, second) = (scales_and_mins(tile), scales_and_mins(&tile[144..]));
@@ -47,7 +48,7 @@ pub(super) fn q4_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] 
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q5_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 2 * 176 }, N>(row, x, |tile, x| {
         let (first, second) = (scales_and_mins(tile), scales_and_mins(&tile[176..]));
@@ -72,7 +73,7 @@ pub(super) fn q5_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] 
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q6_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for half in 0..2 {

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::ActView;
+use super::super::rows::Row;
 use super::super::tile::for_tiles;
 use super::vector::{load_bytes, load_half};
 use super::{Products, scales_apart, totals};
@@ -18,7 +19,7 @@ fn nibbles(tile: &[u8], at: usize) -> __m256i {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q4_0<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
         let mut products = Products::new(scales_apart::<18>(tile), None, x);
@@ -33,7 +34,7 @@ pub(super) fn q4_0<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] 
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q4_1<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 20 }, N>(row, x, |tile, x| {
         let mut mins = scales_apart::<20>(&tile[2..]);
@@ -51,7 +52,7 @@ pub(super) fn q4_1<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] 
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q8_0<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 34 }, N>(row, x, |tile, x| {
         let mut products = Products::new(scales_apart::<34>(tile), None, x);

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::ActView;
+use super::super::rows::Row;
 use super::super::tile::{for_tiles, six_bits};
 use super::vector::{load_bytes, load_half, load_ps, load_quarter, one_scale};
 use super::{Products, load_codes, shifted_dot, totals};
@@ -38,7 +39,7 @@ fn nibbles(bytes: &[u8], at: usize) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q4_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 2 * 144 }, N>(row, x, |tile, x| {
         let (scales, mins) = scales_and_mins(tile, &tile[144..]);
@@ -53,7 +54,7 @@ pub(super) fn q4_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] 
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q5_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 2 * 176 }, N>(row, x, |tile, x| {
         let (scales, mins) = scales_and_mins(tile, &tile[176..]);
@@ -95,7 +96,7 @@ fn six_bit_codes(block: &[u8], i: usize) -> __m512i {
 /// back in integers: a second product, of 32s.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q6_k<const N: usize>(row: &[u8], x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for half in 0..2 {

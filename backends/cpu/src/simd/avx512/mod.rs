@@ -18,8 +18,9 @@ use std::arch::x86_64::*;
 
 use hal::format::Format;
 
+use super::rows::RowRun;
 use super::tile::Q8Tile;
-use super::{Dot, Panel, Table};
+use super::{ActView, Dot, Panel, Table};
 use vector::*;
 
 pub(super) const TABLE: Table = Table {
@@ -50,30 +51,7 @@ pub(super) fn detected() -> bool {
         && super::avx2::detected()
 }
 
-fn dot(format: Format) -> Dot {
-    macro_rules! entry {
-        ($dots:path) => {
-            Dot {
-                // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
-                one: |row, x| unsafe { $dots(row, [x]) }[0],
-                // SAFETY: the same.
-                four: |row, x| unsafe { $dots(row, x) },
-            }
-        };
-    }
-    match format {
-        Format::F32 => entry!(plain::of_f32::dots),
-        Format::F16 => entry!(plain::of_f16::dots),
-        Format::BF16 => entry!(plain::of_bf16::dots),
-        Format::Q4_0 => entry!(block32::q4_0),
-        Format::Q4_1 => entry!(block32::q4_1),
-        Format::Q8_0 => entry!(block32::q8_0),
-        Format::Q4_K => entry!(block256::q4_k),
-        Format::Q5_K => entry!(block256::q5_k),
-        Format::Q6_K => entry!(block256::q6_k),
-        Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
-    }
-}
+super::rows::dot_kernels!("avx512bw,avx512vl,avx512vnni");
 
 /// The products of one tile: `weights` are the blocks' scales times the activations' scales, and a lane
 /// of `sums` belongs to no block in particular.
@@ -113,6 +91,24 @@ impl<const N: usize> Products<N> {
         for (t, x) in x.iter().enumerate() {
             let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, load_codes(x, pair));
             self.add_dot(pair, t, _mm512_cvtepi32_ps(dot));
+        }
+    }
+
+    /// Adds the products of blocks `4 * quad` to `4 * quad + 3`, the halves of whose unsigned codes are `codes`.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_halves(&mut self, quad: usize, codes: [__m512i; 2], x: &[Q8Tile<'_>; N]) {
+        // Four lanes for each block.
+        let block = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+        let spread = _mm512_add_epi32(block, _mm512_set1_epi32(4 * quad as i32));
+        for (t, x) in x.iter().enumerate() {
+            let (a, b) = (load_codes(x, 2 * quad), load_codes(x, 2 * quad + 1));
+            let firsts = _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b);
+            let seconds = _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b);
+            let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[0], firsts);
+            let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(dot, codes[1], seconds));
+            let weights = _mm512_permutexvar_ps(spread, self.weights[t]);
+            self.sums[t] = fmadd(dot, weights, self.sums[t]);
         }
     }
 

@@ -1,0 +1,160 @@
+//! Rows of a matrix on their way from memory: which are read, and which are asked for meanwhile.
+//!
+//! A processor foresees a stretch of memory only to the end of its page, and a kernel only knows the row it is in.
+//! So whoever calls says which rows come one after another, and the walk over a row asks for the line that is
+//! [`AHEAD`] bytes on in this order.
+//!
+//! Q4_0, 1B shape, dense, on a 2.6 GHz Sapphire Rapids server, as a share of the bandwidth of plain reading in the
+//! same run: on one thread 0.65 without asking, 0.67 asking for the rest of the own row, 0.77 with this; on two
+//! threads 0.63 and 0.72. A second request 6 KiB ahead into the second cache was worth nothing on top of that, a
+//! whole row in one burst less than nothing.
+
+use super::ActView;
+
+/// How far ahead of its use a line is asked for, in bytes.
+const AHEAD: usize = 2 << 10;
+
+/// Which rows.
+#[derive(Clone, Copy, Debug)]
+pub enum RowIds<'a> {
+    /// One after another from this one on.
+    From(usize),
+    /// These, in this order.
+    List(&'a [u32]),
+}
+
+impl RowIds<'_> {
+    /// Those that are left after `n`.
+    #[must_use]
+    pub fn skip(self, n: usize) -> Self {
+        match self {
+            RowIds::From(first) => RowIds::From(first + n),
+            RowIds::List(ids) => RowIds::List(&ids[n..]),
+        }
+    }
+}
+
+/// Rows of one matrix that are read one after another.
+#[derive(Clone, Copy, Debug)]
+pub struct RowRun<'a> {
+    matrix: &'a [u8],
+    row_bytes: usize,
+    ids: RowIds<'a>,
+    /// Rows that make up about [`AHEAD`] bytes.
+    ahead: usize,
+}
+
+impl<'a> RowRun<'a> {
+    /// Rows `ids` of `matrix`, whose rows have `row_bytes` each.
+    ///
+    /// More of them may be given than a kernel is told to multiply: the others are those that come next.
+    #[inline]
+    #[must_use]
+    pub fn new(matrix: &'a [u8], row_bytes: usize, ids: RowIds<'a>) -> Self {
+        RowRun { matrix, row_bytes, ids, ahead: AHEAD.div_ceil(row_bytes.max(64)) }
+    }
+
+    #[inline(always)]
+    fn bytes(&self, id: usize) -> &'a [u8] {
+        &self.matrix[id * self.row_bytes..][..self.row_bytes]
+    }
+
+    /// The `i`-th row.
+    #[inline(always)]
+    pub(super) fn row(&self, i: usize) -> Row<'a> {
+        match self.ids {
+            RowIds::From(first) => {
+                let bytes = self.bytes(first + i);
+                Row { bytes, ahead: bytes.as_ptr().wrapping_add(AHEAD) }
+            }
+            RowIds::List(ids) => {
+                let bytes = self.bytes(ids[i] as usize);
+                let later = ids.get(i + self.ahead).map_or(bytes, |&id| self.bytes(id as usize));
+                Row { bytes, ahead: later.as_ptr() }
+            }
+        }
+    }
+}
+
+/// A row, and what to ask memory for while it is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<'a> {
+    pub(super) bytes: &'a [u8],
+    /// What to ask for at the beginning of the row. Asking never faults, wherever this points.
+    ahead: *const u8,
+}
+
+impl Row<'_> {
+    /// Asks for what the `BYTES` at `at` stand for further on.
+    #[inline(always)]
+    pub(super) fn ask<const BYTES: usize>(&self, at: usize) {
+        for line in (0..BYTES).step_by(64) {
+            prefetch_line(self.ahead.wrapping_add(at + line));
+        }
+    }
+}
+
+/// Rows times one or four tokens: as many rows as `out` has places.
+pub type RowsFn<const N: usize> = fn(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]);
+
+/// Asks for the beginning of a row that will be read next.
+#[inline]
+pub fn prefetch(row: &[u8]) {
+    for line in row[..row.len().min(AHEAD)].chunks(64) {
+        prefetch_line(line.as_ptr());
+    }
+}
+
+#[inline(always)]
+pub(super) fn prefetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing and never faults; every x86-64 processor has it.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// The function `dot` of a level whose instructions are `$features` and whose kernels have the usual names.
+macro_rules! dot_kernels {
+    ($features:literal) => {
+        fn dot(format: Format) -> Dot {
+            macro_rules! entry {
+                        ($dots:path) => {{
+                            /// A loop of its own for each format, so that a row begins while the one before it ends.
+                            #[target_feature(enable = $features)]
+                            fn rows<const N: usize>(
+                                run: &RowRun<'_>,
+                                x: [ActView<'_>; N],
+                                out: &mut [[f32; N]],
+                            ) {
+                                for (i, out) in out.iter_mut().enumerate() {
+                                    *out = $dots(run.row(i), x);
+                                }
+                            }
+                            Dot {
+                                // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+                                one: |run, x, out| unsafe { rows(run, x, out) },
+                                // SAFETY: the same.
+                                four: |run, x, out| unsafe { rows(run, x, out) },
+                            }
+                        }};
+                    }
+            match format {
+                Format::F32 => entry!(plain::of_f32::dots),
+                Format::F16 => entry!(plain::of_f16::dots),
+                Format::BF16 => entry!(plain::of_bf16::dots),
+                Format::Q4_0 => entry!(block32::q4_0),
+                Format::Q4_1 => entry!(block32::q4_1),
+                Format::Q8_0 => entry!(block32::q8_0),
+                Format::Q4_K => entry!(block256::q4_k),
+                Format::Q5_K => entry!(block256::q5_k),
+                Format::Q6_K => entry!(block256::q6_k),
+                Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
+            }
+        }
+    };
+}
+pub(super) use dot_kernels;
