@@ -207,7 +207,7 @@ impl Team {
         // Only for the region: threads that the caller starts later are not its workers.
         let _bound = Bound::to(&self.seat.cpus);
         shared.failed.store(false, Ordering::Relaxed);
-        shared.set_active(n_active.max(1));
+        shared.set_active(n_active.clamp(1, self.n_threads()));
         // Only dereferenced by a thread that has claimed a chunk, and this function returns after all are done.
         let lent = (&raw const job).cast_mut().cast::<&'static dyn Job>();
         shared.job.store(lent, Ordering::Release);

@@ -175,17 +175,18 @@ fn a_node_without_free_threads_is_helped() {
         let mut team = Team::new(&seats(n_nodes, n_nodes), Patience::default());
         for _ in 0..20 {
             let (done, caller) = (AtomicUsize::new(0), AtomicUsize::new(0));
-            // All but the caller hold on to their first chunk until there is nothing else left.
+            // All but the caller hold on to what they took first until there is nothing else left.
+            let held = (n_nodes - 1) * Ticket::new(0, share(64, 0, n_nodes)).portion(n_nodes);
             let job = With(64, |_, worker| {
                 if worker > 0 {
-                    wait_until(|| done.load(Ordering::SeqCst) + n_nodes > 64);
+                    wait_until(|| done.load(Ordering::SeqCst) + held >= 64);
                 }
                 caller.fetch_add(usize::from(worker == 0), Ordering::SeqCst);
                 done.fetch_add(1, Ordering::SeqCst);
             });
             assert_eq!(team.run(&job, n_nodes), Ok(()));
             assert_eq!(done.load(Ordering::SeqCst), 64);
-            assert!(caller.load(Ordering::SeqCst) > 64 - n_nodes);
+            assert!(caller.load(Ordering::SeqCst) >= 64 - held);
         }
     }
 }
@@ -194,15 +195,18 @@ fn a_node_without_free_threads_is_helped() {
 fn only_active_threads_work() {
     let mut team = team(6);
     for (round, n_active) in [6, 2, 1, 6, 3, 0, 5].into_iter().cycle().take(70).enumerate() {
-        let (by_spare, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let job = With(200, |_, worker| {
-            by_spare.fetch_add(usize::from(worker >= n_active.max(1)), Ordering::SeqCst);
+        let (done, times) = (AtomicUsize::new(0), Mutex::new([(0usize, None::<usize>); 6]));
+        let job = With(200, |chunk: usize, worker: usize| {
+            let (n, last) = &mut times.lock().unwrap()[worker];
+            // What was taken at once counts once.
+            *n += usize::from(last.replace(chunk).is_none_or(|last| last + 1 != chunk));
             done.fetch_add(1, Ordering::SeqCst);
         });
         assert_eq!(team.run(&job, n_active), Ok(()));
         assert_eq!(done.load(Ordering::SeqCst), 200, "round {round}");
-        // A thread that looked for work before it was told may finish one chunk.
-        assert!(by_spare.load(Ordering::SeqCst) <= 6 - n_active.max(1), "round {round}");
+        // A thread that looked for work before it was told may take some once.
+        let spare = &times.lock().unwrap()[n_active.max(1)..];
+        assert!(spare.iter().all(|&(n, _)| n <= 1), "round {round}");
     }
 }
 
