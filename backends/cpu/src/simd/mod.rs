@@ -8,6 +8,7 @@
 //! Absent on purpose: threads, tensors, and any choice by size. The team above splits the work.
 #![allow(unsafe_code, reason = "instructions and loads that the compiler cannot vouch for")]
 
+mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -15,6 +16,7 @@ mod avx512;
 mod panel;
 #[cfg(target_arch = "x86_64")]
 mod plain;
+mod portable;
 mod scalar;
 mod scalar_panel;
 mod tile;
@@ -31,6 +33,7 @@ use hal::format::{Format, Q8Row, TransposedLayout};
 use half::f16;
 
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
+pub use attention::{CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WeighFn, WidenFn};
 
 /// One row's product with one token: `row` `[n]` in blocks, `x` `[n]`.
 pub type DotFn = fn(row: &[u8], x: ActView<'_>) -> f32;
@@ -114,7 +117,7 @@ struct Table {
     panel: Panel,
     quantize: QuantizeFn,
     sum_squares: fn(&[f32]) -> f32,
-    store_f16: fn(&[f32], &mut [f16]),
+    attention: &'static attention::Attention,
 }
 
 /// How panels are made and multiplied.
@@ -229,9 +232,19 @@ impl Kernels {
         (self.table.sum_squares)(x)
     }
 
-    /// Rounds `x` `[n]` to `out` `[n]`.
-    pub fn store_f16(&self, x: &[f32], out: &mut [f16]) {
-        (self.table.store_f16)(x, out);
+    /// What attention needs of a cache in `format`, one of [`hal::op::KV_FORMATS`].
+    ///
+    /// # Panics
+    /// For another format.
+    #[must_use]
+    pub fn cache(&self, format: Format) -> CacheKernels {
+        (self.table.attention.cache)(format).expect("checked by hal: a format of the cache")
+    }
+
+    /// Softmax of padded scores.
+    #[must_use]
+    pub fn softmax(&self) -> SoftmaxFn {
+        self.table.attention.softmax
     }
 
     /// The product of two F32 vectors of one length.

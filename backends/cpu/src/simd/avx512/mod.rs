@@ -6,6 +6,7 @@
 //!
 //! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
 
+mod attention;
 mod block256;
 mod block32;
 mod panel;
@@ -35,10 +36,7 @@ pub(super) const TABLE: Table = Table {
         // SAFETY: the same.
         unsafe { plain::sum_squares(x) }
     },
-    store_f16: |x, out| {
-        // SAFETY: the same.
-        unsafe { plain::store_f16(x, out) }
-    },
+    attention: &attention::ATTENTION,
 };
 
 /// Whether this processor has the instructions.

@@ -1,0 +1,496 @@
+//! Attention over rows of the cache, written once for all levels: products of several queries with every key
+//! row, softmax, weighted sums of value rows.
+//!
+//! A row is read once for all its queries, and the accumulators of a tile (queries by keys, or queries by
+//! columns) fill registers. A query's numbers come out the same in any tile: its products are summed along the
+//! row in one order, its values in the order of positions.
+//!
+//! The text is compiled against each level's module `vector`, hence a macro.
+
+use std::ops::Range;
+
+use hal::format::Format;
+
+use super::prefetch_line;
+
+/// Queries and sums are padded with zeros to a multiple of this many values.
+pub const PAD: usize = 16;
+
+/// One head's part of the cache rows of consecutive positions.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRows<'a> {
+    /// The cache.
+    pub bytes: &'a [u8],
+    /// Bytes of one of its rows.
+    pub row_bytes: usize,
+    /// Where the head begins in a row, in bytes.
+    pub at: usize,
+    /// Bytes of the head in a row.
+    pub len: usize,
+    /// Values of the head in a row.
+    pub n_cols: usize,
+    /// The rows, in the order of their positions.
+    pub ids: &'a [u32],
+    /// Rows to ask for meanwhile, one with each row that is read.
+    pub next: &'a [u32],
+}
+
+impl<'a> HeadRows<'a> {
+    #[inline]
+    pub(super) fn row(&self, i: usize) -> &'a [u8] {
+        self.part(self.ids[i])
+    }
+
+    #[inline]
+    fn part(&self, id: u32) -> &'a [u8] {
+        &self.bytes[id as usize * self.row_bytes + self.at..][..self.len]
+    }
+
+    /// Asks for `bytes` of the row that belongs to row `i` in `next`: the next position's part lies a whole row of the
+    /// cache further on, which no processor guesses.
+    #[inline]
+    pub(super) fn ask(&self, i: usize, bytes: Range<usize>) {
+        if let Some(&id) = self.next.get(i) {
+            let row = self.part(id);
+            for line in row[bytes.start..bytes.end.min(row.len())].chunks(64) {
+                prefetch_line(line.as_ptr());
+            }
+        }
+    }
+
+    /// Values of a padded row.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.n_cols.next_multiple_of(PAD)
+    }
+}
+
+/// Products of queries with keys: `q` `[n, width]`, `scores` `[n, stride]`, of which the first `keys.ids.len()`
+/// of each row are written.
+pub type ScoresFn = fn(q: &[f32], keys: &HeadRows<'_>, scores: &mut [f32], stride: usize);
+/// `sums[r] += sum of weights[r][i] * values[i]` for up to four queries: `weights` `[n, stride]`, `sums`
+/// `[n, width]`.
+pub type WeighFn = fn(weights: &[f32], stride: usize, values: &HeadRows<'_>, sums: &mut [f32]);
+/// Rows as F32, each padded with zeros: `out` `[n, width]`.
+pub type WidenFn = fn(rows: &HeadRows<'_>, out: &mut [f32]);
+/// Rounds values to a row of the cache, with the bits of [`Format::quantize`].
+pub type StoreFn = fn(values: &[f32], row: &mut [u8]);
+
+/// What attention needs of one format of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheKernels {
+    /// Products with keys.
+    pub scores: ScoresFn,
+    /// Sums of values.
+    pub weigh: WeighFn,
+    /// Rows as F32.
+    pub widen: WidenFn,
+    /// New rows.
+    pub store: StoreFn,
+}
+
+/// Largest score and sum of weights: `scores` `[n]`, n a multiple of [`PAD`], become `exp(score - largest)`.
+pub type SoftmaxFn = fn(scores: &mut [f32]) -> [f32; 2];
+
+/// One level's part of this subject.
+pub(super) struct Attention {
+    /// `None` for formats that a cache does not have.
+    pub(super) cache: fn(Format) -> Option<CacheKernels>,
+    pub(super) softmax: SoftmaxFn,
+}
+
+/// `e^x = 2^n * e^r`: adding this leaves n, the nearest whole number, in the last bits.
+pub(super) const WHOLE: f32 = 12_582_912.0;
+/// ln 2 in two parts, of which the first has few enough bits that n times it is exact.
+pub(super) const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
+/// Here n is -127, which is the exponent of zero.
+pub(super) const EXP_MIN: f32 = -88.1;
+/// `1 / k!` from the highest on.
+pub(super) const EXP: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+/// Positions after which the scores go on to the next queries: the keys stay in the nearest cache.
+pub(super) const PANEL: usize = 16;
+
+/// The rounding of whole blocks of 32 to Q8_0, of which the compiler makes vectors.
+#[inline(always)]
+pub(super) fn q8_0_row(values: &[f32], row: &mut [u8]) {
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    let (blocks, _) = row.as_chunks_mut::<34>();
+    for (values, block) in values.as_chunks::<32>().0.iter().zip(blocks) {
+        let most = values.iter().map(|v| v.to_bits() & 0x7fff_ffff).fold(0, u32::max);
+        let scale = f32::from_bits(most) / 127.0;
+        if most >= INFINITY || !scale.is_normal() {
+            Format::Q8_0.quantize(values, block);
+            continue;
+        }
+        let inverse = 1.0 / scale;
+        block[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+        for (code, v) in block[2..].iter_mut().zip(values) {
+            // To the nearest, halves away from zero; magnitudes stay below 128.5.
+            let v = v * inverse;
+            let whole = v as i32;
+            let rest = v - whole as f32;
+            let up = i32::from(rest >= 0.5) - i32::from(rest <= -0.5);
+            *code = (whole + up).clamp(-128, 127) as u8;
+        }
+    }
+}
+
+/// Rounds to the nearest BF16, ties to even, of which the compiler makes vectors.
+#[inline(always)]
+pub(super) fn bf16_row(values: &[f32], row: &mut [u8]) {
+    for (out, v) in row.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+        let bits = v.to_bits();
+        let odd = bits >> 16 & 1;
+        let rounded = bits.wrapping_add(0x7fff + odd) >> 16;
+        let word = if v.is_nan() { bits >> 16 | 0x40 } else { rounded };
+        *out = (word as u16).to_le_bytes();
+    }
+}
+
+/// The module `attention` of a level; `$level` are the attributes of its functions.
+macro_rules! attention_kernels {
+    ($(#[$level:meta])*) => {
+        use hal::format::Format;
+        use super::super::attention::{
+            Attention, CacheKernels, EXP, EXP_MIN, HeadRows, LN_2, PANEL, WHOLE, bf16_row,
+            q8_0_row,
+        };
+        use super::super::tile::padded;
+
+        pub(in super::super) const ATTENTION: Attention = Attention {
+            cache,
+            // SAFETY: `Kernels::select` hands out this level only where it was detected.
+            softmax: |scores| unsafe { softmax(scores) },
+        };
+
+        fn cache(format: Format) -> Option<CacheKernels> {
+            macro_rules! entry {
+                ($name:ident, $store:expr) => {
+                    Some(CacheKernels {
+                        // SAFETY: `Kernels::select` hands out this level only where it was detected.
+                        scores: |q, keys, out, stride| unsafe { $name::scores(q, keys, out, stride) },
+                        // SAFETY: the same.
+                        weigh: |w, stride, values, sums| unsafe {
+                            $name::weigh(w, stride, values, sums);
+                        },
+                        // SAFETY: the same.
+                        widen: |rows, out| unsafe { $name::widen(rows, out) },
+                        store: $store,
+                    })
+                };
+            }
+            match format {
+                Format::F32 => {
+                    entry!(of_f32, |v, row| row.copy_from_slice(bytemuck::cast_slice(v)))
+                }
+                // SAFETY: the same.
+                Format::F16 => entry!(of_f16, |v, row| unsafe { store_f16(v, row) }),
+                // SAFETY: the same.
+                Format::BF16 => entry!(of_bf16, |v, row| unsafe { store_bf16(v, row) }),
+                // SAFETY: the same.
+                Format::Q8_0 => entry!(of_q8_0, |v, row| unsafe { store_q8_0(v, row) }),
+                Format::Q4_0 | Format::Q4_1 | Format::Q4_K | Format::Q5_K | Format::Q6_K => None,
+                Format::U32 => None,
+            }
+        }
+
+        $(#[$level])*
+        fn store_f16(values: &[f32], row: &mut [u8]) {
+            assert_eq!(2 * values.len(), row.len());
+            let (steps, rest) = values.as_chunks::<LANES>();
+            let (outs, last) = row.as_chunks_mut::<{ 2 * LANES }>();
+            for (values, out) in steps.iter().zip(outs) {
+                out.copy_from_slice(bytemuck::cast_slice(&narrow_f16(load_ps(values, 0))));
+            }
+            let narrow = narrow_f16(load_ps(&padded::<_, LANES>(rest), 0));
+            last.copy_from_slice(bytemuck::cast_slice(&narrow[..rest.len()]));
+        }
+
+        $(#[$level])*
+        fn store_bf16(values: &[f32], row: &mut [u8]) {
+            assert_eq!(2 * values.len(), row.len());
+            bf16_row(values, row);
+        }
+
+        $(#[$level])*
+        fn store_q8_0(values: &[f32], row: &mut [u8]) {
+            assert_eq!(Format::Q8_0.row_bytes(values.len()), Some(row.len()));
+            q8_0_row(values, row);
+        }
+
+        /// `e^x` for x up to 0 to 4e-7 of the value, 0 below -88; what is no number stays none.
+        #[inline]
+        $(#[$level])*
+        fn exp(x: V) -> V {
+            let x = max(splat(EXP_MIN), x);
+            let shifted = fmadd(x, splat(std::f32::consts::LOG2_E), splat(WHOLE));
+            let n = add(shifted, splat(-WHOLE));
+            let r = fnmadd(n, splat(LN_2[1]), fnmadd(n, splat(LN_2[0]), x));
+            let mut sum = splat(EXP[0]);
+            for factor in &EXP[1..] {
+                sum = fmadd(sum, r, splat(*factor));
+            }
+            mul(sum, power_of_two(shifted))
+        }
+
+        $(#[$level])*
+        fn softmax(scores: &mut [f32]) -> [f32; 2] {
+            let (scores, rest) = scores.as_chunks_mut::<LANES>();
+            assert!(rest.is_empty(), "scores are padded");
+            let mut most = splat(f32::NEG_INFINITY);
+            for s in &*scores {
+                most = max(most, load_ps(s, 0));
+            }
+            let mut lanes = [0.0; LANES];
+            store_ps(&mut lanes, 0, most);
+            let largest = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+            let mut sum = zero();
+            for s in scores {
+                let weight = exp(add(load_ps(s, 0), splat(-largest)));
+                store_ps(s, 0, weight);
+                sum = add(sum, weight);
+            }
+            [largest, total(sum)]
+        }
+
+        super::super::attention::cache_kernels!(of_f32, 4, widen_f32, $(#[$level])*);
+        super::super::attention::cache_kernels!(of_f16, 2, widen_f16, $(#[$level])*);
+        super::super::attention::cache_kernels!(of_bf16, 2, widen_bf16, $(#[$level])*);
+        super::super::attention::cache_kernels!(of_q8_0, 0, widen_i8, $(#[$level])*);
+    };
+}
+pub(super) use attention_kernels;
+
+/// Kernels of one format: `$size` bytes a value, or 0 for Q8_0.
+macro_rules! cache_kernels {
+    ($name:ident, $size:literal, $widen:ident, $(#[$level:meta])*) => {
+        mod $name {
+            use super::*;
+
+            /// The byte at which vector `e` of a row begins, or its block.
+            fn start(e: usize) -> usize {
+                if $size == 0 { LANES * e / 32 * 34 } else { LANES * e * $size }
+            }
+
+            /// Values `LANES * e ..` of a row, with zeros behind its end.
+            #[inline]
+            $(#[$level])*
+            fn load(row: &[u8], e: usize) -> V {
+                if $size == 0 {
+                    let block = &row[start(e)..][..34];
+                    return mul(one_scale(block), widen_i8(block, 2 + LANES * e % 32));
+                }
+                const BYTES: usize = LANES * $size;
+                match row.get(start(e)..start(e + 1)) {
+                    Some(part) => $widen(part, 0),
+                    None => $widen(&padded::<_, BYTES>(&row[start(e)..]), 0),
+                }
+            }
+
+            /// The products of `R` queries with `K` keys, query by query.
+            #[inline]
+            $(#[$level])*
+            fn products<const R: usize, const K: usize>(
+                q: &[f32],
+                keys: &[&[u8]; K],
+                n_vectors: usize,
+            ) -> [f32; LANES] {
+                const { assert!(R * K == LANES) };
+                let width = q.len() / R;
+                let mut acc = [zero(); LANES];
+                for e in 0..n_vectors {
+                    let mut k = [zero(); K];
+                    for (k, row) in k.iter_mut().zip(keys) {
+                        *k = load(row, e);
+                    }
+                    for (r, acc) in acc.as_chunks_mut::<K>().0.iter_mut().enumerate() {
+                        let q = load_ps(q, r * width + e * LANES);
+                        for (acc, k) in acc.iter_mut().zip(k) {
+                            *acc = fmadd(k, q, *acc);
+                        }
+                    }
+                }
+                let mut out = [0.0; LANES];
+                store_ps(&mut out, 0, lane_sums(acc));
+                out
+            }
+
+            /// A panel of keys, from `first` on, with `R` queries.
+            #[inline]
+            $(#[$level])*
+            fn panel<const R: usize, const K: usize>(
+                q: &[f32],
+                keys: &HeadRows<'_>,
+                first: usize,
+                scores: &mut [f32],
+                stride: usize,
+            ) {
+                let last = keys.ids.len() - 1;
+                for at in (first..keys.ids.len().min(first + PANEL)).step_by(K) {
+                    let mut rows = [&[][..]; K];
+                    for (i, row) in rows.iter_mut().enumerate() {
+                        *row = keys.row(last.min(at + i));
+                    }
+                    let products = products::<R, K>(q, &rows, keys.n_cols.div_ceil(LANES));
+                    let n = K.min(keys.ids.len() - at);
+                    for (r, products) in products.chunks_exact(K).enumerate() {
+                        scores[r * stride + at..][..n].copy_from_slice(&products[..n]);
+                    }
+                }
+            }
+
+            $(#[$level])*
+            pub(super) fn scores(
+                q: &[f32],
+                keys: &HeadRows<'_>,
+                scores: &mut [f32],
+                stride: usize,
+            ) {
+                let width = keys.width();
+                let n = q.len() / width;
+                for first in (0..keys.ids.len()).step_by(PANEL) {
+                    for i in 0..PANEL {
+                        keys.ask(first + i, 0..keys.len);
+                    }
+                    let mut r = 0;
+                    while r < n {
+                        let (q, scores) = (&q[r * width..], &mut scores[r * stride..]);
+                        r += match n - r {
+                            4.. => {
+                                let q = &q[..4 * width];
+                                panel::<4, { LANES / 4 }>(q, keys, first, scores, stride);
+                                4
+                            }
+                            2..=3 => {
+                                let q = &q[..2 * width];
+                                panel::<2, { LANES / 2 }>(q, keys, first, scores, stride);
+                                2
+                            }
+                            _ => {
+                                panel::<1, LANES>(&q[..width], keys, first, scores, stride);
+                                1
+                            }
+                        };
+                    }
+                }
+            }
+
+            /// `C` vectors of the sums, from vector `first` on.
+            #[inline]
+            $(#[$level])*
+            fn strip<const R: usize, const C: usize>(
+                weights: &[f32],
+                stride: usize,
+                values: &HeadRows<'_>,
+                sums: &mut [f32],
+                first: usize,
+            ) {
+                let width = sums.len() / R;
+                let at = |r, c| r * width + (first + c) * LANES;
+                let mut acc = [[zero(); C]; R];
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    for (c, acc) in acc.iter_mut().enumerate() {
+                        *acc = load_ps(sums, at(r, c));
+                    }
+                }
+                let mut rows = [&[][..]; R];
+                for (r, row) in rows.iter_mut().enumerate() {
+                    *row = &weights[r * stride..][..values.ids.len()];
+                }
+                for i in 0..values.ids.len() {
+                    values.ask(i, start(first)..start(first + C));
+                    let row = values.row(i);
+                    let mut v = [zero(); C];
+                    for (c, v) in v.iter_mut().enumerate() {
+                        *v = load(row, first + c);
+                    }
+                    for (acc, weights) in acc.iter_mut().zip(rows) {
+                        let weight = splat(weights[i]);
+                        for (acc, v) in acc.iter_mut().zip(v) {
+                            *acc = fmadd(weight, v, *acc);
+                        }
+                    }
+                }
+                for (r, acc) in acc.into_iter().enumerate() {
+                    for (c, acc) in acc.into_iter().enumerate() {
+                        store_ps(sums, at(r, c), acc);
+                    }
+                }
+            }
+
+            #[inline]
+            $(#[$level])*
+            fn strips<const R: usize>(
+                weights: &[f32],
+                stride: usize,
+                values: &HeadRows<'_>,
+                sums: &mut [f32],
+            ) {
+                let n = values.n_cols.div_ceil(LANES);
+                let mut first = 0;
+                while first < n {
+                    first += match (n - first).min(LANES / R).min(8) {
+                        8.. => {
+                            strip::<R, 8>(weights, stride, values, sums, first);
+                            8
+                        }
+                        4..=7 => {
+                            strip::<R, 4>(weights, stride, values, sums, first);
+                            4
+                        }
+                        2..=3 => {
+                            strip::<R, 2>(weights, stride, values, sums, first);
+                            2
+                        }
+                        _ => {
+                            strip::<R, 1>(weights, stride, values, sums, first);
+                            1
+                        }
+                    };
+                }
+            }
+
+            $(#[$level])*
+            pub(super) fn weigh(
+                weights: &[f32],
+                stride: usize,
+                values: &HeadRows<'_>,
+                sums: &mut [f32],
+            ) {
+                let width = values.width();
+                let mut r = 0;
+                while r * width < sums.len() {
+                    let (weights, sums) = (&weights[r * stride..], &mut sums[r * width..]);
+                    r += match sums.len() / width {
+                        4.. => {
+                            strips::<4>(weights, stride, values, &mut sums[..4 * width]);
+                            4
+                        }
+                        2..=3 => {
+                            strips::<2>(weights, stride, values, &mut sums[..2 * width]);
+                            2
+                        }
+                        _ => {
+                            strips::<1>(weights, stride, values, &mut sums[..width]);
+                            1
+                        }
+                    };
+                }
+            }
+
+            $(#[$level])*
+            pub(super) fn widen(rows: &HeadRows<'_>, out: &mut [f32]) {
+                for (i, out) in out.chunks_exact_mut(rows.width()).enumerate() {
+                    rows.ask(i, 0..rows.len);
+                    let row = rows.row(i);
+                    let n = rows.n_cols.div_ceil(LANES);
+                    for e in 0..n {
+                        store_ps(out, e * LANES, load(row, e));
+                    }
+                    out[n * LANES..].fill(0.0);
+                }
+            }
+        }
+    };
+}
+pub(super) use cache_kernels;
