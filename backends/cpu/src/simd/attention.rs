@@ -110,51 +110,14 @@ pub(super) const EXP: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.
 /// Positions after which the scores go on to the next queries: the keys stay in the nearest cache.
 pub(super) const PANEL: usize = 16;
 
-/// The rounding of whole blocks of 32 to Q8_0, of which the compiler makes vectors.
-#[inline(always)]
-pub(super) fn q8_0_row(values: &[f32], row: &mut [u8]) {
-    const INFINITY: u32 = f32::INFINITY.to_bits();
-    let (blocks, _) = row.as_chunks_mut::<34>();
-    for (values, block) in values.as_chunks::<32>().0.iter().zip(blocks) {
-        let most = values.iter().map(|v| v.to_bits() & 0x7fff_ffff).fold(0, u32::max);
-        let scale = f32::from_bits(most) / 127.0;
-        if most >= INFINITY || !scale.is_normal() {
-            Format::Q8_0.quantize(values, block);
-            continue;
-        }
-        let inverse = 1.0 / scale;
-        block[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
-        for (code, v) in block[2..].iter_mut().zip(values) {
-            // To the nearest, halves away from zero; magnitudes stay below 128.5.
-            let v = v * inverse;
-            let whole = v as i32;
-            let rest = v - whole as f32;
-            let up = i32::from(rest >= 0.5) - i32::from(rest <= -0.5);
-            *code = (whole + up).clamp(-128, 127) as u8;
-        }
-    }
-}
-
-/// Rounds to the nearest BF16, ties to even, of which the compiler makes vectors.
-#[inline(always)]
-pub(super) fn bf16_row(values: &[f32], row: &mut [u8]) {
-    for (out, v) in row.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-        let bits = v.to_bits();
-        let odd = bits >> 16 & 1;
-        let rounded = bits.wrapping_add(0x7fff + odd) >> 16;
-        let word = if v.is_nan() { bits >> 16 | 0x40 } else { rounded };
-        *out = (word as u16).to_le_bytes();
-    }
-}
-
 /// The module `attention` of a level; `$level` are the attributes of its functions.
 macro_rules! attention_kernels {
     ($(#[$level:meta])*) => {
         use hal::format::Format;
         use super::super::attention::{
-            Attention, CacheKernels, EXP, EXP_MIN, HeadRows, LN_2, PANEL, WHOLE, bf16_row,
-            q8_0_row,
+            Attention, CacheKernels, EXP, EXP_MIN, HeadRows, LN_2, PANEL, WHOLE,
         };
+        use super::super::store::{bf16_row, q8_0_row};
         use super::super::tile::padded;
 
         pub(in super::super) const ATTENTION: Attention = Attention {
@@ -194,29 +157,7 @@ macro_rules! attention_kernels {
             }
         }
 
-        $(#[$level])*
-        fn store_f16(values: &[f32], row: &mut [u8]) {
-            assert_eq!(2 * values.len(), row.len());
-            let (steps, rest) = values.as_chunks::<LANES>();
-            let (outs, last) = row.as_chunks_mut::<{ 2 * LANES }>();
-            for (values, out) in steps.iter().zip(outs) {
-                out.copy_from_slice(bytemuck::cast_slice(&narrow_f16(load_ps(values, 0))));
-            }
-            let narrow = narrow_f16(load_ps(&padded::<_, LANES>(rest), 0));
-            last.copy_from_slice(bytemuck::cast_slice(&narrow[..rest.len()]));
-        }
-
-        $(#[$level])*
-        fn store_bf16(values: &[f32], row: &mut [u8]) {
-            assert_eq!(2 * values.len(), row.len());
-            bf16_row(values, row);
-        }
-
-        $(#[$level])*
-        fn store_q8_0(values: &[f32], row: &mut [u8]) {
-            assert_eq!(Format::Q8_0.row_bytes(values.len()), Some(row.len()));
-            q8_0_row(values, row);
-        }
+        super::super::store::store_kernels!($(#[$level])*);
 
         /// `e^x` for x up to 0 to 4e-7 of the value, 0 below -88; what is no number stays none.
         #[inline]
@@ -272,7 +213,7 @@ macro_rules! cache_kernels {
                 if $size == 0 { LANES * e / 32 * 34 } else { LANES * e * $size }
             }
 
-            /// Values `LANES * e ..` of a row, with zeros behind its end.
+            /// Vector `e` of a row, which holds all of it.
             #[inline]
             $(#[$level])*
             fn load(row: &[u8], e: usize) -> V {
@@ -280,10 +221,40 @@ macro_rules! cache_kernels {
                     let block = &row[start(e)..][..34];
                     return mul(one_scale(block), widen_i8(block, 2 + LANES * e % 32));
                 }
-                const BYTES: usize = LANES * $size;
-                match row.get(start(e)..start(e + 1)) {
-                    Some(part) => $widen(part, 0),
-                    None => $widen(&padded::<_, BYTES>(&row[start(e)..]), 0),
+                $widen(row, start(e))
+            }
+
+            /// The last vector of a row, with zeros behind its end. Blocks have none.
+            #[inline]
+            $(#[$level])*
+            fn load_rest(row: &[u8], e: usize) -> V {
+                $widen(&padded::<_, { LANES * $size }>(&row[start(e)..]), 0)
+            }
+
+            #[inline]
+            $(#[$level])*
+            fn load_any<const WHOLE: bool>(row: &[u8], e: usize) -> V {
+                if WHOLE || $size == 0 { load(row, e) } else { load_rest(row, e) }
+            }
+
+            /// Adds the products of vector `e`.
+            #[inline]
+            $(#[$level])*
+            fn step<const R: usize, const K: usize, const WHOLE: bool>(
+                q: &[f32],
+                keys: &[&[u8]; K],
+                e: usize,
+                acc: &mut [V; LANES],
+            ) {
+                let (width, mut queries) = (q.len() / R, [zero(); R]);
+                for (r, query) in queries.iter_mut().enumerate() {
+                    *query = load_ps(q, r * width + e * LANES);
+                }
+                for (i, row) in keys.iter().enumerate() {
+                    let key = load_any::<WHOLE>(row, e);
+                    for (r, query) in queries.into_iter().enumerate() {
+                        acc[r * K + i] = fmadd(key, query, acc[r * K + i]);
+                    }
                 }
             }
 
@@ -293,29 +264,22 @@ macro_rules! cache_kernels {
             fn products<const R: usize, const K: usize>(
                 q: &[f32],
                 keys: &[&[u8]; K],
-                n_vectors: usize,
+                n_cols: usize,
             ) -> [f32; LANES] {
                 const { assert!(R * K == LANES) };
-                let width = q.len() / R;
                 let mut acc = [zero(); LANES];
-                for e in 0..n_vectors {
-                    let mut k = [zero(); K];
-                    for (k, row) in k.iter_mut().zip(keys) {
-                        *k = load(row, e);
-                    }
-                    for (r, acc) in acc.as_chunks_mut::<K>().0.iter_mut().enumerate() {
-                        let q = load_ps(q, r * width + e * LANES);
-                        for (acc, k) in acc.iter_mut().zip(k) {
-                            *acc = fmadd(k, q, *acc);
-                        }
-                    }
+                for e in 0..n_cols / LANES {
+                    step::<R, K, true>(q, keys, e, &mut acc);
+                }
+                if !n_cols.is_multiple_of(LANES) {
+                    step::<R, K, false>(q, keys, n_cols / LANES, &mut acc);
                 }
                 let mut out = [0.0; LANES];
                 store_ps(&mut out, 0, lane_sums(acc));
                 out
             }
 
-            /// A panel of keys, from `first` on, with `R` queries.
+            /// A panel of keys, from `first` on, with `R` queries; the first ask for what is read next.
             #[inline]
             $(#[$level])*
             fn panel<const R: usize, const K: usize>(
@@ -323,15 +287,18 @@ macro_rules! cache_kernels {
                 keys: &HeadRows<'_>,
                 first: usize,
                 scores: &mut [f32],
-                stride: usize,
+                (stride, asks): (usize, bool),
             ) {
                 let last = keys.ids.len() - 1;
                 for at in (first..keys.ids.len().min(first + PANEL)).step_by(K) {
                     let mut rows = [&[][..]; K];
                     for (i, row) in rows.iter_mut().enumerate() {
                         *row = keys.row(last.min(at + i));
+                        if asks {
+                            keys.ask(at + i, 0..keys.len);
+                        }
                     }
-                    let products = products::<R, K>(q, &rows, keys.n_cols.div_ceil(LANES));
+                    let products = products::<R, K>(q, &rows, keys.n_cols);
                     let n = K.min(keys.ids.len() - at);
                     for (r, products) in products.chunks_exact(K).enumerate() {
                         scores[r * stride + at..][..n].copy_from_slice(&products[..n]);
@@ -349,25 +316,23 @@ macro_rules! cache_kernels {
                 let width = keys.width();
                 let n = q.len() / width;
                 for first in (0..keys.ids.len()).step_by(PANEL) {
-                    for i in 0..PANEL {
-                        keys.ask(first + i, 0..keys.len);
-                    }
                     let mut r = 0;
                     while r < n {
+                        let how = (stride, r == 0);
                         let (q, scores) = (&q[r * width..], &mut scores[r * stride..]);
                         r += match n - r {
                             4.. => {
                                 let q = &q[..4 * width];
-                                panel::<4, { LANES / 4 }>(q, keys, first, scores, stride);
+                                panel::<4, { LANES / 4 }>(q, keys, first, scores, how);
                                 4
                             }
                             2..=3 => {
                                 let q = &q[..2 * width];
-                                panel::<2, { LANES / 2 }>(q, keys, first, scores, stride);
+                                panel::<2, { LANES / 2 }>(q, keys, first, scores, how);
                                 2
                             }
                             _ => {
-                                panel::<1, LANES>(&q[..width], keys, first, scores, stride);
+                                panel::<1, LANES>(&q[..width], keys, first, scores, how);
                                 1
                             }
                         };
@@ -378,7 +343,7 @@ macro_rules! cache_kernels {
             /// `C` vectors of the sums, from vector `first` on.
             #[inline]
             $(#[$level])*
-            fn strip<const R: usize, const C: usize>(
+            fn strip<const R: usize, const C: usize, const WHOLE: bool>(
                 weights: &[f32],
                 stride: usize,
                 values: &HeadRows<'_>,
@@ -402,7 +367,7 @@ macro_rules! cache_kernels {
                     let row = values.row(i);
                     let mut v = [zero(); C];
                     for (c, v) in v.iter_mut().enumerate() {
-                        *v = load(row, first + c);
+                        *v = load_any::<WHOLE>(row, first + c);
                     }
                     for (acc, weights) in acc.iter_mut().zip(rows) {
                         let weight = splat(weights[i]);
@@ -426,27 +391,30 @@ macro_rules! cache_kernels {
                 values: &HeadRows<'_>,
                 sums: &mut [f32],
             ) {
-                let n = values.n_cols.div_ceil(LANES);
+                let n = values.n_cols / LANES;
                 let mut first = 0;
                 while first < n {
                     first += match (n - first).min(LANES / R).min(8) {
                         8.. => {
-                            strip::<R, 8>(weights, stride, values, sums, first);
+                            strip::<R, 8, true>(weights, stride, values, sums, first);
                             8
                         }
                         4..=7 => {
-                            strip::<R, 4>(weights, stride, values, sums, first);
+                            strip::<R, 4, true>(weights, stride, values, sums, first);
                             4
                         }
                         2..=3 => {
-                            strip::<R, 2>(weights, stride, values, sums, first);
+                            strip::<R, 2, true>(weights, stride, values, sums, first);
                             2
                         }
                         _ => {
-                            strip::<R, 1>(weights, stride, values, sums, first);
+                            strip::<R, 1, true>(weights, stride, values, sums, first);
                             1
                         }
                     };
+                }
+                if !values.n_cols.is_multiple_of(LANES) {
+                    strip::<R, 1, false>(weights, stride, values, sums, n);
                 }
             }
 
@@ -483,11 +451,14 @@ macro_rules! cache_kernels {
                 for (i, out) in out.chunks_exact_mut(rows.width()).enumerate() {
                     rows.ask(i, 0..rows.len);
                     let row = rows.row(i);
-                    let n = rows.n_cols.div_ceil(LANES);
+                    let n = rows.n_cols / LANES;
                     for e in 0..n {
                         store_ps(out, e * LANES, load(row, e));
                     }
                     out[n * LANES..].fill(0.0);
+                    if !rows.n_cols.is_multiple_of(LANES) {
+                        store_ps(out, n * LANES, load_rest(row, n));
+                    }
                 }
             }
         }

@@ -19,6 +19,7 @@ mod plain;
 mod portable;
 mod scalar;
 mod scalar_panel;
+mod store;
 mod tile;
 mod transposed;
 
