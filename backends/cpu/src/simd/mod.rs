@@ -33,8 +33,8 @@ use std::ops::Range;
 use hal::format::{Format, Q8Row, TransposedLayout};
 use half::f16;
 
-pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
 pub use attention::{CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WeighFn, WidenFn};
+pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
 
 /// One row's product with one token: `row` `[n]` in blocks, `x` `[n]`.
 pub type DotFn = fn(row: &[u8], x: ActView<'_>) -> f32;
