@@ -89,6 +89,7 @@ impl Drop for Bound {
 }
 
 #[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 mod tests {
     use super::*;
     use crate::files::{cpu_list, text};

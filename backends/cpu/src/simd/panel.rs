@@ -269,7 +269,7 @@ pub(super) struct Factors {
 
 impl Factors {
     /// Sets the factors of token `t`; `sums_of_16` adds up the codes of every 16 values. In place: copies of
-    /// this took a third of the time. What comes after the stretch is unspecified.
+    /// this stood out in a profile. What comes after the stretch is unspecified.
     #[inline(always)]
     pub(super) fn set<const GROUP: usize, const MIN: bool>(
         &mut self,
