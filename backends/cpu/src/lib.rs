@@ -12,7 +12,6 @@ mod pages;
 mod program;
 mod queue;
 pub mod reference;
-mod schedule;
 mod seats;
 pub mod simd;
 mod team;

@@ -5,7 +5,6 @@ use hal::{Op, Operand, RawProgram, Tensor};
 
 use crate::buffer::Binder;
 use crate::kernels::{self, Context, Kernel};
-use crate::schedule::{self, Phase};
 use crate::simd::Kernels;
 use crate::team::Job;
 
@@ -13,7 +12,8 @@ use crate::team::Job;
 pub(crate) struct CpuProgram {
     label: String,
     kernels: Vec<Box<dyn Kernel>>,
-    phases: Vec<Phase>,
+    /// Kernel and its phase, for each phase of the program.
+    phases: Vec<(u32, u32)>,
     of_many_tokens: bool,
     /// What the kernels' views point into.
     _tensors: Vec<Tensor>,
@@ -39,7 +39,11 @@ impl CpuProgram {
         let bind = unsafe { Binder::new(workspace) };
         let context = Context { bind, simd, n_threads };
         let kernels: Vec<_> = ops.iter().map(|op| kernels::compile(op, &context)).collect();
-        let phases = schedule::schedule(ops, &kernels);
+        let phases = kernels
+            .iter()
+            .zip(0..)
+            .flat_map(|(kernel, k)| (0..kernel.n_phases() as u32).map(move |phase| (k, phase)));
+        let phases = phases.collect();
         let many = |op: &Op| matches!(op, Op::MatMul(op) if op.x.desc().n_rows > 1);
         let of_many_tokens = ops.iter().any(many);
         let label = label.to_owned();
@@ -58,19 +62,12 @@ impl CpuProgram {
 
 impl Job for CpuProgram {
     fn chunks(&self, phase: usize) -> Option<usize> {
-        let lanes = self.phases.get(phase)?.iter();
-        Some(lanes.map(|lane| schedule::chunks(lane, &self.kernels)).sum())
+        let &(kernel, phase) = self.phases.get(phase)?;
+        Some(self.kernels[kernel as usize].chunks(phase as usize))
     }
 
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
-        let (mut chunk, lanes) = (chunk, &self.phases[phase]);
-        for (i, lane) in lanes.iter().enumerate() {
-            let last = i + 1 == lanes.len();
-            let n = if last { usize::MAX } else { schedule::chunks(lane, &self.kernels) };
-            match chunk.checked_sub(n) {
-                Some(rest) => chunk = rest,
-                None => return schedule::run(lane, &self.kernels, chunk, worker),
-            }
-        }
+        let (kernel, phase) = self.phases[phase];
+        self.kernels[kernel as usize].run(phase as usize, chunk, worker);
     }
 }

@@ -99,10 +99,6 @@ impl Kernel for MatMul {
         2
     }
 
-    fn by_rows(&self, phase: usize) -> Option<[usize; 2]> {
-        (phase == 0 && self.x.rounds()).then(|| [self.y.n_rows(), self.n_in])
-    }
-
     fn chunks(&self, phase: usize) -> usize {
         match phase {
             0 if self.x.rounds() => self.y.n_rows().div_ceil(cheap_rows(self.n_in)),

@@ -33,12 +33,6 @@ pub(crate) trait Kernel: fmt::Debug + Send + Sync {
         1
     }
 
-    /// `[n_rows, n_cols]` where each chunk of a phase touches no other rows of any operand than its own
-    /// [`cheap_rows`] of n_cols, among the first n_rows, and no scratch but those rows of it that it makes.
-    fn by_rows(&self, _phase: usize) -> Option<[usize; 2]> {
-        None
-    }
-
     /// Chunks of a phase; may depend on what earlier phases and ops wrote.
     fn chunks(&self, phase: usize) -> usize;
 

@@ -70,10 +70,6 @@ impl Rope {
 }
 
 impl Kernel for Rope {
-    fn by_rows(&self, _phase: usize) -> Option<[usize; 2]> {
-        Some([self.x.n_rows(), self.x.n_cols()])
-    }
-
     fn chunks(&self, _phase: usize) -> usize {
         self.step.n_tokens(self.x.n_rows()).div_ceil(cheap_rows(self.x.n_cols()))
     }
@@ -124,10 +120,6 @@ impl StoreKv {
 }
 
 impl Kernel for StoreKv {
-    fn by_rows(&self, _phase: usize) -> Option<[usize; 2]> {
-        Some([self.k.n_rows(), self.k.n_cols()])
-    }
-
     fn chunks(&self, _phase: usize) -> usize {
         self.step.n_tokens(self.k.n_rows()).div_ceil(cheap_rows(self.k.n_cols()))
     }

@@ -127,10 +127,6 @@ impl Norm {
 }
 
 impl Kernel for Norm {
-    fn by_rows(&self, _phase: usize) -> Option<[usize; 2]> {
-        Some([self.x.n_rows(), self.x.n_cols()])
-    }
-
     fn chunks(&self, _phase: usize) -> usize {
         self.x.n_rows().div_ceil(cheap_rows(self.x.n_cols()))
     }
@@ -158,10 +154,6 @@ impl Add {
 }
 
 impl Kernel for Add {
-    fn by_rows(&self, _phase: usize) -> Option<[usize; 2]> {
-        Some([self.x.n_rows(), self.x.n_cols()])
-    }
-
     fn chunks(&self, _phase: usize) -> usize {
         self.x.n_rows().div_ceil(cheap_rows(self.x.n_cols()))
     }
