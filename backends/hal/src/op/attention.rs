@@ -103,7 +103,7 @@ impl<T: Operand> Attention<T> {
         let grouped =
             self.n_head_kv > 0 && self.n_head.is_multiple_of(self.n_head_kv) && self.n_head > 0;
         c.that(grouped, "n_head", format!("a multiple of {}", self.n_head_kv), self.n_head)?;
-        c.that(q.n_cols % self.n_head == 0, "q", format!("{} heads", self.n_head), q)?;
+        c.that(q.n_cols.is_multiple_of(self.n_head), "q", format!("{} heads", self.n_head), q)?;
         let d_head = q.n_cols / self.n_head;
         let kv = d_head * self.n_head_kv;
         c.f32("q", &self.q, q.n_rows, q.n_cols)?;
