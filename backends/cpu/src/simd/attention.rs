@@ -99,14 +99,6 @@ pub(super) struct Attention {
     pub(super) softmax: SoftmaxFn,
 }
 
-/// `e^x = 2^n * e^r`: adding this leaves n, the nearest whole number, in the last bits.
-pub(super) const WHOLE: f32 = 12_582_912.0;
-/// ln 2 in two parts, of which the first has few enough bits that n times it is exact.
-pub(super) const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
-/// Here n is -127, which is the exponent of zero.
-pub(super) const EXP_MIN: f32 = -88.1;
-/// `1 / k!` from the highest on.
-pub(super) const EXP: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 /// Positions after which the scores go on to the next queries: the keys stay in the nearest cache.
 pub(super) const PANEL: usize = 16;
 
@@ -114,9 +106,8 @@ pub(super) const PANEL: usize = 16;
 macro_rules! attention_kernels {
     ($(#[$level:meta])*) => {
         use hal::format::Format;
-        use super::super::attention::{
-            Attention, CacheKernels, EXP, EXP_MIN, HeadRows, LN_2, PANEL, WHOLE,
-        };
+        use super::activation::exp;
+        use super::super::attention::{Attention, CacheKernels, HeadRows, PANEL};
         use super::super::store::{bf16_row, q8_0_row};
         use super::super::tile::padded;
 
@@ -158,21 +149,6 @@ macro_rules! attention_kernels {
         }
 
         super::super::store::store_kernels!($(#[$level])*);
-
-        /// `e^x` for x up to 0 to 4e-7 of the value, 0 below -88; what is no number stays none.
-        #[inline]
-        $(#[$level])*
-        fn exp(x: V) -> V {
-            let x = max(splat(EXP_MIN), x);
-            let shifted = fmadd(x, splat(std::f32::consts::LOG2_E), splat(WHOLE));
-            let n = add(shifted, splat(-WHOLE));
-            let r = fnmadd(n, splat(LN_2[1]), fnmadd(n, splat(LN_2[0]), x));
-            let mut sum = splat(EXP[0]);
-            for factor in &EXP[1..] {
-                sum = fmadd(sum, r, splat(*factor));
-            }
-            mul(sum, power_of_two(shifted))
-        }
 
         $(#[$level])*
         fn softmax(scores: &mut [f32]) -> [f32; 2] {

@@ -8,6 +8,7 @@
 //! Absent on purpose: threads, tensors, and any choice by size. The team above splits the work.
 #![allow(unsafe_code, reason = "instructions and loads that the compiler cannot vouch for")]
 
+mod activation;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -24,6 +25,8 @@ mod tile;
 mod transposed;
 
 #[cfg(test)]
+mod activation_tests;
+#[cfg(test)]
 mod panel_tests;
 #[cfg(test)]
 mod tests;
@@ -33,6 +36,7 @@ use std::ops::Range;
 use hal::format::{Format, Q8Row, TransposedLayout};
 use half::f16;
 
+pub use activation::ActivateFn;
 pub use attention::{CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WeighFn, WidenFn};
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
 
@@ -119,6 +123,7 @@ struct Table {
     quantize: QuantizeFn,
     sum_squares: fn(&[f32]) -> f32,
     attention: &'static attention::Attention,
+    activate: ActivateFn,
 }
 
 /// How panels are made and multiplied.
@@ -246,6 +251,12 @@ impl Kernels {
     #[must_use]
     pub fn softmax(&self) -> SoftmaxFn {
         self.table.attention.softmax
+    }
+
+    /// Activation functions.
+    #[must_use]
+    pub fn activate(&self) -> ActivateFn {
+        self.table.activate
     }
 
     /// The product of two F32 vectors of one length.

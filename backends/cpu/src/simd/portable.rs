@@ -1,4 +1,15 @@
-//! Attention in plain Rust: the kernels of `attention` over registers that are arrays.
+//! Attention and activations in plain Rust: the kernels of `attention` and `activation` over registers that are arrays.
+
+pub(super) mod activation {
+    #![allow(
+        unused_unsafe,
+        reason = "the text is shared with levels whose functions are unsafe to call"
+    )]
+
+    use super::vector::*;
+
+    super::super::activation::activation_kernels!();
+}
 
 pub(super) mod attention {
     #![allow(
@@ -60,6 +71,23 @@ mod vector {
     #[inline(always)]
     pub(super) fn max(a: V, b: V) -> V {
         each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    pub(super) fn div(a: V, b: V) -> V {
+        each(|i| a[i] / b[i])
+    }
+
+    /// The smaller; b where one is no number.
+    #[inline(always)]
+    pub(super) fn min(a: V, b: V) -> V {
+        each(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+
+    /// a where x is below 0, else b.
+    #[inline(always)]
+    pub(super) fn where_negative(x: V, a: V, b: V) -> V {
+        each(|i| if x[i] < 0.0 { a[i] } else { b[i] })
     }
 
     /// `2^n` for the n in the last bits of each lane, from -127, which is zero, to 127.

@@ -14,6 +14,7 @@ pub(super) const TABLE: Table = Table {
     quantize: quantize_q8,
     sum_squares: |x| lanes(x.len(), |i| x[i] * x[i]),
     attention: &super::portable::attention::ATTENTION,
+    activate: super::portable::activation::ACTIVATE,
 };
 
 /// A function of the format as a function pointer per format.

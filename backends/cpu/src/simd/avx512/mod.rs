@@ -6,6 +6,7 @@
 //!
 //! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
 
+mod activation;
 mod attention;
 mod block256;
 mod block32;
@@ -37,6 +38,7 @@ pub(super) const TABLE: Table = Table {
         unsafe { plain::sum_squares(x) }
     },
     attention: &attention::ATTENTION,
+    activate: activation::ACTIVATE,
 };
 
 /// Whether this processor has the instructions.

@@ -27,6 +27,13 @@ vocabulary! {
     fn fnmadd(a: V, b: V, c: V) -> V { _mm512_fnmadd_ps(a, b, c) }
     /// The larger; b where one is no number.
     fn max(a: V, b: V) -> V { _mm512_max_ps(a, b) }
+    fn div(a: V, b: V) -> V { _mm512_div_ps(a, b) }
+    /// The smaller; b where one is no number.
+    fn min(a: V, b: V) -> V { _mm512_min_ps(a, b) }
+    /// a where x is below 0, else b.
+    fn where_negative(x: V, a: V, b: V) -> V {
+        _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, zero()), b, a)
+    }
     /// `2^n` for the n in the last bits of each lane, from -127, which is zero, to 127.
     fn power_of_two(n: V) -> V {
         let exponent = _mm512_add_epi32(_mm512_castps_si512(n), _mm512_set1_epi32(127));
