@@ -244,7 +244,7 @@ fn what_cannot_be_measured_is_said_before_anything_is_printed() {
     let cases: [(&[&str], i32, &str); 4] = [
         (&["-p", "0", "-n", "0"], 2, "nothing to measure"),
         (&["-p", "4", "--prompt-file", empty.to_str().unwrap()], 2, "no tokens"),
-        (&["-p", "4", "-ctk", "f32"], 2, "keys in f32 and values in f16"),
+        (&["-p", "4", "-ctk", "q8_0"], 2, "heads of 16 values"),
         (&["-p", "4000000000", "-n", "0", "-d", "4000000000"], 2, "longer than any context"),
     ];
     for (args, code, says) in cases {

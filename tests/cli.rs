@@ -82,7 +82,7 @@ fn what_cannot_be_meant_exits_with_2() {
         (&["--sampling-seq", "ekq"], "unknown sampler 'q'"),
         (&["--logit-bias", "5"], "TOKEN_ID"),
         (&["--vram-budget", "much"], "amount of memory"),
-        (&["-ctk", "q8_0"], "KV cache in q8_0 is not built yet"),
+        (&["-ctk", "q5_1"], "KV cache in q5_1 is not built yet"),
         (&["bench", "-p", "0", "-n", "0"], "nothing to measure"),
         (&["bench", "-t", "8-1"], "backwards"),
         (&["tokenize"], "no text to tokenize"),

@@ -35,7 +35,7 @@ impl Subject {
         let options = EngineOptions {
             n_ctx: 544,
             sparsity,
-            kv_format: hal::format::Format::F32,
+            kv_formats: hal::KvCache::both(hal::format::Format::F32),
             ..EngineOptions::default()
         };
         let devices = vec![devices::cpu(Some(2))];

@@ -50,7 +50,7 @@ impl Traffic {
     /// Of a model as `engine` runs it.
     #[must_use]
     pub fn new(engine: &Engine) -> Traffic {
-        let (model, kv_format) = (engine.model(), engine.options().kv_format);
+        let (model, kv_formats) = (engine.model(), engine.options().kv_formats);
         let embedding = size(&model.token_embd) / model.n_vocab().max(1) as f64;
         let mut always = embedding + size(&model.output_norm) + size(&model.output);
         let (mut blocks, mut gates) = (Vec::new(), 0.0);
@@ -76,9 +76,10 @@ impl Traffic {
                 }
             }
         }
-        let n_values = 2 * model.hyper.n_layer * model.hyper.n_kv();
-        let value = kv_format.block_bytes() as f64 / kv_format.block_values() as f64;
-        Traffic { always, blocks, gates, position: n_values as f64 * value }
+        let n_values = (model.hyper.n_layer * model.hyper.n_kv()) as f64;
+        let value = |format: Format| format.block_bytes() as f64 / format.block_values() as f64;
+        let position = n_values * (value(kv_formats.k) + value(kv_formats.v));
+        Traffic { always, blocks, gates, position }
     }
 
     /// Bytes per token that computes the share `gates` of the gates and carries the share `density` of the neurons

@@ -180,7 +180,7 @@ impl Plan<'_> {
             v: linear("attn_v", &weights.v)?,
             o: linear("attn_output", &weights.o)?,
             freqs: import("rope_freqs", &self.freqs())?,
-            cache: device.kv_cache(n_blocks, self.model.hyper.n_kv(), self.options.kv_format)?,
+            cache: device.kv_cache(n_blocks, self.model.hyper.n_kv(), self.options.kv_formats)?,
             predictor,
             own,
             mailbox,

@@ -54,16 +54,17 @@ impl Plan<'_> {
         Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
     }
 
-    fn cache(&self) -> TensorDesc {
+    fn cache(&self) -> KvCache<TensorDesc> {
         let rows = self.options.n_blocks() * KV_BLOCK;
-        TensorDesc::new(rows, self.model.hyper.n_kv(), self.options.kv_format)
+        let half = |format: &Format| TensorDesc::new(rows, self.model.hyper.n_kv(), *format);
+        self.options.kv_formats.map(&mut { half })
     }
 
     /// The ops of a layer besides its neurons, as `record.rs` records them, for the largest step.
     fn layer_ops(&self, layer: usize, split: bool) -> Vec<OpDesc> {
         let (weights, hyper) = (&self.model.layers[layer], &self.model.hyper);
         let n = self.options.n_ubatch;
-        let (batch, cache) = (self.batch(), KvCache { k: self.cache(), v: self.cache() });
+        let (batch, cache) = (self.batch(), self.cache());
         let (x, q, k) =
             (self.f32(n, hyper.n_embd), self.f32(n, hyper.n_q()), self.f32(n, hyper.n_kv()));
         let rope = |x| Rope {
@@ -77,7 +78,7 @@ impl Plan<'_> {
         };
         let attention = Attention {
             q,
-            cache: cache.clone(),
+            cache,
             batch: batch.clone(),
             sinks: None,
             y: q,
@@ -137,7 +138,7 @@ impl Costs for Plan<'_> {
         let norms =
             self.whole(device, &weights.norms.attn) + self.whole(device, &weights.norms.ffn);
         let on = &self.devices[device];
-        let cache = on.alloc_size(&self.cache());
+        let cache = self.cache().map(&mut |half| on.alloc_size(half));
         let predictor = self.mode.predictor(&weights.ffn).map_or(Bytes(0), |(predictor, _)| {
             let slots = TensorDesc::new(1, self.model.hyper.n_ff, Format::U32);
             self.whole(device, &predictor.fc1)
@@ -147,8 +148,8 @@ impl Costs for Plan<'_> {
         linear
             + norms
             + predictor
-            + cache
-            + cache
+            + cache.k
+            + cache.v
             + on.alloc_size(&self.f32(1, self.model.hyper.n_rot / 2))
     }
 

@@ -9,6 +9,16 @@ pub enum Error {
     /// A placement that cannot be.
     #[error(transparent)]
     Placement(#[from] crate::placement::Error),
+    /// A format of the KV cache whose blocks the model's heads do not fill.
+    #[error(
+        "heads of {d_head} values are not whole blocks of {format}, so they cannot be cached in it"
+    )]
+    CacheFormat {
+        /// What keys or values were to be cached in.
+        format: hal::format::Format,
+        /// Values of a head.
+        d_head: usize,
+    },
     /// More tokens than the context holds.
     #[error("{n_tokens} tokens do not fit into the context of {n_ctx}")]
     ContextFull {

@@ -67,7 +67,8 @@ impl Engine {
     /// Loads `model` on `devices` (the CPU first, no name twice), placed as their budgets allow or as `placement` says.
     ///
     /// # Errors
-    /// [`Error::Placement`] for one that does not fit the model, [`Error::Device`] when even the CPU has no room.
+    /// [`Error::CacheFormat`] where heads are no whole blocks of it, [`Error::Placement`] for a placement that does
+    /// not fit the model, [`Error::Device`] when even the CPU has no room.
     ///
     /// # Panics
     /// If `devices` is empty.
@@ -84,6 +85,11 @@ impl Engine {
         let hyper = &model.hyper;
         if let Some(placement) = &placement {
             placement.check(hyper.n_layer, hyper.n_ff, devices.len(), mode.unit(&model))?;
+        }
+        for format in [options.kv_formats.k, options.kv_formats.v] {
+            if !hyper.d_head.is_multiple_of(format.block_values()) {
+                return Err(Error::CacheFormat { format, d_head: hyper.d_head });
+            }
         }
         let sizes = StepSizes {
             rungs: options.ladder(),

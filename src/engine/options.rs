@@ -1,5 +1,6 @@
 //! How a model is to be run.
 
+use hal::KvCache;
 use hal::format::Format;
 
 use crate::model::Model;
@@ -25,8 +26,8 @@ pub struct EngineOptions {
     pub n_ubatch: usize,
     /// Most sequences at once.
     pub n_seq: usize,
-    /// F16 or F32.
-    pub kv_format: Format,
+    /// Formats of the cached keys and values, each one of [`hal::op::KV_FORMATS`].
+    pub kv_formats: KvCache<Format>,
     /// Which neurons are dropped.
     pub sparsity: Sparsity,
     /// Least score of a neuron that a predictor wants; `None` for the file's.
@@ -39,7 +40,7 @@ impl Default for EngineOptions {
             n_ctx: 2048,
             n_ubatch: 512,
             n_seq: 1,
-            kv_format: Format::F16,
+            kv_formats: KvCache::both(Format::F16),
             sparsity: Sparsity::Predicted,
             sparse_threshold: None,
         }

@@ -274,7 +274,7 @@ fn the_predictor_is_powerinfers() {
         let options = EngineOptions {
             n_ctx: 64,
             n_ubatch: 16,
-            kv_format: Format::F32,
+            kv_formats: hal::KvCache::both(Format::F32),
             sparsity,
             sparse_threshold,
             ..EngineOptions::default()

@@ -161,9 +161,10 @@ impl Rig {
     /// Reads a plain tensor to be compared to the bit.
     pub(crate) fn watch_bits(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let desc = tensor.desc();
-        let size = desc.format.block_bytes();
-        let mut bytes = vec![0; desc.n_rows * desc.n_cols * size];
+        let mut bytes = vec![0; desc.bytes().map_or(0, |bytes| bytes.0 as usize)];
         self.queue.read(tensor, &mut bytes)?;
+        // Numbers as words of their own; of blocks each byte.
+        let size = if desc.format.quants().is_some() { 1 } else { desc.format.block_bytes() };
         let word = |w: &[u8]| w.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
         let words = bytes.chunks_exact(size).map(word).collect();
         self.note(name, Data::Words(words));
@@ -271,9 +272,9 @@ impl Rig {
         facts: &BatchFacts,
         n_blocks: usize,
         n_cols: usize,
-        format: Format,
+        formats: KvCache<Format>,
     ) -> Result<KvCache<Tensor>> {
-        let cache = self.device.kv_cache(n_blocks, n_cols, format)?;
+        let cache = self.device.kv_cache(n_blocks, n_cols, formats)?;
         for tensor in [&cache.k, &cache.v] {
             let mut values = vec![POISON; n_blocks * KV_BLOCK * n_cols];
             for seq in &facts.seqs {
@@ -282,7 +283,8 @@ impl Rig {
                     values[row * n_cols..][..n_cols].copy_from_slice(&self.rng.floats(n_cols));
                 }
             }
-            let mut bytes = vec![0; values.len() * format.block_bytes()];
+            let format = tensor.desc().format;
+            let mut bytes = vec![0; values.len() / format.block_values() * format.block_bytes()];
             format.quantize(&values, &mut bytes);
             self.queue.write(tensor, &bytes)?;
         }

@@ -8,7 +8,7 @@ use hal::op::{
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
-    Op, Operand, PackDesc, Queue, RowSet, Rows, Slot, Source, Tensor, TensorDesc,
+    KvCache, Op, Operand, PackDesc, Queue, RowSet, Rows, Slot, Source, Tensor, TensorDesc,
 };
 
 struct Bench {
@@ -151,7 +151,7 @@ fn rope_turns_pairs_by_position_times_frequency() {
 fn attention_weighs_by_softmax_and_sees_its_window() {
     let mut b = Bench::new();
     let batch = b.batch(&[2]);
-    let cache = b.device.kv_cache(1, 1, Format::F32).unwrap();
+    let cache = b.device.kv_cache(1, 1, KvCache::both(Format::F32)).unwrap();
     let mut rows = [f32::NAN; KV_BLOCK];
     rows[..3].copy_from_slice(&[0.0, 2f32.ln(), 4f32.ln()]);
     b.queue.write(&cache.k, &bytes(rows.map(f32::to_le_bytes))).unwrap();

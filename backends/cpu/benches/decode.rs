@@ -14,7 +14,8 @@ use hal::op::{
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceId, HostRows,
-    KV_BLOCK, Operand, PackDesc, Program, Recorder, Result, Rows, Source, Tensor, TensorDesc,
+    KV_BLOCK, KvCache, Operand, PackDesc, Program, Recorder, Result, Rows, Source, Tensor,
+    TensorDesc,
 };
 use half::f16;
 use thermocline_cpu::{CpuBackend, CpuOptions};
@@ -130,7 +131,7 @@ impl Model {
                 scale: 1.0,
             })?;
         }
-        let cache = self.device.kv_cache(self.n_blocks, N_KV, Format::F16)?;
+        let cache = self.device.kv_cache(self.n_blocks, N_KV, KvCache::both(Format::F16))?;
         record.push(StoreKv { k, v, batch: self.batch.clone(), cache: cache.clone() })?;
         let y = self.f32s(N_EMBD)?;
         record.push(Attention {

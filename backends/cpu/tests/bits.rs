@@ -159,8 +159,10 @@ impl Layer {
         let n = range.len();
         let n_blocks = (N_PAST + 40).div_ceil(KV_BLOCK);
         let shape = BatchShape { max_tokens: n, max_seqs: 1, max_blocks: n_blocks };
-        let (batch, cache) =
-            (device.batch(shape)?, device.kv_cache(n_blocks, N_HEAD_KV * D_HEAD, Format::F16)?);
+        let (batch, cache) = (
+            device.batch(shape)?,
+            device.kv_cache(n_blocks, N_HEAD_KV * D_HEAD, KvCache::both(Format::F16))?,
+        );
         let (program, y, active) = self.record(&device, &batch, &cache, n)?;
         let mut queue = device.queue("test")?;
         for (seed, half) in [(11, &cache.k), (12, &cache.v)] {

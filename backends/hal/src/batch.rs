@@ -227,8 +227,9 @@ impl<'a> BatchView<'a> {
     }
 }
 
-/// The paged cache of one layer: `k` and `v` are `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, F16 or F32.
-#[derive(Clone, Debug)]
+/// The paged cache of one layer, or a fact about each half of it: `k` and `v` are
+/// `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, each in one of [`crate::op::KV_FORMATS`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvCache<T> {
     /// Keys.
     pub k: T,
@@ -237,6 +238,14 @@ pub struct KvCache<T> {
 }
 
 impl<T> KvCache<T> {
+    /// Both halves alike.
+    pub fn both(half: T) -> KvCache<T>
+    where
+        T: Clone,
+    {
+        KvCache { k: half.clone(), v: half }
+    }
+
     /// The same cache over another kind of operand.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> KvCache<U> {
         KvCache { k: f(&self.k), v: f(&self.v) }

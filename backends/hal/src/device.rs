@@ -187,7 +187,7 @@ impl Device {
         Ok(Batch { words, shape })
     }
 
-    /// A paged cache of `n_blocks` blocks for one layer.
+    /// A paged cache of `n_blocks` blocks for one layer, each half in its own of `formats`.
     ///
     /// # Errors
     /// See [`Device::alloc`].
@@ -195,10 +195,11 @@ impl Device {
         &self,
         n_blocks: usize,
         n_cols: usize,
-        format: Format,
+        formats: KvCache<Format>,
     ) -> Result<KvCache<Tensor>> {
-        let desc = TensorDesc::new(n_blocks * KV_BLOCK, n_cols, format);
-        Ok(KvCache { k: self.alloc("KV cache", desc)?, v: self.alloc("KV cache", desc)? })
+        let half =
+            |format| self.alloc("KV cache", TensorDesc::new(n_blocks * KV_BLOCK, n_cols, format));
+        Ok(KvCache { k: half(formats.k)?, v: half(formats.v)? })
     }
 
     /// A list of up to `capacity` rows for up to `max_tokens` tokens.

@@ -31,10 +31,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_THREADS_BATCH")]
     #[arg(value_parser = clap::value_parser!(i32).range(..=4096))]
     pub(crate) threads_batch: Option<i32>,
-    /// Number format of the keys in the KV cache: f16 or f32 (-ctk)
+    /// Number format of the keys in the KV cache: f16, f32, bf16 or q8_0 (-ctk)
     #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_CACHE_TYPE_K", default_value = "f16")]
     pub(crate) cache_type_k: CacheTypeName,
-    /// Number format of the values in the KV cache: f16 or f32 (-ctv)
+    /// Number format of the values in the KV cache: f16, f32, bf16 or q8_0 (-ctv)
     #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_CACHE_TYPE_V", default_value = "f16")]
     pub(crate) cache_type_v: CacheTypeName,
     #[command(flatten)]
@@ -84,11 +84,10 @@ pub(crate) enum CacheTypeName {
     F32,
     /// 16-bit floats.
     F16,
-    /// Known to llama.cpp.
-    #[value(hide = true)]
+    /// The upper half of 32-bit floats.
     Bf16,
-    /// Known to llama.cpp.
-    #[value(name = "q8_0", hide = true)]
+    /// 8 bits and a scale for 32 values; heads of a multiple of 32 values.
+    #[value(name = "q8_0")]
     Q8_0,
     /// Known to llama.cpp.
     #[value(name = "q4_0", hide = true)]

@@ -132,7 +132,7 @@ impl<'a> Job<'a> {
     }
 
     fn load(&self, n_ctx: usize, sparsity: Option<Sparsity>) -> Result<Engine, Failure> {
-        let mut settings = engine::settings(&self.options.model, n_ctx)?;
+        let mut settings = engine::settings(&self.options.model, n_ctx);
         settings.sparsity = sparsity.unwrap_or(settings.sparsity);
         engine::load(&self.opened.model, settings, self.cpu.clone(), self.terminal)
     }

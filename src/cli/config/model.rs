@@ -4,6 +4,7 @@ use super::processor::Processor;
 use crate::cli::args::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::parse::Budget;
+use hal::format::Format;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -46,6 +47,10 @@ pub(crate) enum CacheType {
     F16,
     /// 32-bit floats.
     F32,
+    /// The upper half of 32-bit floats.
+    Bf16,
+    /// 8 bits and a scale for 32 values.
+    Q8_0,
 }
 
 /// What is computed of the model, and how its file is held.
@@ -85,8 +90,8 @@ impl CacheType {
         let other = match name {
             CacheTypeName::F16 => return Ok(Self::F16),
             CacheTypeName::F32 => return Ok(Self::F32),
-            CacheTypeName::Bf16 => "bf16",
-            CacheTypeName::Q8_0 => "q8_0",
+            CacheTypeName::Bf16 => return Ok(Self::Bf16),
+            CacheTypeName::Q8_0 => return Ok(Self::Q8_0),
             CacheTypeName::Q4_0 => "q4_0",
             CacheTypeName::Q4_1 => "q4_1",
             CacheTypeName::Iq4Nl => "iq4_nl",
@@ -94,7 +99,7 @@ impl CacheType {
             CacheTypeName::Q5_1 => "q5_1",
         };
         let message = format!("a KV cache in {other} is not built yet");
-        Err(Failure::usage(message).help("-ctk and -ctv take f16 and f32"))
+        Err(Failure::usage(message).help("-ctk and -ctv take f16, f32, bf16 and q8_0"))
     }
 
     /// llama.cpp's name.
@@ -102,6 +107,18 @@ impl CacheType {
         match self {
             Self::F16 => "f16",
             Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    /// The format itself.
+    pub(crate) fn format(self) -> Format {
+        match self {
+            Self::F16 => Format::F16,
+            Self::F32 => Format::F32,
+            Self::Bf16 => Format::BF16,
+            Self::Q8_0 => Format::Q8_0,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Rope, StoreKv, Attention.
 
 use hal::format::Format;
-use hal::op::{Attention, Pairing, Rope, StoreKv};
-use hal::{BatchShape, Result};
+use hal::op::{Attention, KV_FORMATS, Pairing, Rope, StoreKv};
+use hal::{BatchShape, KvCache, Result};
 
 use crate::Case;
 use crate::rig::Rig;
@@ -18,17 +18,27 @@ pub(super) fn cases() -> Vec<Case> {
             }
         }
     }
-    for format in [Format::F16, Format::F32] {
-        for n_cols in [1, 33, 128] {
-            let body = move |rig: &mut Rig| store(rig, format, n_cols);
-            cases.push(Case::new(format!("StoreKv/{format}/{n_cols}"), body));
-        }
-        for shape in shapes() {
-            let body = move |rig: &mut Rig| attention(rig, format, &shape);
-            cases.push(Case::new(format!("Attention/{format}/{}", shape.name), body));
+    for &k in KV_FORMATS {
+        for &v in KV_FORMATS {
+            let formats = KvCache { k, v };
+            for n_cols in [1, 32, 33, 96, 128] {
+                if fits(formats, n_cols) {
+                    let body = move |rig: &mut Rig| store(rig, formats, n_cols);
+                    cases.push(Case::new(format!("StoreKv/{k}+{v}/{n_cols}"), body));
+                }
+            }
+            for shape in shapes().into_iter().filter(|shape| fits(formats, shape.d_head)) {
+                let body = move |rig: &mut Rig| attention(rig, formats, &shape);
+                cases.push(Case::new(format!("Attention/{k}+{v}/{}", shape.name), body));
+            }
         }
     }
     cases
+}
+
+/// Whether `n_cols` values are whole blocks.
+fn fits(formats: KvCache<Format>, n_cols: usize) -> bool {
+    [formats.k, formats.v].iter().all(|format| n_cols.is_multiple_of(format.block_values()))
 }
 
 /// A batch of two sequences, padded.
@@ -49,12 +59,12 @@ fn rope(rig: &mut Rig, pairing: Pairing, [d_head, n_rot]: [usize; 2], n: usize) 
 }
 
 /// Only the rows of real tokens change.
-fn store(rig: &mut Rig, format: Format, n_cols: usize) -> Result<()> {
+fn store(rig: &mut Rig, formats: KvCache<Format>, n_cols: usize) -> Result<()> {
     let (n_blocks, max_tokens) = (6, 9);
     let facts = rig.facts(&[(70, 4), (3, 2)], n_blocks);
     let shape = BatchShape { max_tokens, max_seqs: 2, max_blocks: 3 };
     let batch = rig.batch(shape, &facts, n_blocks, 1 << 20)?;
-    let cache = rig.filled_cache(&facts, n_blocks, n_cols, format)?;
+    let cache = rig.filled_cache(&facts, n_blocks, n_cols, formats)?;
     let (k, v) = (rig.input(max_tokens, n_cols)?, rig.input(max_tokens, n_cols)?);
     rig.run([StoreKv { k, v, batch, cache: cache.clone() }.into()])?;
     rig.watch_bits("k", &cache.k)?;
@@ -96,7 +106,12 @@ fn shapes() -> Vec<Shape> {
         Shape { name: "head-6", d_head: 6, n_head: 8, n_head_kv: 2, seqs: MIXED, ..PLAIN },
         Shape { name: "head-1", d_head: 1, n_head: 2, n_head_kv: 1, seqs: MIXED, ..PLAIN },
         Shape { name: "head-256", d_head: 256, n_head: 2, n_head_kv: 1, seqs: MIXED, ..PLAIN },
+        Shape { name: "head-96", d_head: 96, n_head: 7, n_head_kv: 1, seqs: MIXED, ..PLAIN },
+        Shape { name: "shared-10", d_head: 32, n_head: 20, n_head_kv: 2, seqs: MIXED, ..PLAIN },
         Shape { name: "long", ..long },
+        Shape { name: "long-4", seqs: &[(700, 2), (257, 2)], ..PLAIN },
+        Shape { name: "alone-prompt", d_head: 32, n_head: 2, seqs: &[(300, 37)], ..PLAIN },
+        Shape { name: "window-prompt", window: Some(29), seqs: &[(290, 70)], ..PLAIN },
         Shape { name: "long-batch", seqs: &[(700, 17), (513, 2), (32, 1)], ..PLAIN },
         Shape { name: "prefill", seqs: &[(40, 40)], ..PLAIN },
         Shape { name: "window-1", window: Some(1), seqs: MIXED, ..PLAIN },
@@ -110,14 +125,14 @@ fn shapes() -> Vec<Shape> {
 }
 
 /// Positions that a token must not see hold NaN, in its own blocks too where the sequence ends.
-fn attention(rig: &mut Rig, format: Format, shape: &Shape) -> Result<()> {
+fn attention(rig: &mut Rig, formats: KvCache<Format>, shape: &Shape) -> Result<()> {
     let n_blocks = shape.seqs.iter().map(|(len, _)| len.div_ceil(32)).sum::<usize>() + 2;
     let facts = rig.facts(shape.seqs, n_blocks);
     let (n_tokens, max_tokens) = (facts.tokens.len(), facts.tokens.len() + 2);
     let max_seqs = shape.seqs.len() + 1;
     let batch_shape = BatchShape { max_tokens, max_seqs, max_blocks: 24 };
     let batch = rig.batch(batch_shape, &facts, n_blocks, 1 << 20)?;
-    let cache = rig.filled_cache(&facts, n_blocks, shape.n_head_kv * shape.d_head, format)?;
+    let cache = rig.filled_cache(&facts, n_blocks, shape.n_head_kv * shape.d_head, formats)?;
     let n_cols = shape.n_head * shape.d_head;
     let q = rig.input(max_tokens, n_cols)?;
     let sinks = if shape.sinks { Some(rig.input(1, shape.n_head)?) } else { None };

@@ -34,7 +34,7 @@ pub(super) fn cases() -> Vec<Case> {
 /// single tokens.
 fn steps(rig: &mut Rig, format: Format) -> Result<()> {
     let batch = rig.device.batch(SHAPE)?;
-    let cache = rig.device.kv_cache(N_BLOCKS, N_EMBD, Format::F16)?;
+    let cache = rig.device.kv_cache(N_BLOCKS, N_EMBD, KvCache::both(Format::F16))?;
     let logits = rig.output(SHAPE.max_tokens, N_VOCAB)?;
     let ops = layer(rig, format, &batch, &cache, &logits)?;
     let program = rig.program(ops)?;

@@ -1,94 +1,40 @@
 //! Attention over the paged cache: softmax over fixed spans of positions, merged in their order.
 //!
-//! A block is up to four query heads that share a key head, so that a cache row is read once for all of them.
-//! Few tokens: one chunk per token, block and span, then a merge (flash decoding). Many: a chunk walks the spans
-//! of its token and block itself. Both ways do the same arithmetic.
+//! A block is up to eight query heads that share a key head; a tile is some tokens of one sequence, up to 32 queries
+//! of a block in all, whose keys and values are read once. Few tokens: one chunk per token, span and some blocks, then
+//! a merge (flash decoding). Many: a chunk is a tile that walks its spans itself. Both ways do the same arithmetic,
+//! and a token's sums are those it has alone: spans begin at fixed positions, and what a token does not see adds
+//! nothing to them.
 
 use std::ops::Range;
 
-use hal::format::{Activation, Format};
+use hal::format::Format;
 use hal::op;
-use hal::{BatchShape, KV_BLOCK, Operand, Tensor};
+use hal::{KV_BLOCK, Tensor};
 
-use super::operand::{Step, Weight, maybe};
+use super::operand::{Step, maybe};
 use super::{Context, Kernel};
-use crate::buffer::{Reads, Scratch, Span, Writes};
-use crate::simd::{ActView, AxpyFn};
+use crate::buffer::{Reads, Scratch, Writes};
+use crate::simd::{CacheKernels, HeadRows, PAD, SoftmaxFn, WeighFn};
 
-/// Positions per span.
-const SPAN: usize = 256;
-/// Query heads of a block.
-const HEADS: usize = 4;
-/// Programs of up to so many tokens hand out spans.
-const FEW_TOKENS: usize = 4;
+mod cut;
 
-/// How the heads of an op are cut into blocks.
-#[derive(Clone, Copy, Debug)]
-struct Blocks {
-    /// Query heads per key head.
-    n_shared: usize,
-    /// Blocks per key head.
-    per_group: usize,
-    /// Blocks of a token.
-    n: usize,
-}
-
-impl Blocks {
-    fn new(n_head: usize, n_head_kv: usize) -> Blocks {
-        let n_shared = n_head / n_head_kv;
-        let per_group = n_shared.div_ceil(HEADS);
-        Blocks { n_shared, per_group, n: n_head_kv * per_group }
-    }
-
-    /// The key head of a block, and its query heads.
-    fn heads(&self, block: usize) -> (usize, Range<usize>) {
-        let (group, part) = (block / self.per_group, block % self.per_group);
-        let first = group * self.n_shared;
-        let end = first + self.n_shared;
-        (group, first + part * HEADS..end.min(first + (part + 1) * HEADS))
-    }
-}
-
-fn max_spans(shape: BatchShape) -> usize {
-    (shape.max_blocks * KV_BLOCK).div_ceil(SPAN)
-}
-
-/// Workspace of the op: unmerged spans, `HEADS` heads a row, each `[max, sum, weighted values]`.
-pub(super) struct Spans {
-    parts: Span<f32>,
-}
-
-impl Spans {
-    pub(super) fn new<T: Operand>(
-        op: &op::Attention<T>,
-        n_threads: usize,
-        scratch: &mut Scratch,
-    ) -> Spans {
-        let q = op.q.desc();
-        let row = HEADS * (2 + q.n_cols / op.n_head);
-        let rows = match q.n_rows <= FEW_TOKENS {
-            true => q.n_rows * Blocks::new(op.n_head, op.n_head_kv).n * max_spans(op.batch.shape),
-            false => n_threads,
-        };
-        Spans { parts: scratch.take(rows, row) }
-    }
-}
+pub(super) use cut::Spans;
+use cut::{Cut, GROUP, Half, IN_ORDER, NEAR, Positions, QUERIES, SPAN, Tile, WIDENED, Work};
 
 #[derive(Debug)]
 pub(super) struct Attention {
+    cut: Cut,
     q: Reads<f32>,
-    k: Weight,
-    v: Reads<u8>,
-    add_v: AxpyFn,
-    k_head_bytes: usize,
-    v_head_bytes: usize,
+    k: Half,
+    v: Half,
+    widen_f32: CacheKernels,
+    softmax: SoftmaxFn,
     step: Step,
     sinks: Option<Reads<f32>>,
     y: Writes<f32>,
     parts: Writes<f32>,
-    blocks: Blocks,
-    max_spans: usize,
-    d_head: usize,
+    tiles: [Writes<f32>; 5],
     scale: f32,
     window: Option<usize>,
     softcap: f32,
@@ -96,31 +42,24 @@ pub(super) struct Attention {
 
 impl Attention {
     pub(super) fn new(op: &op::Attention<Tensor>, context: &Context<'_>) -> Attention {
+        let cut = Cut::new(op);
         let spans = Spans::new(op, context.n_threads, &mut Scratch::default());
-        let d_head = op.q.desc().n_cols / op.n_head;
-        let bytes = |format: Format| d_head * format.block_bytes();
         Attention {
+            cut,
             q: context.bind.read(&op.q),
-            k: Weight::new(&op.cache.k, context),
-            v: context.bind.read(&op.cache.v),
-            add_v: context.simd.axpy(op.cache.v.desc().format),
-            k_head_bytes: bytes(op.cache.k.desc().format),
-            v_head_bytes: bytes(op.cache.v.desc().format),
+            k: Half::new(&op.cache.k, &cut, context),
+            v: Half::new(&op.cache.v, &cut, context),
+            widen_f32: context.simd.cache(Format::F32),
+            softmax: context.simd.softmax(),
             step: Step::new(&op.batch, context),
             sinks: maybe(op.sinks.as_ref(), context),
             y: context.bind.write(&op.y),
             parts: context.bind.scratch(&spans.parts),
-            blocks: Blocks::new(op.n_head, op.n_head_kv),
-            max_spans: max_spans(op.batch.shape),
-            d_head,
+            tiles: spans.tiles.each_ref().map(|span| context.bind.scratch(span)),
             scale: op.scale,
             window: op.window,
             softcap: op.softcap,
         }
-    }
-
-    fn hands_out_spans(&self) -> bool {
-        self.q.n_rows() <= FEW_TOKENS
     }
 
     /// Positions that token `t` sees.
@@ -129,95 +68,308 @@ impl Attention {
         self.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// Spans that hold some of these positions.
-    fn spans(&self, seen: &Range<usize>) -> Range<usize> {
-        seen.start / SPAN..seen.end.div_ceil(SPAN)
+    /// Spans that hold some positions of the tokens.
+    fn spans(&self, tokens: &Range<usize>) -> Range<usize> {
+        let (first, last) = (self.seen(tokens.start), self.seen(tokens.end - 1));
+        first.start / SPAN..last.end.div_ceil(SPAN)
     }
 
     /// The longest list of spans of the step's tokens.
     fn n_spans(&self) -> usize {
-        let n_tokens = self.step.n_tokens(self.q.n_rows());
-        (0..n_tokens).map(|t| self.spans(&self.seen(t)).len()).max().unwrap_or(0)
+        let n_tokens = self.step.n_tokens(self.cut.n_tokens);
+        (0..n_tokens).map(|t| self.spans(&(t..t + 1)).len()).max().unwrap_or(0)
     }
 
-    /// Softmax over one span for one block, into `part`.
-    fn span(&self, t: usize, block: usize, span: usize, part: &mut [f32]) {
-        let (group, heads) = self.blocks.heads(block);
-        let seen = self.seen(t);
-        let positions = seen.start.max(span * SPAN)..seen.end.min((span + 1) * SPAN);
-        let (view, n) = (self.step.view(), positions.len());
-        let seq = view.seqs()[t] as usize;
-        let mut rows = [0u32; SPAN];
-        for (row, p) in rows.iter_mut().zip(positions) {
-            *row = view.kv_row(seq, p) as u32;
-        }
-        let q = self.q.row(t);
-        let last = heads.len() - 1;
-        let queries: [ActView<'_>; HEADS] = std::array::from_fn(|h| {
-            ActView::F32(&q[(heads.start + h.min(last)) * self.d_head..][..self.d_head])
-        });
-        let mut scores = [[0.0f32; SPAN]; HEADS];
-        let k_at = group * self.k_head_bytes;
-        for (i, &row) in rows[..n].iter().enumerate() {
-            let k = &self.k.rows.row(row as usize)[k_at..][..self.k_head_bytes];
-            let products = self.k.times_row(k, &queries[..heads.len()]);
-            for (scores, product) in scores.iter_mut().zip(products).take(heads.len()) {
-                scores[i] = self.score(product);
-            }
-        }
-        let v_at = group * self.v_head_bytes;
-        let parts = part.chunks_exact_mut(2 + self.d_head).zip(&mut scores);
-        for (part, scores) in parts.take(heads.len()) {
-            let (ml, acc) = part.split_at_mut(2);
-            let scores = &mut scores[..n];
-            let max = scores.iter().fold(f32::NEG_INFINITY, |max, &s| max.max(s));
-            scores.iter_mut().for_each(|s| *s = (*s - max).exp());
-            ml.copy_from_slice(&[max, scores.iter().sum()]);
-            acc.fill(0.0);
-            for (&row, &weight) in rows[..n].iter().zip(&*scores) {
-                let v = &self.v.row(row as usize)[v_at..][..self.v_head_bytes];
-                (self.add_v)(weight, v, acc);
-            }
-        }
+    /// Queries of a block of the tile, and of some of its tokens, by their numbers.
+    fn queries(&self, tile: &Tile, block: usize, tokens: &Range<usize>) -> Range<usize> {
+        let n_heads = self.cut.heads(block).1.len();
+        let first = (block - tile.blocks.start) * self.cut.queries();
+        let of = |t: usize| first + (t - tile.tokens.start) * n_heads;
+        of(tokens.start)..of(tokens.end)
     }
 
-    fn score(&self, product: f32) -> f32 {
-        let score = self.scale * product;
-        match self.softcap == 0.0 {
-            true => score,
-            false => self.softcap * (score / self.softcap).tanh(),
-        }
-    }
-
-    /// Merges the spans of a block in order into its part of y; `part` gives the span of an index.
-    fn merge<'a>(&self, t: usize, block: usize, mut part: impl FnMut(usize) -> &'a [f32]) {
-        let (_, heads) = self.blocks.heads(block);
-        let cols = heads.start * self.d_head..heads.end * self.d_head;
-        let y = self.y.part(t, cols);
-        y.fill(0.0);
-        let (mut max, mut sum) = ([f32::NEG_INFINITY; HEADS], [0.0f32; HEADS]);
-        let spans = self.spans(&self.seen(t));
-        for (index, _) in spans.enumerate() {
-            let parts = part(index).chunks_exact(2 + self.d_head);
-            for ((h, y), part) in y.chunks_exact_mut(self.d_head).enumerate().zip(parts) {
-                let new = max[h].max(part[0]);
-                let (old, add) = ((max[h] - new).exp(), (part[0] - new).exp());
-                sum[h] = sum[h] * old + part[1] * add;
-                y.iter_mut().zip(&part[2..]).for_each(|(y, v)| *y = *y * old + v * add);
-                max[h] = new;
-            }
-        }
-        for (h, y) in y.chunks_exact_mut(self.d_head).enumerate() {
-            let factor = match &self.sinks {
-                Some(sinks) => {
-                    let sink = sinks.all()[heads.start + h];
-                    let new = max[h].max(sink);
-                    let old = (max[h] - new).exp();
-                    old / (sum[h] * old + (sink - new).exp())
+    /// A worker's memory, with the tile's queries in it.
+    fn work(&self, tile: &Tile, worker: usize) -> Work<'_> {
+        let [q, scores, softmax, sums, widened] = self.tiles.each_ref().map(|of| of.row(worker));
+        let (d_head, width) = (self.cut.d_head, self.cut.width);
+        for block in tile.blocks.clone() {
+            let heads = self.cut.heads(block).1;
+            for t in tile.tokens.clone() {
+                let rows = self.queries(tile, block, &(t..t + 1));
+                for (h, padded) in heads.clone().zip(q[rows.start * width..].chunks_mut(width)) {
+                    let (values, rest) = padded.split_at_mut(d_head);
+                    let q = &self.q.row(t)[h * d_head..][..d_head];
+                    values.iter_mut().zip(q).for_each(|(out, q)| *out = self.scale * q);
+                    rest.fill(0.0);
                 }
-                None => 1.0 / sum[h],
-            };
-            y.iter_mut().for_each(|y| *y *= factor);
+            }
+        }
+        Work { q, scores, softmax, sums, widened }
+    }
+
+    /// Softmax over one span for those of the tile's tokens that see some of it, which are returned.
+    fn span(&self, tile: &Tile, span: usize, work: &mut Work<'_>) -> Range<usize> {
+        let first = span * SPAN;
+        let seen = |t: usize| {
+            let seen = self.seen(t);
+            seen.start.max(first) - first..seen.end.min(first + SPAN).max(first) - first
+        };
+        // Neither end of what a token sees comes before that of the token before it.
+        let mut tokens = tile.tokens.clone();
+        while seen(tokens.start).is_empty() && tokens.len() > 1 {
+            tokens.start += 1;
+        }
+        while seen(tokens.end - 1).is_empty() && tokens.len() > 1 {
+            tokens.end -= 1;
+        }
+        let all = seen(tokens.start).start..seen(tokens.end - 1).end;
+        let (view, mut ids) = (self.step.view(), [0u32; SPAN]);
+        let seq = view.seqs()[tokens.start] as usize;
+        for i in all.clone() {
+            let next = i > all.start && !(first + i).is_multiple_of(KV_BLOCK);
+            ids[i] = if next { ids[i - 1] + 1 } else { view.kv_row(seq, first + i) as u32 };
+        }
+        let n_queries = self.queries(tile, tile.blocks.start, &tokens).len();
+        let positions = Positions { first: all.start, ids: &ids[all], n_queries };
+        self.score(tile, &tokens, positions, work);
+        for block in tile.blocks.clone() {
+            for t in tokens.clone() {
+                let (seen, end) = (seen(t), seen(t).end.next_multiple_of(PAD));
+                for r in self.queries(tile, block, &(t..t + 1)) {
+                    let scores = &mut work.scores[r * SPAN..][..end];
+                    scores[..seen.start].fill(f32::NEG_INFINITY);
+                    scores[seen.end..].fill(f32::NEG_INFINITY);
+                    self.cap(&mut scores[seen.clone()]);
+                    work.softmax[2 * r..][..2].copy_from_slice(&(self.softmax)(scores));
+                }
+            }
+        }
+        self.sum(tile, &tokens, positions, &seen, work);
+        tokens
+    }
+
+    /// A half of the cache as F32, if so many queries meet it that this is worth it.
+    fn widened<'a>(
+        &self,
+        half: &Half,
+        tile: &Tile,
+        positions: Positions<'_>,
+        widened: &'a mut [f32],
+    ) -> Option<HeadRows<'a>> {
+        if positions.n_queries < WIDENED || half.is_f32 {
+            return None;
+        }
+        let (ids, n_cols, width) = (positions.ids, self.cut.d_head, self.cut.width);
+        let widened = &mut widened[..ids.len() * width];
+        let (group, _) = self.cut.heads(tile.blocks.start);
+        (half.kernels.widen)(&half.head(group, ids, &ids[ids.len().min(NEAR)..]), widened);
+        let (row_bytes, len) = (width * size_of::<f32>(), n_cols * size_of::<f32>());
+        let (bytes, ids) = (bytemuck::cast_slice(widened), &IN_ORDER[..ids.len()]);
+        Some(HeadRows { bytes, row_bytes, at: 0, len, n_cols, ids, next: &[] })
+    }
+
+    /// The scores of the tokens' queries with keys.
+    fn score(
+        &self,
+        tile: &Tile,
+        tokens: &Range<usize>,
+        positions: Positions<'_>,
+        work: &mut Work<'_>,
+    ) {
+        let width = self.cut.width;
+        if let Some(keys) = self.widened(&self.k, tile, positions, work.widened) {
+            let rows = self.queries(tile, tile.blocks.start, tokens);
+            let scores = &mut work.scores[rows.start * SPAN + positions.first..];
+            let q = &work.q[rows.start * width..rows.end * width];
+            return (self.widen_f32.scores)(q, &keys, scores, SPAN);
+        }
+        for (at, ids, next) in positions.pieces() {
+            for block in tile.blocks.clone() {
+                let rows = self.queries(tile, block, tokens);
+                let keys = self.k.head(self.cut.heads(block).0, ids, next);
+                let scores = &mut work.scores[rows.start * SPAN + at.start..];
+                let q = &work.q[rows.start * width..rows.end * width];
+                (self.k.kernels.scores)(q, &keys, scores, SPAN);
+            }
+        }
+    }
+
+    /// The sums of the values by the weights that scores have become.
+    fn sum(
+        &self,
+        tile: &Tile,
+        tokens: &Range<usize>,
+        positions: Positions<'_>,
+        seen: &dyn Fn(usize) -> Range<usize>,
+        work: &mut Work<'_>,
+    ) {
+        let width = self.cut.width;
+        for block in tile.blocks.clone() {
+            let rows = self.queries(tile, block, tokens);
+            work.sums[rows.start * width..rows.end * width].fill(0.0);
+        }
+        let memory = std::mem::take(&mut work.widened);
+        let widened = self.widened(&self.v, tile, positions, memory);
+        for (at, ids, next) in positions.pieces() {
+            for block in tile.blocks.clone() {
+                let (values, weigh) = match &widened {
+                    Some(rows) => {
+                        let ids = &rows.ids[at.start - positions.first..at.end - positions.first];
+                        (HeadRows { ids, ..*rows }, self.widen_f32.weigh)
+                    }
+                    None => {
+                        let rows = self.v.head(self.cut.heads(block).0, ids, next);
+                        (rows, self.v.kernels.weigh)
+                    }
+                };
+                let rows = self.queries(tile, block, tokens);
+                let n_heads = self.cut.heads(block).1.len();
+                // Of the piece, what query r sees.
+                let part = |r: usize| {
+                    let seen = seen(tokens.start + (r - rows.start) / n_heads);
+                    let start = seen.start.clamp(at.start, at.end);
+                    start..seen.end.clamp(start, at.end)
+                };
+                for group in rows.clone().step_by(GROUP) {
+                    let group = group..rows.end.min(group + GROUP);
+                    self.weigh(group, &part, (at.start, &values, weigh), work);
+                }
+            }
+        }
+        work.widened = memory;
+    }
+
+    /// Adds values, of which the first is that of position `first`, to the sums of a group of queries; each takes
+    /// those of the positions `part` of it.
+    fn weigh(
+        &self,
+        group: Range<usize>,
+        part: &dyn Fn(usize) -> Range<usize>,
+        (first, values, weigh): (usize, &HeadRows<'_>, WeighFn),
+        work: &mut Work<'_>,
+    ) {
+        let width = self.cut.width;
+        let mut add = |rows: Range<usize>, at: Range<usize>| {
+            if !at.is_empty() {
+                let at = at.start - first..at.end - first;
+                let next = &values.next[values.next.len().min(at.start)..];
+                let values = HeadRows { ids: &values.ids[at.clone()], next, ..*values };
+                let weights = &work.scores[rows.start * SPAN + first + at.start..];
+                let sums = &mut work.sums[rows.start * width..rows.end * width];
+                weigh(weights, SPAN, &values, sums);
+            }
+        };
+        let (one, last) = (part(group.start), part(group.end - 1));
+        let all = last.start..one.end.max(last.start);
+        if one == last {
+            return add(group, all);
+        }
+        for r in group.clone() {
+            add(r..r + 1, part(r).start..all.start.min(part(r).end));
+        }
+        add(group.clone(), all.clone());
+        for r in group {
+            add(r..r + 1, part(r).start.max(all.end)..part(r).end);
+        }
+    }
+
+    fn cap(&self, scores: &mut [f32]) {
+        if self.softcap != 0.0 {
+            scores.iter_mut().for_each(|s| *s = self.softcap * (*s / self.softcap).tanh());
+        }
+    }
+
+    /// Adds a span to a query's sums so far, in `state` and in `y`.
+    fn merge(state: &mut [f32; 2], y: &mut [f32], [max, sum]: [f32; 2], values: &[f32]) {
+        let new = state[0].max(max);
+        let (old, add) = ((state[0] - new).exp(), (max - new).exp());
+        *state = [new, state[1] * old + sum * add];
+        y.iter_mut().zip(values).for_each(|(y, v)| *y = *y * old + v * add);
+    }
+
+    /// Divides by the sum of all weights.
+    fn finish(&self, [max, sum]: [f32; 2], head: usize, y: &mut [f32]) {
+        let factor = match &self.sinks {
+            Some(sinks) => {
+                let sink = sinks.all()[head];
+                let new = max.max(sink);
+                let old = (max - new).exp();
+                old / (sum * old + (sink - new).exp())
+            }
+            None => 1.0 / sum,
+        };
+        y.iter_mut().for_each(|y| *y *= factor);
+    }
+
+    fn y(&self, t: usize, head: usize) -> &mut [f32] {
+        let d_head = self.cut.d_head;
+        self.y.part(t, head * d_head..(head + 1) * d_head)
+    }
+
+    /// One span of one token and some blocks, each into its row of the parts from row `first` on.
+    fn hand_out(&self, tile: &Tile, span: usize, worker: usize, first: usize) {
+        let mut work = self.work(tile, worker);
+        self.span(tile, span, &mut work);
+        for (i, block) in tile.blocks.clone().enumerate() {
+            let rows = self.queries(tile, block, &tile.tokens);
+            let part = self.parts.row(first + i * self.cut.max_spans);
+            let (softmax, sums) = part.split_at_mut(2 * rows.len());
+            softmax.copy_from_slice(&work.softmax[2 * rows.start..2 * rows.end]);
+            let from = &work.sums[rows.start * self.cut.width..rows.end * self.cut.width];
+            sums[..from.len()].copy_from_slice(from);
+        }
+    }
+
+    /// Merges the spans of token `t` and a block, whose parts begin at row `first`.
+    fn collect(&self, t: usize, block: usize, first: usize) {
+        let (heads, width) = (self.cut.heads(block).1, self.cut.width);
+        let n_spans = self.spans(&(t..t + 1)).len();
+        for (i, head) in heads.clone().enumerate() {
+            let (y, mut state) = (self.y(t, head), [f32::NEG_INFINITY, 0.0]);
+            y.fill(0.0);
+            for part in first..first + n_spans {
+                let (softmax, sums) = self.parts.reads_row(part).split_at(2 * heads.len());
+                let span = [softmax[2 * i], softmax[2 * i + 1]];
+                Self::merge(&mut state, y, span, &sums[i * width..]);
+            }
+            self.finish(state, head, y);
+        }
+    }
+
+    /// All spans of a tile of one block.
+    fn walk(&self, tile: &Tile, worker: usize) {
+        let (block, width) = (tile.blocks.start, self.cut.width);
+        let heads = self.cut.heads(block).1;
+        let mut work = self.work(tile, worker);
+        let mut states = [[f32::NEG_INFINITY, 0.0]; QUERIES];
+        for t in tile.tokens.clone() {
+            heads.clone().for_each(|head| self.y(t, head).fill(0.0));
+        }
+        for span in self.spans(&tile.tokens) {
+            for t in self.span(tile, span, &mut work) {
+                let rows = self.queries(tile, block, &(t..t + 1));
+                for (r, head) in rows.zip(heads.clone()) {
+                    let softmax = [work.softmax[2 * r], work.softmax[2 * r + 1]];
+                    let sums = &work.sums[r * width..];
+                    Self::merge(&mut states[r], self.y(t, head), softmax, sums);
+                }
+            }
+        }
+        for t in tile.tokens.clone() {
+            for (r, head) in self.queries(tile, block, &(t..t + 1)).zip(heads.clone()) {
+                self.finish(states[r], head, self.y(t, head));
+            }
+        }
+    }
+
+    /// The neighbours among `tokens` that belong to one sequence, run by run.
+    fn runs(&self, tokens: Range<usize>, mut f: impl FnMut(Range<usize>)) {
+        let view = self.step.view();
+        let seqs = &view.seqs()[tokens.clone()];
+        let mut first = tokens.start;
+        for run in seqs.chunk_by(|a, b| a == b) {
+            f(first..first + run.len());
+            first += run.len();
         }
     }
 }
@@ -228,39 +380,37 @@ impl Kernel for Attention {
     }
 
     fn chunks(&self, phase: usize) -> usize {
-        let blocks = self.step.n_tokens(self.q.n_rows()) * self.blocks.n;
-        match (phase, self.hands_out_spans()) {
-            (0, true) => blocks * self.n_spans(),
+        let n_tokens = self.step.n_tokens(self.cut.n_tokens);
+        match (phase, self.cut.hands_out_spans()) {
+            (0, true) => n_tokens * self.n_spans() * self.cut.pieces(),
             (0, false) => 0,
-            _ => blocks,
+            _ => n_tokens.div_ceil(self.cut.tile) * self.cut.n_blocks,
         }
     }
 
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
+        let n_blocks = self.cut.n_blocks;
         if phase == 0 {
-            let n_spans = self.n_spans();
-            let (block, index) = (chunk / n_spans, chunk % n_spans);
-            let t = block / self.blocks.n;
-            let spans = self.spans(&self.seen(t));
+            // Pieces of the same rows follow each other.
+            let (at, piece) = (chunk / self.cut.pieces(), chunk % self.cut.pieces());
+            let (t, index) = (at / self.n_spans(), at % self.n_spans());
+            let first = piece * self.cut.together;
+            let blocks = first..n_blocks.min(first + self.cut.together);
+            let tile = Tile { tokens: t..t + 1, blocks };
+            let spans = self.spans(&tile.tokens);
             if index < spans.len() {
-                let part = self.parts.row(block * self.max_spans + index);
-                self.span(t, block % self.blocks.n, spans.start + index, part);
+                let part = (t * n_blocks + first) * self.cut.max_spans + index;
+                self.hand_out(&tile, spans.start + index, worker, part);
             }
             return;
         }
-        let (t, block) = (chunk / self.blocks.n, chunk % self.blocks.n);
-        if self.hands_out_spans() {
-            self.merge(t, block, |index| self.parts.reads_row(chunk * self.max_spans + index));
-        } else {
-            let first = self.spans(&self.seen(t)).start;
-            self.merge(t, block, |index| {
-                let part = self.parts.row(worker);
-                self.span(t, block, first + index, part);
-                part
-            });
+        let (at, block) = (chunk / n_blocks, chunk % n_blocks);
+        if self.cut.hands_out_spans() {
+            return self.collect(at, block, chunk * self.cut.max_spans);
         }
+        let n_tokens = self.step.n_tokens(self.cut.n_tokens);
+        let tokens = at * self.cut.tile..n_tokens.min((at + 1) * self.cut.tile);
+        let blocks = block..block + 1;
+        self.runs(tokens, |tokens| self.walk(&Tile { tokens, blocks: blocks.clone() }, worker));
     }
 }
-
-/// The cache's formats meet plain floats.
-const _: () = assert!(matches!(Format::F16.activation(), Activation::F32));

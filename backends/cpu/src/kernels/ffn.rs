@@ -8,10 +8,10 @@
 
 use std::ops::Range;
 
-use hal::op::{self, Activation, Down, FfnKind, Skip};
+use hal::op::{self, Down, Skip};
 use hal::{Layout, Operand, Rows, Tensor};
 
-use super::activation::{activate, neuron};
+use super::activation::Neurons;
 use super::operand::{Acts, Weight, maybe, rows_per_chunk};
 use super::panels::Panels;
 use super::{Context, Kernel, piece};
@@ -63,8 +63,7 @@ pub(super) struct SparseFfn {
     output: Output,
     prompt: Option<Prompt>,
     n_in: usize,
-    kind: FfnKind,
-    activation: Activation,
+    neurons: Neurons,
     skip: Skip,
     accumulate: bool,
 }
@@ -142,8 +141,11 @@ impl SparseFfn {
                 h: bind.scratch(&spans.h),
             }),
             n_in: op.x.desc().n_cols,
-            kind: op.kind,
-            activation: op.activation,
+            neurons: Neurons {
+                kind: op.kind,
+                activation: op.activation,
+                activate: context.simd.activate(),
+            },
             skip: op.skip,
             accumulate: op.accumulate,
         }
@@ -228,7 +230,7 @@ impl SparseFfn {
     #[inline]
     fn passes(&self, id: u32, test: f32) -> bool {
         // Written so that a value that is no number passes.
-        let below = |limit: f32| activate(self.activation, test).abs() < limit;
+        let below = |limit: f32| self.neurons.activated(test).abs() < limit;
         !match self.skip {
             Skip::Never | Skip::GaussianCut(_) => false,
             Skip::NotPositive => test <= 0.0,
@@ -261,20 +263,27 @@ impl SparseFfn {
             }
         });
         kept.is_run = wanted.is_run && kept.len == wanted.len;
+        // What is carried through, packed.
+        let mut pairs = [[[0.0f32; SLICE]; 2]; N];
         let mut carry = |i: usize, up: &[f32; N]| {
-            let id = kept.ids[i];
             for slot in (0..tile.len()).filter(|slot| kept.tokens[i] >> slot & 1 == 1) {
-                let mut h = neuron(self.kind, self.activation, tests[i][slot], up[slot]);
-                if let Some(groups) = &self.groups {
-                    h *= groups.weight(id, tile.start + slot);
-                }
-                carried.values[slot][carried.len[slot]] = (id, h);
+                let at = carried.len[slot];
+                carried.values[slot][at].0 = kept.ids[i];
+                (pairs[slot][0][at], pairs[slot][1][at]) = (tests[i][slot], up[slot]);
                 carried.len[slot] += 1;
             }
         };
         match self.gate {
             Some(_) => Self::for_wanted(up, &kept, &self.views(up.0, tile), carry),
             None => (0..kept.len).for_each(|i| carry(i, &[0.0; N])),
+        }
+        for (slot, [tests, ups]) in pairs.iter_mut().enumerate() {
+            let n = carried.len[slot];
+            self.neurons.values(&mut tests[..n], &mut ups[..n]);
+            for ((id, value), h) in carried.values[slot][..n].iter_mut().zip(tests) {
+                let weight = |groups: &Groups| groups.weight(*id, tile.start + slot);
+                *value = *h * self.groups.as_ref().map_or(1.0, weight);
+            }
         }
         carried
     }

@@ -1,14 +1,12 @@
 //! Rotary positions, and writing keys and values to the paged cache.
 
-use hal::format::Format;
 use hal::op::{self, Pairing};
 use hal::{KvCache, Operand, Tensor};
-use half::f16;
 
 use super::operand::Step;
 use super::{Context, Kernel, cheap_rows, piece};
 use crate::buffer::{Reads, Writes};
-use crate::simd::Kernels;
+use crate::simd::StoreFn;
 
 /// Frequencies turned at a time, with their sines on the stack.
 const PAIRS: usize = 64;
@@ -86,24 +84,19 @@ impl Kernel for Rope {
 
 /// One half of the cache, to write.
 #[derive(Debug)]
-enum CacheRows {
-    F16(Writes<f16>),
-    F32(Writes<f32>),
+struct CacheRows {
+    rows: Writes<u8>,
+    store: StoreFn,
 }
 
 impl CacheRows {
     fn new(tensor: &Tensor, context: &Context<'_>) -> CacheRows {
-        match tensor.desc().format == Format::F16 {
-            true => CacheRows::F16(context.bind.write(tensor)),
-            false => CacheRows::F32(context.bind.write(tensor)),
-        }
+        let store = context.simd.cache(tensor.desc().format).store;
+        CacheRows { rows: context.bind.write(tensor), store }
     }
 
-    fn store(&self, row: usize, values: &[f32], simd: &Kernels) {
-        match self {
-            CacheRows::F16(rows) => simd.store_f16(values, rows.row(row)),
-            CacheRows::F32(rows) => rows.row(row).copy_from_slice(values),
-        }
+    fn store(&self, row: usize, values: &[f32]) {
+        (self.store)(values, self.rows.row(row));
     }
 }
 
@@ -113,7 +106,6 @@ pub(super) struct StoreKv {
     v: Reads<f32>,
     step: Step,
     cache: KvCache<CacheRows>,
-    simd: Kernels,
 }
 
 impl StoreKv {
@@ -123,7 +115,6 @@ impl StoreKv {
             v: context.bind.read(&op.v),
             step: Step::new(&op.batch, context),
             cache: op.cache.map(&mut |half| CacheRows::new(half, context)),
-            simd: context.simd,
         }
     }
 }
@@ -137,8 +128,8 @@ impl Kernel for StoreKv {
         let n_tokens = self.step.n_tokens(self.k.n_rows());
         for t in piece(chunk, cheap_rows(self.k.n_cols()), n_tokens) {
             let row = self.step.view().kv_rows()[t] as usize;
-            self.cache.k.store(row, self.k.row(t), &self.simd);
-            self.cache.v.store(row, self.v.row(t), &self.simd);
+            self.cache.k.store(row, self.k.row(t));
+            self.cache.v.store(row, self.v.row(t));
         }
     }
 }

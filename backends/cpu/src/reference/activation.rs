@@ -5,7 +5,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 use hal::op::{Activation, FfnKind};
 
 /// `act(x)` of one value.
-pub(super) fn activate(activation: Activation, x: f64) -> f64 {
+pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         // Written so that a value that is no number stays none.
         Activation::Relu => {
@@ -29,7 +29,8 @@ pub(super) fn activate(activation: Activation, x: f64) -> f64 {
         }
         Activation::GeluErf => 0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2)),
         Activation::SwigluOai { alpha, limit } => {
-            let x = x.min(f64::from(limit));
+            let limit = f64::from(limit);
+            let x = if x > limit { limit } else { x };
             x * sigmoid(f64::from(alpha) * x)
         }
     }

@@ -13,6 +13,8 @@ mod recurrent;
 mod route;
 mod sparse_ffn;
 
+#[cfg(test)]
+pub(crate) use activation::activate;
 use hal::{Op, Result, Tensor};
 
 /// Memory of a device as the reference sees it: whole buffers, in the plain layout of [`hal::pack`].

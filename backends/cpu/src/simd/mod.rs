@@ -8,6 +8,8 @@
 //! Absent on purpose: threads, tensors, and any choice by size. The team above splits the work.
 #![allow(unsafe_code, reason = "instructions and loads that the compiler cannot vouch for")]
 
+mod activation;
+mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -15,12 +17,16 @@ mod avx512;
 mod panel;
 #[cfg(target_arch = "x86_64")]
 mod plain;
+mod portable;
 mod rows;
 mod scalar;
 mod scalar_panel;
+mod store;
 mod tile;
 mod transposed;
 
+#[cfg(test)]
+mod activation_tests;
 #[cfg(test)]
 mod panel_tests;
 #[cfg(test)]
@@ -31,6 +37,8 @@ use std::ops::Range;
 use hal::format::{Format, Q8Row, TransposedLayout};
 use half::f16;
 
+pub use activation::ActivateFn;
+pub use attention::{CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WeighFn, WidenFn};
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
 pub use rows::{RowIds, RowRun, RowsFn, prefetch};
 
@@ -112,7 +120,8 @@ struct Table {
     panel: Panel,
     quantize: QuantizeFn,
     sum_squares: fn(&[f32]) -> f32,
-    store_f16: fn(&[f32], &mut [f16]),
+    attention: &'static attention::Attention,
+    activate: ActivateFn,
 }
 
 /// How panels are made and multiplied.
@@ -235,9 +244,25 @@ impl Kernels {
         (self.table.sum_squares)(x)
     }
 
-    /// Rounds `x` `[n]` to `out` `[n]`.
-    pub fn store_f16(&self, x: &[f32], out: &mut [f16]) {
-        (self.table.store_f16)(x, out);
+    /// What attention needs of a cache in `format`, one of [`hal::op::KV_FORMATS`].
+    ///
+    /// # Panics
+    /// For another format.
+    #[must_use]
+    pub fn cache(&self, format: Format) -> CacheKernels {
+        (self.table.attention.cache)(format).expect("checked by hal: a format of the cache")
+    }
+
+    /// Softmax of padded scores.
+    #[must_use]
+    pub fn softmax(&self) -> SoftmaxFn {
+        self.table.attention.softmax
+    }
+
+    /// Activation functions.
+    #[must_use]
+    pub fn activate(&self) -> ActivateFn {
+        self.table.activate
     }
 
     /// The product of two F32 vectors of one length.

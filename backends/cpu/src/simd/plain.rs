@@ -26,20 +26,6 @@ macro_rules! plain_kernels {
             of_f32::dots(run.row(0), [ActView::F32(x)])[0]
         }
 
-        #[target_feature(enable = $features)]
-        pub(super) fn store_f16(x: &[f32], out: &mut [half::f16]) {
-            assert_eq!(x.len(), out.len());
-            let (steps, rest) = x.as_chunks::<LANES>();
-            let (outs, out_rest) = out.as_chunks_mut::<LANES>();
-            for (x, out) in steps.iter().zip(outs) {
-                *out = narrow_f16(load_ps(x, 0));
-            }
-            if !rest.is_empty() {
-                let last = narrow_f16(load_ps(&padded::<_, LANES>(rest), 0));
-                out_rest.copy_from_slice(&last[..rest.len()]);
-            }
-        }
-
         pub(super) fn axpy(format: Format) -> AxpyFn {
             macro_rules! entry {
                 ($axpy:path) => {

@@ -14,12 +14,8 @@ pub(super) const TABLE: Table = Table {
     panel: Panel { fill: scalar_panel::FILL, times: scalar_panel::TIMES },
     quantize: quantize_q8,
     sum_squares: |x| lanes(x.len(), |i| x[i] * x[i]),
-    store_f16: |x, out| {
-        assert_eq!(x.len(), out.len());
-        for (out, &x) in out.iter_mut().zip(x) {
-            *out = f16::from_f32(x);
-        }
-    },
+    attention: &super::portable::attention::ATTENTION,
+    activate: super::portable::activation::ACTIVATE,
 };
 
 /// A function of the format as a function pointer per format.

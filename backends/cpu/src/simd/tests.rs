@@ -291,9 +291,6 @@ fn vectors() {
         for n in [0, 1, 7, 8, 63, 64, 65, 300] {
             let (a, b) = (random(n, 1), random(n, 2));
             let half: Vec<f16> = a.iter().map(|&v| f16::from_f32(v)).collect();
-            let mut stored = vec![f16::NAN; n];
-            kernels.store_f16(&a, &mut stored);
-            assert_eq!(stored, half, "{:?}", kernels.level());
             let sum = |terms: &dyn Fn(usize) -> f64| (0..n).map(terms).sum::<f64>();
             let squares = sum(&|i| f64::from(a[i]).powi(2));
             assert_close(kernels.sum_squares(&a), squares, squares, "squares");
@@ -318,5 +315,164 @@ fn the_best_level_is_the_last_that_exists() {
     let best = Kernels::best().level();
     for level in Level::ALL {
         assert!(level <= best || Kernels::select(level).is_none());
+    }
+}
+
+/// Values of any kind for whole blocks of 32: ordinary, tiny, huge, and halves between two codes.
+fn odd_values(n: usize) -> Vec<f32> {
+    let scales = [1.0, 0.0, 1e-39, 3e-38, 7e-8, 1e7, 3e38, 127.0 / 2.0];
+    let mut values = random(n, 5);
+    for (block, scale) in values.chunks_mut(32).zip(scales.iter().cycle()) {
+        block.iter_mut().for_each(|v| *v *= scale);
+    }
+    let special = [127.0, 0.5, -0.5, 0.499_999_97, 1.5, -2.5, -127.0, f32::NAN, f32::INFINITY];
+    for (i, v) in special.into_iter().enumerate() {
+        // The first seven make a block whose scale is 1; the others have blocks of their own.
+        let at = if i < 7 { i } else { 64 * i };
+        if let Some(value) = values.get_mut(at) {
+            *value = v;
+        }
+    }
+    values
+}
+
+#[test]
+fn rows_are_stored_with_the_bits_of_the_format() {
+    for kernels in all_kernels() {
+        for &format in hal::op::KV_FORMATS {
+            for n in [32, 96, 1024, 1, 8, 33, 300] {
+                let n = n * format.block_values();
+                let values = odd_values(n);
+                let mut row = vec![0xA5; format.row_bytes(n).unwrap()];
+                (kernels.cache(format).store)(&values, &mut row);
+                assert!(row == quantized(format, &values), "{:?} {format} {n}", kernels.level());
+            }
+        }
+    }
+}
+
+/// A cache of `n` rows of three heads, of which the middle one is looked at, in shuffled order.
+struct Cache {
+    bytes: Vec<u8>,
+    ids: Vec<u32>,
+    format: Format,
+    n_cols: usize,
+}
+
+impl Cache {
+    fn new(format: Format, n: usize, n_cols: usize) -> Cache {
+        let bytes = quantized(format, &random(n * 3 * n_cols, 8));
+        let ids = (0..n).map(|i| ((i * 7 + 3) % n) as u32).collect();
+        Cache { bytes, ids, format, n_cols }
+    }
+
+    fn head(&self) -> HeadRows<'_> {
+        let len = self.format.row_bytes(self.n_cols).unwrap();
+        let (bytes, row_bytes, n_cols) = (&self.bytes[..], 3 * len, self.n_cols);
+        HeadRows { bytes, row_bytes, at: len, len, n_cols, ids: &self.ids, next: &self.ids[1..] }
+    }
+
+    fn row(&self, i: usize) -> Vec<f64> {
+        let row = self.head().row(i);
+        dequantized(self.format, row, self.n_cols).into_iter().map(f64::from).collect()
+    }
+}
+
+fn caches() -> impl Iterator<Item = Cache> {
+    // No multiple of 7, so that the order reaches every row.
+    let sizes =
+        [(1, 32), (5, 64), (16, 96), (37, 128), (40, 256), (33, 40), (18, 80), (20, 6), (3, 1)];
+    let formats = hal::op::KV_FORMATS.iter();
+    let all = formats.flat_map(move |&format| sizes.map(|(n, n_cols)| (format, n, n_cols)));
+    all.filter(|(format, _, n_cols)| *n_cols % format.block_values() == 0)
+        .map(|(format, n, n_cols)| Cache::new(format, n, n_cols))
+}
+
+#[test]
+fn scores_are_products_and_the_same_in_any_company() {
+    for kernels in all_kernels() {
+        for cache in caches() {
+            let (head, stride) = (cache.head(), 64);
+            let (n, width, scores) =
+                (head.ids.len(), head.width(), kernels.cache(cache.format).scores);
+            let what = format!("{:?} {} {n} x {}", kernels.level(), cache.format, cache.n_cols);
+            let mut q = random(7 * width, 9);
+            q.chunks_exact_mut(width).for_each(|q| q[cache.n_cols..].fill(0.0));
+            let mut all = vec![f32::NAN; 7 * stride];
+            scores(&q, &head, &mut all, stride);
+            for (r, q) in q.chunks_exact(width).enumerate() {
+                let mut alone = vec![f32::NAN; stride];
+                scores(q, &head, &mut alone, stride);
+                let row = &all[r * stride..][..stride];
+                assert!(row[n..].iter().chain(&alone[n..]).all(|s| s.is_nan()), "{what}");
+                for (i, (a, b)) in row[..n].iter().zip(&alone).enumerate() {
+                    assert_eq!(a.to_bits(), b.to_bits(), "{what} {r} {i}");
+                    let products =
+                        || cache.row(i).into_iter().zip(q).map(|(k, q)| k * f64::from(*q));
+                    assert_close(*a, products().sum(), products().map(f64::abs).sum(), &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn values_are_weighed_the_same_in_any_company() {
+    for kernels in all_kernels() {
+        for cache in caches() {
+            let (head, stride) = (cache.head(), 64);
+            let (n, width) = (head.ids.len(), head.width());
+            let what = format!("{:?} {} {n} x {}", kernels.level(), cache.format, cache.n_cols);
+            let CacheKernels { weigh, widen, .. } = kernels.cache(cache.format);
+            let weights = random(4 * stride, 3);
+            let begin = random(4 * width, 4);
+            let mut wide = vec![f32::NAN; n * width];
+            widen(&head, &mut wide);
+            for n_queries in 1..=4 {
+                let mut all = begin[..n_queries * width].to_vec();
+                weigh(&weights, stride, &head, &mut all);
+                for (r, sums) in all.chunks_exact(width).enumerate() {
+                    let mut alone = begin[r * width..][..width].to_vec();
+                    weigh(&weights[r * stride..], stride, &head, &mut alone);
+                    for c in 0..cache.n_cols {
+                        assert_eq!(sums[c].to_bits(), alone[c].to_bits(), "{what} {r} {c}");
+                        let start = f64::from(begin[r * width + c]);
+                        let weight = |i: usize| f64::from(weights[r * stride + i]);
+                        let terms = || (0..n).map(|i| weight(i) * cache.row(i)[c]);
+                        let magnitude = start.abs() + terms().map(f64::abs).sum::<f64>();
+                        assert_close(sums[c], start + terms().sum::<f64>(), magnitude, &what);
+                    }
+                }
+            }
+            for (i, wide) in wide.chunks_exact(width).enumerate() {
+                let row: Vec<f64> = wide.iter().map(|v| f64::from(*v)).collect();
+                assert!(row[..cache.n_cols] == cache.row(i), "{what}");
+                assert!(row[cache.n_cols..].iter().all(|v| *v == 0.0), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn softmax_is_exp_and_keeps_what_is_no_number() {
+    for kernels in all_kernels() {
+        let softmax = kernels.softmax();
+        let range: Vec<f32> = (0..4096).map(|i| 3.5 - i as f32 * (93.0 / 4096.0)).collect();
+        let mut weights = range.clone();
+        let [largest, sum] = softmax(&mut weights);
+        assert_eq!(largest, 3.5);
+        assert_close(sum, weights.iter().map(|w| f64::from(*w)).sum(), f64::from(sum), "sum");
+        for (weight, score) in weights.iter().zip(&range) {
+            let expected = f64::from(*score - largest).exp();
+            let error = (f64::from(*weight) - expected).abs();
+            // Below the normal numbers there is zero.
+            assert!(error <= 4e-7 * expected + 1.2e-38, "{:?} {score}", kernels.level());
+        }
+        let mut some = [f32::NEG_INFINITY; 16];
+        some[5] = -1e30;
+        assert_eq!(softmax(&mut some), [-1e30, 1.0], "{:?}", kernels.level());
+        assert!(some.iter().enumerate().all(|(i, w)| *w == f32::from(u8::from(i == 5))));
+        some[7] = f32::NAN;
+        assert!(softmax(&mut some)[1].is_nan() && some[7].is_nan(), "{:?}", kernels.level());
     }
 }

@@ -2,7 +2,22 @@
 
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::format::Format;
-use crate::{Operand, Result};
+use crate::{KvCache, Operand, Result};
+
+/// What keys and values may be cached in, each half of the cache in its own.
+pub const KV_FORMATS: &[Format] = &[Format::F32, Format::F16, Format::BF16, Format::Q8_0];
+
+impl Check {
+    /// A cache of `n_cols` values a row, both halves of one number of rows.
+    fn cache<T: Operand>(&self, cache: &KvCache<T>, n_cols: [usize; 2]) -> Result<()> {
+        self.at_least("cache", &cache.k, 1, n_cols[0])?;
+        self.at_least("cache", &cache.v, 1, n_cols[1])?;
+        let [k, v] = [cache.k.desc(), cache.v.desc()];
+        self.that(k.n_rows == v.n_rows, "cache", format!("{} rows each", k.n_rows), v)?;
+        self.format("cache", &cache.k, KV_FORMATS)?;
+        self.format("cache", &cache.v, KV_FORMATS)
+    }
+}
 
 op! {
     /// Writes the keys and values of the step's tokens to their rows of the cache.
@@ -10,9 +25,9 @@ op! {
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]` | F32 |
-    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]` each | F16 or F32 |
+    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]` each | each one of [`KV_FORMATS`] |
     ///
-    /// F16 is rounded to nearest even. Padded tokens write nothing.
+    /// F16 and BF16 are rounded to nearest even, Q8_0 as [`Format::quantize`] does. Padded tokens write nothing.
     StoreKv {
         /// Keys, after their positions were applied.
         read k,
@@ -33,10 +48,7 @@ impl<T: Operand> StoreKv<T> {
         let v = self.v.desc();
         c.f32("k", &self.k, k.n_rows, k.n_cols)?;
         c.f32("v", &self.v, k.n_rows, v.n_cols)?;
-        c.at_least("cache", &self.cache.k, 1, k.n_cols)?;
-        c.at_least("cache", &self.cache.v, self.cache.k.desc().n_rows, v.n_cols)?;
-        c.format("cache", &self.cache.k, &[Format::F16, Format::F32])?;
-        c.format("cache", &self.cache.v, &[Format::F16, Format::F32])?;
+        c.cache(&self.cache, [k.n_cols, v.n_cols])?;
         c.batch(&self.batch, k.n_rows)
     }
 }
@@ -51,8 +63,11 @@ op! {
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `q`, `y` | `[n_tokens, n_head * d_head]` | F32 |
-    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]` each | F16 or F32 |
+    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]` each | each one of [`KV_FORMATS`] |
     /// | `sinks` | `[1, n_head]` | F32 |
+    ///
+    /// Keys and values count as what their format holds, q and the weights stay F32: in a cache of Q8_0 too nothing
+    /// is rounded but what was stored. There a head is whole blocks: `d_head` is a multiple of 32.
     ///
     /// Splits over positions are by a fixed number of positions, so that the bits do not depend on the number
     /// of threads. Source: Flash attention's online softmax (Dao et al.), paged as in vLLM (Kwon et al.).
@@ -84,18 +99,21 @@ op! {
 impl<T: Operand> Attention<T> {
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Attention");
-        let (q, k) = (self.q.desc(), self.cache.k.desc());
+        let q = self.q.desc();
         let grouped =
             self.n_head_kv > 0 && self.n_head.is_multiple_of(self.n_head_kv) && self.n_head > 0;
         c.that(grouped, "n_head", format!("a multiple of {}", self.n_head_kv), self.n_head)?;
-        c.that(q.n_cols % self.n_head == 0, "q", format!("{} heads", self.n_head), q)?;
-        let kv = q.n_cols / self.n_head * self.n_head_kv;
+        c.that(q.n_cols.is_multiple_of(self.n_head), "q", format!("{} heads", self.n_head), q)?;
+        let d_head = q.n_cols / self.n_head;
+        let kv = d_head * self.n_head_kv;
         c.f32("q", &self.q, q.n_rows, q.n_cols)?;
         c.f32("y", &self.y, q.n_rows, q.n_cols)?;
-        c.shape("cache", &self.cache.k, k.n_rows, kv)?;
-        c.shape("cache", &self.cache.v, k.n_rows, kv)?;
-        c.format("cache", &self.cache.k, &[Format::F16, Format::F32])?;
-        c.format("cache", &self.cache.v, &[Format::F16, Format::F32])?;
+        c.cache(&self.cache, [kv, kv])?;
+        for half in [&self.cache.k, &self.cache.v] {
+            let block = half.desc().format.block_values();
+            let expected = format!("heads of whole blocks of {block}");
+            c.that(d_head.is_multiple_of(block), "cache", expected, half.desc())?;
+        }
         c.maybe_f32("sinks", &self.sinks, 1, self.n_head)?;
         c.that(self.window != Some(0), "window", "at least 1", 0)?;
         c.batch(&self.batch, q.n_rows)

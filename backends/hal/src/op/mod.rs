@@ -17,7 +17,7 @@ mod rope;
 mod route;
 mod sparse_ffn;
 
-pub use attention::{Attention, StoreKv};
+pub use attention::{Attention, KV_FORMATS, StoreKv};
 pub use elementwise::{Add, Gather, GetRows, Norm, NormKind};
 pub use handoff::{Merge, Post};
 pub use matmul::MatMul;

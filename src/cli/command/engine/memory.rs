@@ -4,6 +4,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, Sparsity};
 use crate::model::Model;
+use hal::format::Format;
 use hal::{Bytes, Device, MemoryReport, PackDesc, Select};
 
 /// Memory that a run must have, by what needs it.
@@ -42,8 +43,9 @@ impl Need {
                 replaced += rows.desc().bytes().unwrap_or_default();
             }
         }
-        let row = options.kv_format.row_bytes(hyper.n_kv()).unwrap_or(0);
-        let cache_per_token = product(&[2, hyper.n_layer, row]);
+        let half = |format: Format| format.row_bytes(hyper.n_kv()).unwrap_or(0);
+        let row = half(options.kv_formats.k) + half(options.kv_formats.v);
+        let cache_per_token = product(&[hyper.n_layer, row]);
         let floats = |n: &[usize]| product(&[&[4], n].concat());
         let body = 5 * hyper.n_embd + 2 * hyper.n_q() + 2 * hyper.n_kv() + 2 * hyper.n_ff;
         let head = 2 * hyper.n_embd + model.n_vocab();

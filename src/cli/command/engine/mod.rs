@@ -6,7 +6,7 @@ mod memory;
 
 use super::model_file;
 use crate::cli::args::FfnActivation;
-use crate::cli::config::model::{CacheType, Computation, ContextSize, ModelOptions, Sparsity};
+use crate::cli::config::model::{Computation, ContextSize, ModelOptions, Sparsity};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
 use crate::devices::{self, CpuOptions};
@@ -15,7 +15,7 @@ use crate::gguf;
 use crate::model::{self, Model};
 use crate::tokenizer::Tokenizer;
 use hal::op::{Activation, FfnKind};
-use hal::{Bytes, Device, MemoryReport, format::Format};
+use hal::{Bytes, Device, KvCache, MemoryReport};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use memory::Need;
 use std::io::Read;
@@ -173,30 +173,19 @@ pub(crate) fn context(wanted: Option<ContextSize>, model: &Model, terminal: &Ter
 }
 
 /// The engine's settings for one sequence of `n_ctx` tokens.
-///
-/// # Errors
-/// [`Exit::Usage`] where keys and values of the cache shall have different formats.
-pub(crate) fn settings(options: &ModelOptions, n_ctx: usize) -> Result<EngineOptions, Failure> {
-    if options.type_k != options.type_v {
-        let (k, v) = (options.type_k.name(), options.type_v.name());
-        let message = format!("a KV cache with keys in {k} and values in {v} is not built yet");
-        return Err(Failure::usage(message).help("give -ctk and -ctv the same format"));
-    }
-    Ok(EngineOptions {
+pub(crate) fn settings(options: &ModelOptions, n_ctx: usize) -> EngineOptions {
+    EngineOptions {
         n_ctx,
         n_ubatch: (options.n_ubatch.get() as usize).min(n_ctx.max(1)),
         n_seq: 1,
-        kv_format: match options.type_k {
-            CacheType::F16 => Format::F16,
-            CacheType::F32 => Format::F32,
-        },
+        kv_formats: KvCache { k: options.type_k.format(), v: options.type_v.format() },
         sparsity: match options.computation.sparsity {
             Sparsity::Predicted => engine::Sparsity::Predicted,
             Sparsity::Exact => engine::Sparsity::Exact,
             Sparsity::Off => engine::Sparsity::Off,
         },
         sparse_threshold: options.computation.sparse_threshold,
-    })
+    }
 }
 
 /// Loads `model` on the CPU: says what is skipped, refuses what cannot fit, shows a bar while it takes time.

@@ -5,7 +5,6 @@ use std::ops::Range;
 use hal::op;
 use hal::{Operand, Rows};
 
-use super::super::activation::neuron;
 use super::super::operand::Weight;
 use super::super::panels::{FEW_TOKENS, PanelCut, Panels};
 use super::super::piece;
@@ -112,15 +111,17 @@ impl SparseFfn {
         };
         for ((slot, tests), ups) in slots.zip(&*tests).zip(ups) {
             let kept = prompt.kept.reads_row(slot)[panel];
-            let mut values = [0.0; PANEL_ROWS];
-            for (i, id) in rows.clone().enumerate().filter(|(i, _)| kept >> i & 1 == 1) {
-                let up = match (&self.gate, &self.bias_up) {
-                    (Some(_), Some(bias)) => ups[i] + bias.all()[id],
-                    _ => ups[i],
-                };
-                values[i] = neuron(self.kind, self.activation, tests[i], up);
+            let (mut values, mut ups) = (*tests, *ups);
+            if let (Some(_), Some(bias)) = (&self.gate, &self.bias_up) {
+                ups.iter_mut().zip(&bias.all()[rows.clone()]).for_each(|(up, b)| *up += b);
             }
-            let values = &values[..rows.len()];
+            self.neurons.values(&mut values, &mut ups);
+            let values = &mut values[..rows.len()];
+            for (i, value) in values.iter_mut().enumerate() {
+                if kept >> i & 1 == 0 {
+                    *value = 0.0;
+                }
+            }
             match &self.output {
                 Output::Across { acts, .. } if acts.rounds() => {
                     acts.round_part(values, slot, panel);

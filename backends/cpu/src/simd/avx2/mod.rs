@@ -5,6 +5,8 @@
 //!
 //! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
 
+mod activation;
+mod attention;
 mod block256;
 mod block32;
 mod panel;
@@ -35,10 +37,8 @@ pub(super) const TABLE: Table = Table {
         // SAFETY: the same.
         unsafe { plain::sum_squares(x) }
     },
-    store_f16: |x, out| {
-        // SAFETY: the same.
-        unsafe { plain::store_f16(x, out) }
-    },
+    attention: &attention::ATTENTION,
+    activate: activation::ACTIVATE,
 };
 
 /// Whether this processor has the instructions.

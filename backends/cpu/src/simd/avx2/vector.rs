@@ -25,6 +25,35 @@ vocabulary! {
     fn fmadd(a: V, b: V, c: V) -> V { _mm256_fmadd_ps(a, b, c) }
     /// `c - a * b`
     fn fnmadd(a: V, b: V, c: V) -> V { _mm256_fnmadd_ps(a, b, c) }
+    /// The larger; b where one is no number.
+    fn max(a: V, b: V) -> V { _mm256_max_ps(a, b) }
+    fn div(a: V, b: V) -> V { _mm256_div_ps(a, b) }
+    /// The smaller; b where one is no number.
+    fn min(a: V, b: V) -> V { _mm256_min_ps(a, b) }
+    /// a where x is below 0, else b.
+    fn where_negative(x: V, a: V, b: V) -> V {
+        _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, zero()))
+    }
+    /// `2^n` for the n in the last bits of each lane, from -127, which is zero, to 127.
+    fn power_of_two(n: V) -> V {
+        let exponent = _mm256_add_epi32(_mm256_castps_si256(n), _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
+    }
+    /// The sums of the lanes of four vectors, within each half.
+    fn halves(a: V, b: V, c: V, d: V) -> V {
+        let ab = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+        let cd = add(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+        let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+        let (low, high) = (_mm256_unpacklo_pd(ab, cd), _mm256_unpackhi_pd(ab, cd));
+        add(_mm256_castpd_ps(low), _mm256_castpd_ps(high))
+    }
+    /// The sum of each vector's lanes.
+    fn lane_sums(v: [V; LANES]) -> V {
+        let [a, b, c, d, e, f, g, h] = v;
+        let (low, high) = (halves(a, b, c, d), halves(e, f, g, h));
+        let first = _mm256_permute2f128_ps::<0x20>(low, high);
+        add(first, _mm256_permute2f128_ps::<0x31>(low, high))
+    }
     /// The sum of the lanes: halves, then quarters, then pairs.
     fn total(v: V) -> f32 {
         let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));

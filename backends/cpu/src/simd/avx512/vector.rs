@@ -25,6 +25,39 @@ vocabulary! {
     fn fmadd(a: V, b: V, c: V) -> V { _mm512_fmadd_ps(a, b, c) }
     /// `c - a * b`
     fn fnmadd(a: V, b: V, c: V) -> V { _mm512_fnmadd_ps(a, b, c) }
+    /// The larger; b where one is no number.
+    fn max(a: V, b: V) -> V { _mm512_max_ps(a, b) }
+    fn div(a: V, b: V) -> V { _mm512_div_ps(a, b) }
+    /// The smaller; b where one is no number.
+    fn min(a: V, b: V) -> V { _mm512_min_ps(a, b) }
+    /// a where x is below 0, else b.
+    fn where_negative(x: V, a: V, b: V) -> V {
+        _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, zero()), b, a)
+    }
+    /// `2^n` for the n in the last bits of each lane, from -127, which is zero, to 127.
+    fn power_of_two(n: V) -> V {
+        let exponent = _mm512_add_epi32(_mm512_castps_si512(n), _mm512_set1_epi32(127));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent))
+    }
+    /// The sums of the lanes of four vectors, within each quarter.
+    fn quarters(a: V, b: V, c: V, d: V) -> V {
+        let ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        let cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+        add(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+    }
+    /// Sums of the quarters of `a` and of `b`, in pairs.
+    fn halves(a: V, b: V) -> V {
+        let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+        add(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
+    }
+    /// The sum of each vector's lanes.
+    fn lane_sums(v: [V; LANES]) -> V {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = v;
+        let first = halves(quarters(a, b, c, d), quarters(e, f, g, h));
+        halves(first, halves(quarters(i, j, k, l), quarters(m, n, o, p)))
+    }
     /// The sum of the lanes, in a fixed order.
     fn total(v: V) -> f32 { _mm512_reduce_add_ps(v) }
 

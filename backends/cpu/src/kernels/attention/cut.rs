@@ -1,0 +1,215 @@
+//! How attention is cut: blocks of heads, tiles of tokens, spans of positions, and a worker's memory for them.
+
+use std::ops::Range;
+
+use hal::format::Format;
+use hal::op;
+use hal::{BatchShape, KV_BLOCK, Operand, Tensor};
+
+use super::super::Context;
+use crate::buffer::{Reads, Scratch, Span};
+use crate::simd::{CacheKernels, HeadRows, PAD};
+
+/// Positions per span.
+pub(super) const SPAN: usize = 256;
+/// Most query heads of a block.
+pub(super) const HEADS: usize = 8;
+/// Most queries of a tile of several tokens.
+pub(super) const QUERIES: usize = 32;
+/// Programs of up to so many tokens hand out spans.
+pub(super) const FEW_TOKENS: usize = 4;
+/// Bytes of a cache row that one chunk of these reads, where there are as many: memory gives neighbours faster.
+pub(super) const TOGETHER: usize = 2048;
+/// Queries from which on a span's keys and values are widened once instead of by each group of queries.
+pub(super) const WIDENED: usize = 9;
+/// Queries that share the reading of values.
+pub(super) const GROUP: usize = 4;
+/// Positions whose keys or values stay in the nearest cache for all queries.
+pub(super) const NEAR: usize = 16;
+/// The rows of a widened span.
+pub(super) const IN_ORDER: [u32; SPAN] = {
+    let mut ids = [0; SPAN];
+    let mut i = 0;
+    while i < SPAN {
+        ids[i] = i as u32;
+        i += 1;
+    }
+    ids
+};
+
+/// How the queries of an op are cut into blocks and tiles.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    pub(super) n_tokens: usize,
+    /// Query heads per key head.
+    pub(super) n_shared: usize,
+    /// Blocks per key head.
+    pub(super) per_group: usize,
+    /// Blocks of a token.
+    pub(super) n_blocks: usize,
+    /// Tokens of a tile.
+    pub(super) tile: usize,
+    /// Blocks that are worked on together.
+    pub(super) together: usize,
+    pub(super) d_head: usize,
+    /// Values of a padded head.
+    pub(super) width: usize,
+    /// Most spans of a token.
+    pub(super) max_spans: usize,
+}
+
+impl Cut {
+    pub(super) fn new<T: Operand>(op: &op::Attention<T>) -> Cut {
+        let (q, n_shared) = (op.q.desc(), op.n_head / op.n_head_kv);
+        let (n_tokens, d_head) = (q.n_rows, q.n_cols / op.n_head);
+        let per_group = n_shared.div_ceil(HEADS);
+        let BatchShape { max_blocks, .. } = op.batch.shape;
+        let few = n_tokens <= FEW_TOKENS;
+        let head_bytes = op.cache.k.desc().format.row_bytes(d_head).unwrap_or(0).max(1);
+        let n_heads = if few { (TOGETHER / head_bytes).clamp(1, op.n_head_kv) } else { 1 };
+        Cut {
+            n_tokens,
+            n_shared,
+            per_group,
+            n_blocks: op.n_head_kv * per_group,
+            tile: if few { 1 } else { QUERIES / n_shared.min(HEADS) },
+            together: if few { n_heads * per_group } else { 1 },
+            d_head,
+            width: d_head.next_multiple_of(PAD),
+            max_spans: (max_blocks * KV_BLOCK).div_ceil(SPAN),
+        }
+    }
+
+    pub(super) fn hands_out_spans(&self) -> bool {
+        self.n_tokens <= FEW_TOKENS
+    }
+
+    /// The key head of a block, and its query heads.
+    pub(super) fn heads(&self, block: usize) -> (usize, Range<usize>) {
+        let (group, part) = (block / self.per_group, block % self.per_group);
+        let first = group * self.n_shared;
+        let end = first + self.n_shared;
+        (group, first + part * HEADS..end.min(first + (part + 1) * HEADS))
+    }
+
+    /// Most queries of a tile and block.
+    pub(super) fn queries(&self) -> usize {
+        self.tile * self.n_shared.min(HEADS)
+    }
+
+    /// The blocks in pieces that are worked on together.
+    pub(super) fn pieces(&self) -> usize {
+        self.n_blocks.div_ceil(self.together)
+    }
+}
+
+/// Workspace of the op.
+pub(in super::super) struct Spans {
+    /// Unmerged spans of one token and block, a row each: largest scores, sums, weighted values.
+    pub(super) parts: Span<f32>,
+    /// Of each worker: queries, scores, their largest and their sums, weighted values, and a span of keys or values as
+    /// F32.
+    pub(super) tiles: [Span<f32>; 5],
+}
+
+impl Spans {
+    pub(in super::super) fn new<T: Operand>(
+        op: &op::Attention<T>,
+        n_threads: usize,
+        scratch: &mut Scratch,
+    ) -> Spans {
+        let cut = Cut::new(op);
+        let parts = match cut.hands_out_spans() {
+            true => cut.n_tokens * cut.n_blocks * cut.max_spans,
+            false => 0,
+        };
+        let n = cut.queries() * cut.together;
+        let widened = if cut.queries() >= WIDENED { SPAN * cut.width } else { 0 };
+        Spans {
+            parts: scratch.take(parts, cut.queries() * (2 + cut.width)),
+            tiles: [n * cut.width, n * SPAN, n * 2, n * cut.width, widened]
+                .map(|len| scratch.take(n_threads, len)),
+        }
+    }
+}
+
+/// One half of the cache.
+#[derive(Debug)]
+pub(super) struct Half {
+    pub(super) rows: Reads<u8>,
+    /// Bytes of a head.
+    pub(super) len: usize,
+    pub(super) d_head: usize,
+    pub(super) kernels: CacheKernels,
+    pub(super) is_f32: bool,
+}
+
+impl Half {
+    pub(super) fn new(tensor: &Tensor, cut: &Cut, context: &Context<'_>) -> Half {
+        let format = tensor.desc().format;
+        Half {
+            rows: context.bind.read(tensor),
+            len: format.row_bytes(cut.d_head).expect("checked: heads are whole blocks"),
+            d_head: cut.d_head,
+            kernels: context.simd.cache(format),
+            is_f32: format == Format::F32,
+        }
+    }
+
+    pub(super) fn head<'a>(
+        &'a self,
+        group: usize,
+        ids: &'a [u32],
+        next: &'a [u32],
+    ) -> HeadRows<'a> {
+        HeadRows {
+            bytes: self.rows.all(),
+            row_bytes: self.rows.n_cols(),
+            at: group * self.len,
+            len: self.len,
+            n_cols: self.d_head,
+            ids,
+            next,
+        }
+    }
+}
+
+/// Tokens of one sequence with some blocks of heads. Its queries are numbered block by block, token by token.
+#[derive(Clone, Debug)]
+pub(super) struct Tile {
+    pub(super) tokens: Range<usize>,
+    pub(super) blocks: Range<usize>,
+}
+
+/// A worker's memory for a tile.
+pub(super) struct Work<'a> {
+    pub(super) q: &'a mut [f32],
+    pub(super) scores: &'a mut [f32],
+    /// Largest score and sum of weights of each query.
+    pub(super) softmax: &'a mut [f32],
+    pub(super) sums: &'a mut [f32],
+    pub(super) widened: &'a mut [f32],
+}
+
+/// Keys or values of consecutive positions of a span.
+#[derive(Clone, Copy)]
+pub(super) struct Positions<'a> {
+    /// The first, counted from the beginning of the span.
+    pub(super) first: usize,
+    /// Their cache rows.
+    pub(super) ids: &'a [u32],
+    /// How many queries meet them, by block.
+    pub(super) n_queries: usize,
+}
+
+impl<'a> Positions<'a> {
+    /// Pieces of so many that what was read stays near: positions, their rows, and the rows after them.
+    pub(super) fn pieces(self) -> impl Iterator<Item = (Range<usize>, &'a [u32], &'a [u32])> {
+        let end = self.first + self.ids.len();
+        (self.first / NEAR..end.div_ceil(NEAR)).map(move |i| {
+            let at = self.first.max(i * NEAR)..end.min((i + 1) * NEAR);
+            let (ids, next) = self.ids[at.start - self.first..].split_at(at.len());
+            (at, ids, next)
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! The activation functions of every level against the oracle's, in f64.
+
+use hal::op::Activation;
+
+use super::tests::all_kernels;
+use super::{Kernels, Level};
+use crate::reference::activate;
+
+const SMOOTH: [Activation; 4] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluErf,
+    Activation::SwigluOai { alpha: 1.702, limit: 7.0 },
+];
+const RELUS: [Activation; 2] = [Activation::Relu, Activation::Relu2];
+
+/// A fine grid, every magnitude that a float can have, and what lies at the ends.
+fn inputs() -> Vec<f32> {
+    let grid = (-110_000..110_000).map(|i| i as f32 * 1e-3 + 1e-5);
+    let any = (0..200_000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_769)));
+    let ends = [0.0, 1e-45, 1e-39, f32::MIN_POSITIVE, 87.3, 87.6, 88.1, 103.9, 1e30, f32::MAX];
+    let ends = ends.into_iter().flat_map(|x| [x, -x]);
+    grid.chain(any.filter(|x| x.is_finite())).chain(ends).collect()
+}
+
+fn activated(kernels: &Kernels, activation: Activation, x: &[f32]) -> Vec<f32> {
+    let mut y = x.to_vec();
+    kernels.activate()(activation, &mut y);
+    y
+}
+
+/// What is lost by rounding: some last bits of the value, those of what stands in the exponent, and values below the
+/// normal numbers, times x, for which there is zero.
+fn allowed(activation: Activation, x: f32, y: f64) -> f64 {
+    let x = f64::from(x);
+    let exponent = match activation {
+        Activation::Relu | Activation::Relu2 => return 6e-8 * y + 1e-45,
+        // The formula's own error, and that of its alternating sum.
+        Activation::GeluErf => return 5e-7 * x.abs() + 1e-45,
+        Activation::Silu => 0.0,
+        Activation::Gelu => 1.6 * x * (1.0 + 0.045 * x * x),
+        Activation::SwigluOai { alpha, limit } => f64::from(alpha) * x.min(f64::from(limit)),
+    };
+    // The oracle takes GELU's tail from 1.
+    let oracle = if activation == Activation::Gelu { 1e-15 } else { 1.2e-38 };
+    5e-7 * (1.0 + exponent.abs().min(100.0)) * y.abs() + oracle * x.abs() + 3e-45
+}
+
+#[test]
+fn activations_are_the_oracles() {
+    let x = inputs();
+    for kernels in all_kernels() {
+        for activation in SMOOTH.into_iter().chain(RELUS) {
+            for (x, y) in x.iter().zip(activated(&kernels, activation, &x)) {
+                let expected = activate(activation, f64::from(*x));
+                let error = (f64::from(y) - expected).abs();
+                // Squares leave the range of floats.
+                let overflow = expected > f64::from(f32::MAX) && y == f32::INFINITY;
+                let ok = error <= allowed(activation, *x, expected) || overflow;
+                assert!(ok, "{:?} {activation:?} {x:e}: {y:e}, not {expected:e}", kernels.level());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_stays_none() {
+    let [up, down] = [f32::INFINITY, f32::NEG_INFINITY];
+    for kernels in all_kernels() {
+        for activation in SMOOTH.into_iter().chain(RELUS) {
+            let y = activated(&kernels, activation, &[f32::NAN, up, down, -f32::NAN]);
+            let what = format!("{:?} {activation:?}", kernels.level());
+            assert!(y[0].is_nan() && y[3].is_nan(), "{what}");
+            let expected = activate(activation, f64::from(up));
+            assert!((f64::from(y[1]) - expected).abs() < 1e-5 || y[1] == up, "{what}: {}", y[1]);
+            // Infinity times nothing, in the oracle as here.
+            assert_eq!(y[2].is_nan(), activate(activation, f64::from(down)).is_nan(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_value_is_the_same_anywhere() {
+    let x = super::tests::random(67, 11);
+    for kernels in all_kernels() {
+        for activation in SMOOTH.into_iter().chain(RELUS) {
+            let all = activated(&kernels, activation, &x);
+            for n in 0..x.len() {
+                let some = activated(&kernels, activation, &x[n..]);
+                let same = some.iter().zip(&all[n..]).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{:?} {activation:?} from {n} on", kernels.level());
+            }
+        }
+    }
+}
+
+#[test]
+fn vector_levels_agree_to_the_bit_and_plain_rust_closely() {
+    let x = inputs();
+    let Some(vectors) = Kernels::select(Level::Avx2) else { return println!("skipped: no AVX2") };
+    let plain = Kernels::select(Level::Scalar).unwrap();
+    for activation in SMOOTH {
+        let expected = activated(&vectors, activation, &x);
+        if let Some(wide) = Kernels::select(Level::Avx512) {
+            let wide = activated(&wide, activation, &x);
+            assert!(wide.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
+        }
+        let mut most = 0;
+        for ((x, a), b) in x.iter().zip(activated(&plain, activation, &x)).zip(expected) {
+            // In the tails the exponent's last bit is many of the value's.
+            if x.abs() < 1.0 || *x > 0.0 || activation == Activation::Silu {
+                most = most.max(a.to_bits().abs_diff(b.to_bits()));
+            }
+        }
+        let limit = if activation == Activation::GeluErf { 12 } else { 4 };
+        assert!(most <= limit, "{activation:?}: {most} units in the last place");
+    }
+}

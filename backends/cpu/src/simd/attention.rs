@@ -1,0 +1,443 @@
+//! Attention over rows of the cache, written once for all levels: products of several queries with every key
+//! row, softmax, weighted sums of value rows.
+//!
+//! A row is read once for all its queries, and the accumulators of a tile (queries by keys, or queries by
+//! columns) fill registers. A query's numbers come out the same in any tile: its products are summed along the
+//! row in one order, its values in the order of positions.
+//!
+//! The text is compiled against each level's module `vector`, hence a macro.
+
+use std::ops::Range;
+
+use hal::format::Format;
+
+use super::rows::prefetch_line;
+
+/// Queries and sums are padded with zeros to a multiple of this many values.
+pub const PAD: usize = 16;
+
+/// One head's part of the cache rows of consecutive positions.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRows<'a> {
+    /// The cache.
+    pub bytes: &'a [u8],
+    /// Bytes of one of its rows.
+    pub row_bytes: usize,
+    /// Where the head begins in a row, in bytes.
+    pub at: usize,
+    /// Bytes of the head in a row.
+    pub len: usize,
+    /// Values of the head in a row.
+    pub n_cols: usize,
+    /// The rows, in the order of their positions.
+    pub ids: &'a [u32],
+    /// Rows to ask for meanwhile, one with each row that is read.
+    pub next: &'a [u32],
+}
+
+impl<'a> HeadRows<'a> {
+    #[inline]
+    pub(super) fn row(&self, i: usize) -> &'a [u8] {
+        self.part(self.ids[i])
+    }
+
+    #[inline]
+    fn part(&self, id: u32) -> &'a [u8] {
+        &self.bytes[id as usize * self.row_bytes + self.at..][..self.len]
+    }
+
+    /// Asks for `bytes` of the row that belongs to row `i` in `next`: the next position's part lies a whole row of the
+    /// cache further on, which no processor guesses.
+    #[inline]
+    pub(super) fn ask(&self, i: usize, bytes: Range<usize>) {
+        if let Some(&id) = self.next.get(i) {
+            let row = self.part(id);
+            for line in row[bytes.start..bytes.end.min(row.len())].chunks(64) {
+                prefetch_line(line.as_ptr());
+            }
+        }
+    }
+
+    /// Values of a padded row.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.n_cols.next_multiple_of(PAD)
+    }
+}
+
+/// Products of queries with keys: `q` `[n, width]`, `scores` `[n, stride]`, of which the first `keys.ids.len()`
+/// of each row are written.
+pub type ScoresFn = fn(q: &[f32], keys: &HeadRows<'_>, scores: &mut [f32], stride: usize);
+/// `sums[r] += sum of weights[r][i] * values[i]` for up to four queries: `weights` `[n, stride]`, `sums`
+/// `[n, width]`.
+pub type WeighFn = fn(weights: &[f32], stride: usize, values: &HeadRows<'_>, sums: &mut [f32]);
+/// Rows as F32, each padded with zeros: `out` `[n, width]`.
+pub type WidenFn = fn(rows: &HeadRows<'_>, out: &mut [f32]);
+/// Rounds values to a row of the cache, with the bits of [`Format::quantize`].
+pub type StoreFn = fn(values: &[f32], row: &mut [u8]);
+
+/// What attention needs of one format of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheKernels {
+    /// Products with keys.
+    pub scores: ScoresFn,
+    /// Sums of values.
+    pub weigh: WeighFn,
+    /// Rows as F32.
+    pub widen: WidenFn,
+    /// New rows.
+    pub store: StoreFn,
+}
+
+/// Largest score and sum of weights: `scores` `[n]`, n a multiple of [`PAD`], become `exp(score - largest)`.
+pub type SoftmaxFn = fn(scores: &mut [f32]) -> [f32; 2];
+
+/// One level's part of this subject.
+pub(super) struct Attention {
+    /// `None` for formats that a cache does not have.
+    pub(super) cache: fn(Format) -> Option<CacheKernels>,
+    pub(super) softmax: SoftmaxFn,
+}
+
+/// Positions after which the scores go on to the next queries: the keys stay in the nearest cache.
+pub(super) const PANEL: usize = 16;
+
+/// The module `attention` of a level; `$level` are the attributes of its functions.
+macro_rules! attention_kernels {
+    ($(#[$level:meta])*) => {
+        use hal::format::Format;
+        use super::activation::exp;
+        use super::super::attention::{Attention, CacheKernels, HeadRows, PANEL};
+        use super::super::store::{bf16_row, q8_0_row};
+        use super::super::tile::padded;
+
+        pub(in super::super) const ATTENTION: Attention = Attention {
+            cache,
+            // SAFETY: `Kernels::select` hands out this level only where it was detected.
+            softmax: |scores| unsafe { softmax(scores) },
+        };
+
+        fn cache(format: Format) -> Option<CacheKernels> {
+            macro_rules! entry {
+                ($name:ident, $store:expr) => {
+                    Some(CacheKernels {
+                        // SAFETY: `Kernels::select` hands out this level only where it was detected.
+                        scores: |q, keys, out, stride| unsafe { $name::scores(q, keys, out, stride) },
+                        // SAFETY: the same.
+                        weigh: |w, stride, values, sums| unsafe {
+                            $name::weigh(w, stride, values, sums);
+                        },
+                        // SAFETY: the same.
+                        widen: |rows, out| unsafe { $name::widen(rows, out) },
+                        store: $store,
+                    })
+                };
+            }
+            match format {
+                Format::F32 => {
+                    entry!(of_f32, |v, row| row.copy_from_slice(bytemuck::cast_slice(v)))
+                }
+                // SAFETY: the same.
+                Format::F16 => entry!(of_f16, |v, row| unsafe { store_f16(v, row) }),
+                // SAFETY: the same.
+                Format::BF16 => entry!(of_bf16, |v, row| unsafe { store_bf16(v, row) }),
+                // SAFETY: the same.
+                Format::Q8_0 => entry!(of_q8_0, |v, row| unsafe { store_q8_0(v, row) }),
+                Format::Q4_0 | Format::Q4_1 | Format::Q4_K | Format::Q5_K | Format::Q6_K => None,
+                Format::U32 => None,
+            }
+        }
+
+        super::super::store::store_kernels!($(#[$level])*);
+
+        $(#[$level])*
+        fn softmax(scores: &mut [f32]) -> [f32; 2] {
+            let (scores, rest) = scores.as_chunks_mut::<LANES>();
+            assert!(rest.is_empty(), "scores are padded");
+            let mut most = splat(f32::NEG_INFINITY);
+            for s in &*scores {
+                most = max(most, load_ps(s, 0));
+            }
+            let mut lanes = [0.0; LANES];
+            store_ps(&mut lanes, 0, most);
+            let largest = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+            let mut sum = zero();
+            for s in scores {
+                let weight = exp(add(load_ps(s, 0), splat(-largest)));
+                store_ps(s, 0, weight);
+                sum = add(sum, weight);
+            }
+            [largest, total(sum)]
+        }
+
+        super::super::attention::cache_kernels!(of_f32, 4, widen_f32, $(#[$level])*);
+        super::super::attention::cache_kernels!(of_f16, 2, widen_f16, $(#[$level])*);
+        super::super::attention::cache_kernels!(of_bf16, 2, widen_bf16, $(#[$level])*);
+        super::super::attention::cache_kernels!(of_q8_0, 0, widen_i8, $(#[$level])*);
+    };
+}
+pub(super) use attention_kernels;
+
+/// Kernels of one format: `$size` bytes a value, or 0 for Q8_0.
+macro_rules! cache_kernels {
+    ($name:ident, $size:literal, $widen:ident, $(#[$level:meta])*) => {
+        mod $name {
+            use super::*;
+
+            /// The byte at which vector `e` of a row begins, or its block.
+            fn start(e: usize) -> usize {
+                if $size == 0 { LANES * e / 32 * 34 } else { LANES * e * $size }
+            }
+
+            /// Vector `e` of a row, which holds all of it.
+            #[inline]
+            $(#[$level])*
+            fn load(row: &[u8], e: usize) -> V {
+                if $size == 0 {
+                    let block = &row[start(e)..][..34];
+                    return mul(one_scale(block), widen_i8(block, 2 + LANES * e % 32));
+                }
+                $widen(row, start(e))
+            }
+
+            /// The last vector of a row, with zeros behind its end. Blocks have none.
+            #[inline]
+            $(#[$level])*
+            fn load_rest(row: &[u8], e: usize) -> V {
+                $widen(&padded::<_, { LANES * $size }>(&row[start(e)..]), 0)
+            }
+
+            #[inline]
+            $(#[$level])*
+            fn load_any<const WHOLE: bool>(row: &[u8], e: usize) -> V {
+                if WHOLE || $size == 0 { load(row, e) } else { load_rest(row, e) }
+            }
+
+            /// Adds the products of vector `e`.
+            #[inline]
+            $(#[$level])*
+            fn step<const R: usize, const K: usize, const WHOLE: bool>(
+                q: &[f32],
+                keys: &[&[u8]; K],
+                e: usize,
+                acc: &mut [V; LANES],
+            ) {
+                let (width, mut queries) = (q.len() / R, [zero(); R]);
+                for (r, query) in queries.iter_mut().enumerate() {
+                    *query = load_ps(q, r * width + e * LANES);
+                }
+                for (i, row) in keys.iter().enumerate() {
+                    let key = load_any::<WHOLE>(row, e);
+                    for (r, query) in queries.into_iter().enumerate() {
+                        acc[r * K + i] = fmadd(key, query, acc[r * K + i]);
+                    }
+                }
+            }
+
+            /// The products of `R` queries with `K` keys, query by query.
+            #[inline]
+            $(#[$level])*
+            fn products<const R: usize, const K: usize>(
+                q: &[f32],
+                keys: &[&[u8]; K],
+                n_cols: usize,
+            ) -> [f32; LANES] {
+                const { assert!(R * K == LANES) };
+                let mut acc = [zero(); LANES];
+                for e in 0..n_cols / LANES {
+                    step::<R, K, true>(q, keys, e, &mut acc);
+                }
+                if !n_cols.is_multiple_of(LANES) {
+                    step::<R, K, false>(q, keys, n_cols / LANES, &mut acc);
+                }
+                let mut out = [0.0; LANES];
+                store_ps(&mut out, 0, lane_sums(acc));
+                out
+            }
+
+            /// A panel of keys, from `first` on, with `R` queries; the first ask for what is read next.
+            #[inline]
+            $(#[$level])*
+            fn panel<const R: usize, const K: usize>(
+                q: &[f32],
+                keys: &HeadRows<'_>,
+                first: usize,
+                scores: &mut [f32],
+                (stride, asks): (usize, bool),
+            ) {
+                let last = keys.ids.len() - 1;
+                for at in (first..keys.ids.len().min(first + PANEL)).step_by(K) {
+                    let mut rows = [&[][..]; K];
+                    for (i, row) in rows.iter_mut().enumerate() {
+                        *row = keys.row(last.min(at + i));
+                        if asks {
+                            keys.ask(at + i, 0..keys.len);
+                        }
+                    }
+                    let products = products::<R, K>(q, &rows, keys.n_cols);
+                    let n = K.min(keys.ids.len() - at);
+                    for (r, products) in products.chunks_exact(K).enumerate() {
+                        scores[r * stride + at..][..n].copy_from_slice(&products[..n]);
+                    }
+                }
+            }
+
+            $(#[$level])*
+            pub(super) fn scores(
+                q: &[f32],
+                keys: &HeadRows<'_>,
+                scores: &mut [f32],
+                stride: usize,
+            ) {
+                let width = keys.width();
+                let n = q.len() / width;
+                for first in (0..keys.ids.len()).step_by(PANEL) {
+                    let mut r = 0;
+                    while r < n {
+                        let how = (stride, r == 0);
+                        let (q, scores) = (&q[r * width..], &mut scores[r * stride..]);
+                        r += match n - r {
+                            4.. => {
+                                let q = &q[..4 * width];
+                                panel::<4, { LANES / 4 }>(q, keys, first, scores, how);
+                                4
+                            }
+                            2..=3 => {
+                                let q = &q[..2 * width];
+                                panel::<2, { LANES / 2 }>(q, keys, first, scores, how);
+                                2
+                            }
+                            _ => {
+                                panel::<1, LANES>(&q[..width], keys, first, scores, how);
+                                1
+                            }
+                        };
+                    }
+                }
+            }
+
+            /// `C` vectors of the sums, from vector `first` on.
+            #[inline]
+            $(#[$level])*
+            fn strip<const R: usize, const C: usize, const WHOLE: bool>(
+                weights: &[f32],
+                stride: usize,
+                values: &HeadRows<'_>,
+                sums: &mut [f32],
+                first: usize,
+            ) {
+                let width = sums.len() / R;
+                let at = |r, c| r * width + (first + c) * LANES;
+                let mut acc = [[zero(); C]; R];
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    for (c, acc) in acc.iter_mut().enumerate() {
+                        *acc = load_ps(sums, at(r, c));
+                    }
+                }
+                let mut rows = [&[][..]; R];
+                for (r, row) in rows.iter_mut().enumerate() {
+                    *row = &weights[r * stride..][..values.ids.len()];
+                }
+                for i in 0..values.ids.len() {
+                    values.ask(i, start(first)..start(first + C));
+                    let row = values.row(i);
+                    let mut v = [zero(); C];
+                    for (c, v) in v.iter_mut().enumerate() {
+                        *v = load_any::<WHOLE>(row, first + c);
+                    }
+                    for (acc, weights) in acc.iter_mut().zip(rows) {
+                        let weight = splat(weights[i]);
+                        for (acc, v) in acc.iter_mut().zip(v) {
+                            *acc = fmadd(weight, v, *acc);
+                        }
+                    }
+                }
+                for (r, acc) in acc.into_iter().enumerate() {
+                    for (c, acc) in acc.into_iter().enumerate() {
+                        store_ps(sums, at(r, c), acc);
+                    }
+                }
+            }
+
+            #[inline]
+            $(#[$level])*
+            fn strips<const R: usize>(
+                weights: &[f32],
+                stride: usize,
+                values: &HeadRows<'_>,
+                sums: &mut [f32],
+            ) {
+                let n = values.n_cols / LANES;
+                let mut first = 0;
+                while first < n {
+                    first += match (n - first).min(LANES / R).min(8) {
+                        8.. => {
+                            strip::<R, 8, true>(weights, stride, values, sums, first);
+                            8
+                        }
+                        4..=7 => {
+                            strip::<R, 4, true>(weights, stride, values, sums, first);
+                            4
+                        }
+                        2..=3 => {
+                            strip::<R, 2, true>(weights, stride, values, sums, first);
+                            2
+                        }
+                        _ => {
+                            strip::<R, 1, true>(weights, stride, values, sums, first);
+                            1
+                        }
+                    };
+                }
+                if !values.n_cols.is_multiple_of(LANES) {
+                    strip::<R, 1, false>(weights, stride, values, sums, n);
+                }
+            }
+
+            $(#[$level])*
+            pub(super) fn weigh(
+                weights: &[f32],
+                stride: usize,
+                values: &HeadRows<'_>,
+                sums: &mut [f32],
+            ) {
+                let width = values.width();
+                let mut r = 0;
+                while r * width < sums.len() {
+                    let (weights, sums) = (&weights[r * stride..], &mut sums[r * width..]);
+                    r += match sums.len() / width {
+                        4.. => {
+                            strips::<4>(weights, stride, values, &mut sums[..4 * width]);
+                            4
+                        }
+                        2..=3 => {
+                            strips::<2>(weights, stride, values, &mut sums[..2 * width]);
+                            2
+                        }
+                        _ => {
+                            strips::<1>(weights, stride, values, &mut sums[..width]);
+                            1
+                        }
+                    };
+                }
+            }
+
+            $(#[$level])*
+            pub(super) fn widen(rows: &HeadRows<'_>, out: &mut [f32]) {
+                for (i, out) in out.chunks_exact_mut(rows.width()).enumerate() {
+                    rows.ask(i, 0..rows.len);
+                    let row = rows.row(i);
+                    let n = rows.n_cols / LANES;
+                    for e in 0..n {
+                        store_ps(out, e * LANES, load(row, e));
+                    }
+                    out[n * LANES..].fill(0.0);
+                    if !rows.n_cols.is_multiple_of(LANES) {
+                        store_ps(out, n * LANES, load_rest(row, n));
+                    }
+                }
+            }
+        }
+    };
+}
+pub(super) use cache_kernels;
