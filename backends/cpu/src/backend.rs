@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hal::format::Format;
-use hal::pack::{pack_plain, pack_row_plain, plain_size};
+use hal::pack::{PLAIN_LAYOUT, pack_plain, pack_row_plain, plain_size};
 use hal::{
     Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
     MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, RawBuffer, RawMailbox, RawProgram,
-    RawStaging, Result, Select, SharedBytes, Source, Tensor, TensorDesc,
+    RawStaging, Result, Select, SharedBytes, Source, StoredPack, Tensor, TensorDesc,
 };
 
 use crate::buffer::{ALIGN, HostBuffer};
@@ -143,8 +143,27 @@ impl Backend for CpuBackend {
             return Ok(Box::new(HostBuffer::kept(bytes)));
         }
         let mut buffer = self.room(label, plain_size(&pack.packed()?))?;
-        pack_plain(pack, source, buffer.bytes_mut())?;
+        pack_plain(pack, source, buffer.bytes_mut(), self.n_threads)?;
         Ok(Box::new(buffer))
+    }
+
+    fn stored(&self, pack: &PackDesc) -> Option<StoredPack> {
+        let keeps = !is_whole(pack) && pack.spare == 0;
+        let len = keeps.then(|| plain_size(&pack.packed().ok()?))??;
+        Some(StoredPack { layout: PLAIN_LAYOUT, len })
+    }
+
+    fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+        pack_plain(pack, source, out, self.n_threads)
+    }
+
+    fn adopt(&self, pack: &PackDesc, bytes: SharedBytes) -> Result<Box<dyn RawBuffer>> {
+        let (start, len) = ((*bytes).as_ref().as_ptr(), (*bytes).as_ref().len());
+        if plain_size(&pack.packed()?) != Some(len) || !start.addr().is_multiple_of(ALIGN) {
+            let got = format!("{len} bytes at {start:p}");
+            return Err(Error::shape("adopt", "bytes", "an aligned pack", got));
+        }
+        Ok(Box::new(HostBuffer::kept(bytes)))
     }
 
     fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {

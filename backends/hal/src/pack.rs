@@ -2,7 +2,9 @@
 //!
 //! A backend with a better layout makes its own; this one is what the reference reads.
 
-use crate::format::{TransposedError, TransposedLayout};
+use std::sync::{Mutex, PoisonError};
+
+use crate::format::{TransposedError, TransposedLayout, TransposedPart};
 use crate::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
 
 /// Bytes of a tensor of shape `desc` in the plain layout; `None` if it cannot exist.
@@ -17,11 +19,22 @@ pub fn plain_size(desc: &TensorDesc) -> Option<usize> {
     }
 }
 
-/// Makes the plain layout of `pack` from `source` in `out`, which has [`plain_size`] bytes.
+/// Name and version of the plain layout: another one makes files that hold packs stale.
+///
+/// A test pins the bytes; whoever changes them changes this too.
+pub const PLAIN_LAYOUT: &str = "plain/1";
+
+/// Makes the plain layout of `pack` from `source` in `out`, which has [`plain_size`] bytes, on up to `n_threads`
+/// threads. All of `out` is written.
 ///
 /// # Errors
 /// [`Error::Shape`] if the pack does not fit, or what a paged source reports.
-pub fn pack_plain(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+pub fn pack_plain(
+    pack: &PackDesc,
+    source: &HostRows,
+    out: &mut [u8],
+    n_threads: usize,
+) -> Result<()> {
     let packed = pack.packed()?;
     if plain_size(&packed) != Some(out.len()) {
         return Err(Error::shape("pack", "out", packed, format!("{} bytes", out.len())));
@@ -37,14 +50,19 @@ pub fn pack_plain(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<
             }
         };
         let bytes = source.rows(0..pack.source.n_rows)?;
-        return layout.pack(&bytes, neurons, out).map_err(|e| shape(&e));
+        let parts = layout.parts(&bytes, neurons, out).map_err(|e| shape(&e))?;
+        do_parts(parts, n_threads);
+        return Ok(());
     }
     let row = source.row_bytes();
     match &pack.select {
         Select::All => {
-            out[..row * pack.source.n_rows].copy_from_slice(&source.rows(0..pack.source.n_rows)?)
+            let (rows, spare) = out.split_at_mut(row * pack.source.n_rows);
+            rows.copy_from_slice(&source.rows(0..pack.source.n_rows)?);
+            spare.fill(0);
         }
         Select::Rows(list) => {
+            out[list.len() * row..].fill(0);
             for (&r, out) in list.iter().zip(out.chunks_exact_mut(row)) {
                 out.copy_from_slice(&source.rows(r as usize..r as usize + 1)?);
             }
@@ -62,6 +80,24 @@ pub fn pack_plain(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<
     Ok(())
 }
 
+/// Pieces are taken by whoever is free; which thread does one changes no byte.
+fn do_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
+    let n_threads = n_threads.clamp(1, parts.len().max(1));
+    let queue = Mutex::new(parts.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some(part) = next() {
+            part.pack();
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..n_threads {
+            scope.spawn(work);
+        }
+        work();
+    });
+}
+
 /// The plain bytes of one row, as [`refill_plain`] takes them: the row and, where the pack transposes blocks,
 /// its group number.
 ///
@@ -71,7 +107,7 @@ pub fn pack_row_plain(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Ve
     let one = PackDesc { select: Select::Rows([row].into()), spare: 0, ..pack.clone() };
     let packed = one.packed()?;
     let mut bytes = vec![0; plain_size(&packed).unwrap_or_default()];
-    pack_plain(&one, source, &mut bytes)?;
+    pack_plain(&one, source, &mut bytes, 1)?;
     if pack.transpose {
         let layout = transposed(&packed)?;
         let group = bytes[layout.groups_at..layout.groups_at + 4].to_vec();
