@@ -1,7 +1,10 @@
 //! How a model is to be run.
 
+use std::sync::Arc;
+
 use hal::format::Format;
 
+use crate::converted::Converted;
 use crate::model::Model;
 
 /// Which neurons are dropped.
@@ -31,6 +34,11 @@ pub struct EngineOptions {
     pub sparsity: Sparsity,
     /// Least score of a neuron that a predictor wants; `None` for the file's.
     pub sparse_threshold: Option<f32>,
+    /// Whether weights may be laid out anew. Without it they are used as the file has them: no memory beside the
+    /// file's, and where neurons are dropped, all of down is read nevertheless.
+    pub repack: bool,
+    /// Packs made earlier, which are used where they are.
+    pub converted: Option<Arc<Converted>>,
 }
 
 impl Default for EngineOptions {
@@ -42,6 +50,8 @@ impl Default for EngineOptions {
             kv_format: Format::F16,
             sparsity: Sparsity::Predicted,
             sparse_threshold: None,
+            repack: true,
+            converted: None,
         }
     }
 }

@@ -36,6 +36,21 @@ impl Bytes {
         Bytes { backing: Arc::new(backing), range }
     }
 
+    /// Takes the pages of `part`, a slice of these bytes, out of this process's memory where they are mapped; they
+    /// come back when they are read. Gives whether it is such a slice.
+    pub(super) fn release(&self, part: &[u8]) -> bool {
+        let own = self.as_ptr_range();
+        let part = part.as_ptr_range();
+        if part.start < own.start || part.end > own.end {
+            return false;
+        }
+        if let Backing::Mapped(map) = &*self.backing {
+            let base = map.as_ptr().addr();
+            super::map::release(map, part.start.addr() - base..part.end.addr() - base);
+        }
+        true
+    }
+
     /// A part of these bytes, counted from their own start.
     ///
     /// # Panics
