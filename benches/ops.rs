@@ -1,4 +1,6 @@
 //! The two ops that decoding one token consists of, per format: bytes a second, and the share of what memory gives.
+//! Then the same with a prompt's tokens: products (multiplications with an addition) a second. Skipping counts none
+//! of what it skips, so its products are those of the dense block.
 //!
 //! `cargo bench --bench ops`, or `cargo bench --bench ops -- Q4_0 F16` for some formats. Weights of several layers are
 //! used in turn, so that none of them stays in a cache. Which neurons fire is chosen by the input: row r of gate is
@@ -33,6 +35,8 @@ const WEIGHTS: usize = 512 << 20;
 /// Rows made by quantising; the rest are copies of them.
 const N_DISTINCT: usize = 16;
 const DENSITIES: [f32; 5] = [0.05, 0.1, 0.2, 0.5, 1.0];
+/// Tokens of a prompt.
+const N_PROMPT: usize = 512;
 /// Each program is timed at least so long and so often.
 const TIME: Duration = Duration::from_millis(300);
 const RUNS: usize = 7;
@@ -54,9 +58,14 @@ fn main() -> Result<()> {
         let named: Vec<_> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
         format.is_weight() && (named.is_empty() || named.iter().any(|name| *name == format.name()))
     };
+    let mut prompts = Vec::new();
     for format in Format::ALL.iter().copied().filter(wanted) {
-        Weights::new(&device, format)?.measure(&device, bandwidth)?;
+        let weights = Weights::new(&device, format)?;
+        weights.measure(&device, bandwidth)?;
+        prompts.extend(weights.measure_prompt(&device)?);
     }
+    println!("\n| {N_PROMPT} tokens | format | ms | G products/s |\n|---|---|---:|---:|");
+    prompts.iter().for_each(|line| println!("{line}"));
     println!("{:.1} GB/s read at the end", probe()?);
     Ok(())
 }
@@ -124,17 +133,17 @@ impl Weights {
             let (ms, share) = (1e3 * time, 100.0 * rate / bandwidth);
             println!("| {op} | {format} | {density} | {ms:.3} | {rate:.1} | {share:.0}% |");
         };
-        let mut bench = Bench::new(device)?;
-        let program = bench.program(device, self, Kind::MatMul)?;
+        let mut bench = Bench::new(device, 1)?;
+        let program = bench.program(device, &self.layers, Kind::MatMul)?;
         line("MatMul", None, bench.time(&program, 1.0)? / self.n_layer(), gate);
-        let program = bench.program(device, self, Kind::Dense)?;
+        let program = bench.program(device, &self.layers, Kind::Dense)?;
         line(
             "SparseFfn, dense",
             None,
             bench.time(&program, 1.0)? / self.n_layer(),
             gate + up + down,
         );
-        let program = bench.program(device, self, Kind::Sparse)?;
+        let program = bench.program(device, &self.layers, Kind::Sparse)?;
         for wanted in DENSITIES {
             let time = bench.time(&program, wanted)? / self.n_layer();
             let density = bench.density(&program, self.layers.len())?;
@@ -142,8 +151,8 @@ impl Weights {
         }
         let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * N_FF) as f64;
         let skipping = SkippingFfn::new(desc(&layer.up), desc(&layer.down_rows), true);
-        let alone = bench.program(device, self, Kind::Predict)?;
-        let both = bench.program(device, self, Kind::Predicted)?;
+        let alone = bench.program(device, &self.layers, Kind::Predict)?;
+        let both = bench.program(device, &self.layers, Kind::Predicted)?;
         for wanted in DENSITIES {
             let first = bench.time(&alone, wanted)? / self.n_layer();
             let all = bench.time(&both, wanted)? / self.n_layer();
@@ -154,6 +163,24 @@ impl Weights {
             line("the second of them", Some(density), all - first, listed);
         }
         Ok(())
+    }
+
+    /// Lines of the table of prompts: one layer, whose weights are used again by every token.
+    fn measure_prompt(&self, device: &Device) -> Result<Vec<String>> {
+        let mut bench = Bench::new(device, N_PROMPT)?;
+        let matrix = (N_EMBD * N_FF * N_PROMPT) as f64;
+        let ops = [
+            ("MatMul", Kind::MatMul, 1.0, matrix),
+            ("SparseFfn, dense", Kind::Dense, 1.0, 3.0 * matrix),
+            ("SparseFfn at 10 %", Kind::Sparse, 0.1, 3.0 * matrix),
+        ];
+        let lines = ops.map(|(op, kind, density, products)| {
+            let program = bench.program(device, &self.layers[..1], kind)?;
+            let time = bench.time(&program, density)?;
+            let (ms, rate) = (1e3 * time, products / time / 1e9);
+            Ok(format!("| {op} | {} | {ms:.1} | {rate:.0} |", self.format))
+        });
+        lines.into_iter().collect()
     }
 
     fn n_layer(&self) -> f64 {
@@ -172,6 +199,7 @@ enum Kind {
 
 /// What the programs read and write besides weights.
 struct Bench {
+    n_tokens: usize,
     queue: Queue,
     x: Tensor,
     /// What the predictor reads.
@@ -184,25 +212,26 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(device: &Device) -> Result<Bench> {
+    fn new(device: &Device, n_tokens: usize) -> Result<Bench> {
         let mut queue = device.queue("bench")?;
         let slots = device.alloc("slots", TensorDesc::new(1, N_FF, Format::U32))?;
         queue.write(&slots, bytemuck::cast_slice(&(0..N_FF as u32).collect::<Vec<_>>()))?;
         Ok(Bench {
+            n_tokens,
             queue,
-            x: device.alloc_f32("x", 1, N_EMBD)?,
-            p: device.alloc_f32("p", 1, N_EMBD)?,
+            x: device.alloc_f32("x", n_tokens, N_EMBD)?,
+            p: device.alloc_f32("p", n_tokens, N_EMBD)?,
             slots,
-            list: device.row_set(N_FF, 1)?,
-            y: device.alloc_f32("y", 1, N_EMBD)?,
-            h: device.alloc_f32("h", 1, N_FF)?,
-            active: device.alloc_f32("active", 1, 1)?,
+            list: device.row_set(N_FF, n_tokens)?,
+            y: device.alloc_f32("y", n_tokens, N_EMBD)?,
+            h: device.alloc_f32("h", n_tokens, N_FF)?,
+            active: device.alloc_f32("active", 1, n_tokens)?,
         })
     }
 
-    fn program(&self, device: &Device, weights: &Weights, kind: Kind) -> Result<Program> {
+    fn program(&self, device: &Device, layers: &[Layer], kind: Kind) -> Result<Program> {
         let mut recorder = device.record("ops");
-        for layer in &weights.layers {
+        for layer in layers {
             if let Kind::Predict | Kind::Predicted = kind {
                 recorder.push(Predict {
                     x: self.p.clone(),
@@ -256,9 +285,9 @@ impl Bench {
     fn time(&mut self, program: &Program, density: f32) -> Result<f64> {
         let (first, second) = (N_EMBD / 2, N_EMBD - N_EMBD / 2);
         let cut = density - 1.0;
-        let x = [vec![1.0; first], vec![cut; second]].concat();
+        let x = [vec![1.0; first], vec![cut; second]].concat().repeat(self.n_tokens);
         self.queue.write(&self.x, bytemuck::cast_slice(&x))?;
-        let p = [vec![1.0; first], vec![-cut; second]].concat();
+        let p = [vec![1.0; first], vec![-cut; second]].concat().repeat(self.n_tokens);
         self.queue.write(&self.p, bytemuck::cast_slice(&p))?;
         self.queue.replay(program)?.wait()?;
         let (mut times, begin) = (Vec::new(), Instant::now());

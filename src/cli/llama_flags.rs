@@ -7,7 +7,7 @@ use super::llama::{Known, Neutral, Takes, Verdict};
 
 pub(super) const NO_GPU: &str = "this build has no GPU backend, so everything runs on the CPU";
 const NO_EXPERTS: &str = "everything runs on the CPU already, experts too";
-const NO_PINNING: &str = "threads are not bound to chosen CPUs or given a priority here";
+const ONE_TEAM: &str = "the threads of --threads-batch are bound as those of --threads are";
 const NO_DRAFT: &str = "there is no speculative decoding here; the text is the same without it";
 const PAGE_CACHE: &str = "the file is mapped; see --mlock and --no-mmap for other ways to hold it";
 const NO_DOWNLOAD: &str = "models are not downloaded: fetch the GGUF file and name it with -m";
@@ -39,7 +39,7 @@ impl Known {
 }
 
 #[rustfmt::skip]
-pub(super) static KNOWN: [Known; 139] = [
+pub(super) static KNOWN: [Known; 133] = [
     // Where things are placed.
     flag(&["-ngl", "--gpu-layers", "--n-gpu-layers"], One, Hint(NO_GPU)).unless(Word(&["0"])).env("N_GPU_LAYERS"),
     flag(&["-sm", "--split-mode"], One, Hint(NO_GPU)).unless(Word(&["none"])).env("SPLIT_MODE"),
@@ -58,16 +58,10 @@ pub(super) static KNOWN: [Known; 139] = [
     flag(&["--disable-gpu-index"], Nothing, Hint(NO_GPU)),
     flag(&["-cmoe", "--cpu-moe"], Nothing, Hint(NO_EXPERTS)).env("CPU_MOE"),
     flag(&["-ncmoe", "--n-cpu-moe"], One, Hint(NO_EXPERTS)).unless(OFF).env("N_CPU_MOE"),
-    flag(&["--numa"], One, Hint("memory is not placed by NUMA node yet")).env("NUMA"),
-    flag(&["-C", "--cpu-mask"], One, Hint(NO_PINNING)),
-    flag(&["-Cr", "--cpu-range"], One, Hint(NO_PINNING)),
-    flag(&["-Cb", "--cpu-mask-batch"], One, Hint(NO_PINNING)),
-    flag(&["-Crb", "--cpu-range-batch"], One, Hint(NO_PINNING)),
-    flag(&["--cpu-strict"], One, Hint(NO_PINNING)).unless(OFF),
-    flag(&["--cpu-strict-batch"], One, Hint(NO_PINNING)).unless(OFF),
-    flag(&["--prio"], One, Hint(NO_PINNING)).unless(OFF),
-    flag(&["--prio-batch"], One, Hint(NO_PINNING)).unless(OFF),
-    flag(&["--poll"], One, Silent),
+    flag(&["-Cb", "--cpu-mask-batch"], One, Hint(ONE_TEAM)),
+    flag(&["-Crb", "--cpu-range-batch"], One, Hint(ONE_TEAM)),
+    flag(&["--cpu-strict-batch"], One, Hint(ONE_TEAM)).unless(OFF),
+    flag(&["--prio-batch"], One, Hint(ONE_TEAM)).unless(OFF),
     flag(&["--poll-batch"], One, Silent),
     flag(&["-lm", "--load-mode"], One, Hint(PAGE_CACHE)).unless(Word(&["auto", "mmap"])).env("LOAD_MODE"),
     flag(&["-dio", "--direct-io"], Maybe, Hint(PAGE_CACHE)).env("DIO"),

@@ -116,6 +116,42 @@ pub(crate) fn logit_bias(text: &str) -> Result<(u32, f32), String> {
     }
 }
 
+/// Numbers of CPUs, ascending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cpus(pub(crate) Vec<usize>);
+
+/// More CPUs than any machine has.
+const MAX_CPUS: usize = 8192;
+
+/// Reads llama.cpp's CPU mask: hexadecimal, the last digit for CPUs 0 to 3.
+pub(crate) fn cpu_mask(text: &str) -> Result<Cpus, String> {
+    let digits = text.strip_prefix("0x").or(text.strip_prefix("0X")).unwrap_or(text);
+    if digits.is_empty() || digits.len() > MAX_CPUS / 4 {
+        return Err(format!("a mask has 1 to {} hexadecimal digits", MAX_CPUS / 4));
+    }
+    let mut cpus = Vec::new();
+    for (place, digit) in digits.bytes().rev().enumerate() {
+        let bits = hex(digit).ok_or_else(|| format!("'{text}' is no hexadecimal mask"))?;
+        cpus.extend((0..4).filter(|bit| bits >> bit & 1 == 1).map(|bit| 4 * place + bit));
+    }
+    Ok(Cpus(cpus))
+}
+
+/// Reads llama.cpp's range of CPUs: `2-5`, `2-` or `-5`.
+pub(crate) fn cpu_range(text: &str) -> Result<Cpus, String> {
+    let wrong = || format!("'{text}' is no range of CPUs such as 0-3");
+    let (first, last) = text.split_once('-').ok_or_else(wrong)?;
+    let number = |text: &str, default| match text {
+        "" => Ok(default),
+        text => text.parse().ok().filter(|&cpu| cpu < MAX_CPUS).ok_or_else(wrong),
+    };
+    let (first, last) = (number(first, 0)?, number(last, MAX_CPUS - 1)?);
+    if text == "-" || first > last {
+        return Err(wrong());
+    }
+    Ok(Cpus((first..=last).collect()))
+}
+
 /// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `None` where `\xHH` spoils the
 /// UTF-8.
 ///
@@ -216,6 +252,25 @@ mod tests {
         #[test]
         fn nothing_typed_panics(text in "[-+*,.%0-9a-zA-Z\\\\é]{0,12}") {
             let _ = (budget(&text), list(&text), pair(&text), logit_bias(&text), unescape(&text));
+        }
+    }
+
+    #[test]
+    fn masks_and_ranges_of_cpus() {
+        let mask = |text| cpu_mask(text).map(|cpus| cpus.0);
+        assert_eq!(mask("0x5"), Ok(vec![0, 2]));
+        assert_eq!(mask("F0"), Ok(vec![4, 5, 6, 7]));
+        assert_eq!(mask("100000000000000000"), Ok(vec![68]));
+        assert_eq!(mask("0"), Ok(vec![]));
+        for wrong in ["", "0x", "g", "-1", "0x 1", &"1".repeat(2049)] {
+            assert!(cpu_mask(wrong).is_err(), "{wrong}");
+        }
+        let range = |text| cpu_range(text).map(|cpus| cpus.0);
+        assert_eq!(range("2-4"), Ok(vec![2, 3, 4]));
+        assert_eq!(range("-1"), Ok(vec![0, 1]));
+        assert_eq!(range("8190-"), Ok(vec![8190, 8191]));
+        for wrong in ["", "-", "3", "4-2", "0-8192", "a-b", "1-2-3"] {
+            assert!(cpu_range(wrong).is_err(), "{wrong}");
         }
     }
 }

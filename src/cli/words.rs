@@ -14,9 +14,10 @@ use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 
 /// Multi-letter short names of arguments that exist here. The rest are in [`super::llama`].
-const MULTI_LETTER: [(&str, &str); 11] = [
+const MULTI_LETTER: [(&str, &str); 12] = [
     ("-ub", "ubatch-size"),
     ("-tb", "threads-batch"),
+    ("-Cr", "cpu-range"),
     ("-ctk", "cache-type-k"),
     ("-ctv", "cache-type-v"),
     ("-mmp", "mmap"),

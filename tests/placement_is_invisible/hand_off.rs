@@ -149,7 +149,7 @@ fn a_host_that_fails_in_a_hand_off_leaves_nobody_waiting() {
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
         for by_panic in [true, false] {
             let left = Arc::new(AtomicU64::new(u64::MAX));
-            let cpu = CpuBackend::new(CpuOptions { threads: Some(2) });
+            let cpu = CpuBackend::new(CpuOptions { threads: Some(2), ..Default::default() });
             let cpu = Arc::new(Faulty { cpu, left: Arc::clone(&left), by_panic });
             let delay = Duration::ZERO..Duration::from_micros(80);
             let (_, a) = sim_device(1, Bytes::MAX, delay.clone(), 1);

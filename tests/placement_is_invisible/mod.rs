@@ -5,6 +5,7 @@
 mod budgets;
 mod hand_off;
 mod loss;
+mod predictor;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ const TEXT: [u32; 23] =
 type Logits = Vec<Vec<f32>>;
 
 fn cpu_device(threads: usize) -> Device {
-    let backend = CpuBackend::new(CpuOptions { threads: Some(threads) });
+    let backend = CpuBackend::new(CpuOptions { threads: Some(threads), ..Default::default() });
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 
@@ -151,6 +152,10 @@ fn unit(model: &Model) -> usize {
 }
 
 fn check_random(tiny: &Tiny, rounds: u64) {
+    check_random_within(tiny, rounds, bound(tiny.format));
+}
+
+fn check_random_within(tiny: &Tiny, rounds: u64, bound: f32) {
     let model = tiny.model();
     let expected = logits(&mut load(&model, vec![cpu_device(1)], None), &[23]);
     for round in 0..rounds {
@@ -176,7 +181,7 @@ fn check_random(tiny: &Tiny, rounds: u64) {
         let got = logits(&mut engine, &pieces);
         let difference = difference(&expected, &got);
         assert!(
-            difference <= bound(tiny.format),
+            difference <= bound,
             "round {round} of {tiny:?}: logits differ by {difference} with {placement:?}"
         );
         let again = logits(&mut engine, &pieces);

@@ -7,7 +7,6 @@ use rayon::prelude::*;
 use thermocline::model::Model;
 
 /// Shares over all layers, tokens and neurons.
-#[derive(Debug)]
 pub(super) struct Measured {
     /// Gates above zero.
     pub(super) fired: f64,
@@ -17,6 +16,18 @@ pub(super) struct Measured {
     pub(super) recall: f64,
     /// Deviation of the logits of the last token.
     pub(super) logit_deviation: f64,
+    /// Logits of every token.
+    pub(super) logits: Vec<Vec<f32>>,
+}
+
+impl std::fmt::Debug for Measured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Measured { fired, predicted, recall, logit_deviation, .. } = self;
+        write!(
+            f,
+            "fired {fired:.4}, predicted {predicted:.4}, recall {recall:.4}, logits {logit_deviation:.3}"
+        )
+    }
 }
 
 /// `[rows, cols]` in floats.
@@ -98,8 +109,8 @@ fn attend(
     q.chunks(d_head).enumerate().flat_map(head).collect()
 }
 
-/// Runs `ids` through the model.
-pub(super) fn run(model: &Model, ids: &[u32]) -> Measured {
+/// Runs `ids` through the model: with every neuron, or with those whose score is at least `threshold`.
+pub(super) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measured {
     let hyper = &model.hyper;
     let embedding = Matrix::new(&model.token_embd);
     let mut stream: Vec<Vec<f32>> = ids
@@ -125,15 +136,21 @@ pub(super) fn run(model: &Model, ids: &[u32]) -> Measured {
             x.iter_mut().zip(o.times(&gathered)).for_each(|(x, y)| *x += y);
 
             let h = normed(x, &layer.norms.ffn, hyper.eps);
-            let gates = gate.times(&h);
+            let mut gates = gate.times(&h);
             if let (Some(fc1), Some(fc2)) = (&fc1, &fc2) {
                 let hidden: Vec<f32> = fc1.times(x).into_iter().map(|v| v.max(0.0)).collect();
-                for (score, gate) in fc2.times(&hidden).into_iter().zip(&gates) {
+                for (score, gate) in fc2.times(&hidden).into_iter().zip(&mut gates) {
                     predicted += f64::from(u8::from(score >= 0.0));
                     both += f64::from(u8::from(score >= 0.0 && *gate > 0.0));
+                    fired += f64::from(u8::from(*gate > 0.0));
+                    if threshold.is_some_and(|threshold| score < threshold) {
+                        *gate = 0.0;
+                    }
                 }
             }
-            fired += gates.iter().filter(|gate| **gate > 0.0).count() as f64;
+            if fc1.is_none() {
+                fired += gates.iter().filter(|gate| **gate > 0.0).count() as f64;
+            }
             neurons += gates.len() as f64;
             let relu = model.activation == Activation::Relu;
             let act = |gate: f32| if relu { gate.max(0.0) } else { gate / (1.0 + (-gate).exp()) };
@@ -146,9 +163,10 @@ pub(super) fn run(model: &Model, ids: &[u32]) -> Measured {
             x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
         }
     }
-    let last = normed(stream.last().unwrap(), &model.output_norm, hyper.eps);
-    let logits = Matrix::new(&model.output).times(&last);
-    let logits: Vec<f64> = logits.into_iter().skip(259).map(f64::from).collect();
+    let output = Matrix::new(&model.output);
+    let all: Vec<Vec<f32>> =
+        stream.iter().map(|x| output.times(&normed(x, &model.output_norm, hyper.eps))).collect();
+    let logits: Vec<f64> = all.last().unwrap().iter().copied().skip(259).map(f64::from).collect();
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;
     let variance =
         logits.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / logits.len() as f64;
@@ -157,5 +175,6 @@ pub(super) fn run(model: &Model, ids: &[u32]) -> Measured {
         predicted: predicted / neurons,
         recall: both / fired,
         logit_deviation: variance.sqrt(),
+        logits: all,
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use hal::format::Format;
 use proptest::prelude::*;
 use thermocline::devices;
-use thermocline::engine::{Engine, EngineOptions, Want};
+use thermocline::engine::{Engine, EngineOptions, Sparsity, Want};
 use thermocline::gguf::{Container, File};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::synthetic::{Error, Rope, Shape, Spec};
@@ -229,9 +229,7 @@ fn any_text_tokenises() {
 fn measure(spec: &Spec) -> forward::Measured {
     let model = model(spec);
     let ids = tokenizer(&model.file).encode(TEXT, true, false).unwrap();
-    let measured = forward::run(&model, &ids[..ids.len().min(96)]);
-    println!("{spec} {:?}: {measured:?}", spec.density);
-    measured
+    forward::run(&model, &ids[..ids.len().min(96)], None)
 }
 
 #[test]
@@ -247,6 +245,57 @@ fn as_many_neurons_fire_as_were_planted() {
         assert!(measured.predicted < 1.5 * measured.fired, "{format} {density}: {measured:?}");
         assert!((1.5..4.0).contains(&measured.logit_deviation), "{measured:?}");
     }
+}
+
+/// Perplexity of `ids` by logits after each of them.
+fn perplexity(ids: &[u32], logits: &[Vec<f32>]) -> f64 {
+    let nll = |(row, next): (&Vec<f32>, &u32)| {
+        let most = row.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = row.iter().map(|v| f64::from(v - most).exp()).sum();
+        sum.ln() - f64::from(row[*next as usize] - most)
+    };
+    let sum: f64 = logits.iter().zip(&ids[1..]).map(nll).sum();
+    (sum / (ids.len() - 1) as f64).exp()
+}
+
+/// PowerInfer's formula in plain loops and the engine agree, with the predictor and without it.
+#[test]
+fn the_predictor_is_powerinfers() {
+    let spec = pwri(&Spec { n_vocab: 1000, ..small(Format::F16, true) });
+    let model = model(&spec);
+    let mut ids = tokenizer(&model.file).encode(TEXT, true, false).unwrap();
+    ids.truncate(64);
+    let mut texts = Vec::new();
+    for (sparsity, sparse_threshold, independent) in [
+        (Sparsity::Exact, None, None),
+        (Sparsity::Predicted, None, Some(0.0)),
+        (Sparsity::Predicted, Some(0.2), Some(0.2)),
+    ] {
+        let options = EngineOptions {
+            n_ctx: 64,
+            n_ubatch: 16,
+            kv_format: Format::F32,
+            sparsity,
+            sparse_threshold,
+            ..EngineOptions::default()
+        };
+        let (device, quiet) = (devices::cpu(Some(2)), Arc::new(|_: &str| {}));
+        let model = Arc::clone(&model);
+        let expected = forward::run(&model, &ids, independent).logits;
+        let mut engine =
+            Engine::load(model, vec![device], options, None, quiet, &|_, _| {}).unwrap();
+        assert_eq!(engine.predicts(), sparsity == Sparsity::Predicted);
+        let (mut session, go_on) = (engine.open(), AtomicBool::new(false));
+        let mut got = Vec::new();
+        let each = &mut |_: usize, row: &[f32]| got.push(row.to_vec());
+        engine.feed(&mut session, &ids, Want::All, &go_on, each).unwrap();
+        let (expected, got) = (perplexity(&ids, &expected), perplexity(&ids, &got));
+        println!("{sparsity:?} {sparse_threshold:?}: perplexity {got}, in plain loops {expected}");
+        assert!((got / expected - 1.0).abs() < 1e-4, "{sparsity:?}: {got} for {expected}");
+        texts.push(expected);
+    }
+    assert!((texts[1] / texts[2] - 1.0).abs() > 1e-3, "the threshold changes nothing: {texts:?}");
+    assert!((texts[0] / texts[1] - 1.0).abs() > 1e-6, "the predictor drops nothing: {texts:?}");
 }
 
 #[test]

@@ -215,7 +215,8 @@ fn bandwidth(threads: usize) -> f64 {
 fn main() -> Result<()> {
     let numbers: Vec<usize> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
     let get = |i: usize, default: usize| numbers.get(i).copied().unwrap_or(default);
-    let backend = CpuBackend::new(CpuOptions { threads: numbers.first().copied() });
+    let backend =
+        CpuBackend::new(CpuOptions { threads: numbers.first().copied(), ..Default::default() });
     let (threads, n_tokens, n_past) = (backend.n_threads(), get(1, 1), get(2, 32));
     let device = Device::new(backend, DeviceId(0), Bytes::MAX);
     println!("{}; {n_tokens} tokens after {n_past}", device.info().description);

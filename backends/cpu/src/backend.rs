@@ -1,6 +1,8 @@
 //! The device itself: what it says, what it allocates, how it takes weights in.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{io, thread};
 
 use hal::format::Format;
 use hal::pack::{PLAIN_LAYOUT, pack_plain, pack_row_plain, plain_size};
@@ -11,19 +13,14 @@ use hal::{
 };
 
 use crate::buffer::{ALIGN, HostBuffer};
-use crate::kernels;
-use crate::machine;
+use crate::options::{CpuOptions, Notice, Priority};
 use crate::program::CpuProgram;
 use crate::queue::CpuQueue;
+use crate::seats::{Seat, Seats};
 use crate::simd::Kernels;
-use crate::team::Team;
-
-/// How the processor is used.
-#[derive(Clone, Debug, Default)]
-pub struct CpuOptions {
-    /// Threads, the calling one included; `None` for the physical cores this process may use.
-    pub threads: Option<usize>,
-}
+use crate::team::{Patience, Team};
+use crate::topology::Topology;
+use crate::{affinity, kernels, machine};
 
 /// The processor as a device: tensors in host memory, programs run by a team of threads.
 ///
@@ -33,6 +30,11 @@ pub struct CpuBackend {
     info: DeviceInfo,
     kernels: Kernels,
     n_threads: usize,
+    /// CPUs of the nodes over which weights are placed; none where the system places them.
+    nodes: Vec<Vec<usize>>,
+    /// Whether memory is still being locked.
+    lock: AtomicBool,
+    notice: Notice,
     shared: Arc<Shared>,
 }
 
@@ -40,9 +42,16 @@ pub struct CpuBackend {
 #[derive(Debug)]
 pub(crate) struct Shared {
     team: Mutex<Team>,
+    /// Threads at work on programs of one token, and of more.
+    active: [usize; 2],
 }
 
 impl Shared {
+    /// Threads for a program of one token, or of `many`.
+    pub(crate) fn n_active(&self, many: bool) -> usize {
+        self.active[usize::from(many)]
+    }
+
     /// Whoever holds this may touch tensor memory, and nobody else does.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Team> {
         // A panic in a region is caught inside it: the team is whole even if the lock's holder died.
@@ -54,26 +63,58 @@ impl CpuBackend {
     /// The processor with a team of its own. If the system gives fewer threads, there are fewer.
     #[must_use]
     pub fn new(options: CpuOptions) -> Arc<CpuBackend> {
-        let n_threads = options.threads.unwrap_or_else(machine::default_threads).max(1);
-        let team = Team::new(n_threads);
+        CpuBackend::on(&Topology::of_this_machine(), options)
+    }
+
+    /// A team for `topology`, on this machine.
+    fn on(topology: &Topology, options: CpuOptions) -> Arc<CpuBackend> {
+        let mut plan = Seats::plan(topology, &options, affinity::here());
+        let notice = options.notice;
+        if let Some(refused) = plan.refused.take() {
+            notice.tell(&refused);
+        }
+        bind_or_tell(&mut plan.seats, &notice);
+        if let Some(niceness) = niceness(options.priority)
+            && let Err(error) = affinity::nice(niceness)
+        {
+            notice.tell(&format!("the system refuses another priority: {error}"));
+        }
+        let patience = options.poll.map_or_else(Patience::default, Patience::percent);
+        let team = Team::new(&plan.seats, patience);
         let (n_threads, kernels) = (team.n_threads(), Kernels::best());
+        let active = plan.active.map(|n| n.min(n_threads));
         let processor = machine::processor().unwrap_or_else(|| "unknown processor".to_owned());
         let level = kernels.level().name();
         let info = DeviceInfo {
             name: "CPU".to_owned(),
-            description: format!("{processor}, {n_threads} threads, {level}"),
+            description: format!("{processor}, {} threads, {level}", active[0]),
             kind: DeviceKind::Cpu,
             max_binding: Bytes::MAX,
             hand_off: false,
         };
-        let shared = Arc::new(Shared { team: Mutex::new(team) });
-        Arc::new(CpuBackend { info, kernels, n_threads, shared })
+        let shared = Arc::new(Shared { team: Mutex::new(team), active });
+        let (nodes, lock) = (plan.nodes, AtomicBool::new(options.lock));
+        Arc::new(CpuBackend { info, kernels, n_threads, nodes, lock, notice, shared })
     }
 
     /// Threads of the team.
     #[must_use]
     pub fn n_threads(&self) -> usize {
         self.n_threads
+    }
+
+    /// Keeps the system from paging the memory out, if the user wants that.
+    fn locked(&self, mut buffer: HostBuffer) -> Box<HostBuffer> {
+        if self.lock.load(Ordering::Relaxed)
+            && let Err(error) = buffer.lock()
+            && self.lock.swap(false, Ordering::Relaxed)
+        {
+            let limit = affinity::lock_limit().map_or_else(String::new, |limit| {
+                format!(" (the limit is {}: ulimit -l)", Bytes(limit))
+            });
+            self.notice.tell(&format!("the system refuses to lock all memory: {error}{limit}"));
+        }
+        Box::new(buffer)
     }
 
     fn room(&self, label: &str, len: Option<usize>) -> Result<HostBuffer> {
@@ -83,6 +124,33 @@ impl CpuBackend {
             wanted: len.map_or(Bytes::MAX, |len| Bytes(len as u64)),
             free: machine::memory().free.unwrap_or_default(),
         })
+    }
+}
+
+/// Sees whether threads can be bound as planned; if not, none is.
+fn bind_or_tell(seats: &mut [Seat], notice: &Notice) {
+    let bind = |seat: &Seat| match seat.cpus.is_empty() {
+        true => Ok(()),
+        // On a thread of its own: the caller's CPUs stay as they are.
+        false => thread::scope(|scope| match scope.spawn(|| affinity::bind(&seat.cpus)).join() {
+            Ok(bound) => bound.map(drop),
+            Err(_) => Err(io::ErrorKind::Other.into()),
+        }),
+    };
+    if let Some(error) = seats.iter().find_map(|seat| bind(seat).err()) {
+        notice.tell(&format!("threads are not bound to CPUs: {error}"));
+        seats.iter_mut().for_each(|seat| seat.cpus.clear());
+    }
+}
+
+/// What Linux calls it; llama.cpp's steps.
+fn niceness(priority: Priority) -> Option<i32> {
+    match priority {
+        Priority::Low => Some(5),
+        Priority::Normal => None,
+        Priority::Medium => Some(-5),
+        Priority::High => Some(-10),
+        Priority::Realtime => Some(-20),
     }
 }
 
@@ -123,7 +191,7 @@ impl Backend for CpuBackend {
     }
 
     fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
-        Ok(Box::new(self.room(label, plain_size(desc))?))
+        Ok(self.locked(self.room(label, plain_size(desc))?))
     }
 
     fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes {
@@ -140,11 +208,14 @@ impl Backend for CpuBackend {
         source: &HostRows,
     ) -> Result<Box<dyn RawBuffer>> {
         if let Some(bytes) = in_place(pack, source) {
-            return Ok(Box::new(HostBuffer::kept(bytes)));
+            let mut buffer = HostBuffer::kept(bytes);
+            buffer.place(&self.nodes);
+            return Ok(self.locked(buffer));
         }
         let mut buffer = self.room(label, plain_size(&pack.packed()?))?;
+        buffer.place(&self.nodes);
         pack_plain(pack, source, buffer.bytes_mut(), self.n_threads)?;
-        Ok(Box::new(buffer))
+        Ok(self.locked(buffer))
     }
 
     fn stored(&self, pack: &PackDesc) -> Option<StoredPack> {
@@ -163,7 +234,9 @@ impl Backend for CpuBackend {
             let got = format!("{len} bytes at {start:p}");
             return Err(Error::shape("adopt", "bytes", "an aligned pack", got));
         }
-        Ok(Box::new(HostBuffer::kept(bytes)))
+        let mut buffer = HostBuffer::kept(bytes);
+        buffer.place(&self.nodes);
+        Ok(self.locked(buffer))
     }
 
     fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
@@ -213,3 +286,7 @@ fn check_writable(device: &str, ops: &[Op]) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "backend_tests.rs"]
+mod tests;

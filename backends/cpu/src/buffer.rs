@@ -18,6 +18,7 @@ use bytemuck::AnyBitPattern;
 use hal::format::TransposedLayout;
 use hal::{Layout, Operand, RawBuffer, SharedBytes, Tensor};
 
+use crate::pages::{LARGE, Pages, first_bytes, on_nodes};
 use crate::reference::Memory;
 use crate::team::Team;
 
@@ -29,12 +30,27 @@ pub(crate) struct HostBuffer {
     start: NonNull<u8>,
     len: usize,
     keep: Keep,
+    locked: bool,
 }
 
 enum Keep {
     Allocated { base: NonNull<u8>, extent: Extent },
+    Mapped { _pages: Pages },
     Source { _bytes: SharedBytes },
 }
+
+/// The address of memory that threads touch in disjoint ranges.
+#[derive(Clone, Copy)]
+struct Shared(NonNull<u8>);
+
+impl Shared {
+    fn get(&self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+}
+
+// SAFETY: an address; what is done with it is argued where it is used.
+unsafe impl Sync for Shared {}
 
 // SAFETY: the memory is owned or kept alive by the buffer and does not move; access follows the discipline above.
 unsafe impl Send for HostBuffer {}
@@ -52,6 +68,16 @@ impl RawBuffer for HostBuffer {}
 impl HostBuffer {
     /// Zeros, taken from the system page by page as they are touched; `None` if there is no room.
     pub(crate) fn zeroed(len: usize) -> Option<HostBuffer> {
+        if len >= LARGE {
+            let mut pages = Pages::new(len).ok()?;
+            let start = pages.start();
+            return Some(HostBuffer {
+                start,
+                len,
+                keep: Keep::Mapped { _pages: pages },
+                locked: false,
+            });
+        }
         // Small alignment and a shift by hand: with a large one the allocator would touch every page.
         let extent = Extent::from_size_align(len.checked_add(ALIGN)?, 16).ok()?;
         // SAFETY: the size is not zero.
@@ -59,19 +85,61 @@ impl HostBuffer {
         let shift = base.align_offset(ALIGN);
         // SAFETY: a shift below ALIGN stays inside the allocation, which has ALIGN bytes more than asked for.
         let start = unsafe { base.add(shift) };
-        Some(HostBuffer { start, len, keep: Keep::Allocated { base, extent } })
+        Some(HostBuffer { start, len, keep: Keep::Allocated { base, extent }, locked: false })
     }
 
     /// Uses `source` where it lies, for reading.
     pub(crate) fn kept(source: SharedBytes) -> HostBuffer {
         let bytes: &[u8] = (*source).as_ref();
         let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
-        HostBuffer { start, len, keep: Keep::Source { _bytes: source } }
+        HostBuffer { start, len, keep: Keep::Source { _bytes: source }, locked: false }
+    }
+
+    /// Has the system place the pages on the nodes whose CPUs are given, each a range of them, if nobody has touched
+    /// them yet. Of a file, this reads what is not in memory.
+    pub(crate) fn place(&mut self, nodes: &[Vec<usize>]) {
+        if nodes.is_empty() || self.len < LARGE {
+            return;
+        }
+        let (start, own) = (Shared(self.start), self.is_writable());
+        on_nodes(self.len, nodes, |range| {
+            for at in first_bytes(range) {
+                // SAFETY: inside the memory, which nobody else has yet: the buffer is borrowed exclusively, and the
+                // nodes' ranges are disjoint. Own memory is written with what was read, a file's is only read.
+                unsafe {
+                    let byte = start.get().add(at);
+                    let value = byte.read_volatile();
+                    if own {
+                        byte.write_volatile(value);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Locks the memory, so that the system cannot page it out.
+    ///
+    /// # Errors
+    /// What the system says.
+    #[cfg(unix)]
+    pub(crate) fn lock(&mut self) -> std::io::Result<()> {
+        if self.len > 0 {
+            // SAFETY: memory of this length, which the buffer keeps; locking changes nothing in it.
+            unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.len)? };
+            self.locked = true;
+        }
+        Ok(())
+    }
+
+    /// See above.
+    #[cfg(not(unix))]
+    pub(crate) fn lock(&mut self) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
     }
 
     /// Whether the memory is the buffer's own.
     pub(crate) fn is_writable(&self) -> bool {
-        matches!(self.keep, Keep::Allocated { .. })
+        !matches!(self.keep, Keep::Source { .. })
     }
 
     /// All bytes of a buffer that nobody else has yet.
@@ -84,6 +152,11 @@ impl HostBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
+        #[cfg(unix)]
+        if self.locked {
+            // SAFETY: as in `lock`. If it fails, the memory stays locked until it is given back.
+            let _ = unsafe { rustix::mm::munlock(self.start.as_ptr().cast(), self.len) };
+        }
         if let Keep::Allocated { base, extent } = self.keep {
             // SAFETY: allocated in `zeroed` with this layout; the views' programs hold the tensor.
             unsafe { dealloc(base.as_ptr(), extent) }

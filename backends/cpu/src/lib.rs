@@ -1,14 +1,21 @@
 //! The processor as a device: the reference kernels, the fast ones, and the team that runs them.
 
+mod affinity;
 mod backend;
 mod buffer;
+mod cgroup;
+mod files;
 mod kernels;
 mod machine;
+mod options;
+mod pages;
 mod program;
 mod queue;
 pub mod reference;
+mod seats;
 pub mod simd;
 mod team;
+mod topology;
 
-pub use backend::{CpuBackend, CpuOptions};
-pub use machine::default_threads;
+pub use backend::CpuBackend;
+pub use options::{CpuOptions, Notice, Numa, Priority};

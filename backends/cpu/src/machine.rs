@@ -1,36 +1,25 @@
 //! What the system says about its processor and memory.
 
-use std::collections::HashSet;
-use std::fs;
 use std::path::Path;
-use std::thread;
 
 use hal::{Bytes, MemoryReport};
 
-/// Threads worth having: the cores this process may use, without second hardware threads of a core.
-#[must_use]
-pub fn default_threads() -> usize {
-    // Knows affinity and the container's quota.
-    let allowed = thread::available_parallelism().map_or(1, usize::from);
-    physical_cores().map_or(allowed, |cores| cores.clamp(1, allowed))
-}
+use crate::cgroup;
+use crate::files::text;
 
-/// Physical cores of the machine, where Linux tells.
-fn physical_cores() -> Option<usize> {
-    let mut cores = HashSet::new();
-    for entry in fs::read_dir("/sys/devices/system/cpu").ok()?.flatten() {
-        let read = |name: &str| fs::read_to_string(entry.path().join("topology").join(name));
-        if let (Ok(package), Ok(core)) = (read("physical_package_id"), read("core_id")) {
-            cores.insert((package, core));
-        }
-    }
-    (!cores.is_empty()).then_some(cores.len())
-}
-
-/// System memory, where Linux tells.
+/// Memory that this process may use, where Linux tells: the machine's, or what its container leaves.
 pub(crate) fn memory() -> MemoryReport {
-    let text = fs::read_to_string(Path::new("/proc/meminfo")).unwrap_or_default();
-    MemoryReport { total: field(&text, "MemTotal:"), free: field(&text, "MemAvailable:") }
+    memory_below(Path::new("/"))
+}
+
+fn memory_below(root: &Path) -> MemoryReport {
+    let text = text(&root.join("proc/meminfo")).unwrap_or_default();
+    let (mut total, mut free) = (field(&text, "MemTotal:"), field(&text, "MemAvailable:"));
+    if let Some(limit) = cgroup::memory(root) {
+        let within = |of: Option<Bytes>, limit| of.map(|bytes| bytes.min(Bytes(limit)));
+        (total, free) = (within(total, limit.total), within(free, limit.free));
+    }
+    MemoryReport { total, free }
 }
 
 fn field(text: &str, name: &str) -> Option<Bytes> {
@@ -41,7 +30,7 @@ fn field(text: &str, name: &str) -> Option<Bytes> {
 
 /// The processor's name, where Linux tells.
 pub(crate) fn processor() -> Option<String> {
-    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let text = text(Path::new("/proc/cpuinfo"))?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
@@ -49,6 +38,7 @@ pub(crate) fn processor() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::tests::Machine;
 
     #[test]
     fn fields_of_meminfo() {
@@ -59,8 +49,50 @@ mod tests {
         assert_eq!(field("", "MemTotal:"), None);
     }
 
+    fn report(files: &[(&str, &str)]) -> (Option<u64>, Option<u64>) {
+        let machine =
+            Machine::new(&[("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 600 kB\n")]);
+        files.iter().for_each(|(path, text)| machine.write(path, text));
+        let report = memory_below(machine.root());
+        (report.total.map(|b| b.0 / 1024), report.free.map(|b| b.0 / 1024))
+    }
+
     #[test]
-    fn there_is_a_thread() {
-        assert!(default_threads() >= 1);
+    fn a_container_limits_memory() {
+        assert_eq!(report(&[]), (Some(1000), Some(600)));
+        // Version 2, the limit one level up; pages of files that can go do not count as used.
+        let v2 = [
+            ("proc/self/cgroup", "0::/app/worker\n"),
+            ("sys/fs/cgroup/app/worker/memory.max", "max\n"),
+            ("sys/fs/cgroup/app/worker/memory.current", "99999999\n"),
+            ("sys/fs/cgroup/app/memory.max", "512000\n"),
+            ("sys/fs/cgroup/app/memory.current", "307200\n"),
+            ("sys/fs/cgroup/app/memory.stat", "anon 5\ninactive_file 102400\n"),
+        ];
+        assert_eq!(report(&v2), (Some(500), Some(300)));
+        // `high` throttles before `max` kills.
+        let high = ("sys/fs/cgroup/app/memory.high", "409600\n");
+        assert_eq!(report(&[&v2[..], &[high]].concat()), (Some(400), Some(200)));
+        // Version 1 in a container: the path is the host's, the files are at the mount.
+        let v1 = [
+            ("proc/self/cgroup", "7:memory:/docker/0123\n3:cpu,cpuacct:/docker/0123\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "204800\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "409600\n"),
+        ];
+        assert_eq!(report(&v1), (Some(200), Some(0)));
+        let none = ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(report(&[v1[0], none]), (Some(1000), Some(600)));
+    }
+
+    #[test]
+    fn hostile_limits_are_no_limits() {
+        for text in ["", "-1", "lots", "99999999999999999999999", "\0\0"] {
+            let files = [
+                ("proc/self/cgroup", "0::/../../etc\n:\nx\n1:memory\n"),
+                ("sys/fs/cgroup/memory.max", text),
+                ("sys/fs/cgroup/memory.current", text),
+            ];
+            assert_eq!(report(&files), (Some(1000), Some(600)), "{text:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 #![allow(unsafe_code, reason = "the one place where a program's views are made")]
 //! A recorded program as the team runs it: kernels with resolved memory, one list of phases.
 
-use hal::{Op, RawProgram, Tensor};
+use hal::{Op, Operand, RawProgram, Tensor};
 
 use crate::buffer::Binder;
 use crate::kernels::{self, Context, Kernel};
@@ -14,6 +14,7 @@ pub(crate) struct CpuProgram {
     kernels: Vec<Box<dyn Kernel>>,
     /// Kernel and its phase, for each phase of the program.
     phases: Vec<(u32, u32)>,
+    of_many_tokens: bool,
     /// What the kernels' views point into.
     _tensors: Vec<Tensor>,
 }
@@ -43,7 +44,15 @@ impl CpuProgram {
             .zip(0..)
             .flat_map(|(kernel, k)| (0..kernel.n_phases() as u32).map(move |phase| (k, phase)));
         let phases = phases.collect();
-        CpuProgram { label: label.to_owned(), kernels, phases, _tensors: tensors }
+        let many = |op: &Op| matches!(op, Op::MatMul(op) if op.x.desc().n_rows > 1);
+        let of_many_tokens = ops.iter().any(many);
+        let label = label.to_owned();
+        CpuProgram { label, kernels, phases, of_many_tokens, _tensors: tensors }
+    }
+
+    /// Whether its steps have more than one token.
+    pub(crate) fn of_many_tokens(&self) -> bool {
+        self.of_many_tokens
     }
 
     pub(crate) fn label(&self) -> &str {

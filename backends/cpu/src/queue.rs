@@ -38,7 +38,8 @@ impl BackendQueue for CpuQueue {
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
         let any: &dyn Any = &**program;
         let program: &CpuProgram = any.downcast_ref().expect("programs come from this backend");
-        self.shared.lock().run(program).map_err(|panic| Error::Driver {
+        let n_active = self.shared.n_active(program.of_many_tokens());
+        self.shared.lock().run(program, n_active).map_err(|panic| Error::Driver {
             call: "cpu worker".to_owned(),
             code: 0,
             message: format!("panic in {}: {}", program.label(), panic.0),

@@ -1,15 +1,19 @@
 #![allow(unsafe_code, reason = "a job is lent to threads that outlive the call")]
 //! The thread team: workers that share out the chunks of a job, phase by phase.
 //!
-//! There is no barrier. One word, the *ticket*, holds the phase, its number of chunks and the next chunk; whoever
-//! has nothing to do takes the next one, and whoever finishes the last chunk of a phase opens the following
-//! phase. A worker that the system took away between two chunks is not missed by anybody. A phase of one chunk
-//! is run by the thread that opens it.
+//! There is no barrier. One word per NUMA node in use, the node's *ticket*, holds the phase, the node's share of its
+//! chunks and the next one of them; whoever has nothing to do takes the next chunk of its own node, then of another,
+//! and whoever finishes the last chunk of a phase opens the following phase. A worker that the system took away
+//! between two chunks is not missed by anybody. A phase of one chunk is run by the thread that opens it.
+//!
+//! A node's share is a range of chunk numbers ([`share`]), which depends on nothing else: weights are placed in
+//! memory by the same rule. Which thread runs a chunk changes no bit, so taking from another node changes none.
 //!
 //! Who waits spins for a few microseconds, then gives way to others, then sleeps: beside a busy neighbour,
 //! longer spinning costs far more than waking up.
 
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -17,10 +21,34 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long a waiting thread keeps its core to itself.
-const SPIN: Duration = Duration::from_micros(5);
-/// How long it then offers the core to others before it sleeps.
-const YIELD: Duration = Duration::from_micros(80);
+use crate::affinity::Bound;
+use crate::seats::Seat;
+
+/// How a waiting thread behaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// How long it keeps its core to itself.
+    spin: Duration,
+    /// When it sleeps, having offered the core to others before.
+    sleep: Duration,
+}
+
+impl Patience {
+    /// From 0, which sleeps at once, to 100, twice the default.
+    pub(crate) fn percent(poll: u8) -> Patience {
+        let poll = u64::from(poll.min(100));
+        Patience {
+            spin: Duration::from_nanos(100 * poll),
+            sleep: Duration::from_nanos(1600 * poll),
+        }
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience::percent(50)
+    }
+}
 
 /// Work in phases. Phases run one after another, the chunks of one phase in any order and on any thread.
 pub(crate) trait Job: Sync {
@@ -45,22 +73,28 @@ pub(crate) const MAX_CHUNKS: usize = 1 << 20;
 /// Threads that a team may have at most.
 pub(crate) const MAX_THREADS: usize = 4096;
 
-/// `phase | number of chunks | next chunk`.
+/// The chunks of a phase of `n` that belong to node `node` of `n_nodes`. The first node has some if there are any.
+pub(crate) fn share(n: usize, node: usize, n_nodes: usize) -> Range<usize> {
+    let first = |node: usize| (n * node).div_ceil(n_nodes);
+    first(node)..first(node + 1)
+}
+
+/// `phase | end of the share | next chunk`.
 #[derive(Clone, Copy)]
 struct Ticket(u64);
 
 impl Ticket {
-    const END: Ticket = Ticket::new(IDLE, 0);
+    const END: Ticket = Ticket::new(IDLE, 0..0);
 
-    const fn new(phase: usize, chunks: usize) -> Ticket {
-        Ticket((phase as u64) << (2 * BITS) | (chunks as u64) << BITS)
+    const fn new(phase: usize, share: Range<usize>) -> Ticket {
+        Ticket((phase as u64) << (2 * BITS) | (share.end as u64) << BITS | share.start as u64)
     }
 
     fn phase(self) -> usize {
         (self.0 >> (2 * BITS)) as usize
     }
 
-    fn chunks(self) -> usize {
+    fn end(self) -> usize {
         (self.0 >> BITS & MASK) as usize
     }
 
@@ -69,7 +103,7 @@ impl Ticket {
     }
 
     fn has_work(self) -> bool {
-        self.next() < self.chunks()
+        self.next() < self.end()
     }
 }
 
@@ -86,8 +120,14 @@ struct Bed {
 }
 
 struct Shared {
-    ticket: Apart<AtomicU64>,
-    done: Apart<AtomicUsize>,
+    /// One per node. The end of a region is in the first.
+    tickets: Box<[Apart<AtomicU64>]>,
+    /// The phase whose shares are all out, where there are several nodes.
+    open: AtomicUsize,
+    /// Chunks of the phase that are not done.
+    left: Apart<AtomicUsize>,
+    /// Workers from this number on take no part.
+    n_active: AtomicUsize,
     /// The job under way; valid for whoever holds a claimed chunk.
     job: AtomicPtr<&'static dyn Job>,
     failed: AtomicBool,
@@ -95,13 +135,17 @@ struct Shared {
     stop: AtomicBool,
     gate: Mutex<()>,
     workers: Bed,
+    /// For workers that take no part.
+    spare: Condvar,
     caller: Bed,
+    patience: Patience,
 }
 
 /// Threads that work on one job at a time. The caller of [`Team::run`] is one of them.
 pub(crate) struct Team {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    seat: Seat,
 }
 
 impl std::fmt::Debug for Team {
@@ -111,26 +155,36 @@ impl std::fmt::Debug for Team {
 }
 
 impl Team {
-    /// A team of `n_threads`, at least 1, with the caller; fewer if the system gives no more.
-    pub(crate) fn new(n_threads: usize) -> Team {
+    /// A team with a thread for each of `seats` (at least one; the first is the caller's); fewer if the system
+    /// gives no more.
+    pub(crate) fn new(seats: &[Seat], patience: Patience) -> Team {
+        let n_nodes = seats.iter().map(|seat| seat.node + 1).max().unwrap_or(1);
+        let ticket = |_| Apart(AtomicU64::new(Ticket::END.0));
         let shared = Arc::new(Shared {
-            ticket: Apart(AtomicU64::new(Ticket::END.0)),
-            done: Apart::default(),
+            tickets: (0..n_nodes).map(ticket).collect(),
+            open: AtomicUsize::new(IDLE),
+            left: Apart::default(),
+            n_active: AtomicUsize::new(seats.len()),
             job: AtomicPtr::new(null_mut()),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             stop: AtomicBool::new(false),
             gate: Mutex::new(()),
             workers: Bed::default(),
+            spare: Condvar::new(),
             caller: Bed::default(),
+            patience,
         });
-        let start = |worker: usize| {
-            let shared = Arc::clone(&shared);
-            let body = move || shared.serve(worker);
+        let start = |(worker, seat): (usize, &Seat)| {
+            let (shared, seat) = (Arc::clone(&shared), seat.clone());
+            let body = move || {
+                let _bound = Bound::to(&seat.cpus);
+                shared.serve(worker, seat.node);
+            };
             thread::Builder::new().name(format!("cpu worker {worker}")).spawn(body).ok()
         };
-        let threads = (1..n_threads.min(MAX_THREADS)).map_while(start).collect();
-        Team { shared, threads }
+        let threads = seats.iter().enumerate().skip(1).take(MAX_THREADS).map_while(start).collect();
+        Team { shared, threads, seat: seats.first().cloned().unwrap_or_default() }
     }
 
     /// Threads, the caller included; worker numbers are below it.
@@ -138,20 +192,24 @@ impl Team {
         self.threads.len() + 1
     }
 
-    /// Runs `job` to its end. After a panic in one chunk, no further chunk is started.
-    pub(crate) fn run(&mut self, job: &dyn Job) -> Result<(), Panicked> {
+    /// Runs `job` to its end on the first `n_active` threads. After a panic in one chunk, no further chunk is
+    /// started.
+    pub(crate) fn run(&mut self, job: &dyn Job, n_active: usize) -> Result<(), Panicked> {
         let shared = &*self.shared;
+        // Only for the region: threads that the caller starts later are not its workers.
+        let _bound = Bound::to(&self.seat.cpus);
         shared.failed.store(false, Ordering::Relaxed);
+        shared.set_active(n_active.max(1));
         // Only dereferenced by a thread that has claimed a chunk, and this function returns after all are done.
         let lent = (&raw const job).cast_mut().cast::<&'static dyn Job>();
         shared.job.store(lent, Ordering::Release);
         shared.open(job, 0, 0);
         loop {
-            shared.work(0);
-            if shared.ticket().phase() == IDLE {
+            shared.work(0, self.seat.node);
+            if shared.has_ended() {
                 break;
             }
-            shared.wait(&shared.caller, &|ticket| ticket.has_work() || ticket.phase() == IDLE);
+            shared.wait(&shared.caller, &|| shared.has_work() || shared.has_ended());
         }
         match shared.failed.load(Ordering::Acquire) {
             false => Ok(()),
@@ -166,7 +224,7 @@ impl Team {
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.wake_workers(usize::MAX);
+        self.shared.wake_all();
         for thread in self.threads.drain(..) {
             // Panics inside chunks are caught; there is nothing to learn here.
             let _ = thread.join();
@@ -175,52 +233,100 @@ impl Drop for Team {
 }
 
 impl Shared {
-    fn ticket(&self) -> Ticket {
-        Ticket(self.ticket.0.load(Ordering::SeqCst))
+    fn load(&self, node: usize) -> Ticket {
+        Ticket(self.tickets[node].0.load(Ordering::SeqCst))
     }
 
-    /// The life of a worker thread.
-    fn serve(&self, worker: usize) {
-        let stop = || self.stop.load(Ordering::SeqCst);
-        while !stop() {
-            self.work(worker);
-            self.wait(&self.workers, &|ticket| ticket.has_work() || stop());
+    fn has_work(&self) -> bool {
+        (0..self.tickets.len()).any(|node| self.load(node).has_work())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.load(0).phase() == IDLE
+    }
+
+    /// Called between regions.
+    fn set_active(&self, n_active: usize) {
+        if self.n_active.swap(n_active, Ordering::SeqCst) != n_active {
+            // Whoever sleeps in the wrong place moves: a worker without part must not swallow a wake-up.
+            self.wake_all();
         }
     }
 
-    /// Takes chunks for as long as there are any.
-    fn work(&self, worker: usize) {
-        while self.ticket().has_work() {
-            // The phase may have changed since the look above: what this returns is what counts.
-            let claimed = Ticket(self.ticket.0.fetch_add(1, Ordering::AcqRel));
-            if !claimed.has_work() {
+    /// The life of a worker thread.
+    fn serve(&self, worker: usize, node: usize) {
+        let stop = || self.stop.load(Ordering::SeqCst);
+        let spare = || worker >= self.n_active.load(Ordering::SeqCst);
+        while !stop() {
+            if spare() {
+                let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+                let asleep = self.spare.wait_while(gate, |()| spare() && !stop());
+                drop(asleep.unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
-            let job = self.job.load(Ordering::Acquire);
-            // SAFETY: `run` stored the pointer before it opened the phase and returns only after every claimed
-            // chunk was counted in `done`; this one is counted below.
-            let job = unsafe { *job };
-            self.run_chunk(job, claimed.phase(), claimed.next(), worker);
-            if self.done.0.fetch_add(1, Ordering::AcqRel) + 1 == claimed.chunks() {
-                self.open(job, claimed.phase() + 1, worker);
+            self.work(worker, node);
+            self.wait(&self.workers, &|| self.has_work() || spare() || stop());
+        }
+    }
+
+    /// Takes chunks for as long as there are any: of node `home` first, then of the others.
+    fn work(&self, worker: usize, home: usize) {
+        let n_nodes = self.tickets.len();
+        let active = || worker < self.n_active.load(Ordering::Relaxed);
+        'phase: loop {
+            // Read before the look at home: help elsewhere only where home's share was out, too.
+            let open = self.open.load(Ordering::Acquire);
+            for step in 0..n_nodes {
+                let node = (home + step) % n_nodes;
+                while active() {
+                    let seen = self.load(node);
+                    if !seen.has_work() || step > 0 && seen.phase() != open {
+                        break;
+                    }
+                    self.take(node, worker);
+                    if step > 0 {
+                        continue 'phase;
+                    }
+                }
             }
+            return;
+        }
+    }
+
+    /// Takes a chunk of `node`, if there still is one.
+    fn take(&self, node: usize, worker: usize) {
+        // The phase may have changed since the caller's look: what this returns is what counts.
+        let claimed = Ticket(self.tickets[node].0.fetch_add(1, Ordering::AcqRel));
+        if !claimed.has_work() {
+            return;
+        }
+        let job = self.job.load(Ordering::Acquire);
+        // SAFETY: `run` stored the pointer before it opened the phase and returns only after every claimed chunk
+        // was counted in `left`; this one is counted below.
+        let job = unsafe { *job };
+        self.run_chunk(job, claimed.phase(), claimed.next(), worker);
+        if self.left.0.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.open(job, claimed.phase() + 1, worker);
         }
     }
 
     /// Opens the first phase from `phase` on that has several chunks, running those of one chunk here, or ends
     /// the region. Only the thread that finished the phase before is here.
     fn open(&self, job: &dyn Job, mut phase: usize, worker: usize) {
-        self.done.0.store(0, Ordering::Relaxed);
         loop {
             let chunks = match self.failed.load(Ordering::Acquire) {
                 true => None,
                 false => self.guard(|| limited(job, phase)).flatten(),
             };
             match chunks {
-                None => return self.publish(Ticket::END),
+                None => return self.end(),
                 Some(0) => {}
                 Some(1) => self.run_chunk(job, phase, 0, worker),
-                Some(chunks) => return self.publish(Ticket::new(phase, chunks)),
+                Some(chunks) => {
+                    if !self.publish(phase, chunks) {
+                        return;
+                    }
+                }
             }
             phase += 1;
         }
@@ -245,15 +351,38 @@ impl Shared {
         }
     }
 
-    fn publish(&self, ticket: Ticket) {
-        // Sequentially consistent, as the sleeper's counter and look are: either this thread sees the sleeper,
-        // or the sleeper sees the ticket.
-        self.ticket.0.store(ticket.0, Ordering::SeqCst);
+    /// Hands out a phase; true if it is over before this returns and nobody has opened the next one.
+    fn publish(&self, phase: usize, chunks: usize) -> bool {
+        let n_nodes = self.tickets.len();
+        // With several tickets, this thread holds the phase open until all of them are out.
+        let hold = usize::from(n_nodes > 1);
+        self.left.0.store(chunks + hold, Ordering::Release);
+        for (node, ticket) in self.tickets.iter().enumerate() {
+            let ours = Ticket::new(phase, share(chunks, node, n_nodes));
+            // Sequentially consistent, as the sleeper's counter and look are: either this thread sees the sleeper,
+            // or the sleeper sees the ticket.
+            ticket.0.store(ours.0, Ordering::SeqCst);
+        }
+        if hold > 0 {
+            self.open.store(phase, Ordering::Release);
+        }
+        self.wake_caller();
+        self.wake_workers(chunks - 1);
+        hold > 0 && self.left.0.fetch_sub(hold, Ordering::AcqRel) == hold
+    }
+
+    /// Ends the region.
+    fn end(&self) {
+        self.open.store(IDLE, Ordering::Release);
+        self.tickets[0].0.store(Ticket::END.0, Ordering::SeqCst);
+        self.wake_caller();
+    }
+
+    fn wake_caller(&self) {
         if self.caller.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
             self.caller.wake.notify_one();
         }
-        self.wake_workers(ticket.chunks().saturating_sub(1));
     }
 
     fn wake_workers(&self, at_most: usize) {
@@ -268,29 +397,35 @@ impl Shared {
         }
     }
 
-    fn wait(&self, bed: &Bed, ready: &dyn Fn(Ticket) -> bool) {
+    fn wake_all(&self) {
+        drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        self.workers.wake.notify_all();
+        self.spare.notify_all();
+    }
+
+    fn wait(&self, bed: &Bed, ready: &dyn Fn() -> bool) {
         let start = Instant::now();
         loop {
             for _ in 0..16 {
-                if ready(self.ticket()) {
+                if ready() {
                     return;
                 }
                 std::hint::spin_loop();
             }
             let waited = start.elapsed();
-            if waited >= YIELD {
+            if waited >= self.patience.sleep {
                 return self.sleep(bed, ready);
             }
-            if waited >= SPIN {
+            if waited >= self.patience.spin {
                 thread::yield_now();
             }
         }
     }
 
-    fn sleep(&self, bed: &Bed, ready: &dyn Fn(Ticket) -> bool) {
+    fn sleep(&self, bed: &Bed, ready: &dyn Fn() -> bool) {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         bed.sleepers.fetch_add(1, Ordering::SeqCst);
-        while !ready(self.ticket()) {
+        while !ready() {
             gate = bed.wake.wait(gate).unwrap_or_else(PoisonError::into_inner);
         }
         bed.sleepers.fetch_sub(1, Ordering::SeqCst);

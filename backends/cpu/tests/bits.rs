@@ -20,7 +20,7 @@ const D_HEAD: usize = N_EMBD / N_HEAD;
 const N_PAST: usize = 600;
 
 fn device(threads: usize) -> Device {
-    let backend = CpuBackend::new(CpuOptions { threads: Some(threads) });
+    let backend = CpuBackend::new(CpuOptions { threads: Some(threads), ..Default::default() });
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 

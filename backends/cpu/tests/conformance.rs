@@ -4,7 +4,7 @@ use hal::{Bytes, Device, DeviceId};
 use thermocline_cpu::{CpuBackend, CpuOptions};
 
 fn check(threads: usize) {
-    let backend = CpuBackend::new(CpuOptions { threads: Some(threads) });
+    let backend = CpuBackend::new(CpuOptions { threads: Some(threads), ..Default::default() });
     conformance::check(&Device::new(backend, DeviceId(0), Bytes::MAX));
 }
 

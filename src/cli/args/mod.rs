@@ -8,6 +8,7 @@
 mod bench;
 mod model;
 mod perplexity;
+mod processor;
 mod reports;
 mod run;
 mod sampling;
@@ -15,6 +16,7 @@ mod sampling;
 pub(crate) use bench::{BenchArgs, OutputFormat};
 pub(crate) use model::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
 pub(crate) use perplexity::{Against, PerplexityArgs};
+pub(crate) use processor::{NumaName, ProcessorArgs};
 pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};
 pub(crate) use run::RunArgs;
 pub(crate) use sampling::SamplingArgs;

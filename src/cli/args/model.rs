@@ -1,6 +1,6 @@
 //! Which model, where it lives, how it is computed.
 
-use super::boolish;
+use super::{ProcessorArgs, boolish};
 use crate::cli::parse::{self, Budget};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -45,7 +45,7 @@ pub(crate) struct ModelArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Memory and computation")]
 pub(crate) struct PlacementArgs {
-    /// Lock the model in memory
+    /// Lock the weights in memory, as far as the system allows (ulimit -l)
     #[arg(long, env = "THERMOCLINE_ARG_MLOCK", value_parser = boolish())]
     pub(crate) mlock: bool,
     /// Map the file instead of reading it (--no-mmap, or -mmp 0)
@@ -81,6 +81,8 @@ pub(crate) struct PlacementArgs {
     /// Print the devices this build can use, and leave
     #[arg(long, env = "THERMOCLINE_ARG_LIST_DEVICES", value_parser = boolish())]
     pub(crate) list_devices: bool,
+    #[command(flatten)]
+    pub(crate) processor: ProcessorArgs,
 }
 
 /// llama.cpp's names for the KV cache's format.

@@ -6,6 +6,7 @@
 pub(crate) mod bench;
 pub(crate) mod model;
 pub(crate) mod perplexity;
+pub(crate) mod processor;
 pub(crate) mod run;
 pub(crate) mod text;
 

@@ -1,5 +1,6 @@
 //! Which model, and how it is held and computed.
 
+use super::processor::Processor;
 use crate::cli::args::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::parse::Budget;
@@ -68,6 +69,8 @@ pub(crate) struct Computation {
     pub(crate) sparse_threshold: Option<f32>,
     /// Most device memory to use; `None` where the user said nothing.
     pub(crate) vram_budget: Option<Budget>,
+    /// How the CPU is used.
+    pub(crate) processor: Processor,
 }
 
 /// A folder that keeps weights laid out anew.
@@ -197,6 +200,7 @@ impl Computation {
                 SparsityName::Off => Sparsity::Off,
             },
             vram_budget: args.vram_budget,
+            processor: Processor::resolve(&args.processor),
         })
     }
 }

@@ -105,7 +105,7 @@ pub(super) fn cases() -> Vec<Case> {
     for format in weight_formats() {
         for lie in LIES {
             let spec = Spec::new(format, lie);
-            for n_tokens in [1, 2, 5, 16, 17, 40] {
+            for n_tokens in [1, 2, 5, 16, 17, 33, 100, 515] {
                 let name = format!("SparseFfn/{format}/{lie:?}/t{n_tokens}");
                 cases.push(Spec { n_tokens, ..spec }.case(name));
             }

@@ -19,6 +19,12 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(Case::new(format!("MatMul/{format}/{rows}x{cols}/t{n_tokens}"), body));
             }
         }
+        // More tokens than one stretch of work takes, and a stretch of columns with a rest.
+        for (n_tokens, blocks) in [(33, 3), (100, 5), (515, 3)] {
+            let cols = blocks * format.block_values().max(128);
+            let body = move |rig: &mut Rig| plain(rig, format, [45, cols], n_tokens, true);
+            cases.push(Case::new(format!("MatMul/{format}/45x{cols}/t{n_tokens}"), body));
+        }
         let body = move |rig: &mut Rig| plain(rig, format, [67, narrow], 5, true);
         cases.push(Case::new(format!("MatMul/{format}/bias"), body));
         cases.push(Case::new(format!("MatMul/{format}/view"), move |rig| view(rig, format)));

@@ -22,7 +22,7 @@ use hal::format::{Format, Q8_BLOCK, Quants, Unpacked};
 use half::f16;
 
 use super::ActView;
-use super::tile::six_bits;
+use super::tile::{padded, six_bits};
 
 /// Weight rows of a panel.
 pub const PANEL_ROWS: usize = 32;
@@ -257,7 +257,7 @@ fn any(
 
 /// What the kernels need of the activations of one token and stretch besides their codes.
 #[repr(C, align(64))]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Factors {
     /// `[group]` where sums of integers begin: what [`BIAS`] adds, with its sign turned.
     pub start: [i32; 32],
@@ -268,29 +268,37 @@ pub(super) struct Factors {
 }
 
 impl Factors {
-    /// The factors of token `t`; `sums_of_16` adds up the codes of every 16 values.
+    /// Sets the factors of token `t`; `sums_of_16` adds up the codes of every 16 values. In place: copies of
+    /// this stood out in a profile. What comes after the stretch is unspecified.
     #[inline(always)]
-    pub(super) fn new<const GROUP: usize>(
+    pub(super) fn set<const GROUP: usize, const MIN: bool>(
+        &mut self,
         x: &TokenRows<'_>,
         t: usize,
         k: &Range<usize>,
         sums_of_16: impl Fn(&[i8], &mut [i32; 32]),
-    ) -> Factors {
-        let mut factors = Factors { start: [0; 32], d: [0.0; 16], offset: [0.0; 32] };
+    ) {
         let (x8, first) = (x.all.q8(), t * x.n_cols + k.start);
-        let (block, n_blocks) = (first / Q8_BLOCK, k.len() / Q8_BLOCK);
-        factors.d[..n_blocks].copy_from_slice(&x8.d[block..][..n_blocks]);
+        self.d = sixteen(&x8.d[first / Q8_BLOCK..]);
         if GROUP == Q8_BLOCK {
-            factors.start[..n_blocks].copy_from_slice(&x8.sum[block..][..n_blocks]);
+            let sums: [i32; 16] = sixteen(&x8.sum[first / Q8_BLOCK..]);
+            self.start[..16].copy_from_slice(&sums);
         } else {
-            sums_of_16(&x8.q[first..][..k.len()], &mut factors.start);
+            sums_of_16(&x8.q[first..][..k.len()], &mut self.start);
         }
-        for (g, (start, offset)) in factors.start.iter_mut().zip(&mut factors.offset).enumerate() {
-            *offset = -factors.d[g * GROUP / Q8_BLOCK % 16] * *start as f32;
-            *start *= -BIAS;
+        for g in 0..4 * SCALES / GROUP {
+            if MIN {
+                self.offset[g] = -self.d[g * GROUP / Q8_BLOCK] * self.start[g] as f32;
+            }
+            self.start[g] *= -BIAS;
         }
-        factors
     }
+}
+
+/// The first 16 values, or fewer and zeros: a copy whose length is known.
+#[inline(always)]
+fn sixteen<T: Copy + Default>(from: &[T]) -> [T; 16] {
+    from.first_chunk().copied().unwrap_or_else(|| padded(from))
 }
 
 /// The sum of every 16 codes, as plain loops.

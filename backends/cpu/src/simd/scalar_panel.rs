@@ -55,7 +55,8 @@ fn quantised<const GROUP: usize>(
     t: usize,
 ) -> [f32; PANEL_ROWS] {
     let mut out = [0.0; PANEL_ROWS];
-    let factors = Factors::new::<GROUP>(x, t, k, sums_of_16);
+    let mut factors = Factors::default();
+    factors.set::<GROUP, true>(x, t, k, sums_of_16);
     let q = x.all.q8().q[t * x.n_cols..][k.clone()].as_chunks::<GROUP>().0;
     let table = |at: usize| &panel.as_chunks::<PANEL_ROWS>().0[at];
     let codes: &[[[u8; 4]; PANEL_ROWS]] = bytemuck::cast_slice(&panel[..SCALES * PANEL_ROWS]);

@@ -3,6 +3,7 @@
 use super::Combination;
 use crate::bench::Traffic;
 use crate::cli::config::BenchOptions;
+use crate::cli::config::processor::Processor;
 use crate::engine::Engine;
 use crate::model::Model;
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ pub(super) struct Facts {
     pub(super) n_ubatch: u32,
     /// Threads at work.
     pub(super) n_threads: usize,
+    /// How the CPU is used.
+    pub(super) processor: Processor,
     /// Formats of keys and values.
     pub(super) type_k: &'static str,
     pub(super) type_v: &'static str,
@@ -72,6 +75,7 @@ impl Facts {
             n_batch: combination.n_batch.get(),
             n_ubatch: combination.n_ubatch.get(),
             n_threads: 1,
+            processor: options.computation.processor.clone(),
             type_k: combination.type_k.name(),
             type_v: combination.type_v.name(),
             mmap: options.computation.mmap,

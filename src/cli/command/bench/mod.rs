@@ -172,8 +172,8 @@ impl Bench<'_> {
         let wanted = Some(ContextSize::Tokens(n_ctx));
         let n_ctx = engine::context(wanted, &opened.model, self.terminal);
         let settings = engine::settings(&model_options, n_ctx)?;
+        let n_threads = engine::cpu_options(&model_options, self.terminal).n_threads();
         let cpu = engine::cpu(&model_options, self.terminal);
-        let n_threads = devices::cpu_threads(combination.threads.map(NonZeroUsize::get));
         let free = cpu.memory().ok().and_then(|memory| memory.free);
         let bandwidth = *self
             .bandwidths

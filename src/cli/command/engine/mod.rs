@@ -10,6 +10,7 @@ use crate::cli::args::FfnActivation;
 use crate::cli::config::model::{CacheType, Computation, ContextSize, ModelOptions, Sparsity};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
+use crate::devices::{self, CpuOptions};
 use crate::engine::{self, Engine, EngineOptions, Notice};
 use crate::gguf;
 use crate::model::{self, Model};
@@ -37,12 +38,21 @@ pub(crate) struct Opened {
     pub(crate) tokenizer: Tokenizer,
 }
 
-/// The CPU with the threads the user wants.
-pub(crate) fn cpu(options: &ModelOptions, terminal: &Terminal) -> Device {
-    if options.threads_batch != options.threads {
-        terminal.note("--threads-batch changes nothing here: one team of --threads does all work");
+/// How the CPU is used; what the system refuses becomes a note.
+pub(crate) fn cpu_options(options: &ModelOptions, terminal: &Terminal) -> CpuOptions {
+    let terminal = terminal.clone();
+    CpuOptions {
+        threads: options.threads.map(NonZeroUsize::get),
+        threads_batch: options.threads_batch.map(NonZeroUsize::get),
+        lock: options.computation.mlock,
+        notice: devices::Notice::new(move |text| terminal.note(text)),
+        ..options.computation.processor.options()
     }
-    crate::devices::cpu(options.threads.map(NonZeroUsize::get))
+}
+
+/// The CPU as the user wants it.
+pub(crate) fn cpu(options: &ModelOptions, terminal: &Terminal) -> Device {
+    devices::cpu_with(cpu_options(options, terminal))
 }
 
 /// Opens the model file (without a path the built-in model) and understands it. Nothing is loaded, but without
@@ -61,9 +71,6 @@ pub(crate) fn open(
         true => file,
         false => read_whole(file, cpu, terminal)?,
     };
-    if computation.mlock {
-        terminal.note("--mlock does nothing yet: the system may still page the model out");
-    }
     let tokenizer = model_file::tokenizer(&file)?;
     for warning in tokenizer.warnings() {
         terminal.note(&warning.to_string());
@@ -281,6 +288,8 @@ fn tell_sparsity(model: &Model, options: &EngineOptions, terminal: &Terminal) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::config::processor::Processor;
+    use crate::devices::Priority;
 
     #[test]
     fn the_built_in_model_opens() {
@@ -294,6 +303,13 @@ mod tests {
             sparsity: Sparsity::Exact,
             sparse_threshold: None,
             vram_budget: None,
+            processor: Processor {
+                cpus: None,
+                strict: false,
+                priority: Priority::Normal,
+                poll: 50,
+                numa: None,
+            },
         };
         let cpu = crate::devices::cpu(Some(1));
         let opened = open(None, &computation, &cpu, &terminal).unwrap();

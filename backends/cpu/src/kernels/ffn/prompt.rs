@@ -125,8 +125,8 @@ impl SparseFfn {
                 Output::Across { acts, .. } if acts.rounds() => {
                     acts.round_part(values, slot, panel);
                 }
-                Output::Across { .. } | Output::ByNeuron { .. } => {
-                    prompt.h.part(slot, rows.clone()).copy_from_slice(values);
+                Output::ByNeuron { .. } | Output::Across { .. } => {
+                    prompt.h.part(slot, rows.clone()).copy_from_slice(values)
                 }
             }
         }

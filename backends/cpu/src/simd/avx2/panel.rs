@@ -31,9 +31,12 @@ fn quantised<const GROUP: usize, const MIN: bool>(
 ) {
     let n = sums.len();
     let q = &x.all.q8().q[..n * x.n_cols];
+    let mut factors = [Factors::default(); TOKENS];
     for first in (0..n).step_by(TOKENS) {
         let tokens = token_group::<TOKENS>(first, n);
-        let factors = tokens.map(|t| Factors::new::<GROUP>(x, t, k, sums_of_16));
+        for (factors, &t) in factors.iter_mut().zip(&tokens) {
+            factors.set::<GROUP, MIN>(x, t, k, sums_of_16);
+        }
         let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
         for part in (0..PANEL_ROWS).step_by(PART) {
             let n_groups = k.len() / GROUP;

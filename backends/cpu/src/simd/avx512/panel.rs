@@ -32,9 +32,12 @@ fn quantised<const GROUP: usize, const MIN: bool>(
 ) {
     let n = sums.len();
     let q = &x.all.q8().q[..n * x.n_cols];
+    let mut factors = [Factors::default(); TOKENS];
     for first in (0..n).step_by(TOKENS) {
         let tokens = token_group::<TOKENS>(first, n);
-        let factors = tokens.map(|t| Factors::new::<GROUP>(x, t, k, |q, sums| sums_of_16(q, sums)));
+        for (factors, &t) in factors.iter_mut().zip(&tokens) {
+            factors.set::<GROUP, MIN>(x, t, k, |q, sums| sums_of_16(q, sums));
+        }
         let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
         // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks that `check` found to fit.
         let out = unsafe { group::<GROUP, MIN>(panel, &q, &factors, k.len() / GROUP) };

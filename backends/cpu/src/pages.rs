@@ -1,0 +1,103 @@
+//! Large allocations: maps of their own, in huge pages where the system has them, placed by NUMA node.
+
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::thread;
+
+use memmap2::MmapMut;
+
+use crate::affinity::Bound;
+use crate::team::share;
+
+/// Allocations from here on are maps of their own.
+pub(crate) const LARGE: usize = 4 << 20;
+/// A huge page.
+const HUGE: usize = 2 << 20;
+/// The smallest page there is.
+const PAGE: usize = 4096;
+
+/// Zeros, taken from the system page by page as they are touched.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    map: MmapMut,
+    shift: usize,
+}
+
+impl Pages {
+    /// `len` bytes that begin on a huge page.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn new(len: usize) -> io::Result<Pages> {
+        let room = len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let map = MmapMut::map_anon(room)?;
+        let shift = map.as_ptr().align_offset(HUGE);
+        // Whole huge pages only: the last one would take more memory than was asked for. A system without them
+        // says no, and small pages do.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise_range(memmap2::Advice::HugePage, shift, len / HUGE * HUGE);
+        Ok(Pages { map, shift })
+    }
+
+    /// The first byte.
+    pub(crate) fn start(&mut self) -> NonNull<u8> {
+        NonNull::from(&mut self.map[self.shift..]).cast()
+    }
+}
+
+/// Calls `touch` for each node's range of `0..len`, on a thread bound to the node's CPUs: the system gives a page
+/// the memory of the node that touches it first. The ranges are those of a phase's chunks ([`share`]).
+pub(crate) fn on_nodes(len: usize, nodes: &[Vec<usize>], touch: impl Fn(Range<usize>) + Sync) {
+    let n_pages = len.div_ceil(PAGE);
+    let touch = &touch;
+    thread::scope(|scope| {
+        for (node, cpus) in nodes.iter().enumerate() {
+            scope.spawn(move || {
+                let _bound = Bound::to(cpus);
+                let pages = share(n_pages, node, nodes.len());
+                touch((pages.start * PAGE).min(len)..(pages.end * PAGE).min(len));
+            });
+        }
+    });
+}
+
+/// One byte of every page of a range.
+pub(crate) fn first_bytes(range: Range<usize>) -> impl Iterator<Item = usize> {
+    range.step_by(PAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn large_allocations_are_aligned_zeros() {
+        for len in [LARGE, LARGE + 1, 3 * HUGE - 1] {
+            let mut pages = Pages::new(len).unwrap();
+            assert!(pages.start().as_ptr().addr().is_multiple_of(HUGE));
+            assert!(pages.map.len() - pages.shift >= len);
+            assert!(pages.map.iter().all(|&byte| byte == 0));
+        }
+        assert!(Pages::new(usize::MAX).is_err());
+        assert!(Pages::new(usize::MAX / 2).is_err());
+    }
+
+    #[test]
+    fn nodes_touch_all_bytes_once_in_their_order() {
+        for (len, n_nodes) in [(0, 2), (1, 3), (PAGE * 7 + 5, 2), (PAGE * 2, 4), (PAGE * 9, 1)] {
+            let seen = Mutex::new(Vec::new());
+            on_nodes(len, &vec![Vec::new(); n_nodes], |range| seen.lock().unwrap().push(range));
+            let mut seen = seen.into_inner().unwrap();
+            seen.sort_by_key(|range| (range.start, range.end));
+            assert_eq!(seen.len(), n_nodes);
+            assert_eq!(
+                seen.into_iter().flatten().collect::<Vec<_>>(),
+                (0..len).collect::<Vec<_>>()
+            );
+        }
+        assert_eq!(first_bytes(0..PAGE * 2 + 1).collect::<Vec<_>>(), [0, PAGE, PAGE * 2]);
+    }
+}

@@ -1,0 +1,128 @@
+//! Which CPUs this process may use, and how they are related: what Linux tells in `/sys` and `/proc`.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use crate::cgroup;
+use crate::files::{MAX_CPUS, cpu_list, number, text};
+
+/// One hardware thread that this process may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cpu {
+    /// The system's number.
+    pub(crate) id: usize,
+    /// The physical core, named by its first hardware thread.
+    pub(crate) core: usize,
+    /// Which of the core's allowed hardware threads it is.
+    pub(crate) thread: usize,
+    /// The NUMA node.
+    pub(crate) node: usize,
+    /// Of the fast kind, where there are two (performance cores, big cores).
+    pub(crate) fast: bool,
+}
+
+/// The CPUs that this process may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Topology {
+    /// In the order of their numbers; at least one.
+    pub(crate) cpus: Vec<Cpu>,
+    /// Whole CPUs' worth of time that a container's quota allows.
+    pub(crate) quota: Option<usize>,
+}
+
+impl Topology {
+    /// This machine.
+    pub(crate) fn of_this_machine() -> Topology {
+        Topology::read(Path::new("/")).unwrap_or_else(|| {
+            // Knows affinity and quotas where the system has them.
+            Topology::alike(thread::available_parallelism().map_or(1, usize::from))
+        })
+    }
+
+    /// `n` CPUs of which nothing is known.
+    pub(crate) fn alike(n: usize) -> Topology {
+        let cpu = |id| Cpu { id, core: id, thread: 0, node: 0, fast: true };
+        Topology { cpus: (0..n.clamp(1, MAX_CPUS)).map(cpu).collect(), quota: None }
+    }
+
+    /// The machine whose `/sys` and `/proc` are below `root`; `None` if they name no CPU. What cannot be
+    /// understood is taken as missing.
+    pub(crate) fn read(root: &Path) -> Option<Topology> {
+        let system = root.join("sys/devices/system");
+        let list = |path: &Path| cpu_list(&text(path)?);
+        let mut ids = list(&system.join("cpu/online"))?;
+        if let Some(allowed) = allowed(root) {
+            ids.retain(|id| allowed.binary_search(id).is_ok());
+        }
+        let nodes = nodes(&system.join("node"));
+        let fast = fast(root, &ids);
+        let mut seen = HashMap::new();
+        let cpu = |id| {
+            let siblings = system.join(format!("cpu/cpu{id}/topology/thread_siblings_list"));
+            let siblings = list(&siblings).filter(|siblings| siblings.contains(&id));
+            let core = siblings.map_or(id, |siblings| siblings[0]);
+            let threads = seen.entry(core).or_insert(0);
+            let thread = *threads;
+            *threads += 1;
+            let node = nodes.get(&id).copied().unwrap_or(0);
+            Cpu { id, core, thread, node, fast: fast.contains(&id) }
+        };
+        let cpus: Vec<Cpu> = ids.iter().copied().map(cpu).collect();
+        (!cpus.is_empty()).then(|| Topology { cpus, quota: cgroup::cpus(root) })
+    }
+
+    /// Threads worth having on `cpus`: one per physical core, of the fast kind if there are any, within the quota.
+    pub(crate) fn n_threads(&self, cpus: &[Cpu]) -> usize {
+        let cores = |cpus: &mut dyn Iterator<Item = &Cpu>| {
+            cpus.map(|cpu| cpu.core).collect::<HashSet<_>>().len()
+        };
+        let n = match cores(&mut cpus.iter().filter(|cpu| cpu.fast)) {
+            0 => cores(&mut cpus.iter()),
+            fast => fast,
+        };
+        n.min(self.quota.unwrap_or(usize::MAX)).max(1)
+    }
+}
+
+/// The CPUs that affinity and cpuset leave to the process.
+fn allowed(root: &Path) -> Option<Vec<usize>> {
+    let status = text(&root.join("proc/self/status"))?;
+    cpu_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
+}
+
+/// The node of each CPU.
+fn nodes(folder: &Path) -> HashMap<usize, usize> {
+    let mut nodes = HashMap::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("node")?.parse().ok());
+        let cpus = text(&entry.path().join("cpulist")).and_then(|list| cpu_list(&list));
+        if let (Some(number), Some(cpus)) = (number, cpus) {
+            nodes.extend(cpus.into_iter().map(|cpu| (cpu, number)));
+        }
+    }
+    nodes
+}
+
+/// Which of `ids` are of the fast kind; all where there is one kind, and where only slow ones are allowed.
+fn fast(root: &Path, ids: &[usize]) -> Vec<usize> {
+    let hybrid = text(&root.join("sys/devices/cpu_core/cpus")).and_then(|list| cpu_list(&list));
+    let capacity = |id: usize| {
+        number(&root.join(format!("sys/devices/system/cpu/cpu{id}/cpu_capacity"))).unwrap_or(0)
+    };
+    let fast: Vec<usize> = match hybrid {
+        Some(fast) => ids.iter().copied().filter(|id| fast.contains(id)).collect(),
+        None => {
+            // Small cores have a quarter to a half of the largest; middle ones keep up well enough.
+            let largest = ids.iter().map(|&id| capacity(id)).max().unwrap_or(0);
+            ids.iter().copied().filter(|&id| capacity(id) > largest / 2 || largest == 0).collect()
+        }
+    };
+    if fast.is_empty() { ids.to_vec() } else { fast }
+}
+
+#[cfg(test)]
+#[path = "topology_tests.rs"]
+pub(crate) mod tests;

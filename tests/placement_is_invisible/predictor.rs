@@ -1,0 +1,132 @@
+//! A file's predictor decides once, at the layer's home: where the neurons live changes nothing of what it decides.
+
+use thermocline::engine::Sparsity;
+
+use super::*;
+
+fn tiny(seed: u64, format: Format) -> Tiny {
+    Tiny { seed, format, pwri: true, rank: 32, ..Tiny::default() }
+}
+
+/// A score at the threshold may fall to either side, and then a whole neuron comes or goes.
+const BOUND: f32 = 8e-2;
+/// Where an activation at the edge of two 8-bit steps moves a score by a hundredth, a few do.
+const BOUND_QUANTISED: f32 = 0.4;
+
+fn by(model: &Arc<Model>, sparsity: Sparsity, threshold: Option<f32>) -> Engine {
+    let options = EngineOptions { sparsity, sparse_threshold: threshold, ..options() };
+    let devices = vec![cpu_device(2)];
+    Engine::load(Arc::clone(model), devices, options, None, quiet(), &|_, _| {}).unwrap()
+}
+
+#[test]
+fn random_placements_of_predicted_neurons_give_the_same_logits() {
+    within(LIMIT, || {
+        for (seed, format) in
+            [Format::F32, Format::F16, Format::Q8_0, Format::Q4_0].into_iter().enumerate()
+        {
+            let bound = if seed < 2 { BOUND } else { BOUND_QUANTISED };
+            check_random_within(&tiny(seed as u64 + 1, format), 6, bound);
+        }
+    });
+}
+
+/// Every layer of which each token hands lists over, to several devices, in pieces of all sizes.
+#[test]
+fn lists_are_handed_over() {
+    within(LIMIT, || {
+        let model = tiny(5, Format::F16).model();
+        let expected = logits(&mut load(&model, vec![cpu_device(1)], None), &[23]);
+        let delay = Duration::ZERO..Duration::from_micros(60);
+        let (_, a) = sim_device(1, Bytes::MAX, delay.clone(), 1);
+        let (_, b) = sim_device(2, Bytes::MAX, delay, 2);
+        let mut layers = vec![deal(&model, &[1, 2, 0]), deal(&model, &[2, 0, 1])];
+        // Nothing of it at home.
+        let mut away = deal(&model, &[0, 2]);
+        away.home = 1;
+        layers.push(away);
+        let placement = Placement { embed: 0, head: 2, layers };
+        let mut engine = load(&model, vec![cpu_device(2), a, b], Some(placement));
+        for pieces in [&[23][..], &[1], &[5, 2, 16]] {
+            let difference = difference(&expected, &logits(&mut engine, pieces));
+            assert!(difference <= BOUND, "{pieces:?}: {difference}");
+        }
+    });
+}
+
+#[test]
+fn a_lost_device_takes_no_list_with_it() {
+    within(LIMIT, || {
+        let model = tiny(6, Format::F16).model();
+        let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
+        for lost_after in [0, 17, 40, 90, 200, 333] {
+            let delay = Duration::ZERO..Duration::from_micros(50);
+            let (first, a) = sim_device(1, Bytes::MAX, delay.clone(), 1);
+            let (_, b) = sim_device(2, Bytes::MAX, delay, 2);
+            let layers =
+                vec![deal(&model, &[1, 2]), deal(&model, &[2, 1, 0]), deal(&model, &[2, 0])];
+            let placement = Placement { embed: 0, head: 0, layers };
+            let mut engine = load(&model, vec![cpu_device(2), a, b], Some(placement));
+            first.lose_after(lost_after);
+            let difference = difference(&expected, &logits(&mut engine, &[3, 1, 6]));
+            assert!(difference <= BOUND, "lost after {lost_after}: {difference}");
+        }
+    });
+}
+
+#[test]
+fn budgets_hold_with_a_predictor_too() {
+    within(LIMIT, || {
+        let model = tiny(7, Format::Q8_0).model();
+        let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
+        let none = Duration::ZERO..Duration::ZERO;
+        let (_, roomy) = sim_device(1, Bytes::MAX, none.clone(), 1);
+        drop(load(&model, vec![cpu_device(2), roomy.clone()], None));
+        let all = roomy.ledger().peak().0;
+        let mut split = 0;
+        for step in 0..=16 {
+            let budget = Bytes(all * step / 16);
+            let (sim, device) = sim_device(1, budget, none.clone(), step);
+            let mut engine = load(&model, vec![cpu_device(2), device.clone()], None);
+            let difference = difference(&expected, &logits(&mut engine, &[7]));
+            assert!(difference <= BOUND_QUANTISED, "budget {budget}: {difference}");
+            assert!(sim.counters().peak <= budget, "physical peak over {budget}");
+            split += engine.placement().n_split();
+        }
+        assert!(split > 0, "some layer was split");
+    });
+}
+
+#[test]
+fn threads_and_pieces_change_no_bit_of_a_predicted_run() {
+    within(LIMIT, || {
+        let model = tiny(8, Format::Q4_0).model();
+        let expected = logits(&mut load(&model, vec![cpu_device(1)], None), &[1]);
+        for (threads, pieces) in [(1, 23), (2, 1), (3, 5), (7, 16)] {
+            let got = logits(&mut load(&model, vec![cpu_device(threads)], None), &[pieces]);
+            assert_eq!(expected, got, "{threads} threads, pieces of {pieces}");
+        }
+    });
+}
+
+#[test]
+fn the_threshold_decides_from_everything_to_nothing() {
+    within(LIMIT, || {
+        let model = tiny(9, Format::F32).model();
+        let exact = logits(&mut by(&model, Sparsity::Exact, None), &[23]);
+        let all = logits(&mut by(&model, Sparsity::Predicted, Some(f32::NEG_INFINITY)), &[23]);
+        assert_eq!(exact, all, "all neurons are wanted, so the gate alone decides");
+        let file = logits(&mut by(&model, Sparsity::Predicted, None), &[23]);
+        assert_eq!(file, logits(&mut by(&model, Sparsity::Predicted, Some(0.0)), &[23]));
+        assert!(
+            difference(&exact, &file) > 2.0 * BOUND_QUANTISED,
+            "a random predictor drops what counts"
+        );
+        let mut none = by(&model, Sparsity::Predicted, Some(f32::INFINITY));
+        let mut session = none.open();
+        let go_on = AtomicBool::new(false);
+        let stats = none.feed(&mut session, &TEXT, Want::Last, &go_on, &mut |_, _| {}).unwrap();
+        assert_eq!((stats.active, stats.gates), (0.0, 0.0));
+        assert!(stats.neurons > 0.0);
+    });
+}
