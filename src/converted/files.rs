@@ -13,8 +13,8 @@ use crate::gguf::File;
 pub const SUFFIX: &str = ".thermocline";
 /// How names of unfinished ones end.
 const UNFINISHED: &str = ".thermocline.part";
-/// Nobody writes one file for so long.
-const ABANDONED: Duration = Duration::from_secs(6 * 3600);
+/// Whoever still writes a file writes more often than that; one that was stopped for longer has to do without it.
+const ABANDONED: Duration = Duration::from_secs(15 * 60);
 
 /// One file of packs.
 #[derive(Clone, Debug)]
@@ -23,8 +23,16 @@ pub struct Entry {
     pub path: PathBuf,
     /// Its size.
     pub size: Bytes,
-    /// The model it was made from; `None` if it cannot be read.
+    /// The path of the model it was made from; `None` if it cannot be read.
     pub model: Option<String>,
+}
+
+impl Entry {
+    /// Whether the model is not where it was, so that the file is of no use.
+    #[must_use]
+    pub fn is_orphan(&self) -> bool {
+        self.model.as_ref().is_some_and(|model| !Path::new(model).exists())
+    }
 }
 
 /// The files in `folder`, by name. A folder that is not there holds none.
@@ -56,7 +64,7 @@ pub fn clear(folder: &Path) -> io::Result<Bytes> {
     Ok(freed)
 }
 
-/// Removes what killed processes left unfinished long ago.
+/// Removes what killed processes left unfinished.
 pub(super) fn drop_leftovers(folder: &Path) {
     for path in names(folder, &[UNFINISHED]).unwrap_or_default() {
         let age = fs::metadata(&path).and_then(|file| file.modified()).map(|time| time.elapsed());

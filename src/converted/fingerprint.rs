@@ -1,6 +1,10 @@
 //! Sums that tell one file from another. They find accidents, not forgeries.
 
+#[cfg(unix)]
+use std::os::unix::fs::MetadataExt;
 use std::time::UNIX_EPOCH;
+
+use rayon::prelude::*;
 
 use crate::gguf::File;
 
@@ -29,31 +33,41 @@ impl Hash {
     }
 }
 
-/// Bytes of a sample.
-const SAMPLE: usize = 64;
-/// A sample of a pack stands for so many bytes: what a lost write or a hole in the file takes at the least is
-/// usually more.
-const STRIDE: usize = 512 << 10;
+/// Bytes that are summed as one: a thread takes so many at a time.
+const PIECE: usize = 1 << 20;
 
-/// The sum of samples of a pack: its beginning, its end, and every [`STRIDE`] bytes between.
-pub(super) fn sample(bytes: &[u8]) -> u64 {
+/// The sum of a pack: of the sums of its pieces, which all threads make. Whoever checks it has also brought the pack
+/// into memory, in order.
+pub(super) fn sum(pack: &[u8]) -> u64 {
+    let of_piece = |piece: &[u8]| {
+        let mut hash = Hash::default();
+        hash.add(piece);
+        hash.finish()
+    };
+    let sums: Vec<u64> = pack.par_chunks(PIECE).map(of_piece).collect();
     let mut hash = Hash::default();
-    for start in (0..bytes.len()).step_by(STRIDE) {
-        hash.add(&bytes[start..bytes.len().min(start + SAMPLE)]);
-    }
-    hash.add(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
+    sums.into_iter().for_each(|sum| hash.word(sum));
+    hash.word(pack.len() as u64);
     hash.finish()
 }
 
-/// What a model is known by: the size and time of its files, their headers, and three samples of each tensor.
+/// Bytes of a sample of a tensor.
+const SAMPLE: usize = 64;
+
+/// What a model is known by: the size and times of its files, their headers, and three samples of each tensor.
+///
+/// Summing all of it would read the whole file at each start. The time of the last change of a file's entry, which
+/// Unix has and nobody can set, tells of a write even where size and time of the contents were made to look as before.
 pub(super) fn fingerprint(model: &File) -> String {
     let mut hash = Hash::default();
     model.headers().for_each(|header| hash.add(header));
     hash.add(&model.size_bytes().to_le_bytes());
-    for path in model.paths() {
-        let time = path.metadata().and_then(|file| file.modified()).ok();
+    for facts in model.paths().iter().filter_map(|path| path.metadata().ok()) {
+        let time = facts.modified().ok();
         let time = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
         hash.add(&time.as_nanos().to_le_bytes());
+        #[cfg(unix)]
+        hash.add(&[facts.ctime().to_le_bytes(), facts.ctime_nsec().to_le_bytes()].concat());
     }
     for tensor in model.tensors() {
         let Ok(bytes) = model.bytes(tensor) else { continue };
@@ -88,15 +102,19 @@ mod tests {
     }
 
     #[test]
-    fn samples_see_beginning_end_and_long_holes() {
-        let bytes: Vec<u8> = (0..3 * STRIDE + 100).map(|i| (i % 251) as u8 + 1).collect();
-        let whole = sample(&bytes);
-        for hole in [0..10, bytes.len() - 1..bytes.len(), 100..100 + STRIDE] {
+    fn every_piece_of_a_pack_its_place_and_the_length_count() {
+        let bytes: Vec<u8> = (0..3 * PIECE + 100).map(|i| (i % 251) as u8).collect();
+        let whole = sum(&bytes);
+        for at in [0, 7, PIECE - 1, PIECE, 2 * PIECE + 12_345, bytes.len() - 1] {
             let mut other = bytes.clone();
-            other[hole].fill(0);
-            assert_ne!(sample(&other), whole);
+            other[at] ^= 16;
+            assert_ne!(sum(&other), whole, "byte {at}");
         }
-        assert_ne!(sample(&bytes[..bytes.len() - 1]), whole);
-        assert_eq!(sample(&[]), sample(&[]));
+        let mut other = bytes.clone();
+        other.rotate_left(PIECE);
+        assert_ne!(sum(&other), whole);
+        assert_ne!(sum(&bytes[..bytes.len() - 1]), whole);
+        assert_eq!(sum(&bytes.clone()), whole);
+        assert_ne!(sum(&[]), sum(&[0]));
     }
 }

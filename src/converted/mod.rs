@@ -4,7 +4,8 @@
 //! packed bytes are (the device makes them), which weights are packed (`engine`), where the folder is (`cli`).
 //!
 //! The file is a GGUF container with one tensor of bytes per pack. It is believed if it names the same packs in the
-//! same layouts, was made from this very model (its fingerprint) and samples of every pack have the sums they had.
+//! same layouts, was made from this very model (its fingerprint) and every pack has the sum it had. The device looks at what
+//! the bytes point to, too, when it adopts them: a sum can be forged.
 //! Anything else is made anew. It comes into being under another name, so that two processes at once do no harm.
 
 mod files;
@@ -20,14 +21,14 @@ use std::sync::Arc;
 use hal::{Bytes, HostRows, PackDesc, SharedBytes, StoredPack};
 
 use crate::gguf::{self, File, Metadata};
-use fingerprint::{Hash, fingerprint, sample};
+use fingerprint::{Hash, fingerprint, sum};
 
 const VERSION_KEY: &str = "thermocline.converted.version";
 const MODEL_KEY: &str = "thermocline.converted.model";
 const FINGERPRINT_KEY: &str = "thermocline.converted.fingerprint";
 const PACKS_KEY: &str = "thermocline.converted.packs";
 /// Version of this file, not of what the packs hold.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The tensor with a sum per pack.
 const SUMS: &str = "sums";
 
@@ -75,12 +76,17 @@ pub fn size(weights: &[Weight]) -> Bytes {
 #[must_use]
 pub fn path(folder: &Path, model: &File, weights: &[Weight]) -> Option<PathBuf> {
     let first = model.paths().first()?;
-    let full = first.canonicalize().unwrap_or_else(|_| first.clone());
+    let full = full_path(first);
     let mut hash = Hash::default();
     hash.add(full.as_os_str().as_encoded_bytes());
     weights.iter().for_each(|weight| hash.add(weight.description().as_bytes()));
     let stem = first.file_stem()?.to_string_lossy().into_owned();
     Some(folder.join(format!("{stem}-{:08x}{SUFFIX}", hash.finish() as u32)))
+}
+
+/// The one path that stands for a file, if the system tells.
+fn full_path(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
 /// An open file of packs.
@@ -130,12 +136,12 @@ impl Converted {
         if sums.len() != weights.len() || file.tensors().len() != weights.len() + 1 {
             return Err(Stale::Other);
         }
-        for (weight, &sum) in weights.iter().zip(sums) {
+        for (weight, &expected) in weights.iter().zip(sums) {
             let tensor = file.tensor(&weight.label).ok_or(Stale::Other)?;
             if tensor.n_bytes() != weight.stored.len as u64 {
                 return Err(Stale::Other);
             }
-            if sample(file.bytes(tensor)?) != u64::from_le_bytes(sum) {
+            if sum(file.bytes(tensor)?) != u64::from_le_bytes(expected) {
                 return Err(Stale::Sum { label: weight.label.clone() });
             }
         }

@@ -5,9 +5,10 @@ use std::{fs, io};
 
 use hal::{Bytes, Device};
 
-use super::fingerprint::{fingerprint, sample};
+use super::fingerprint::{fingerprint, sum};
 use super::{
-    FINGERPRINT_KEY, MODEL_KEY, PACKS_KEY, SUMS, VERSION, VERSION_KEY, Weight, files, size,
+    FINGERPRINT_KEY, MODEL_KEY, PACKS_KEY, SUMS, VERSION, VERSION_KEY, Weight, files, full_path,
+    size,
 };
 use crate::gguf::{Array, Container, File, Strings, TensorType, Value, Writer};
 
@@ -70,7 +71,7 @@ pub fn write(
             model.release((**bytes).as_ref());
         }
         data.write(&weight.label, &pack)?;
-        sums.extend(sample(&pack).to_le_bytes());
+        sums.extend(sum(&pack).to_le_bytes());
         done += pack.len() as u64;
         progress(done, total.0);
     }
@@ -89,7 +90,8 @@ fn header(model: &File, weights: &[Weight]) -> Result<Writer, crate::gguf::Error
     let mut writer = Writer::new(Container::Gguf);
     writer.set("general.alignment", ALIGNMENT)?;
     writer.set(VERSION_KEY, VERSION)?;
-    writer.set(MODEL_KEY, model.name())?;
+    let path = model.paths().first().map_or_else(|| model.name().into(), |path| full_path(path));
+    writer.set(MODEL_KEY, &*path.to_string_lossy())?;
     writer.set(FINGERPRINT_KEY, fingerprint(model).as_str())?;
     let mut packs = Strings::default();
     weights.iter().for_each(|weight| packs.push(weight.description().as_bytes()));

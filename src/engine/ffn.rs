@@ -51,7 +51,8 @@ impl FfnMode {
 
     /// The predictor that chooses a block's neurons and its least score.
     pub(super) fn predictor(self, ffn: &Ffn) -> Option<(&model::Predictor, f32)> {
-        ffn.predictor.as_ref().zip(self.threshold)
+        let listed = self.orientation(ffn) == Down::ByNeuron;
+        ffn.predictor.as_ref().zip(self.threshold).filter(|_| listed)
     }
 
     /// Down is made into rows per neuron where rows can be skipped, the file does not have them so, and weights may

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hal::format::Format;
 
 use crate::converted::Converted;
-use crate::model::Model;
+use crate::model::{Ffn, Model};
 
 /// Which neurons are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,12 +64,21 @@ impl EngineOptions {
         powers.chain([self.n_ubatch]).collect()
     }
 
-    /// Whether predictors of `model` choose neurons in such a run.
+    /// Layers of `model` in which predictors choose neurons in such a run. Where neurons are listed, down has to lie by
+    /// neuron: in the file, or because weights may be laid out anew.
+    #[must_use]
+    pub fn n_predicting(&self, model: &Model) -> usize {
+        if self.sparsity != Sparsity::Predicted || !model.is_exactly_sparse() {
+            return 0;
+        }
+        let listed = |ffn: &Ffn| ffn.predictor.is_some() && (self.repack || ffn.down_by_neuron);
+        model.layers.iter().filter(|layer| listed(&layer.ffn)).count()
+    }
+
+    /// Whether there is any such layer.
     #[must_use]
     pub fn predicts(&self, model: &Model) -> bool {
-        self.sparsity == Sparsity::Predicted
-            && model.is_exactly_sparse()
-            && model.layers.iter().any(|layer| layer.ffn.predictor.is_some())
+        self.n_predicting(model) > 0
     }
 
     /// Most tokens of one step whose output is computed.

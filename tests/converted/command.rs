@@ -6,6 +6,10 @@ use std::process::{Child, Command, Stdio};
 
 use thermocline::embedded;
 
+/// A short run of any model.
+const RUN: [&str; 12] =
+    ["run", "-p", "Once", "-n", "6", "--temp", "0", "-t", "1", "-c", "64", "--no-perf"];
+
 /// The built-in model in a file, and a folder for what is made of it.
 struct Place {
     folder: tempfile::TempDir,
@@ -25,20 +29,7 @@ impl Place {
     fn start(&self, args: &[&str]) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
         command.env_clear().env("XDG_CACHE_HOME", self.folder.path().join("xdg"));
-        command.args([
-            "run",
-            "-p",
-            "Once",
-            "-n",
-            "6",
-            "--temp",
-            "0",
-            "-t",
-            "1",
-            "-c",
-            "64",
-            "--no-perf",
-        ]);
+        command.args(RUN);
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     }
@@ -110,6 +101,27 @@ fn a_folder_that_cannot_be_is_said_and_the_model_runs() {
     assert_eq!(notes.matches("the converted layout is not kept: the folder").count(), 1, "{notes}");
 }
 
+/// A limit of the system on the size of files stands for a disk that becomes full while it is written to.
+#[test]
+#[cfg(unix)]
+fn a_disk_that_becomes_full_is_said_once_and_nothing_stays() {
+    let place = Place::new();
+    let (expected, _) = place.with(Path::new("off"), &[]);
+    let model = place.folder.path().join("story.gguf");
+    let mut command = Command::new("sh");
+    let limited = "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\"";
+    command.env_clear().args(["-c", limited, env!("CARGO_BIN_EXE_thermocline")]).args(RUN);
+    command.arg("-m").arg(model).arg("--repack-cache").arg(place.cache());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let notes = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{notes}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    let said = |what: &str| notes.matches(what).count();
+    let said = [said("layout is not kept: "), said("cannot write: "), notes.lines().count()];
+    assert_eq!(said, [1, 1, 2], "{notes}");
+    assert_eq!(place.files(), Vec::<PathBuf>::new());
+}
+
 #[test]
 fn two_at_once_do_no_harm() {
     let place = Place::new();
@@ -141,6 +153,8 @@ fn the_folder_is_listed_and_cleared() {
     fs::write(cache.join("somebody's.gguf"), [0; 100]).unwrap();
     let list = command("list");
     assert!(list.contains("story.gguf)") && list.contains("in 1 files"), "{list}");
+    fs::remove_file(place.folder.path().join("story.gguf")).unwrap();
+    assert!(command("list").contains("story.gguf, which is gone)"));
     assert!(command("clear").contains("freed in"));
     let [left] = &place.files()[..] else { panic!("{:?}", place.files()) };
     assert!(left.ends_with("somebody's.gguf"), "nothing of anybody else's is removed");

@@ -25,6 +25,8 @@ fn status(name: &str) -> u64 {
 /// The part that runs in the other process: does nothing where nobody asks.
 #[test]
 fn a_load_in_a_process_of_its_own() {
+    #[allow(clippy::disallowed_methods)]
+    // how the other test tells this one, in its process, what to do
     let Some(folder) = env::var_os(FOLDER).map(std::path::PathBuf::from) else { return };
     let model = model_at(&folder.join("model.gguf"));
     let cpu = devices::cpu(Some(2));

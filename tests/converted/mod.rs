@@ -12,7 +12,7 @@ use hal::format::Format;
 use hal::{Bytes, Device, StoredPack};
 use thermocline::converted::{self, Converted, Stale, Weight};
 use thermocline::devices;
-use thermocline::engine::{Engine, EngineOptions, Want, to_convert};
+use thermocline::engine::{Engine, EngineOptions, Sparsity, Want, to_convert};
 use thermocline::gguf::File;
 use thermocline::model::{Model, ModelOptions};
 
@@ -154,6 +154,68 @@ fn no_byte_of_the_header_can_do_harm() {
         fs::write(&fixture.target, &bytes).unwrap();
         if let Ok(kept) = Converted::open(&fixture.target, &model.file, &weights) {
             assert!(packs(&kept) == expected, "byte {at}");
+        }
+    }
+}
+
+/// Whatever one byte of the packs becomes, the file is refused, unless the byte only fills a gap.
+#[test]
+fn no_byte_of_a_pack_is_believed_unseen() {
+    let fixture = Fixture::new();
+    let good = fs::read(&fixture.target).unwrap();
+    let file = File::open(&fixture.target).unwrap();
+    let packs: Vec<_> =
+        file.tensors().iter().map(|t| t.offset()..t.offset() + t.n_bytes()).collect();
+    let (mut refused, mut gaps) = (0, 0);
+    for at in (packs[0].start as usize..good.len()).step_by(61) {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1 << (at % 8);
+        fs::write(&fixture.target, &bytes).unwrap();
+        match (fixture.open(), packs.iter().any(|pack| pack.contains(&(at as u64)))) {
+            (Err(Stale::Sum { .. }), true) => refused += 1,
+            (Ok(_), false) => gaps += 1,
+            (found, _) => panic!("byte {at}: {found:?}"),
+        }
+    }
+    assert!(refused > 100 && gaps > 0, "{refused} {gaps}");
+}
+
+/// Another model at the same path whose size and time, and whatever is sampled of it, are as before.
+#[test]
+#[cfg(unix)]
+fn a_model_that_was_made_to_look_the_same_is_found() {
+    let fixture = Fixture::new();
+    let time = fs::metadata(&fixture.source).unwrap().modified().unwrap();
+    let mut bytes = fs::read(&fixture.source).unwrap();
+    let model = model_at(&fixture.source);
+    let down = fixture.weights(&model)[0].source.desc().bytes().unwrap().0;
+    let tensor = model.file.tensors().iter().find(|t| t.name.ends_with("ffn_down.weight"));
+    bytes[(tensor.unwrap().offset() + down / 4) as usize] ^= 1;
+    let file = fs::OpenOptions::new().write(true).open(&fixture.source).unwrap();
+    std::io::Write::write_all(&mut &file, &bytes).unwrap();
+    file.set_modified(time).unwrap();
+    drop(file);
+    assert_eq!(fs::metadata(&fixture.source).unwrap().modified().unwrap(), time);
+    assert!(matches!(fixture.open(), Err(Stale::Model)));
+}
+
+/// Listed neurons need rows of down. Where the file has none and none may be made, the gate alone decides.
+#[test]
+fn without_rows_by_neuron_a_predictor_is_not_used() {
+    for format in [Format::F16, Format::Q4_0, Format::Q8_0] {
+        for pwri in [false, true] {
+            let model = Tiny { format, pwri, rank: 32, ..tiny(3) }.model();
+            let n_converted = to_convert(&model, &options(), &devices::cpu(Some(1))).len();
+            assert_eq!(n_converted, if pwri { 0 } else { 3 }, "PowerInfer's files have rows");
+            let as_it_is = EngineOptions { repack: false, ..options() };
+            let exact = EngineOptions { sparsity: Sparsity::Exact, ..as_it_is.clone() };
+            let counts =
+                [options(), as_it_is.clone(), exact.clone()].map(|o| o.n_predicting(&model));
+            assert_eq!(counts, if pwri { [3, 3, 0] } else { [3, 0, 0] });
+            let [anew, as_it_is, exact] =
+                [options(), as_it_is, exact].map(|options| logits(&model, options).0);
+            assert_eq!(as_it_is, if pwri { anew.clone() } else { exact.clone() }, "{format}");
+            assert_ne!(anew, exact, "a random predictor leaves neurons out that count");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, thread};
 
 use hal::format::Format;
-use hal::pack::{PLAIN_LAYOUT, pack_plain, pack_row_plain, plain_size};
+use hal::pack::{PLAIN_LAYOUT, check_plain, pack_plain, pack_row_plain, plain_size};
 use hal::{
     Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
     MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, RawBuffer, RawMailbox, RawProgram,
@@ -229,10 +229,10 @@ impl Backend for CpuBackend {
     }
 
     fn adopt(&self, pack: &PackDesc, bytes: SharedBytes) -> Result<Box<dyn RawBuffer>> {
-        let (start, len) = ((*bytes).as_ref().as_ptr(), (*bytes).as_ref().len());
-        if plain_size(&pack.packed()?) != Some(len) || !start.addr().is_multiple_of(ALIGN) {
-            let got = format!("{len} bytes at {start:p}");
-            return Err(Error::shape("adopt", "bytes", "an aligned pack", got));
+        check_plain(pack, (*bytes).as_ref())?;
+        let start = (*bytes).as_ref().as_ptr();
+        if !start.addr().is_multiple_of(ALIGN) {
+            return Err(Error::shape("adopt", "bytes", "an aligned pack", format!("{start:p}")));
         }
         let mut buffer = HostBuffer::kept(bytes);
         buffer.place(&self.nodes);

@@ -166,7 +166,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(not_kept(&self.info().name))
     }
 
-    /// A tensor that is the bytes of [`Backend::pack_into`], kept where they are, for reading.
+    /// A tensor that is the bytes of [`Backend::pack_into`], kept where they are, for reading. They come out of a
+    /// file: whatever in them points anywhere is checked here.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] for bytes that do not suit, [`crate::Error::Unsupported`] where packs cannot be kept.

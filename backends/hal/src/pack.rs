@@ -2,6 +2,7 @@
 //!
 //! A backend with a better layout makes its own; this one is what the reference reads.
 
+use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 use crate::format::{TransposedError, TransposedLayout, TransposedPart};
@@ -41,14 +42,7 @@ pub fn pack_plain(
     }
     if pack.transpose {
         let layout = transposed(&packed)?;
-        let all: Vec<u32>;
-        let neurons = match &pack.select {
-            Select::Rows(list) => &list[..],
-            Select::All | Select::ColumnBlocks(_) => {
-                all = (0..pack.source.n_cols as u32).collect();
-                &all
-            }
-        };
+        let neurons = &neurons(pack)[..];
         let bytes = source.rows(0..pack.source.n_rows)?;
         let parts = layout.parts(&bytes, neurons, out).map_err(|e| shape(&e))?;
         do_parts(parts, n_threads);
@@ -78,6 +72,29 @@ pub fn pack_plain(
         }
     }
     Ok(())
+}
+
+/// Neurons of a pack that transposes.
+fn neurons(pack: &PackDesc) -> Cow<'_, [u32]> {
+    match &pack.select {
+        Select::Rows(list) => Cow::Borrowed(list),
+        Select::All | Select::ColumnBlocks(_) => (0..pack.source.n_cols as u32).collect(),
+    }
+}
+
+/// Checks that `bytes`, which may come from anywhere, can be used as the plain layout of `pack` without spare slots:
+/// their length, and what points to other places in them. Wrong numbers are not found.
+///
+/// # Errors
+/// [`Error::Shape`] if they cannot.
+pub fn check_plain(pack: &PackDesc, bytes: &[u8]) -> Result<()> {
+    let packed = pack.packed()?;
+    let good = match pack.transpose {
+        true => transposed(&packed)?.holds(&neurons(pack), bytes),
+        false => plain_size(&packed) == Some(bytes.len()),
+    };
+    let wrong = || format!("{} other bytes", bytes.len());
+    if good { Ok(()) } else { Err(Error::shape("adopt", "bytes", packed, wrong())) }
 }
 
 /// Pieces are taken by whoever is free; which thread does one changes no byte.

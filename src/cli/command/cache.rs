@@ -27,7 +27,8 @@ pub(crate) fn run(action: CacheAction, folder: Option<Folder>) -> Result<(), Fai
             for entry in &entries {
                 let name = printable(&entry.path.display().to_string());
                 let model = entry.model.as_deref().map_or("damaged".to_owned(), printable);
-                out.line(&format!("{:>11}  {name}  ({model})", entry.size.to_string()))?;
+                let gone = if entry.is_orphan() { ", which is gone" } else { "" };
+                out.line(&format!("{:>11}  {name}  ({model}{gone})", entry.size.to_string()))?;
             }
             let total: hal::Bytes = entries.iter().map(|entry| entry.size).sum();
             out.line(&format!("{:>11}  in {} files in {shown}", total.to_string(), entries.len()))?;

@@ -231,6 +231,26 @@ const PINNED: [&str; 9] = [
     "Q6_K b75e9eda9ee4b591",
 ];
 
+/// Bytes out of a file: whatever stands in them, no group can point outside of the tables.
+#[test]
+fn buffers_from_elsewhere_are_known_by_length_and_groups() {
+    for &format in Format::ALL.iter().filter(|format| format.is_weight()) {
+        let (n_ff, n_out) = (512, 40);
+        let neurons: Vec<u32> = (0..512).filter(|n| n % 3 == 1).collect();
+        let layout = TransposedLayout::new(format, neurons.len(), n_ff, n_out).unwrap();
+        let mut packed = vec![0xA5; layout.n_bytes];
+        layout.pack(&random_matrix(format, n_out, n_ff, 9), &neurons, &mut packed).unwrap();
+        assert!(layout.holds(&neurons, &packed));
+        assert!(!layout.holds(&neurons, &packed[1..]) && !layout.holds(&neurons[1..], &packed));
+        let groups = layout.groups_at..layout.groups_at + 4 * neurons.len();
+        for at in 0..packed.len() {
+            packed[at] ^= 0x81;
+            assert_eq!(layout.holds(&neurons, &packed), !groups.contains(&at), "{format} {at}");
+            packed[at] ^= 0x81;
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_transposed_is_refused() {
     let new = |n_slots, n_ff, n_out| TransposedLayout::new(Format::Q4_0, n_slots, n_ff, n_out);

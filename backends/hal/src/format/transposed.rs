@@ -179,6 +179,21 @@ impl TransposedLayout {
         }
     }
 
+    /// Whether a buffer that may come from anywhere has this length, and each of its slots names the group of its
+    /// neuron, as [`TransposedLayout::pack`] writes it. Everything else in a buffer is a number to count with.
+    #[must_use]
+    pub fn holds(&self, neurons: &[u32], bytes: &[u8]) -> bool {
+        if bytes.len() != self.n_bytes || neurons.len() != self.n_slots {
+            return false;
+        }
+        let groups = bytes[self.groups_at..].as_chunks::<4>().0;
+        let group = |neuron: u32| neuron.checked_div(self.group as u32).unwrap_or(0);
+        neurons
+            .iter()
+            .zip(groups)
+            .all(|(&neuron, found)| u32::from_le_bytes(*found) == group(neuron))
+    }
+
     pub(super) fn source_row_bytes(&self) -> usize {
         self.format.row_bytes(self.n_ff).expect("new checked it")
     }

@@ -10,7 +10,7 @@ use crate::cli::terminal::Terminal;
 use crate::converted::{self, Converted, Stale, Weight};
 use crate::engine::{EngineOptions, to_convert};
 use crate::model::Model;
-use hal::Device;
+use hal::{Bytes, Device};
 
 /// Decides where laid-out weights come from, and makes the file of them where there shall be one.
 pub(super) fn prepare(
@@ -40,15 +40,22 @@ pub(super) fn prepare(
         return options;
     }
     let rest = Need::of(model, &options, cpu).beside_weights();
-    match cpu.memory().ok().and_then(|memory| memory.free).filter(|&free| size + rest > free) {
+    let free = cpu.memory().ok().and_then(|memory| memory.free);
+    match short_of_memory(size, rest, free) {
         None => options,
-        Some(free) => {
-            terminal.note(&format!(
-                "weights laid out anew would take {size} of memory, with {rest} for the context, and {free} are free: the model runs from the file as it is, and where neurons are skipped all of ffn_down is read"
-            ));
+        Some(note) => {
+            terminal.note(&note);
             EngineOptions { repack: false, ..options }
         }
     }
+}
+
+/// What is said where the copy of `size` does not fit into `free` beside the `rest`.
+fn short_of_memory(size: Bytes, rest: Bytes, free: Option<Bytes>) -> Option<String> {
+    let free = free.filter(|&free| size + rest > free)?;
+    Some(format!(
+        "weights laid out anew would take {size} of memory, with {rest} for the context, and {free} are free: the model runs from the file as it is, and where neurons are skipped all of ffn_down is read"
+    ))
 }
 
 /// Opens the file of packs, or makes it; `None`, said, where there can be none.
@@ -94,4 +101,19 @@ fn write(
     let made = converted::write(path, &model.file, weights, cpu, &progress);
     bar.finish_and_clear();
     made.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_copy_is_left_where_it_does_not_fit() {
+        let gib = |n: u64| Bytes(n << 30);
+        assert_eq!(short_of_memory(gib(2), gib(1), None), None);
+        assert_eq!(short_of_memory(gib(2), gib(1), Some(gib(3))), None);
+        let note = short_of_memory(gib(2), gib(1), Some(gib(3) - Bytes(1))).unwrap();
+        assert!(note.contains("runs from the file as it is"), "{note}");
+        assert!(short_of_memory(Bytes::MAX, Bytes::MAX, Some(gib(1))).is_some());
+    }
 }

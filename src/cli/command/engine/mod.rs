@@ -214,8 +214,8 @@ pub(crate) fn load(
     cpu: Device,
     terminal: &Terminal,
 ) -> Result<Engine, Failure> {
-    tell_sparsity(model, &options, terminal);
     let options = convert::prepare(model, options, computation, &cpu, terminal);
+    tell_sparsity(model, &options, terminal);
     let need = Need::of(model, &options, &cpu);
     need.check(
         cpu.memory().unwrap_or(MemoryReport { total: None, free: None }),
@@ -268,13 +268,21 @@ fn tell_sparsity(model: &Model, options: &EngineOptions, terminal: &Terminal) {
         )),
     }
     let built = model.layers.iter().filter(|layer| layer.ffn.predictor.is_some()).count();
-    if options.predicts(model) {
+    let used = options.n_predicting(model);
+    if used > 0 {
         let threshold = options.sparse_threshold.unwrap_or(model.predictor_threshold);
         terminal.note(&format!(
-            "the file's predictor chooses neurons in {built} layers (score at least {threshold}), as in PowerInfer; what it misses changes the result, --sparsity exact misses nothing"
+            "the file's predictor chooses neurons in {used} layers (score at least {threshold}), as in PowerInfer; what it misses changes the result, --sparsity exact misses nothing"
         ));
     } else if options.sparse_threshold.is_some() {
         terminal.note("--sparse-threshold changes nothing: no predictor chooses neurons here");
+    }
+    let anew = EngineOptions { repack: true, ..options.clone() }.n_predicting(model);
+    if used < anew {
+        terminal.note(&format!(
+            "{} of the file's predictors are not used: they need ffn_down laid out anew; their layers skip by the gate alone, which is exact",
+            anew - used
+        ));
     }
     if built < model.n_predictors && options.sparsity == engine::Sparsity::Predicted {
         terminal.note(&format!(
