@@ -4,8 +4,10 @@
 use std::os::unix::fs::MetadataExt;
 use std::time::UNIX_EPOCH;
 
+use hal::Source;
 use rayon::prelude::*;
 
+use super::Weight;
 use crate::gguf::File;
 
 /// A sum over words: a multiplication and a rotation for each.
@@ -54,11 +56,12 @@ pub(super) fn sum(pack: &[u8]) -> u64 {
 /// Bytes of a sample of a tensor.
 const SAMPLE: usize = 64;
 
-/// What a model is known by: the size and times of its files, their headers, and three samples of each tensor.
+/// What a model is known by: the size and times of its files, their headers, and a sample of each tensor in `weights`.
 ///
-/// Summing all of it would read the whole file at each start. The time of the last change of a file's entry, which
-/// Unix has and nobody can set, tells of a write even where size and time of the contents were made to look as before.
-pub(super) fn fingerprint(model: &File) -> String {
+/// Summing all of it would read the whole file at each start, and many samples are slow where it is not in memory. The
+/// time of the last change of a file's entry, which Unix has and nobody can set, tells of a write even where size and
+/// time of the contents were made to look as before.
+pub(super) fn fingerprint(model: &File, weights: &[Weight]) -> String {
     let mut hash = Hash::default();
     model.headers().for_each(|header| hash.add(header));
     hash.add(&model.size_bytes().to_le_bytes());
@@ -69,11 +72,11 @@ pub(super) fn fingerprint(model: &File) -> String {
         #[cfg(unix)]
         hash.add(&[facts.ctime().to_le_bytes(), facts.ctime_nsec().to_le_bytes()].concat());
     }
-    for tensor in model.tensors() {
-        let Ok(bytes) = model.bytes(tensor) else { continue };
-        let end = bytes.len().saturating_sub(SAMPLE);
-        for start in [0, end / 2, end] {
-            hash.add(&bytes[start..bytes.len().min(start + SAMPLE)]);
+    for weight in weights {
+        if let Source::Mapped(bytes) | Source::Owned(bytes) = weight.source.source() {
+            let bytes = (**bytes).as_ref();
+            let middle = bytes.len().saturating_sub(SAMPLE) / 2;
+            hash.add(&bytes[middle..bytes.len().min(middle + SAMPLE)]);
         }
     }
     format!("{:016x}", hash.finish())

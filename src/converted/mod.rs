@@ -136,6 +136,7 @@ impl Converted {
         if sums.len() != weights.len() || file.tensors().len() != weights.len() + 1 {
             return Err(Stale::Other);
         }
+        file.fetch();
         for (weight, &expected) in weights.iter().zip(sums) {
             let tensor = file.tensor(&weight.label).ok_or(Stale::Other)?;
             if tensor.n_bytes() != weight.stored.len as u64 {
@@ -168,7 +169,7 @@ fn check_header(metadata: &Metadata, model: &File, weights: &[Weight]) -> Result
     if metadata.u32(VERSION_KEY)? != Some(VERSION) || !same {
         return Err(Stale::Other);
     }
-    match metadata.str(FINGERPRINT_KEY)? == Some(&fingerprint(model)) {
+    match metadata.str(FINGERPRINT_KEY)? == Some(&fingerprint(model, weights)) {
         true => Ok(()),
         false => Err(Stale::Model),
     }

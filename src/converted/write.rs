@@ -92,7 +92,7 @@ fn header(model: &File, weights: &[Weight]) -> Result<Writer, crate::gguf::Error
     writer.set(VERSION_KEY, VERSION)?;
     let path = model.paths().first().map_or_else(|| model.name().into(), |path| full_path(path));
     writer.set(MODEL_KEY, &*path.to_string_lossy())?;
-    writer.set(FINGERPRINT_KEY, fingerprint(model).as_str())?;
+    writer.set(FINGERPRINT_KEY, fingerprint(model, weights).as_str())?;
     let mut packs = Strings::default();
     weights.iter().for_each(|weight| packs.push(weight.description().as_bytes()));
     writer.set(PACKS_KEY, Value::Array(Array::String(packs)))?;

@@ -51,6 +51,13 @@ impl Bytes {
         true
     }
 
+    /// Has the system read what they lie in ahead, where it is a file.
+    pub(super) fn fetch(&self) {
+        if let Backing::Mapped(map) = &*self.backing {
+            super::map::fetch(map);
+        }
+    }
+
     /// A part of these bytes, counted from their own start.
     ///
     /// # Panics

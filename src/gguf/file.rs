@@ -209,6 +209,11 @@ impl File {
         let _ = self.parts.iter().any(|part| part.release(bytes));
     }
 
+    /// Has the system read all of the file ahead, for somebody who will read it from beginning to end.
+    pub fn fetch(&self) {
+        self.parts.iter().for_each(Bytes::fetch);
+    }
+
     /// What stands before the first tensor's bytes, of each part.
     pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().enumerate().map(|(number, bytes)| {
