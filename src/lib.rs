@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod cli;
+pub mod converted;
 pub mod devices;
 pub mod embedded;
 pub mod engine;

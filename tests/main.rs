@@ -5,6 +5,7 @@
 mod bad_models;
 mod bench;
 mod cli;
+mod converted;
 mod embedded;
 mod evaluate;
 mod generation;

@@ -39,7 +39,7 @@ impl Known {
 }
 
 #[rustfmt::skip]
-pub(super) static KNOWN: [Known; 135] = [
+pub(super) static KNOWN: [Known; 133] = [
     // Where things are placed.
     flag(&["-ngl", "--gpu-layers", "--n-gpu-layers"], One, Hint(NO_GPU)).unless(Word(&["0"])).env("N_GPU_LAYERS"),
     flag(&["-sm", "--split-mode"], One, Hint(NO_GPU)).unless(Word(&["none"])).env("SPLIT_MODE"),
@@ -93,8 +93,6 @@ pub(super) static KNOWN: [Known; 135] = [
     flag(&["-nocb", "--no-cont-batching"], Nothing, Silent),
     flag(&["--swa-full"], Nothing, Silent).env("SWA_FULL"),
     flag(&["-dt", "--defrag-thold"], One, Silent).env("DEFRAG_THOLD"),
-    flag(&["--repack"], Maybe, Silent).env("REPACK"),
-    flag(&["-nr", "--no-repack"], Nothing, Silent),
     flag(&["--no-host"], Maybe, Silent).env("NO_HOST"),
     flag(&["-bs", "--backend-sampling"], Nothing, Silent).env("BACKEND_SAMPLING"),
     flag(&["-ptc", "--print-token-count"], One, Silent),

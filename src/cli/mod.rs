@@ -93,6 +93,10 @@ fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
         Command::Tokenize(args) => {
             command::tokenize::run(&config::TokenizeOptions::resolve(args)?, terminal)
         }
+        Command::Cache(args) => command::cache::run(
+            args.action,
+            config::model::Folder::resolve(args.repack_cache.as_deref()),
+        ),
         Command::Completions(args) => command::completions::run(args.shell, &mut cli()),
     }
 }
@@ -131,7 +135,16 @@ mod tests {
         for command in cli().get_subcommands() {
             for arg in command.get_arguments() {
                 let id = arg.get_id().as_str();
-                let text = ["prompt", "file", "binary_file", "stdin", "shell", "help", "version"];
+                let text = [
+                    "prompt",
+                    "file",
+                    "binary_file",
+                    "stdin",
+                    "shell",
+                    "action",
+                    "help",
+                    "version",
+                ];
                 let env = arg.get_env().and_then(|e| e.to_str());
                 let named = env.is_some_and(|e| e.starts_with("THERMOCLINE_ARG_"));
                 assert_eq!(named, !text.contains(&id), "{} {id}", command.get_name());

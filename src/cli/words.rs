@@ -29,6 +29,9 @@ const MULTI_LETTER: [(&str, &str); 12] = [
     ("-oe", "output-err"),
 ];
 
+/// The one multi-letter short name of a switch's `--no-` form.
+const NO_REPACK: (&str, &str) = ("-nr", "--no-repack");
+
 /// Words that a switch takes as its value without `=`.
 const SWITCH_VALUES: [&str; 9] =
     ["on", "off", "auto", "true", "false", "0", "1", "always", "never"];
@@ -159,6 +162,7 @@ impl Table<'_> {
             Some((flag, value)) => (flag, Some(OsString::from(value))),
             None => (text, None),
         };
+        let flag = if flag == NO_REPACK.0 { NO_REPACK.1 } else { flag };
         if let Some((long, takes)) = self.ours(flag) {
             return Found::Ours(long, takes, given);
         }
@@ -310,6 +314,7 @@ mod tests {
     fn switches_have_two_forms() {
         check(&["--no-escape", "-e"], &["run", "--escape=off", "--escape"]);
         check(&["--mmap", "0", "--perf", "-p", "1"], &["run", "--mmap=0", "--perf", "--prompt=1"]);
+        check(&["-nr", "-p", "x"], &["run", "--repack=off", "--prompt=x"]);
         check(&["-co", "-p", "x"], &["run", "--color", "--prompt=x"]);
         check(&["-co", "off"], &["run", "--color=off"]);
     }

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use hal::format::Format;
-use hal::{Device, KvCache, Mailbox, MailboxShape, PackDesc, Tensor};
-use rayon::prelude::*;
+use hal::{Device, KvCache, Mailbox, MailboxShape, Tensor};
 
 use crate::model::{LayerWeights, Model};
 use crate::placement::{DeviceIndex, LayerPlacement, Placement};
@@ -82,7 +81,7 @@ pub(super) struct Plan<'a> {
     pub(super) devices: &'a [Device],
     pub(super) options: &'a EngineOptions,
     pub(super) mode: FfnMode,
-    pub(super) progress: &'a (dyn Fn(usize, usize) + Sync),
+    pub(super) progress: &'a dyn Fn(u64, u64),
 }
 
 impl Plan<'_> {
@@ -97,23 +96,16 @@ impl Plan<'_> {
             };
             lanes.push(lane);
         }
-        let n_layer = placement.layers.len();
-        let done = std::sync::atomic::AtomicUsize::new(0);
-        let layers: Result<Vec<Layer>> = (0..n_layer)
-            .into_par_iter()
-            .map(|i| {
-                let layer = self.layer(i, &placement.layers[i]);
-                let n = 1 + done.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                (self.progress)(n, n_layer);
-                layer
-            })
-            .collect();
-        let mut layers = layers?;
-        let embed = self.devices[placement.embed].import(
-            "token_embd",
-            &PackDesc::whole(self.model.token_embd.desc()),
-            &self.model.token_embd,
-        )?;
+        // One after the other: packing uses all threads, and what was read for a pack goes before the next.
+        let (mut layers, mut done) = (Vec::new(), 0);
+        let total = (0..placement.layers.len()).map(|i| self.layer_bytes(i)).sum();
+        for (i, placed) in placement.layers.iter().enumerate() {
+            layers.push(self.layer(i, placed)?);
+            done += self.layer_bytes(i);
+            (self.progress)(done, total);
+        }
+        let embed =
+            self.whole(&self.devices[placement.embed], "token_embd", &self.model.token_embd)?;
         let mut head = self.head(placement, &mut lanes, &shape, &embed)?;
         let recorder = record::Recording { plan: *self, rungs: &rungs, embed: &embed };
         let segments = recorder.segments(placement, &lanes, &layers)?;
@@ -134,7 +126,7 @@ impl Plan<'_> {
         let device = &self.devices[placed.home];
         let import = |part: &str, rows: &hal::HostRows| {
             let label = format!("blk.{index}.{part}");
-            device.import(&label, &PackDesc::whole(rows.desc()), rows)
+            self.whole(device, &label, rows)
         };
         let linear = |part: &str, (w, bias): &(hal::HostRows, Option<hal::HostRows>)| {
             let bias = bias.as_ref().map(|bias| import(part, bias)).transpose()?;
@@ -150,7 +142,7 @@ impl Plan<'_> {
             {
                 continue;
             }
-            let ffn = self.mode.import(on, index, &weights.ffn, &share.neurons)?;
+            let ffn = self.mode.import(self, on, index, &share.neurons)?;
             match share.device == placed.home {
                 true => own = Some(ffn),
                 false => {
@@ -213,9 +205,7 @@ impl Plan<'_> {
         embed: &Tensor,
     ) -> Result<Head> {
         let device = &self.devices[placement.head];
-        let import = |label: &str, rows: &hal::HostRows| {
-            device.import(label, &PackDesc::whole(rows.desc()), rows)
-        };
+        let import = |label: &str, rows: &hal::HostRows| self.whole(device, label, rows);
         let tied = self.model.file.tensor("output.weight").is_none();
         let output = match tied && placement.head == placement.embed {
             true => embed.clone(),

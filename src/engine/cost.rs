@@ -12,7 +12,7 @@ use super::build::Plan;
 use super::predict::{Predictor, list_desc};
 
 impl Plan<'_> {
-    fn whole(&self, device: DeviceIndex, rows: &HostRows) -> Bytes {
+    fn whole_size(&self, device: DeviceIndex, rows: &HostRows) -> Bytes {
         let mapped = matches!(rows.source(), hal::Source::Mapped(_));
         self.devices[device].pack_size(&PackDesc::whole(rows.desc()), mapped)
     }
@@ -133,16 +133,16 @@ impl Costs for Plan<'_> {
             .iter()
             .flat_map(|(w, bias)| [Some(w), bias.as_ref()])
             .flatten()
-            .map(|rows| self.whole(device, rows))
+            .map(|rows| self.whole_size(device, rows))
             .sum();
-        let norms =
-            self.whole(device, &weights.norms.attn) + self.whole(device, &weights.norms.ffn);
+        let norms = self.whole_size(device, &weights.norms.attn)
+            + self.whole_size(device, &weights.norms.ffn);
         let on = &self.devices[device];
         let cache = self.cache().map(&mut |half| on.alloc_size(half));
         let predictor = self.mode.predictor(&weights.ffn).map_or(Bytes(0), |(predictor, _)| {
             let slots = TensorDesc::new(1, self.model.hyper.n_ff, Format::U32);
-            self.whole(device, &predictor.fc1)
-                + self.whole(device, &predictor.fc2)
+            self.whole_size(device, &predictor.fc1)
+                + self.whole_size(device, &predictor.fc2)
                 + on.pack_size(&PackDesc::whole(slots), false)
         });
         linear
@@ -168,8 +168,8 @@ impl Costs for Plan<'_> {
 
     fn head(&self, device: DeviceIndex) -> Bytes {
         let shape = self.scratch();
-        self.whole(device, &self.model.output)
-            + self.whole(device, &self.model.output_norm)
+        self.whole_size(device, &self.model.output)
+            + self.whole_size(device, &self.model.output_norm)
             + shape.head_size(&self.devices[device])
     }
 

@@ -9,6 +9,7 @@ use hal::{Bytes, Device, Layout, Operand, PackDesc, Rows, Select, Tensor, Tensor
 use crate::model::{self, Ffn, Model};
 use crate::placement::Neurons;
 
+use super::build::Plan;
 use super::predict::list_desc;
 use super::{EngineOptions, Result, Sparsity};
 
@@ -21,6 +22,7 @@ pub(super) struct FfnMode {
     sparse: bool,
     /// Least score of a predictor; `None` where predictors are not used.
     threshold: Option<f32>,
+    repack: bool,
 }
 
 impl FfnMode {
@@ -33,6 +35,7 @@ impl FfnMode {
             skip: if sparse { Skip::NotPositive } else { Skip::Never },
             sparse,
             threshold: options.predicts(model).then_some(threshold),
+            repack: options.repack,
         }
     }
 
@@ -48,16 +51,18 @@ impl FfnMode {
 
     /// The predictor that chooses a block's neurons and its least score.
     pub(super) fn predictor(self, ffn: &Ffn) -> Option<(&model::Predictor, f32)> {
-        ffn.predictor.as_ref().zip(self.threshold)
+        let listed = self.orientation(ffn) == Down::ByNeuron;
+        ffn.predictor.as_ref().zip(self.threshold).filter(|_| listed)
     }
 
-    /// Down is made into rows per neuron where rows can be skipped and the file does not have them so.
+    /// Down is made into rows per neuron where rows can be skipped, the file does not have them so, and weights may
+    /// be laid out anew.
     fn transposes(self, ffn: &Ffn) -> bool {
-        self.sparse && !ffn.down_by_neuron
+        self.sparse && self.repack && !ffn.down_by_neuron
     }
 
     fn orientation(self, ffn: &Ffn) -> Down {
-        match self.sparse || ffn.down_by_neuron {
+        match self.transposes(ffn) || ffn.down_by_neuron {
             true => Down::ByNeuron,
             false => Down::AcrossNeurons,
         }
@@ -106,17 +111,18 @@ impl FfnMode {
     /// Brings a share to `device`.
     pub(super) fn import(
         self,
+        plan: &Plan<'_>,
         device: &Device,
         layer: usize,
-        ffn: &Ffn,
         neurons: &Neurons,
     ) -> Result<FfnTensors> {
+        let ffn = &plan.model.layers[layer].ffn;
         let [gate, up, down] = self.packs(ffn, neurons);
         let label = |part: &str| format!("blk.{layer}.{part}");
         Ok(FfnTensors {
-            gate: device.import(&label("ffn_gate"), &gate, &ffn.gate)?,
-            up: device.import(&label("ffn_up"), &up, &ffn.up)?,
-            down: device.import(&label("ffn_down"), &down, &ffn.down)?,
+            gate: plan.import(device, &label("ffn_gate"), &gate, &ffn.gate)?,
+            up: plan.import(device, &label("ffn_up"), &up, &ffn.up)?,
+            down: plan.import(device, &label("ffn_down"), &down, &ffn.down)?,
             orientation: self.orientation(ffn),
         })
     }

@@ -7,6 +7,7 @@ mod build;
 mod cost;
 mod error;
 mod ffn;
+mod import;
 mod lane;
 mod options;
 mod predict;
@@ -15,6 +16,7 @@ mod session;
 mod step;
 
 pub use error::{Error, Result};
+pub use import::to_convert;
 pub use options::{EngineOptions, Sparsity};
 pub use session::{Session, Want};
 pub use step::StepStats;
@@ -65,6 +67,7 @@ impl fmt::Debug for Engine {
 
 impl Engine {
     /// Loads `model` on `devices` (the CPU first, no name twice), placed as their budgets allow or as `placement` says.
+    /// `progress` hears the bytes of weights that are in their place, and of all.
     ///
     /// # Errors
     /// [`Error::CacheFormat`] where heads are no whole blocks of it, [`Error::Placement`] for a placement that does
@@ -78,7 +81,7 @@ impl Engine {
         options: EngineOptions,
         placement: Option<Placement>,
         notice: Notice,
-        progress: &(dyn Fn(usize, usize) + Sync),
+        progress: &dyn Fn(u64, u64),
     ) -> Result<Engine> {
         assert!(!devices.is_empty(), "the CPU is always there");
         let mode = FfnMode::new(&model, &options);
@@ -119,11 +122,7 @@ impl Engine {
     }
 
     /// Places and builds; shrinks a device's share when it has less room than its budget says.
-    fn place(
-        &mut self,
-        given: Option<Placement>,
-        progress: &(dyn Fn(usize, usize) + Sync),
-    ) -> Result<()> {
+    fn place(&mut self, given: Option<Placement>, progress: &dyn Fn(u64, u64)) -> Result<()> {
         self.loaded = None;
         self.free = (0..self.sizes.n_blocks as u32).rev().collect();
         let mut budgets: Vec<Bytes> = self.devices.iter().map(|d| d.ledger().budget()).collect();

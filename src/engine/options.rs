@@ -1,9 +1,12 @@
 //! How a model is to be run.
 
+use std::sync::Arc;
+
 use hal::KvCache;
 use hal::format::Format;
 
-use crate::model::Model;
+use crate::converted::Converted;
+use crate::model::{Ffn, Model};
 
 /// Which neurons are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,11 @@ pub struct EngineOptions {
     pub sparsity: Sparsity,
     /// Least score of a neuron that a predictor wants; `None` for the file's.
     pub sparse_threshold: Option<f32>,
+    /// Whether weights may be laid out anew. Without it they are used as the file has them: no memory beside the
+    /// file's, and where neurons are dropped, all of down is read nevertheless.
+    pub repack: bool,
+    /// Packs made earlier, which are used where they are.
+    pub converted: Option<Arc<Converted>>,
 }
 
 impl Default for EngineOptions {
@@ -43,6 +51,8 @@ impl Default for EngineOptions {
             kv_formats: KvCache::both(Format::F16),
             sparsity: Sparsity::Predicted,
             sparse_threshold: None,
+            repack: true,
+            converted: None,
         }
     }
 }
@@ -55,12 +65,21 @@ impl EngineOptions {
         powers.chain([self.n_ubatch]).collect()
     }
 
-    /// Whether predictors of `model` choose neurons in such a run.
+    /// Layers of `model` in which predictors choose neurons in such a run. Where neurons are listed, down has to lie by
+    /// neuron: in the file, or because weights may be laid out anew.
+    #[must_use]
+    pub fn n_predicting(&self, model: &Model) -> usize {
+        if self.sparsity != Sparsity::Predicted || !model.is_exactly_sparse() {
+            return 0;
+        }
+        let listed = |ffn: &Ffn| ffn.predictor.is_some() && (self.repack || ffn.down_by_neuron);
+        model.layers.iter().filter(|layer| listed(&layer.ffn)).count()
+    }
+
+    /// Whether there is any such layer.
     #[must_use]
     pub fn predicts(&self, model: &Model) -> bool {
-        self.sparsity == Sparsity::Predicted
-            && model.is_exactly_sparse()
-            && model.layers.iter().any(|layer| layer.ffn.predictor.is_some())
+        self.n_predicting(model) > 0
     }
 
     /// Most tokens of one step whose output is computed.

@@ -36,6 +36,28 @@ impl Bytes {
         Bytes { backing: Arc::new(backing), range }
     }
 
+    /// Takes the pages of `part`, a slice of these bytes, out of this process's memory where they are mapped; they
+    /// come back when they are read. Gives whether it is such a slice.
+    pub(super) fn release(&self, part: &[u8]) -> bool {
+        let own = self.as_ptr_range();
+        let part = part.as_ptr_range();
+        if part.start < own.start || part.end > own.end {
+            return false;
+        }
+        if let Backing::Mapped(map) = &*self.backing {
+            let base = map.as_ptr().addr();
+            super::map::release(map, part.start.addr() - base..part.end.addr() - base);
+        }
+        true
+    }
+
+    /// Has the system read what they lie in ahead, where it is a file.
+    pub(super) fn fetch(&self) {
+        if let Backing::Mapped(map) = &*self.backing {
+            super::map::fetch(map);
+        }
+    }
+
     /// A part of these bytes, counted from their own start.
     ///
     /// # Panics

@@ -203,6 +203,26 @@ impl File {
         Ok(self.parts[tensor.part].slice(tensor.range()))
     }
 
+    /// Takes the pages of `bytes`, a slice of this file, out of this process's memory; reading brings them back.
+    /// Of bytes that are not mapped, nothing happens.
+    pub fn release(&self, bytes: &[u8]) {
+        let _ = self.parts.iter().any(|part| part.release(bytes));
+    }
+
+    /// Has the system read all of the file ahead, for somebody who will read it from beginning to end.
+    pub fn fetch(&self) {
+        self.parts.iter().for_each(Bytes::fetch);
+    }
+
+    /// What stands before the first tensor's bytes, of each part.
+    pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().enumerate().map(|(number, bytes)| {
+            let of_part = self.tensors.iter().filter(|tensor| tensor.part == number);
+            let end = of_part.map(|tensor| tensor.range().start).min();
+            &bytes[..end.unwrap_or(bytes.len())]
+        })
+    }
+
     fn check_type(&self, tensor: &TensorInfo) -> Result<(), Error> {
         if let super::TensorType::Unknown(id) = tensor.ty {
             let file = match self.paths.get(tensor.part) {

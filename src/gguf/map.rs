@@ -1,6 +1,7 @@
-//! The one unsafe call of this module: mapping a file into memory.
+//! The unsafe calls of this module: mapping a file into memory, and letting go of its pages.
 #![allow(unsafe_code)] // a mapping cannot be made in safe Rust: another process may change the file
 
+use std::ops::Range;
 use std::{fs, io};
 
 /// Maps `file` for reading, whole.
@@ -12,4 +13,26 @@ pub(super) fn map(file: &fs::File) -> io::Result<memmap2::Mmap> {
     // bytes, so no value can become invalid by a change of the file. That nobody shortens the file
     // while it is mapped is the user's part: the system then ends the process, it does not corrupt it.
     unsafe { memmap2::Mmap::map(file) }
+}
+
+/// Takes the pages of a range out of this process's memory. Whoever reads them gets the same bytes again.
+pub(super) fn release(map: &memmap2::Mmap, range: Range<usize>) {
+    #[cfg(unix)]
+    {
+        // SAFETY: the mapping is shared with the file and never written, so that a dropped page comes back with
+        // the file's bytes, also under a reader. The range is inside the mapping, as `advise_range` checks.
+        let _ = unsafe {
+            map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+        };
+    }
+    #[cfg(not(unix))]
+    let _ = (map, range);
+}
+
+/// Has the system read all of the file ahead. Whoever reads it then waits less; nothing else changes.
+pub(super) fn fetch(map: &memmap2::Mmap) {
+    #[cfg(unix)]
+    let _ = map.advise(memmap2::Advice::WillNeed);
+    #[cfg(not(unix))]
+    let _ = map;
 }

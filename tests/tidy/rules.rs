@@ -35,7 +35,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("embedded", &["gguf"]),
     ("synthetic", &["gguf"]),
     ("model", &["gguf"]),
-    ("engine", &["model", "placement"]),
+    ("converted", &["gguf"]),
+    ("engine", &["converted", "model", "placement"]),
     ("evaluate", &["engine", "gguf"]),
     ("generate", &["engine", "sample", "tokenizer"]),
     ("evaluate", &["engine", "gguf", "model", "tokenizer"]),
@@ -74,7 +75,7 @@ pub(crate) const LONG: &[(&str, &str)] = &[];
 
 /// Where `unsafe` may stand, and for what.
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
-    ("src/gguf/map.rs", "a file mapped into memory"),
+    ("src/gguf/map.rs", "a file mapped into memory, and its pages let go"),
     ("backends/cpu/src/simd/", "vector instructions"),
     ("backends/cpu/src/buffer.rs", "tensor memory that threads share"),
     ("backends/cpu/src/team.rs", "a job lent to the workers"),

@@ -133,7 +133,7 @@ impl Backend for OracleBackend {
         source: &HostRows,
     ) -> Result<Box<dyn RawBuffer>> {
         let mut bytes = vec![0; plain_size(&pack.packed()?).unwrap_or_default()];
-        pack_plain(pack, source, &mut bytes)?;
+        pack_plain(pack, source, &mut bytes, 1)?;
         Ok(Box::new(Buffer(Mutex::new(bytes))))
     }
 

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, thread};
 
 use hal::format::Format;
-use hal::pack::{pack_plain, pack_row_plain, plain_size};
+use hal::pack::{PLAIN_LAYOUT, check_plain, pack_plain, pack_row_plain, plain_size};
 use hal::{
     Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
     MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, RawBuffer, RawMailbox, RawProgram,
-    RawStaging, Result, Select, SharedBytes, Source, Tensor, TensorDesc,
+    RawStaging, Result, Select, SharedBytes, Source, StoredPack, Tensor, TensorDesc,
 };
 
 use crate::buffer::{ALIGN, HostBuffer};
@@ -214,7 +214,28 @@ impl Backend for CpuBackend {
         }
         let mut buffer = self.room(label, plain_size(&pack.packed()?))?;
         buffer.place(&self.nodes);
-        pack_plain(pack, source, buffer.bytes_mut())?;
+        pack_plain(pack, source, buffer.bytes_mut(), self.n_threads)?;
+        Ok(self.locked(buffer))
+    }
+
+    fn stored(&self, pack: &PackDesc) -> Option<StoredPack> {
+        let keeps = !is_whole(pack) && pack.spare == 0;
+        let len = keeps.then(|| plain_size(&pack.packed().ok()?))??;
+        Some(StoredPack { layout: PLAIN_LAYOUT, len })
+    }
+
+    fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+        pack_plain(pack, source, out, self.n_threads)
+    }
+
+    fn adopt(&self, pack: &PackDesc, bytes: SharedBytes) -> Result<Box<dyn RawBuffer>> {
+        check_plain(pack, (*bytes).as_ref())?;
+        let start = (*bytes).as_ref().as_ptr();
+        if !start.addr().is_multiple_of(ALIGN) {
+            return Err(Error::shape("adopt", "bytes", "an aligned pack", format!("{start:p}")));
+        }
+        let mut buffer = HostBuffer::kept(bytes);
+        buffer.place(&self.nodes);
         Ok(self.locked(buffer))
     }
 

@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Bytes, HostRowSet, HostRows, Op, OpDesc, PackDesc, RawBuffer, RawStaging, Result, Tensor,
-    TensorDesc,
+    Bytes, HostRowSet, HostRows, Op, OpDesc, PackDesc, RawBuffer, RawStaging, Result, SharedBytes,
+    Tensor, TensorDesc,
 };
 
 /// What kind of device this is; placement and messages use it.
@@ -45,6 +45,20 @@ pub struct MemoryReport {
     pub total: Option<Bytes>,
     /// Free, if the platform tells it.
     pub free: Option<Bytes>,
+}
+
+/// A pack as a file keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredPack {
+    /// Name and version of the layout: bytes of another one are of no use.
+    pub layout: &'static str,
+    /// Bytes.
+    pub len: usize,
+}
+
+fn not_kept(device: &str) -> crate::Error {
+    let reason = "its packs cannot be kept in a file".to_owned();
+    crate::Error::Unsupported { op: "adopt", device: device.to_owned(), reason }
 }
 
 /// The answer to "can you run this?".
@@ -137,6 +151,29 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// [`crate::Error::OutOfMemory`], a lost device, or what a paged source reports.
     fn import(&self, label: &str, pack: &PackDesc, source: &HostRows)
     -> Result<Box<dyn RawBuffer>>;
+
+    /// How a pack of this device can be kept in a file and used from there; `None` where it cannot, or where the
+    /// weights are used as they are anyway.
+    fn stored(&self, _pack: &PackDesc) -> Option<StoredPack> {
+        None
+    }
+
+    /// Makes the bytes that [`Backend::adopt`] takes, as many as [`Backend::stored`] says, in `out`.
+    ///
+    /// # Errors
+    /// What a paged source reports; [`crate::Error::Unsupported`] where packs cannot be kept.
+    fn pack_into(&self, _pack: &PackDesc, _source: &HostRows, _out: &mut [u8]) -> Result<()> {
+        Err(not_kept(&self.info().name))
+    }
+
+    /// A tensor that is the bytes of [`Backend::pack_into`], kept where they are, for reading. They come out of a
+    /// file: whatever in them points anywhere is checked here.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] for bytes that do not suit, [`crate::Error::Unsupported`] where packs cannot be kept.
+    fn adopt(&self, _pack: &PackDesc, _bytes: SharedBytes) -> Result<Box<dyn RawBuffer>> {
+        Err(not_kept(&self.info().name))
+    }
 
     /// The device's bytes for one row of a pack, for [`BackendQueue::refill`].
     ///

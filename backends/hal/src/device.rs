@@ -8,7 +8,7 @@ use crate::tensor::Buffer;
 use crate::{
     Backend, Batch, BatchShape, Bytes, DeviceInfo, Error, HostRows, KV_BLOCK, KvCache, Ledger,
     MailboxShape, MemoryReport, OpDesc, PackDesc, Plan, Queue, RawMailbox, Reservation, Result,
-    RowSet, Source, Staging, Tensor, TensorDesc,
+    RowSet, SharedBytes, Source, Staging, StoredPack, Tensor, TensorDesc,
 };
 
 /// Which device a tensor belongs to: its index in the engine's list.
@@ -140,6 +140,36 @@ impl Device {
         let mapped = matches!(source.source(), Source::Mapped(_));
         let held = self.ledger.reserve(label, self.backend.pack_size(pack, mapped))?;
         let raw = self.backend.import(label, pack, source)?;
+        Ok(self.tensor(raw, held, desc))
+    }
+
+    /// How a pack can be kept in a file; `None` where it cannot, or need not because weights are used in place.
+    #[must_use]
+    pub fn stored(&self, pack: &PackDesc) -> Option<StoredPack> {
+        self.backend.stored(pack)
+    }
+
+    /// Makes the bytes of a pack that [`Device::adopt`] takes in `out`, which has the length of
+    /// [`Device::stored`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `pack` does not fit `source` or `out` does not fit the pack, the backend's.
+    pub fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+        if pack.source != source.desc() {
+            return Err(Error::shape("pack_into", "source", pack.source, source.desc()));
+        }
+        self.backend.pack_into(pack, source, out)
+    }
+
+    /// Weights in the device's own layout that were made before. They stay where they are and take none of the
+    /// budget.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for bytes of another length or at an address that does not suit, the backend's.
+    pub fn adopt(&self, pack: &PackDesc, bytes: SharedBytes) -> Result<Tensor> {
+        let desc = pack.packed()?;
+        let held = self.ledger.reserve("kept pack", Bytes(0))?;
+        let raw = self.backend.adopt(pack, bytes)?;
         Ok(self.tensor(raw, held, desc))
     }
 

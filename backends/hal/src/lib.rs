@@ -27,7 +27,7 @@ mod units;
 
 pub use backend::{
     Backend, BackendQueue, DeviceInfo, DeviceKind, MailboxShape, MemoryReport, Plan, Posted,
-    RawMailbox, RawProgram, RawRun, RawTransfer,
+    RawMailbox, RawProgram, RawRun, RawTransfer, StoredPack,
 };
 pub use batch::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, BatchView, KV_BLOCK, KvCache, NO_SEQUENCE,

@@ -2,7 +2,10 @@
 //!
 //! A backend with a better layout makes its own; this one is what the reference reads.
 
-use crate::format::{TransposedError, TransposedLayout};
+use std::borrow::Cow;
+use std::sync::{Mutex, PoisonError};
+
+use crate::format::{TransposedError, TransposedLayout, TransposedPart};
 use crate::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
 
 /// Bytes of a tensor of shape `desc` in the plain layout; `None` if it cannot exist.
@@ -17,34 +20,43 @@ pub fn plain_size(desc: &TensorDesc) -> Option<usize> {
     }
 }
 
-/// Makes the plain layout of `pack` from `source` in `out`, which has [`plain_size`] bytes.
+/// Name and version of the plain layout: another one makes files that hold packs stale.
+///
+/// A test pins the bytes; whoever changes them changes this too.
+pub const PLAIN_LAYOUT: &str = "plain/1";
+
+/// Makes the plain layout of `pack` from `source` in `out`, which has [`plain_size`] bytes, on up to `n_threads`
+/// threads. All of `out` is written.
 ///
 /// # Errors
 /// [`Error::Shape`] if the pack does not fit, or what a paged source reports.
-pub fn pack_plain(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+pub fn pack_plain(
+    pack: &PackDesc,
+    source: &HostRows,
+    out: &mut [u8],
+    n_threads: usize,
+) -> Result<()> {
     let packed = pack.packed()?;
     if plain_size(&packed) != Some(out.len()) {
         return Err(Error::shape("pack", "out", packed, format!("{} bytes", out.len())));
     }
     if pack.transpose {
         let layout = transposed(&packed)?;
-        let all: Vec<u32>;
-        let neurons = match &pack.select {
-            Select::Rows(list) => &list[..],
-            Select::All | Select::ColumnBlocks(_) => {
-                all = (0..pack.source.n_cols as u32).collect();
-                &all
-            }
-        };
+        let neurons = &neurons(pack)[..];
         let bytes = source.rows(0..pack.source.n_rows)?;
-        return layout.pack(&bytes, neurons, out).map_err(|e| shape(&e));
+        let parts = layout.parts(&bytes, neurons, out).map_err(|e| shape(&e))?;
+        do_parts(parts, n_threads);
+        return Ok(());
     }
     let row = source.row_bytes();
     match &pack.select {
         Select::All => {
-            out[..row * pack.source.n_rows].copy_from_slice(&source.rows(0..pack.source.n_rows)?)
+            let (rows, spare) = out.split_at_mut(row * pack.source.n_rows);
+            rows.copy_from_slice(&source.rows(0..pack.source.n_rows)?);
+            spare.fill(0);
         }
         Select::Rows(list) => {
+            out[list.len() * row..].fill(0);
             for (&r, out) in list.iter().zip(out.chunks_exact_mut(row)) {
                 out.copy_from_slice(&source.rows(r as usize..r as usize + 1)?);
             }
@@ -62,6 +74,47 @@ pub fn pack_plain(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<
     Ok(())
 }
 
+/// Neurons of a pack that transposes.
+fn neurons(pack: &PackDesc) -> Cow<'_, [u32]> {
+    match &pack.select {
+        Select::Rows(list) => Cow::Borrowed(list),
+        Select::All | Select::ColumnBlocks(_) => (0..pack.source.n_cols as u32).collect(),
+    }
+}
+
+/// Checks that `bytes`, which may come from anywhere, can be used as the plain layout of `pack` without spare slots:
+/// their length, and what points to other places in them. Wrong numbers are not found.
+///
+/// # Errors
+/// [`Error::Shape`] if they cannot.
+pub fn check_plain(pack: &PackDesc, bytes: &[u8]) -> Result<()> {
+    let packed = pack.packed()?;
+    let good = match pack.transpose {
+        true => transposed(&packed)?.holds(&neurons(pack), bytes),
+        false => plain_size(&packed) == Some(bytes.len()),
+    };
+    let wrong = || format!("{} other bytes", bytes.len());
+    if good { Ok(()) } else { Err(Error::shape("adopt", "bytes", packed, wrong())) }
+}
+
+/// Pieces are taken by whoever is free; which thread does one changes no byte.
+fn do_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
+    let n_threads = n_threads.clamp(1, parts.len().max(1));
+    let queue = Mutex::new(parts.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some(part) = next() {
+            part.pack();
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..n_threads {
+            scope.spawn(work);
+        }
+        work();
+    });
+}
+
 /// The plain bytes of one row, as [`refill_plain`] takes them: the row and, where the pack transposes blocks,
 /// its group number.
 ///
@@ -71,7 +124,7 @@ pub fn pack_row_plain(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Ve
     let one = PackDesc { select: Select::Rows([row].into()), spare: 0, ..pack.clone() };
     let packed = one.packed()?;
     let mut bytes = vec![0; plain_size(&packed).unwrap_or_default()];
-    pack_plain(&one, source, &mut bytes)?;
+    pack_plain(&one, source, &mut bytes, 1)?;
     if pack.transpose {
         let layout = transposed(&packed)?;
         let group = bytes[layout.groups_at..layout.groups_at + 4].to_vec();

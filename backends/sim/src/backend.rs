@@ -131,7 +131,7 @@ impl Backend for SimBackend {
         source: &HostRows,
     ) -> Result<Box<dyn RawBuffer>> {
         let buffer = self.allocate(label, &pack.packed()?)?;
-        buffer.write(|out| pack::pack_plain(pack, source, out))?;
+        buffer.write(|out| pack::pack_plain(pack, source, out, 1))?;
         Ok(Box::new(buffer))
     }
 

@@ -17,7 +17,7 @@ pub(crate) use bench::{BenchArgs, OutputFormat};
 pub(crate) use model::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
 pub(crate) use perplexity::{Against, PerplexityArgs};
 pub(crate) use processor::{NumaName, ProcessorArgs};
-pub(crate) use reports::{CompletionsArgs, InfoArgs, TokenizeArgs};
+pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};
 pub(crate) use run::RunArgs;
 pub(crate) use sampling::SamplingArgs;
 
@@ -55,6 +55,8 @@ pub(crate) enum Command {
     Perplexity(Box<PerplexityArgs>),
     /// Show the token ids of a text
     Tokenize(TokenizeArgs),
+    /// List or remove the weights that were laid out anew and kept on disk
+    Cache(CacheArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
 }
@@ -66,7 +68,7 @@ impl Command {
             Self::Run(args) => Some(&args.model.placement),
             Self::Bench(args) => Some(&args.placement),
             Self::Perplexity(args) => Some(&args.model.placement),
-            Self::Info(_) | Self::Tokenize(_) | Self::Completions(_) => None,
+            Self::Info(_) | Self::Tokenize(_) | Self::Cache(_) | Self::Completions(_) => None,
         }
     }
 
@@ -78,6 +80,7 @@ impl Command {
             Self::Bench(args) => &args.common,
             Self::Perplexity(args) => &args.common,
             Self::Tokenize(args) => &args.common,
+            Self::Cache(args) => &args.common,
             Self::Completions(args) => &args.common,
         }
     }

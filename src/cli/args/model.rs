@@ -53,6 +53,14 @@ pub(crate) struct PlacementArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) mmap: bool,
+    /// Lay weights out anew where that is faster; else (--no-repack, -nr) the file's own layout is used
+    #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_REPACK", default_value = "on")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    #[arg(value_parser = boolish())]
+    pub(crate) repack: bool,
+    /// Folder that keeps weights laid out anew, or off; without it a folder of the user's cache
+    #[arg(long, value_name = "DIR|off", env = "THERMOCLINE_ARG_REPACK_CACHE")]
+    pub(crate) repack_cache: Option<PathBuf>,
     /// The feed-forward activation, for a file that does not name it
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_FFN_ACTIVATION")]
     pub(crate) ffn_activation: Option<FfnActivation>,

@@ -1,7 +1,7 @@
-//! The commands that run no model: `info`, `tokenize`, `completions`.
+//! The commands that run no model: `info`, `tokenize`, `cache`, `completions`.
 
 use super::{CommonArgs, boolish};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
 
@@ -53,6 +53,28 @@ pub(crate) struct TokenizeArgs {
     pub(crate) show_count: bool,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
+}
+
+/// List or remove the weights that were laid out anew and kept on disk (`run --repack-cache`).
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CacheArgs {
+    /// What to do
+    #[arg(value_enum, default_value = "list")]
+    pub(crate) action: CacheAction,
+    /// The folder; without it that of the user's cache
+    #[arg(long, value_name = "DIR", env = "THERMOCLINE_ARG_REPACK_CACHE")]
+    pub(crate) repack_cache: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// What `cache` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheAction {
+    /// Print each file, its size and its model
+    List,
+    /// Remove all of them; they are made again when they are needed
+    Clear,
 }
 
 /// Print a completion script: `thermocline completions bash > /etc/bash_completion.d/thermocline`.

@@ -1,6 +1,7 @@
 //! What each command does.
 
 pub(super) mod bench;
+pub(super) mod cache;
 pub(super) mod completions;
 pub(super) mod devices;
 mod engine;

@@ -134,7 +134,8 @@ impl<'a> Job<'a> {
     fn load(&self, n_ctx: usize, sparsity: Option<Sparsity>) -> Result<Engine, Failure> {
         let mut settings = engine::settings(&self.options.model, n_ctx);
         settings.sparsity = sparsity.unwrap_or(settings.sparsity);
-        engine::load(&self.opened.model, settings, self.cpu.clone(), self.terminal)
+        let computation = &self.options.model.computation;
+        engine::load(&self.opened.model, settings, computation, self.cpu.clone(), self.terminal)
     }
 }
 

@@ -30,7 +30,9 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
     let Opened { model, tokenizer } =
         engine::open(model.path.as_deref(), &model.computation, &cpu, terminal)?;
     let n_ctx = engine::context(options.model.n_ctx, &model, terminal);
-    let mut engine = engine::load(&model, engine::settings(&options.model, n_ctx), cpu, terminal)?;
+    let engine_options = engine::settings(&options.model, n_ctx);
+    let mut engine =
+        engine::load(&model, engine_options, &options.model.computation, cpu, terminal)?;
     let load = start.elapsed();
     let built_in = options.model.path.is_none();
     let text = options.prompt.as_deref().unwrap_or(if built_in { STORY } else { "" });

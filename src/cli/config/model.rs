@@ -4,9 +4,11 @@ use super::processor::Processor;
 use crate::cli::args::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::parse::Budget;
+use hal::Bytes;
 use hal::format::Format;
+use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A model to run, and with which sizes.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +62,10 @@ pub(crate) struct Computation {
     pub(crate) mlock: bool,
     /// Map the file; else read it.
     pub(crate) mmap: bool,
+    /// Lay weights out anew where that is faster.
+    pub(crate) repack: bool,
+    /// Where such weights are kept; `None` is nowhere.
+    pub(crate) folder: Option<Folder>,
     /// The activation where the file names none.
     pub(crate) activation: Option<FfnActivation>,
     /// What is skipped.
@@ -70,6 +76,44 @@ pub(crate) struct Computation {
     pub(crate) vram_budget: Option<Budget>,
     /// How the CPU is used.
     pub(crate) processor: Processor,
+}
+
+/// A folder that keeps weights laid out anew.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Folder {
+    /// Its path; it may not be there yet.
+    pub(crate) path: PathBuf,
+    /// What a model must have of them to be worth a file.
+    pub(crate) least: Bytes,
+}
+
+/// Less is made faster than a file is worth; whoever names a folder gets all.
+const LEAST: Bytes = Bytes(64 << 20);
+
+impl Folder {
+    /// The folder the user names, none for `off`, else one in the user's cache if the system tells where that is.
+    pub(crate) fn resolve(named: Option<&Path>) -> Option<Folder> {
+        match named {
+            Some(word) if word == "off" => None,
+            Some(path) => Some(Folder { path: path.to_owned(), least: Bytes(0) }),
+            None => {
+                #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+                let path = user_cache(|name| std::env::var_os(name))?.join("thermocline");
+                Some(Folder { path, least: LEAST })
+            }
+        }
+    }
+}
+
+/// The user's cache folder, by each system's rule. A relative path in the environment counts as none.
+fn user_cache(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let folder = |name: &str| env(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let in_home = |below: &str| folder("HOME").map(|home| home.join(below));
+    match std::env::consts::OS {
+        "windows" => folder("LOCALAPPDATA"),
+        "macos" => in_home("Library/Caches"),
+        _ => folder("XDG_CACHE_HOME").or_else(|| in_home(".cache")),
+    }
 }
 
 /// Which neurons are computed.
@@ -163,6 +207,8 @@ impl Computation {
         Ok(Self {
             mlock: args.mlock,
             mmap: args.mmap,
+            repack: args.repack,
+            folder: Folder::resolve(args.repack_cache.as_deref()),
             activation: args.ffn_activation,
             sparse_threshold: args.sparse_threshold,
             sparsity: match args.sparsity {
@@ -179,4 +225,33 @@ impl Computation {
 /// llama.cpp's thread counts: what is not positive chooses.
 pub(super) fn threads(n: i32) -> Option<NonZeroUsize> {
     usize::try_from(n).ok().and_then(NonZeroUsize::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(all(unix, not(target_os = "macos")))]
+    fn the_cache_folder_is_xdgs() {
+        let folder = |vars: &[(&str, &str)]| {
+            let env = |name: &str| {
+                vars.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+            };
+            user_cache(env)
+        };
+        assert_eq!(folder(&[]), None);
+        assert_eq!(folder(&[("HOME", "/home/me")]), Some("/home/me/.cache".into()));
+        let both = [("HOME", "/home/me"), ("XDG_CACHE_HOME", "/c")];
+        assert_eq!(folder(&both), Some("/c".into()));
+        let relative = [("HOME", "/home/me"), ("XDG_CACHE_HOME", "c")];
+        assert_eq!(folder(&relative), Some("/home/me/.cache".into()));
+    }
+
+    #[test]
+    fn off_is_nowhere_and_a_named_folder_takes_all() {
+        assert_eq!(Folder::resolve(Some(Path::new("off"))), None);
+        let named = Folder::resolve(Some(Path::new("x"))).unwrap();
+        assert_eq!((named.path, named.least), (PathBuf::from("x"), Bytes(0)));
+    }
 }

@@ -1,9 +1,11 @@
 //! SparseFfn over parts of matrices: selected neurons, spare slots that are refilled, shares of a down matrix
 //! that stays as stored, views.
 
+use std::sync::Arc;
+
 use hal::format::Format;
 use hal::op::SparseFfn;
-use hal::{HostRows, PackDesc, Result, Rows, Select, Tensor};
+use hal::{HostRows, PackDesc, Result, Rows, Select, SharedBytes, Tensor};
 
 use super::ffn::{Lie, ROUNDED, Spec, build, finish};
 use crate::Case;
@@ -19,6 +21,8 @@ pub(super) fn cases() -> Vec<Case> {
             let body = move |rig: &mut Rig| views(rig, format, lie);
             cases.push(Case::new(format!("SparseFfn/{format}/views/{lie:?}"), body));
         }
+        let body = move |rig: &mut Rig| adopted(rig, format);
+        cases.push(Case::new(format!("SparseFfn/{format}/adopted"), body));
         let body = move |rig: &mut Rig| shares(rig, format);
         let case = Case::new(format!("SparseFfn/{format}/shares"), body);
         let rounded = format.quants().is_some();
@@ -63,6 +67,58 @@ fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
         ..base
     };
     finish(rig, op)
+}
+
+/// Down comes from bytes that were packed before, where the device can keep such.
+fn adopted(rig: &mut Rig, format: Format) -> Result<()> {
+    let spec = Spec::new(format, Lie::Transposed);
+    let base = build(rig, &spec)?;
+    let source = rig.matrix(spec.n_out(), spec.n_rows(), format)?;
+    let pack = PackDesc { transpose: true, ..PackDesc::whole(source.desc()) };
+    let down = match rig.device.stored(&pack) {
+        None => rig.device.import("down", &pack, &source)?,
+        Some(stored) => {
+            let mut kept = Kept::new(stored.len);
+            rig.device.pack_into(&pack, &source, kept.bytes_mut())?;
+            let used = rig.device.ledger().used();
+            let short: SharedBytes = Arc::new(Kept::new(stored.len - 1));
+            if rig.device.adopt(&pack, short).is_ok() {
+                rig.faults.push("bytes of another length were adopted".to_owned());
+            }
+            let tensor = rig.device.adopt(&pack, Arc::new(kept))?;
+            if rig.device.ledger().used() != used {
+                rig.faults.push("kept bytes were booked".to_owned());
+            }
+            tensor
+        }
+    };
+    finish(rig, SparseFfn { down, ..base })
+}
+
+/// Bytes at the address of a mapped page, as far as a device can tell, and poisoned.
+#[derive(Debug)]
+struct Kept {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Kept {
+    fn new(len: usize) -> Kept {
+        let bytes = vec![0xA5; len + 64];
+        let start = bytes.as_ptr().align_offset(64);
+        Kept { bytes, start, len }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}
+
+impl AsRef<[u8]> for Kept {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
 }
 
 /// All matrices are views that begin inside their buffers.

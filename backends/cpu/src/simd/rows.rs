@@ -122,26 +122,26 @@ macro_rules! dot_kernels {
     ($features:literal) => {
         fn dot(format: Format) -> Dot {
             macro_rules! entry {
-                                ($dots:path) => {{
-                                    /// A loop of its own for each format, so that a row begins while the one before it ends.
-                                    #[target_feature(enable = $features)]
-                                    fn rows<const N: usize>(
-                                        run: &RowRun<'_>,
-                                        x: [ActView<'_>; N],
-                                        out: &mut [[f32; N]],
-                                    ) {
-                                        for (i, out) in out.iter_mut().enumerate() {
-                                            *out = $dots(run.row(i), x);
-                                        }
+                                        ($dots:path) => {{
+                                            /// A loop of its own for each format, so that a row begins while the one before it ends.
+                                            #[target_feature(enable = $features)]
+                                            fn rows<const N: usize>(
+                                                run: &RowRun<'_>,
+                                                x: [ActView<'_>; N],
+                                                out: &mut [[f32; N]],
+                                            ) {
+                                                for (i, out) in out.iter_mut().enumerate() {
+                                                    *out = $dots(run.row(i), x);
+                                                }
+                                            }
+                                            Dot {
+                                                // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+                                                one: |run, x, out| unsafe { rows(run, x, out) },
+                                                // SAFETY: the same.
+                                                four: |run, x, out| unsafe { rows(run, x, out) },
+                                            }
+                                        }};
                                     }
-                                    Dot {
-                                        // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
-                                        one: |run, x, out| unsafe { rows(run, x, out) },
-                                        // SAFETY: the same.
-                                        four: |run, x, out| unsafe { rows(run, x, out) },
-                                    }
-                                }};
-                            }
             match format {
                 Format::F32 => entry!(plain::of_f32::dots),
                 Format::F16 => entry!(plain::of_f16::dots),

@@ -9,6 +9,7 @@
 mod activation;
 mod block;
 mod search;
+mod transpose;
 mod transposed;
 
 mod bf16;
@@ -30,6 +31,7 @@ use std::{fmt, str::FromStr};
 
 pub use activation::{Activation, Q8_BLOCK, Q8Row, quantize_q8};
 pub use block::{Code, Quants, Unpacked};
+pub use transpose::TransposedPart;
 pub use transposed::{TransposedError, TransposedLayout};
 
 // `f32` names a module in this file, so the number type is written `primitive::f32`.

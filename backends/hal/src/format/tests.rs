@@ -184,13 +184,69 @@ fn check_transposed(format: Format, n_ff: usize, n_out: usize, neurons: &[u32], 
 fn a_transposed_matrix_has_the_same_values() {
     for &format in Format::ALL.iter().filter(|format| format.is_weight()) {
         for n_out in [1, 31, 32, 96, 130, 288] {
-            let n_ff = 3 * format.block_values().max(11);
+            // More than one run of neurons, and a last one that is shorter.
+            let n_ff = 9 * format.block_values().max(33) / if n_out > 96 { 3 } else { 1 };
+            let n_ff = n_ff.next_multiple_of(format.block_values());
             let all: Vec<u32> = (0..n_ff as u32).collect();
             check_transposed(format, n_ff, n_out, &all, n_ff);
             let some: Vec<u32> = all.iter().copied().filter(|n| n % 7 == 3 || n % 5 == 1).collect();
             check_transposed(format, n_ff, n_out, &some, some.len() + 3);
             check_transposed(format, n_ff, n_out, &[n_ff as u32 - 1], 1);
             check_transposed(format, n_ff, n_out, &[], 2);
+        }
+    }
+}
+
+/// Files keep these bytes: where they change, `pack::PLAIN_LAYOUT` changes.
+#[test]
+fn the_transposed_bytes_are_pinned() {
+    let formats = Format::ALL.iter().filter(|format| format.is_weight());
+    let found: Vec<String> = formats
+        .map(|&format| {
+            let (n_ff, n_out) = (512, 40);
+            let source = random_matrix(format, n_out, n_ff, 5);
+            let layout = TransposedLayout::new(format, 300, n_ff, n_out).unwrap();
+            let neurons: Vec<u32> = (0..512).filter(|n| n % 2 == 1).collect();
+            let mut packed = vec![0xA5; layout.n_bytes];
+            layout.pack(&source, &neurons, &mut packed).unwrap();
+            let hash = packed.iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, &byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+            });
+            format!("{format} {hash:016x}")
+        })
+        .collect();
+    assert_eq!(crate::pack::PLAIN_LAYOUT, "plain/1");
+    assert_eq!(found, PINNED);
+}
+
+const PINNED: [&str; 9] = [
+    "F32 41efa3f21fc81477",
+    "F16 6f1f22b9adf3fdd2",
+    "BF16 e6e5326bd0ce9f1a",
+    "Q4_0 45383df211cf65bd",
+    "Q4_1 92d7a4fa75759b89",
+    "Q8_0 8b4967057289ef68",
+    "Q4_K 880b3a3d6713f13d",
+    "Q5_K dcaaafe656b8833f",
+    "Q6_K b75e9eda9ee4b591",
+];
+
+/// Bytes out of a file: whatever stands in them, no group can point outside of the tables.
+#[test]
+fn buffers_from_elsewhere_are_known_by_length_and_groups() {
+    for &format in Format::ALL.iter().filter(|format| format.is_weight()) {
+        let (n_ff, n_out) = (512, 40);
+        let neurons: Vec<u32> = (0..512).filter(|n| n % 3 == 1).collect();
+        let layout = TransposedLayout::new(format, neurons.len(), n_ff, n_out).unwrap();
+        let mut packed = vec![0xA5; layout.n_bytes];
+        layout.pack(&random_matrix(format, n_out, n_ff, 9), &neurons, &mut packed).unwrap();
+        assert!(layout.holds(&neurons, &packed));
+        assert!(!layout.holds(&neurons, &packed[1..]) && !layout.holds(&neurons[1..], &packed));
+        let groups = layout.groups_at..layout.groups_at + 4 * neurons.len();
+        for at in 0..packed.len() {
+            packed[at] ^= 0x81;
+            assert_eq!(layout.holds(&neurons, &packed), !groups.contains(&at), "{format} {at}");
+            packed[at] ^= 0x81;
         }
     }
 }

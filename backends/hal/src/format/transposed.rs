@@ -13,12 +13,11 @@
 use half::f16;
 
 use super::Format;
-use super::block::{Code, Quants, Unpacked};
+use super::block::Code;
+use super::transpose::{self, TransposedPart};
 
 /// Outputs that share a unit of the layout: rows of quantised formats are padded to this.
-const TILE: usize = 32;
-/// Outputs packed in one pass over the neurons: the rows are written a cache line at a time.
-const PASS: usize = 128;
+pub(super) const TILE: usize = 32;
 
 /// Where the parts of a transposed matrix lie in their buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,13 +138,22 @@ impl TransposedLayout {
         neurons: &[u32],
         out: &mut [u8],
     ) -> Result<(), TransposedError> {
-        self.check(source, neurons, out)?;
-        out.fill(0);
-        match self.format.quants() {
-            None => self.pack_plain(source, neurons, out),
-            Some(quants) => self.pack_quants(quants, source, neurons, out),
-        }
+        self.parts(source, neurons, out)?.into_iter().for_each(TransposedPart::pack);
         Ok(())
+    }
+
+    /// The same work in pieces, which several threads may do in any order. What belongs to no piece is zeroed.
+    ///
+    /// # Errors
+    /// As [`TransposedLayout::pack`].
+    pub fn parts<'a>(
+        &self,
+        source: &'a [u8],
+        neurons: &'a [u32],
+        out: &'a mut [u8],
+    ) -> Result<Vec<TransposedPart<'a>>, TransposedError> {
+        self.check(source, neurons, out)?;
+        Ok(transpose::parts(*self, source, neurons, out))
     }
 
     fn check(&self, source: &[u8], neurons: &[u32], out: &[u8]) -> Result<(), TransposedError> {
@@ -171,92 +179,23 @@ impl TransposedLayout {
         }
     }
 
-    fn source_row_bytes(&self) -> usize {
+    /// Whether a buffer that may come from anywhere has this length, and each of its slots names the group of its
+    /// neuron, as [`TransposedLayout::pack`] writes it. Everything else in a buffer is a number to count with.
+    #[must_use]
+    pub fn holds(&self, neurons: &[u32], bytes: &[u8]) -> bool {
+        if bytes.len() != self.n_bytes || neurons.len() != self.n_slots {
+            return false;
+        }
+        let groups = bytes[self.groups_at..].as_chunks::<4>().0;
+        let group = |neuron: u32| neuron.checked_div(self.group as u32).unwrap_or(0);
+        neurons
+            .iter()
+            .zip(groups)
+            .all(|(&neuron, found)| u32::from_le_bytes(*found) == group(neuron))
+    }
+
+    pub(super) fn source_row_bytes(&self) -> usize {
         self.format.row_bytes(self.n_ff).expect("new checked it")
-    }
-
-    fn pack_plain(&self, source: &[u8], neurons: &[u32], out: &mut [u8]) {
-        match self.format.block_bytes() {
-            2 => self.pack_plain_of::<2>(source, neurons, out),
-            _ => self.pack_plain_of::<4>(source, neurons, out),
-        }
-    }
-
-    /// In squares of 64, so that both the rows read and the rows written stay in the nearest cache.
-    fn pack_plain_of<const SIZE: usize>(&self, source: &[u8], neurons: &[u32], out: &mut [u8]) {
-        let source = source.as_chunks::<SIZE>().0;
-        let out = out[..self.groups_at].as_chunks_mut::<SIZE>().0;
-        for first in (0..self.n_out).step_by(64) {
-            let end = (first + 64).min(self.n_out);
-            for (part, neurons) in neurons.chunks(64).enumerate() {
-                for (i, &neuron) in neurons.iter().enumerate() {
-                    let column = source[first * self.n_ff + neuron as usize..].iter();
-                    let row = &mut out[(64 * part + i) * self.n_out..][first..end];
-                    for (to, from) in row.iter_mut().zip(column.step_by(self.n_ff)) {
-                        *to = *from;
-                    }
-                }
-            }
-        }
-    }
-
-    fn pack_quants(&self, quants: &Quants, source: &[u8], neurons: &[u32], out: &mut [u8]) {
-        let (n_values, block_bytes) = (self.format.block_values(), self.format.block_bytes());
-        for (slot, &neuron) in neurons.iter().enumerate() {
-            let at = self.groups_at + 4 * slot;
-            let group = neuron / quants.group as u32;
-            out[at..at + 4].copy_from_slice(&group.to_le_bytes());
-        }
-        // [PASS, block_values] the codes of one block of neurons for one pass of outputs.
-        let mut tile = vec![0i8; PASS * n_values];
-        let mut parts = Unpacked::default();
-        for first in (0..self.n_out).step_by(PASS) {
-            let n_outputs = PASS.min(self.n_out - first);
-            tile.fill(0);
-            let mut first_slot = 0;
-            for block in 0..self.n_ff / n_values {
-                for e in 0..n_outputs {
-                    let at = (first + e) * self.source_row_bytes() + block * block_bytes;
-                    quants.unpack(&source[at..at + block_bytes], &mut parts);
-                    tile[e * n_values..][..n_values].copy_from_slice(&parts.codes[..n_values]);
-                    self.store_scales(quants, block * n_values, first + e, &parts, out);
-                }
-                let end = ((block + 1) * n_values) as u32;
-                let n_slots = neurons[first_slot..].partition_point(|&neuron| neuron < end);
-                for slot in first_slot..first_slot + n_slots {
-                    let column = &tile[neurons[slot] as usize % n_values..];
-                    let row = &mut out[slot * self.row_bytes..][..self.row_bytes];
-                    store_codes(quants.code, column, n_values, first, row);
-                }
-                first_slot += n_slots;
-            }
-        }
-    }
-
-    /// The scales and minimums of one block, whose first value is that of neuron `first`.
-    fn store_scales(
-        &self,
-        quants: &Quants,
-        first: usize,
-        output: usize,
-        parts: &Unpacked,
-        out: &mut [u8],
-    ) {
-        for g in 0..self.format.block_values() / quants.group {
-            let row = (first / quants.group + g) * self.table_row_bytes;
-            let mut store = |at: usize, value: f32| {
-                if quants.wide_scales {
-                    out[at + 4 * output..][..4].copy_from_slice(&value.to_le_bytes());
-                } else {
-                    let value = f16::from_f32(value);
-                    out[at + 2 * output..][..2].copy_from_slice(&value.to_le_bytes());
-                }
-            };
-            store(self.scales_at + row, parts.scales[g]);
-            if quants.has_min {
-                store(self.mins_at + row, parts.mins[g]);
-            }
-        }
     }
 
     /// Dequantises the row of `slot` into `out` `[n_out]`.
@@ -289,31 +228,6 @@ impl TransposedLayout {
             };
             let min = if quants.has_min { entry(self.mins_at, e) } else { 0.0 };
             *out = entry(self.scales_at, e) * f32::from(code) - min;
-        }
-    }
-}
-
-/// Writes the outputs `first..` of one neuron's row, as many as are in the pass and the row.
-///
-/// `column[e * stride]` is the code of output `first + e`. Byte j of a nibble tile holds output j in
-/// its low and output j + 16 in its high nibble.
-fn store_codes(code: Code, column: &[i8], stride: usize, first: usize, row: &mut [u8]) {
-    match code {
-        Code::Byte => {
-            let end = row.len().min(first + PASS);
-            for (byte, code) in row[first..end].iter_mut().zip(column.iter().step_by(stride)) {
-                *byte = *code as u8;
-            }
-        }
-        Code::Nibble { offset } => {
-            let end = row.len().min((first + PASS) / 2);
-            for (tile, pairs) in row[first / 2..end].chunks_exact_mut(TILE / 2).enumerate() {
-                let low = column[tile * TILE * stride..].iter().step_by(stride);
-                let high = column[(tile * TILE + 16) * stride..].iter().step_by(stride);
-                for ((pair, low), high) in pairs.iter_mut().zip(low).zip(high) {
-                    *pair = (low + offset) as u8 | ((high + offset) as u8) << 4;
-                }
-            }
         }
     }
 }

@@ -180,7 +180,8 @@ impl Bench<'_> {
             .entry(n_threads)
             .or_insert_with(|| bench::read_bandwidth(n_threads, bench::probe_size(free)));
         let begin = Instant::now();
-        let mut engine = engine::load(&opened.model, settings, cpu, self.terminal)?;
+        let computation = &self.options.computation;
+        let mut engine = engine::load(&opened.model, settings, computation, cpu, self.terminal)?;
         let load = begin.elapsed();
         let facts =
             Facts { n_threads, bandwidth, load, ..Facts::new(&engine, self.options, combination) };

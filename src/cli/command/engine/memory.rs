@@ -2,17 +2,18 @@
 
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
-use crate::engine::{EngineOptions, Sparsity};
+use crate::converted;
+use crate::engine::{EngineOptions, to_convert};
 use crate::model::Model;
 use hal::format::Format;
-use hal::{Bytes, Device, MemoryReport, PackDesc, Select};
+use hal::{Bytes, Device, MemoryReport};
 
 /// Memory that a run must have, by what needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
     /// Weights that are read for every token, as they are in the file.
     weights: Bytes,
-    /// Copies of `ffn_down` with one row per neuron.
+    /// Weights laid out anew.
     copies: Bytes,
     /// Keys and values of one token.
     cache_per_token: Bytes,
@@ -26,16 +27,9 @@ impl Need {
     /// What `model` needs with these settings on the CPU.
     pub(super) fn of(model: &Model, options: &EngineOptions, cpu: &Device) -> Need {
         let hyper = &model.hyper;
-        let copied = |ffn: &&crate::model::Ffn| {
-            model.is_exactly_sparse() && options.sparsity != Sparsity::Off && !ffn.down_by_neuron
-        };
-        let (mut copies, mut replaced) = (Bytes(0), Bytes(0));
-        for ffn in model.layers.iter().map(|layer| &layer.ffn).filter(copied) {
-            let source = ffn.down.desc();
-            let pack = PackDesc { source, select: Select::All, transpose: true, spare: 0 };
-            copies += cpu.pack_size(&pack, false);
-            replaced += source.bytes().unwrap_or_default();
-        }
+        let weights = to_convert(model, options, cpu);
+        let copies = converted::size(&weights);
+        let mut replaced: Bytes = weights.iter().map(converted::Weight::source_size).sum();
         // A predictor that is not used is not read.
         let unused = model.layers.iter().filter_map(|layer| layer.ffn.predictor.as_ref());
         for predictor in unused.filter(|_| !options.predicts(model)) {
@@ -57,6 +51,11 @@ impl Need {
             cache: product(&[cache_per_token.0 as usize, options.n_ctx]),
             scratch: floats(&[options.n_ubatch, body]) + floats(&[options.max_out(), head]),
         }
+    }
+
+    /// Cache and scratch.
+    pub(super) fn beside_weights(&self) -> Bytes {
+        self.cache + self.scratch
     }
 
     /// All together.
@@ -93,7 +92,7 @@ impl Need {
     fn parts(&self, n_ctx: usize) -> String {
         let copies = match self.copies {
             Bytes(0) => String::new(),
-            copies => format!("ffn_down by neuron {copies}, "),
+            copies => format!("laid out anew {copies}, "),
         };
         let Need { weights, cache, scratch, .. } = self;
         format!("weights {weights}, {copies}KV cache of {n_ctx} tokens {cache}, scratch {scratch}")

@@ -1,6 +1,7 @@
 //! From what the user said about a model to an engine that runs it; the same way for `run`, `bench` and
 //! `perplexity`: [`open`] the file, choose the [`context`], [`load`].
 
+mod convert;
 mod errors;
 mod memory;
 
@@ -185,19 +186,24 @@ pub(crate) fn settings(options: &ModelOptions, n_ctx: usize) -> EngineOptions {
             Sparsity::Off => engine::Sparsity::Off,
         },
         sparse_threshold: options.computation.sparse_threshold,
+        repack: options.computation.repack,
+        converted: None,
     }
 }
 
-/// Loads `model` on the CPU: says what is skipped, refuses what cannot fit, shows a bar while it takes time.
+/// Loads `model` on the CPU: says what is skipped, lays weights out anew or takes them as kept on disk, refuses what
+/// cannot fit, shows a bar while it takes time.
 ///
 /// # Errors
 /// [`Exit::Memory`] with the numbers; what the engine reports.
 pub(crate) fn load(
     model: &Arc<Model>,
     options: EngineOptions,
+    computation: &Computation,
     cpu: Device,
     terminal: &Terminal,
 ) -> Result<Engine, Failure> {
+    let options = convert::prepare(model, options, computation, &cpu, terminal);
     tell_sparsity(model, &options, terminal);
     let need = Need::of(model, &options, &cpu);
     need.check(
@@ -205,26 +211,30 @@ pub(crate) fn load(
         options.n_ctx,
         terminal,
     )?;
-    let hidden = !terminal.shows_progress() || need.total() < BAR_FROM;
-    let bar = match hidden {
-        true => ProgressBar::hidden(),
-        false => ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()),
-    };
-    if let Ok(style) = ProgressStyle::with_template("loading {bar:40} {pos}/{len} layers") {
-        bar.set_style(style);
-    }
+    let bar = bar("loading", need.total(), terminal);
     let notice: Notice = {
         let (bar, terminal) = (bar.clone(), terminal.clone());
         Arc::new(move |text: &str| bar.suspend(|| terminal.note(text)))
     };
-    let progress = |done: usize, of: usize| {
-        bar.set_length(of as u64);
-        // Layers end in any order, on several threads.
-        bar.set_position((done as u64).max(bar.position()));
+    let progress = |done: u64, of: u64| {
+        bar.set_length(of);
+        bar.set_position(done);
     };
     let engine = Engine::load(Arc::clone(model), vec![cpu], options, None, notice, &progress);
     bar.finish_and_clear();
     Ok(engine?)
+}
+
+/// A bar over `size` bytes, hidden where nobody looks or it would be gone at once.
+fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> ProgressBar {
+    if !terminal.shows_progress() || size < BAR_FROM {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(Some(size.0), ProgressDrawTarget::stderr());
+    match ProgressStyle::with_template("{prefix} {bar:40} {binary_bytes}/{binary_total_bytes}") {
+        Ok(style) => bar.with_style(style).with_prefix(what),
+        Err(_) => bar,
+    }
 }
 
 /// One line where the user may expect skipping and there is none; the rest with `-v`.
@@ -247,13 +257,21 @@ fn tell_sparsity(model: &Model, options: &EngineOptions, terminal: &Terminal) {
         )),
     }
     let built = model.layers.iter().filter(|layer| layer.ffn.predictor.is_some()).count();
-    if options.predicts(model) {
+    let used = options.n_predicting(model);
+    if used > 0 {
         let threshold = options.sparse_threshold.unwrap_or(model.predictor_threshold);
         terminal.note(&format!(
-            "the file's predictor chooses neurons in {built} layers (score at least {threshold}), as in PowerInfer; what it misses changes the result, --sparsity exact misses nothing"
+            "the file's predictor chooses neurons in {used} layers (score at least {threshold}), as in PowerInfer; what it misses changes the result, --sparsity exact misses nothing"
         ));
     } else if options.sparse_threshold.is_some() {
         terminal.note("--sparse-threshold changes nothing: no predictor chooses neurons here");
+    }
+    let anew = EngineOptions { repack: true, ..options.clone() }.n_predicting(model);
+    if used < anew {
+        terminal.note(&format!(
+            "{} of the file's predictors are not used: they need ffn_down laid out anew; their layers skip by the gate alone, which is exact",
+            anew - used
+        ));
     }
     if built < model.n_predictors && options.sparsity == engine::Sparsity::Predicted {
         terminal.note(&format!(
@@ -276,6 +294,8 @@ mod tests {
         let computation = Computation {
             mlock: false,
             mmap: false,
+            repack: true,
+            folder: None,
             activation: None,
             sparsity: Sparsity::Exact,
             sparse_threshold: None,

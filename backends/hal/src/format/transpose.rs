@@ -1,0 +1,263 @@
+//! Makes a [`TransposedLayout`]: codes regrouped by neuron, scales into tables.
+//!
+//! The work is cut into runs of neurons. A run reads a short stretch of each row of the file and writes whole rows
+//! of its own, so that runs share nothing and both sides stay in the nearest caches: 32 outputs at a time, codes
+//! are taken apart and turned round in squares of 16 bytes.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::block::{Code, Quants, Unpacked};
+use super::transposed::{TILE, TransposedLayout};
+
+/// Neurons of a run: a whole number of blocks in every format.
+const RUN: usize = 256;
+/// Side of the squares that are turned round.
+const SQUARE: usize = 16;
+
+/// One run of neurons of a matrix that is being transposed.
+#[derive(Debug)]
+pub struct TransposedPart<'a> {
+    layout: TransposedLayout,
+    source: &'a [u8],
+    /// Neurons of the file, stored or not.
+    run: Range<usize>,
+    /// Those of them that are stored, ascending.
+    neurons: &'a [u32],
+    /// Their rows of codes or values.
+    rows: &'a mut [u8],
+    /// Their group numbers.
+    groups: &'a mut [u8],
+    scales: &'a mut [u8],
+    mins: &'a mut [u8],
+}
+
+/// All runs of a matrix whose lengths were checked. What belongs to none becomes zeros.
+pub(super) fn parts<'a>(
+    layout: TransposedLayout,
+    source: &'a [u8],
+    neurons: &'a [u32],
+    out: &'a mut [u8],
+) -> Vec<TransposedPart<'a>> {
+    let (rows, rest) = out.split_at_mut(layout.groups_at);
+    let (groups, rest) = rest.split_at_mut(layout.scales_at - layout.groups_at);
+    let (scales, mins) = rest.split_at_mut(layout.mins_at - layout.scales_at);
+    let (mut rows, mut groups, mut scales, mut mins) = (rows, groups, scales, mins);
+    let mut parts = Vec::with_capacity(layout.n_ff.div_ceil(RUN));
+    let mut left = neurons;
+    for first in (0..layout.n_ff).step_by(RUN) {
+        let run = first..(first + RUN).min(layout.n_ff);
+        let n_slots = left.partition_point(|&neuron| (neuron as usize) < run.end);
+        let (neurons, after) = left.split_at(n_slots);
+        left = after;
+        let n_groups = run.len().checked_div(layout.group).unwrap_or(0);
+        let table = n_groups * layout.table_row_bytes;
+        let with_mins = layout.format.quants().is_some_and(|quants| quants.has_min);
+        parts.push(TransposedPart {
+            layout,
+            source,
+            run,
+            neurons,
+            rows: take(&mut rows, n_slots * layout.row_bytes),
+            groups: take(&mut groups, n_slots * 4),
+            scales: take(&mut scales, table),
+            mins: take(&mut mins, if with_mins { table } else { 0 }),
+        });
+    }
+    for gap in [rows, groups, scales, mins] {
+        gap.fill(0);
+    }
+    parts
+}
+
+/// Splits the first `len` bytes off.
+fn take<'a>(bytes: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
+    let (first, rest) = std::mem::take(bytes).split_at_mut(len);
+    *bytes = rest;
+    first
+}
+
+impl TransposedPart<'_> {
+    /// Does this piece of the work.
+    pub fn pack(mut self) {
+        match (self.layout.format.quants(), self.layout.format.block_bytes()) {
+            (Some(quants), _) => self.pack_quants(quants),
+            (None, 2) => self.pack_plain::<2>(),
+            (None, _) => self.pack_plain::<4>(),
+        }
+    }
+
+    /// In squares of 64, so that both the rows read and the rows written stay in the nearest cache.
+    fn pack_plain<const SIZE: usize>(&mut self) {
+        self.groups.fill(0);
+        let TransposedLayout { n_out, n_ff, .. } = self.layout;
+        let source = self.source.as_chunks::<SIZE>().0;
+        let out = self.rows.as_chunks_mut::<SIZE>().0;
+        for first in (0..n_out).step_by(64) {
+            let end = (first + 64).min(n_out);
+            for (part, neurons) in self.neurons.chunks(64).enumerate() {
+                for (i, &neuron) in neurons.iter().enumerate() {
+                    let column = source[first * n_ff + neuron as usize..].iter();
+                    let row = &mut out[(64 * part + i) * n_out..][first..end];
+                    for (to, from) in row.iter_mut().zip(column.step_by(n_ff)) {
+                        *to = *from;
+                    }
+                }
+            }
+        }
+    }
+
+    fn pack_quants(&mut self, quants: &Quants) {
+        for (group, &neuron) in self.groups.chunks_exact_mut(4).zip(self.neurons) {
+            group.copy_from_slice(&(neuron / quants.group as u32).to_le_bytes());
+        }
+        let layout = self.layout;
+        let (n_values, block_bytes) = (layout.format.block_values(), layout.format.block_bytes());
+        let row_bytes = layout.source_row_bytes();
+        // Bytes of a neuron's row that stand for one tile of outputs.
+        let width = match quants.code {
+            Code::Nibble { .. } => TILE / 2,
+            Code::Byte => TILE,
+        };
+        let mut tile = vec![0i8; TILE * n_values];
+        let mut turned = vec![0u8; n_values * width];
+        let mut tables = Tables::default();
+        let mut parts = Unpacked::default();
+        for first in (0..layout.n_cols).step_by(TILE) {
+            let n_outputs = TILE.min(layout.n_out.saturating_sub(first));
+            if n_outputs < TILE {
+                // Outputs past the matrix are zeros; the tiles before have set all.
+                tile[n_outputs * n_values..].fill(0);
+                tables = Tables::default();
+            }
+            let mut slot = 0;
+            for begin in self.run.clone().step_by(n_values) {
+                let at = first * row_bytes + begin / n_values * block_bytes;
+                for (e, codes) in tile.chunks_exact_mut(n_values).take(n_outputs).enumerate() {
+                    let block = &self.source[at + e * row_bytes..][..block_bytes];
+                    quants.unpack(block, &mut parts);
+                    codes.copy_from_slice(&parts.codes[..n_values]);
+                    tables.set(e, &parts, n_values / quants.group);
+                }
+                let row = (begin - self.run.start) / quants.group;
+                self.store_tables(quants, &tables, row..row + n_values / quants.group, first);
+                turn(quants.code, &tile, n_values, &mut turned);
+                let end = (begin + n_values) as u32;
+                let n_slots = self.neurons[slot..].partition_point(|&neuron| neuron < end);
+                for _ in 0..n_slots {
+                    let from = &turned[(self.neurons[slot] as usize - begin) * width..][..width];
+                    let row = slot * layout.row_bytes + first / TILE * width;
+                    self.rows[row..row + width].copy_from_slice(from);
+                    slot += 1;
+                }
+            }
+        }
+    }
+
+    /// Puts the scales and minimums of one tile of outputs, from `first` on, into rows of the run's tables.
+    fn store_tables(&mut self, quants: &Quants, tables: &Tables, rows: Range<usize>, first: usize) {
+        let store = |table: &mut [u8], values: &[[f32; TILE]; 16]| {
+            for (values, row) in values.iter().zip(rows.clone()) {
+                let row = &mut table[row * self.layout.table_row_bytes..];
+                if quants.wide_scales {
+                    let out = row[4 * first..].as_chunks_mut().0;
+                    out.iter_mut().zip(values).for_each(|(out, v)| *out = v.to_le_bytes());
+                } else {
+                    let out = row[2 * first..].as_chunks_mut().0;
+                    let narrow = |v: &f32| f16::from_f32(*v).to_le_bytes();
+                    out.iter_mut().zip(values).for_each(|(out, v)| *out = narrow(v));
+                }
+            }
+        };
+        store(self.scales, &tables.scales);
+        if quants.has_min {
+            store(self.mins, &tables.mins);
+        }
+    }
+}
+
+/// Scales and minimums of the blocks of one tile of outputs, by group.
+#[derive(Debug, Default)]
+struct Tables {
+    scales: [[f32; TILE]; 16],
+    mins: [[f32; TILE]; 16],
+}
+
+impl Tables {
+    fn set(&mut self, output: usize, parts: &Unpacked, n_groups: usize) {
+        for g in 0..n_groups {
+            self.scales[g][output] = parts.scales[g];
+            self.mins[g][output] = parts.mins[g];
+        }
+    }
+}
+
+/// Turns codes `[TILE, n_values]` into `[n_values, TILE]` as rows store them: byte j of a nibble tile holds output
+/// j in its low and output j + 16 in its high nibble.
+fn turn(code: Code, tile: &[i8], n_values: usize, out: &mut [u8]) {
+    let tile: &[u8] = bytemuck::cast_slice(tile);
+    let (upper, lower) = tile.split_at(SQUARE * n_values);
+    for at in (0..n_values).step_by(SQUARE) {
+        let row = |from: &[u8], j: usize| -> [u8; SQUARE] {
+            from[j * n_values + at..][..SQUARE].try_into().expect("as long as a square")
+        };
+        match code {
+            Code::Byte => {
+                let upper = turn_square(std::array::from_fn(|j| row(upper, j)));
+                let lower = turn_square(std::array::from_fn(|j| row(lower, j)));
+                let out = out[at * TILE..].chunks_exact_mut(TILE);
+                for (out, (upper, lower)) in out.zip(upper.iter().zip(&lower)) {
+                    out[..SQUARE].copy_from_slice(upper);
+                    out[SQUARE..].copy_from_slice(lower);
+                }
+            }
+            Code::Nibble { offset } => {
+                let offset = offset as u8;
+                let pair =
+                    |low: u8, high: u8| low.wrapping_add(offset) | high.wrapping_add(offset) << 4;
+                let pairs = |j: usize| {
+                    let (low, high) = (row(upper, j), row(lower, j));
+                    std::array::from_fn(|i| pair(low[i], high[i]))
+                };
+                let square = turn_square(std::array::from_fn(pairs));
+                out[at * SQUARE..][..SQUARE * SQUARE].copy_from_slice(square.as_flattened());
+            }
+        }
+    }
+}
+
+/// Rows become columns: four rounds, each of which interleaves the rows of both halves.
+fn turn_square(mut rows: [[u8; SQUARE]; SQUARE]) -> [[u8; SQUARE]; SQUARE] {
+    const HALF: usize = SQUARE / 2;
+    for _ in 0..4 {
+        let mut next = [[0; SQUARE]; SQUARE];
+        for i in 0..HALF {
+            let (a, b) = (rows[i], rows[i + HALF]);
+            for j in 0..HALF {
+                next[2 * i][2 * j] = a[j];
+                next[2 * i][2 * j + 1] = b[j];
+                next[2 * i + 1][2 * j] = a[j + HALF];
+                next[2 * i + 1][2 * j + 1] = b[j + HALF];
+            }
+        }
+        rows = next;
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_square_is_turned_round() {
+        let rows = std::array::from_fn(|i| std::array::from_fn(|j| (16 * i + j) as u8));
+        let turned = turn_square(rows);
+        for (i, row) in turned.iter().enumerate() {
+            for (j, &byte) in row.iter().enumerate() {
+                assert_eq!(byte, (16 * j + i) as u8);
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Sums that tell one file from another. They find accidents, not forgeries.
+
+#[cfg(unix)]
+use std::os::unix::fs::MetadataExt;
+use std::time::UNIX_EPOCH;
+
+use hal::Source;
+use rayon::prelude::*;
+
+use super::Weight;
+use crate::gguf::File;
+
+/// A sum over words: a multiplication and a rotation for each.
+#[derive(Debug, Default)]
+pub(super) struct Hash(u64);
+
+impl Hash {
+    /// Adds bytes and where they end.
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        words.iter().for_each(|&word| self.word(u64::from_le_bytes(word)));
+        self.word(u64::from_le_bytes(last));
+        self.word(bytes.len() as u64);
+    }
+
+    fn word(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    }
+
+    /// The sum; every bit of the input reaches its lower half.
+    pub(super) fn finish(&self) -> u64 {
+        (self.0 ^ self.0 >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.0 >> 29
+    }
+}
+
+/// Bytes that are summed as one: a thread takes so many at a time.
+const PIECE: usize = 1 << 20;
+
+/// The sum of a pack: of the sums of its pieces, which all threads make. Whoever checks it has also brought the pack
+/// into memory, in order.
+pub(super) fn sum(pack: &[u8]) -> u64 {
+    let of_piece = |piece: &[u8]| {
+        let mut hash = Hash::default();
+        hash.add(piece);
+        hash.finish()
+    };
+    let sums: Vec<u64> = pack.par_chunks(PIECE).map(of_piece).collect();
+    let mut hash = Hash::default();
+    sums.into_iter().for_each(|sum| hash.word(sum));
+    hash.word(pack.len() as u64);
+    hash.finish()
+}
+
+/// Bytes of a sample of a tensor.
+const SAMPLE: usize = 64;
+
+/// What a model is known by: the size and times of its files, their headers, and a sample of each tensor in `weights`.
+///
+/// Summing all of it would read the whole file at each start, and many samples are slow where it is not in memory. The
+/// time of the last change of a file's entry, which Unix has and nobody can set, tells of a write even where size and
+/// time of the contents were made to look as before.
+pub(super) fn fingerprint(model: &File, weights: &[Weight]) -> String {
+    let mut hash = Hash::default();
+    model.headers().for_each(|header| hash.add(header));
+    hash.add(&model.size_bytes().to_le_bytes());
+    for facts in model.paths().iter().filter_map(|path| path.metadata().ok()) {
+        let time = facts.modified().ok();
+        let time = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        hash.add(&time.as_nanos().to_le_bytes());
+        #[cfg(unix)]
+        hash.add(&[facts.ctime().to_le_bytes(), facts.ctime_nsec().to_le_bytes()].concat());
+    }
+    for weight in weights {
+        if let Source::Mapped(bytes) | Source::Owned(bytes) = weight.source.source() {
+            let bytes = (**bytes).as_ref();
+            let middle = bytes.len().saturating_sub(SAMPLE) / 2;
+            hash.add(&bytes[middle..bytes.len().min(middle + SAMPLE)]);
+        }
+    }
+    format!("{:016x}", hash.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_and_the_length_count() {
+        let sum = |bytes: &[u8]| {
+            let mut hash = Hash::default();
+            hash.add(bytes);
+            hash.finish()
+        };
+        let bytes: Vec<u8> = (0..37).collect();
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut other = bytes.clone();
+                other[at] ^= 1 << bit;
+                assert_ne!(sum(&bytes) as u32, sum(&other) as u32, "byte {at} bit {bit}");
+            }
+        }
+        assert_ne!(sum(&[0; 8]), sum(&[0; 9]));
+    }
+
+    #[test]
+    fn every_piece_of_a_pack_its_place_and_the_length_count() {
+        let bytes: Vec<u8> = (0..3 * PIECE + 100).map(|i| (i % 251) as u8).collect();
+        let whole = sum(&bytes);
+        for at in [0, 7, PIECE - 1, PIECE, 2 * PIECE + 12_345, bytes.len() - 1] {
+            let mut other = bytes.clone();
+            other[at] ^= 16;
+            assert_ne!(sum(&other), whole, "byte {at}");
+        }
+        let mut other = bytes.clone();
+        other.rotate_left(PIECE);
+        assert_ne!(sum(&other), whole);
+        assert_ne!(sum(&bytes[..bytes.len() - 1]), whole);
+        assert_eq!(sum(&bytes.clone()), whole);
+        assert_ne!(sum(&[]), sum(&[0]));
+    }
+}

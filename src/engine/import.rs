@@ -1,0 +1,82 @@
+//! How weights come to a device: as packs made earlier, where they lie, or packed now.
+
+use hal::{Bytes, Device, HostRows, PackDesc, Source, Tensor};
+
+use crate::converted::Weight;
+use crate::model::{LayerWeights, Model};
+use crate::placement::Neurons;
+
+use super::build::Plan;
+use super::ffn::FfnMode;
+use super::{EngineOptions, Result};
+
+impl Plan<'_> {
+    /// Brings a pack to `device`. Pages of the file that were only read to copy them are dropped.
+    pub(super) fn import(
+        &self,
+        device: &Device,
+        label: &str,
+        pack: &PackDesc,
+        rows: &HostRows,
+    ) -> Result<Tensor> {
+        let converted = self.options.converted.as_ref();
+        let kept = device
+            .stored(pack)
+            .and_then(|stored| converted.and_then(|packs| packs.find(label, pack, stored)));
+        if let Some(bytes) = kept {
+            return Ok(device.adopt(pack, bytes)?);
+        }
+        let tensor = device.import(label, pack, rows)?;
+        if let Source::Mapped(bytes) = rows.source()
+            && device.pack_size(pack, true) > Bytes(0)
+        {
+            self.model.file.release((**bytes).as_ref());
+        }
+        Ok(tensor)
+    }
+
+    /// [`Plan::import`] of a matrix as stored.
+    pub(super) fn whole(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
+        self.import(device, label, &PackDesc::whole(rows.desc()), rows)
+    }
+
+    /// Bytes of a layer's matrices in the file.
+    pub(super) fn layer_bytes(&self, layer: usize) -> u64 {
+        let LayerWeights { q, k, v, o, ffn, .. } = &self.model.layers[layer];
+        let matrices = [&q.0, &k.0, &v.0, &o.0, &ffn.gate, &ffn.up, &ffn.down];
+        matrices.iter().map(|rows| rows.desc().bytes().unwrap_or_default().0).sum()
+    }
+}
+
+/// The weights of `model` that `device` lays out anew and whose packs can be kept in a file, with all of the model
+/// on that device.
+#[must_use]
+pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Vec<Weight> {
+    let mode = FfnMode::new(model, options);
+    let mut weights = Vec::new();
+    let mut add = |label: String, pack: PackDesc, source: &HostRows| {
+        if let Some(stored) = device.stored(&pack) {
+            weights.push(Weight { label, pack, source: source.clone(), stored });
+        }
+    };
+    for (i, layer) in model.layers.iter().enumerate() {
+        let ffn = &layer.ffn;
+        let linears = [
+            ("attn_q", &layer.q),
+            ("attn_k", &layer.k),
+            ("attn_v", &layer.v),
+            ("attn_output", &layer.o),
+        ];
+        for (part, (rows, _)) in linears {
+            add(format!("blk.{i}.{part}"), PackDesc::whole(rows.desc()), rows);
+        }
+        let parts = [("ffn_gate", &ffn.gate), ("ffn_up", &ffn.up), ("ffn_down", &ffn.down)];
+        for ((part, rows), pack) in parts.into_iter().zip(mode.packs(ffn, &Neurons::All)) {
+            add(format!("blk.{i}.{part}"), pack, rows);
+        }
+    }
+    for (label, rows) in [("token_embd", &model.token_embd), ("output", &model.output)] {
+        add(label.to_owned(), PackDesc::whole(rows.desc()), rows);
+    }
+    weights
+}

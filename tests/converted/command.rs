@@ -1,0 +1,161 @@
+//! What the command writes, where, and what it says about it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use thermocline::embedded;
+
+/// A short run of any model.
+const RUN: [&str; 12] =
+    ["run", "-p", "Once", "-n", "6", "--temp", "0", "-t", "1", "-c", "64", "--no-perf"];
+
+/// The built-in model in a file, and a folder for what is made of it.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("story.gguf"), embedded::BYTES).unwrap();
+        Place { folder }
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+
+    fn start(&self, args: &[&str]) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+        command.env_clear().env("XDG_CACHE_HOME", self.folder.path().join("xdg"));
+        command.args(RUN);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    /// Standard output and the notes.
+    fn run(&self, args: &[&str]) -> (String, String) {
+        let output = self.start(args).wait_with_output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        (text(&output.stdout), text(&output.stderr))
+    }
+
+    /// Runs the model in the file with `cache` as the folder.
+    fn with(&self, cache: &Path, more: &[&str]) -> (String, String) {
+        let model = self.folder.path().join("story.gguf");
+        let args = ["-m", model.to_str().unwrap(), "--repack-cache", cache.to_str().unwrap()];
+        self.run(&[&args, more].concat())
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(self.cache()) else { return Vec::new() };
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+#[test]
+fn the_first_start_writes_and_the_next_ones_read() {
+    let place = Place::new();
+    let (expected, notes) = place.with(Path::new("off"), &[]);
+    assert_eq!(notes, "");
+    let (text, notes) = place.with(&place.cache(), &[]);
+    assert_eq!(text, expected);
+    let [file] = &place.files()[..] else { panic!("{:?}", place.files()) };
+    assert!(notes.starts_with("note: writing the converted layout, "), "{notes}");
+    assert!(notes.contains(&format!("to {}; --repack-cache off forbids it", file.display())));
+    assert_eq!(place.with(&place.cache(), &[]), (expected.clone(), String::new()));
+    // A damaged file is said once, and made anew.
+    let len = fs::metadata(file).unwrap().len();
+    fs::OpenOptions::new().write(true).open(file).unwrap().set_len(len / 2).unwrap();
+    let (text, notes) = place.with(&place.cache(), &[]);
+    assert_eq!(text, expected);
+    assert!(notes.contains("is made anew: it is damaged"), "{notes}");
+    assert_eq!(fs::metadata(file).unwrap().len(), len);
+    assert_eq!(place.with(&place.cache(), &[]), (expected, String::new()));
+}
+
+#[test]
+fn nothing_is_written_for_the_built_in_model_small_models_and_who_forbids_it() {
+    let place = Place::new();
+    let cache = place.cache();
+    place.run(&["--repack-cache", cache.to_str().unwrap()]);
+    let model = place.folder.path().join("story.gguf");
+    place.run(&["-m", model.to_str().unwrap()]);
+    place.with(Path::new("off"), &[]);
+    place.with(&cache, &["--no-mmap"]);
+    let (_, notes) = place.with(&cache, &["-nr"]);
+    assert!(notes.contains("--no-repack: neurons that are skipped save"), "{notes}");
+    let left: Vec<_> = fs::read_dir(place.folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "only the model: {left:?}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_is_said_and_the_model_runs() {
+    let place = Place::new();
+    let (expected, _) = place.with(Path::new("off"), &[]);
+    let taken = place.folder.path().join("story.gguf/below");
+    let (text, notes) = place.with(&taken, &[]);
+    assert_eq!(text, expected);
+    assert_eq!(notes.matches("the converted layout is not kept: the folder").count(), 1, "{notes}");
+}
+
+/// A limit of the system on the size of files stands for a disk that becomes full while it is written to.
+#[test]
+#[cfg(unix)]
+fn a_disk_that_becomes_full_is_said_once_and_nothing_stays() {
+    let place = Place::new();
+    let (expected, _) = place.with(Path::new("off"), &[]);
+    let model = place.folder.path().join("story.gguf");
+    let mut command = Command::new("sh");
+    let limited = "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\"";
+    command.env_clear().args(["-c", limited, env!("CARGO_BIN_EXE_thermocline")]).args(RUN);
+    command.arg("-m").arg(model).arg("--repack-cache").arg(place.cache());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let notes = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{notes}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    let said = |what: &str| notes.matches(what).count();
+    let said = [said("layout is not kept: "), said("cannot write: "), notes.lines().count()];
+    assert_eq!(said, [1, 1, 2], "{notes}");
+    assert_eq!(place.files(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn two_at_once_do_no_harm() {
+    let place = Place::new();
+    let model = place.folder.path().join("story.gguf");
+    let (model, cache) = (model.to_str().unwrap(), place.cache());
+    let args = ["-m", model, "--repack-cache", cache.to_str().unwrap()];
+    let children: Vec<Child> = (0..3).map(|_| place.start(&args)).collect();
+    let outputs = children.into_iter().map(|child| child.wait_with_output().unwrap());
+    let texts: Vec<_> = outputs.map(|output| (output.status.code(), output.stdout)).collect();
+    assert!(texts.iter().all(|text| *text == texts[0] && text.0 == Some(0)), "{texts:?}");
+    assert_eq!(place.files().len(), 1);
+    assert_eq!(place.with(&cache, &[]).1, "");
+}
+
+#[test]
+fn the_folder_is_listed_and_cleared() {
+    let place = Place::new();
+    let cache = place.cache();
+    let command = |what: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+        command.env_clear().args(["cache", what, "--repack-cache", cache.to_str().unwrap()]);
+        let output = command.output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(command("list").contains("in 0 files"));
+    place.with(&cache, &[]);
+    fs::write(cache.join("99-0.x.thermocline.part"), [0; 100]).unwrap();
+    fs::write(cache.join("somebody's.gguf"), [0; 100]).unwrap();
+    let list = command("list");
+    assert!(list.contains("story.gguf)") && list.contains("in 1 files"), "{list}");
+    fs::remove_file(place.folder.path().join("story.gguf")).unwrap();
+    assert!(command("list").contains("story.gguf, which is gone)"));
+    assert!(command("clear").contains("freed in"));
+    let [left] = &place.files()[..] else { panic!("{:?}", place.files()) };
+    assert!(left.ends_with("somebody's.gguf"), "nothing of anybody else's is removed");
+}

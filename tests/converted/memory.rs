@@ -1,0 +1,71 @@
+//! The most memory a load takes, as Linux counts it, in a process of its own.
+#![cfg(target_os = "linux")]
+
+use std::process::Command;
+use std::sync::Arc;
+use std::{env, fs};
+
+use hal::format::Format;
+use thermocline::converted::{self, Converted};
+use thermocline::devices;
+use thermocline::engine::to_convert;
+
+use super::{logits, model_at, options};
+use crate::support::Tiny;
+
+const FOLDER: &str = "THERMOCLINE_TEST_MEMORY";
+
+/// A field of /proc/self/status in bytes.
+fn status(name: &str) -> u64 {
+    let text = fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
+}
+
+/// The part that runs in the other process: does nothing where nobody asks.
+#[test]
+fn a_load_in_a_process_of_its_own() {
+    #[allow(clippy::disallowed_methods)]
+    // how the other test tells this one, in its process, what to do
+    let Some(folder) = env::var_os(FOLDER).map(std::path::PathBuf::from) else { return };
+    let model = model_at(&folder.join("model.gguf"));
+    let cpu = devices::cpu(Some(2));
+    let weights = to_convert(&model, &options(), &cpu);
+    let before = status("VmRSS:");
+    let mut options = options();
+    if folder.join("kept").exists() {
+        let path = converted::path(&folder, &model.file, &weights).unwrap();
+        if !path.exists() {
+            converted::write(&path, &model.file, &weights, &cpu, &|_, _| {}).unwrap();
+        }
+        options.converted = Some(Converted::open(&path, &model.file, &weights).unwrap());
+    }
+    logits(&Arc::clone(&model), options);
+    let replaced: u64 = weights.iter().map(|weight| weight.source_size().0).sum();
+    let used = status("VmHWM:") - before;
+    let final_size = model.file.size_bytes() - replaced + converted::size(&weights).0;
+    // The cache and scratch are small here; the rest of the slack is the allocator's and the test's own.
+    let most = final_size + final_size / 10 + (6 << 20);
+    assert!(replaced > most - final_size, "a second copy of what is packed would not be noticed");
+    assert!(used > replaced, "{used} bytes: nothing was loaded");
+    assert!(used < most, "{used} bytes for {final_size} of weights, {replaced} of them replaced");
+}
+
+#[test]
+fn packing_keeps_nothing_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny =
+        Tiny { n_embd: 256, n_ff: 24 << 10, n_layer: 5, format: Format::F16, ..Tiny::default() };
+    fs::write(folder.path().join("model.gguf"), tiny.bytes()).unwrap();
+    let load = |what: &str| {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", "converted::memory::a_load_in_a_process_of_its_own"]);
+        let output = command.env(FOLDER, folder.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{what}: {text}");
+    };
+    load("packed in memory");
+    fs::write(folder.path().join("kept"), []).unwrap();
+    load("written into a file");
+    load("mapped from the file");
+}

@@ -1,0 +1,246 @@
+//! Weights laid out anew: kept in a file, believed only if they are right, and the same words either way.
+
+mod command;
+mod memory;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use hal::format::Format;
+use hal::{Bytes, Device, StoredPack};
+use thermocline::converted::{self, Converted, Stale, Weight};
+use thermocline::devices;
+use thermocline::engine::{Engine, EngineOptions, Sparsity, Want, to_convert};
+use thermocline::gguf::File;
+use thermocline::model::{Model, ModelOptions};
+
+use crate::support::Tiny;
+
+fn tiny(seed: u64) -> Tiny {
+    Tiny { seed, format: Format::Q4_0, ..Tiny::default() }
+}
+
+fn model_at(path: &Path) -> Arc<Model> {
+    Arc::new(Model::from_file(File::open(path).unwrap(), &ModelOptions::default()).unwrap())
+}
+
+fn options() -> EngineOptions {
+    EngineOptions { n_ctx: 64, n_ubatch: 16, ..EngineOptions::default() }
+}
+
+/// Logits of all tokens of a short text, and what the CPU had booked.
+fn logits(model: &Arc<Model>, options: EngineOptions) -> (Vec<f32>, Bytes) {
+    let cpu = devices::cpu(Some(2));
+    let quiet = Arc::new(|text: &str| panic!("{text}"));
+    let mut engine =
+        Engine::load(Arc::clone(model), vec![cpu], options, None, quiet, &|_, _| {}).unwrap();
+    let tokens: Vec<u32> = (0..20).map(|i| (i * i + 3) % 80).collect();
+    let mut session = engine.open();
+    let mut all = Vec::new();
+    let each = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
+    engine.feed(&mut session, &tokens, Want::All, &AtomicBool::new(false), each).unwrap();
+    (all, engine.devices()[0].ledger().used())
+}
+
+/// A model in a folder, and its weights laid out anew beside it.
+struct Fixture {
+    _folder: tempfile::TempDir,
+    source: PathBuf,
+    target: PathBuf,
+    cpu: Device,
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("tiny.gguf");
+        fs::write(&source, tiny(1).bytes()).unwrap();
+        let cpu = devices::cpu(Some(3));
+        let (model, cache) = (model_at(&source), folder.path().join("a/cache"));
+        let weights = to_convert(&model, &options(), &cpu);
+        let target = converted::path(&cache, &model.file, &weights).unwrap();
+        converted::write(&target, &model.file, &weights, &cpu, &|_, _| {}).unwrap();
+        Fixture { _folder: folder, source, target, cpu }
+    }
+
+    fn weights(&self, model: &Model) -> Vec<Weight> {
+        to_convert(model, &options(), &self.cpu)
+    }
+
+    fn open(&self) -> Result<Arc<Converted>, Stale> {
+        let model = model_at(&self.source);
+        Converted::open(&self.target, &model.file, &self.weights(&model))
+    }
+}
+
+#[test]
+fn kept_packs_give_the_same_bits_and_take_no_memory() {
+    let fixture = Fixture::new();
+    let model = model_at(&fixture.source);
+    let kept = EngineOptions { converted: Some(fixture.open().unwrap()), ..options() };
+    let (expected, in_memory) = logits(&model, options());
+    let (found, mapped) = logits(&model, kept);
+    assert!(found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
+    let packs = converted::size(&fixture.weights(&model));
+    assert!(mapped + packs <= in_memory, "{mapped} booked, without the file {in_memory}");
+    let folder = fixture.target.parent().unwrap();
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "nothing else is left behind");
+}
+
+#[test]
+fn without_laying_out_the_words_are_the_same_within_rounding() {
+    for format in [Format::F16, Format::Q4_0, Format::Q8_0] {
+        let model = Tiny { format, ..tiny(7) }.model();
+        let (expected, with) = logits(&model, options());
+        let (found, without) = logits(&model, EngineOptions { repack: false, ..options() });
+        let cpu = devices::cpu(Some(1));
+        assert!(to_convert(&model, &EngineOptions { repack: false, ..options() }, &cpu).is_empty());
+        assert!(without < with);
+        let largest = expected.iter().fold(0f32, |max, v| max.max(v.abs()));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!((found - expected).abs() < 0.03 * largest, "{format}: {found} {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_changed_model_a_cut_file_and_wrong_bytes_are_found() {
+    let fixture = Fixture::new();
+    let good = fs::read(&fixture.target).unwrap();
+    let check = |bytes: &[u8], is: fn(&Stale) -> bool| {
+        fs::write(&fixture.target, bytes).unwrap();
+        let stale = fixture.open().unwrap_err();
+        assert!(is(&stale), "{stale}");
+    };
+    for len in [0, 3, 100, good.len() / 2, good.len() - 4080] {
+        check(&good[..len], |stale| matches!(stale, Stale::Damaged(_)));
+    }
+    check(&tiny(1).bytes(), |stale| matches!(stale, Stale::Other));
+    let first = {
+        fs::write(&fixture.target, &good).unwrap();
+        let file = File::open(&fixture.target).unwrap();
+        file.tensors()[1].offset() as usize
+    };
+    let mut bytes = good.clone();
+    bytes[first] ^= 1;
+    check(&bytes, |stale| matches!(stale, Stale::Sum { label } if label == "blk.1.ffn_down"));
+    fs::write(&fixture.target, &good).unwrap();
+    assert!(fixture.open().is_ok());
+    // The same header, other weights.
+    fs::write(&fixture.source, tiny(2).bytes()).unwrap();
+    assert!(matches!(fixture.open(), Err(Stale::Model)));
+    fs::remove_file(&fixture.target).unwrap();
+    assert!(matches!(fixture.open(), Err(Stale::Absent)));
+}
+
+/// Whatever one byte of the header becomes, the file is refused or gives what it gave.
+#[test]
+fn no_byte_of_the_header_can_do_harm() {
+    let fixture = Fixture::new();
+    let good = fs::read(&fixture.target).unwrap();
+    let model = model_at(&fixture.source);
+    let weights = fixture.weights(&model);
+    let packs = |kept: &Converted| -> Vec<Vec<u8>> {
+        let find = |w: &Weight| kept.find(&w.label, &w.pack, w.stored).unwrap();
+        weights.iter().map(|w| (*find(w)).as_ref().to_vec()).collect()
+    };
+    let expected = packs(&fixture.open().unwrap());
+    let header = File::open(&fixture.target).unwrap().tensors()[0].offset() as usize;
+    for at in 0..header.min(1500) {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1 << (at % 8);
+        fs::write(&fixture.target, &bytes).unwrap();
+        if let Ok(kept) = Converted::open(&fixture.target, &model.file, &weights) {
+            assert!(packs(&kept) == expected, "byte {at}");
+        }
+    }
+}
+
+/// Whatever one byte of the packs becomes, the file is refused, unless the byte only fills a gap.
+#[test]
+fn no_byte_of_a_pack_is_believed_unseen() {
+    let fixture = Fixture::new();
+    let good = fs::read(&fixture.target).unwrap();
+    let file = File::open(&fixture.target).unwrap();
+    let packs: Vec<_> =
+        file.tensors().iter().map(|t| t.offset()..t.offset() + t.n_bytes()).collect();
+    let (mut refused, mut gaps) = (0, 0);
+    for at in (packs[0].start as usize..good.len()).step_by(61) {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1 << (at % 8);
+        fs::write(&fixture.target, &bytes).unwrap();
+        match (fixture.open(), packs.iter().any(|pack| pack.contains(&(at as u64)))) {
+            (Err(Stale::Sum { .. }), true) => refused += 1,
+            (Ok(_), false) => gaps += 1,
+            (found, _) => panic!("byte {at}: {found:?}"),
+        }
+    }
+    assert!(refused > 100 && gaps > 0, "{refused} {gaps}");
+}
+
+/// Another model at the same path whose size and time, and whatever is sampled of it, are as before.
+#[test]
+#[cfg(unix)]
+fn a_model_that_was_made_to_look_the_same_is_found() {
+    let fixture = Fixture::new();
+    let time = fs::metadata(&fixture.source).unwrap().modified().unwrap();
+    let mut bytes = fs::read(&fixture.source).unwrap();
+    let model = model_at(&fixture.source);
+    let down = fixture.weights(&model)[0].source.desc().bytes().unwrap().0;
+    let tensor = model.file.tensors().iter().find(|t| t.name.ends_with("ffn_down.weight"));
+    bytes[(tensor.unwrap().offset() + down / 4) as usize] ^= 1;
+    let file = fs::OpenOptions::new().write(true).open(&fixture.source).unwrap();
+    std::io::Write::write_all(&mut &file, &bytes).unwrap();
+    file.set_modified(time).unwrap();
+    drop(file);
+    assert_eq!(fs::metadata(&fixture.source).unwrap().modified().unwrap(), time);
+    assert!(matches!(fixture.open(), Err(Stale::Model)));
+}
+
+/// Listed neurons need rows of down. Where the file has none and none may be made, the gate alone decides.
+#[test]
+fn without_rows_by_neuron_a_predictor_is_not_used() {
+    for format in [Format::F16, Format::Q4_0, Format::Q8_0] {
+        for pwri in [false, true] {
+            let model = Tiny { format, pwri, rank: 32, ..tiny(3) }.model();
+            let n_converted = to_convert(&model, &options(), &devices::cpu(Some(1))).len();
+            assert_eq!(n_converted, if pwri { 0 } else { 3 }, "PowerInfer's files have rows");
+            let as_it_is = EngineOptions { repack: false, ..options() };
+            let exact = EngineOptions { sparsity: Sparsity::Exact, ..as_it_is.clone() };
+            let counts =
+                [options(), as_it_is.clone(), exact.clone()].map(|o| o.n_predicting(&model));
+            assert_eq!(counts, if pwri { [3, 3, 0] } else { [3, 0, 0] });
+            let [anew, as_it_is, exact] =
+                [options(), as_it_is, exact].map(|options| logits(&model, options).0);
+            assert_eq!(as_it_is, if pwri { anew.clone() } else { exact.clone() }, "{format}");
+            assert_ne!(anew, exact, "a random predictor leaves neurons out that count");
+        }
+    }
+}
+
+#[test]
+fn another_layout_is_another_file() {
+    let fixture = Fixture::new();
+    let model = model_at(&fixture.source);
+    let mut weights = fixture.weights(&model);
+    weights[0].stored.layout = "plain/0";
+    let stale = Converted::open(&fixture.target, &model.file, &weights).unwrap_err();
+    assert!(matches!(stale, Stale::Other), "{stale}");
+    let folder = fixture.target.parent().unwrap();
+    assert_ne!(converted::path(folder, &model.file, &weights).unwrap(), fixture.target);
+    let kept = fixture.open().unwrap();
+    let Weight { label, pack, stored, .. } = &fixture.weights(&model)[1];
+    assert!(kept.find(label, pack, *stored).is_some());
+    assert!(kept.find(label, pack, StoredPack { layout: "plain/0", ..*stored }).is_none());
+    assert!(kept.find("blk.9.ffn_down", pack, *stored).is_none());
+}
+
+#[test]
+fn a_model_in_memory_has_no_file() {
+    let model = tiny(1).model();
+    let weights = to_convert(&model, &options(), &devices::cpu(Some(1)));
+    assert_eq!(weights.len(), 3);
+    assert_eq!(converted::path(Path::new("/nowhere"), &model.file, &weights), None);
+}
