@@ -117,44 +117,22 @@ pub(super) fn prefetch_line(at: *const u8) {
     let _ = at;
 }
 
-/// The function `dot` of a level whose instructions are `$features` and whose kernels have the usual names.
-macro_rules! dot_kernels {
-    ($features:literal) => {
-        fn dot(format: Format) -> Dot {
-            macro_rules! entry {
-                                        ($dots:path) => {{
-                                            /// A loop of its own for each format, so that a row begins while the one before it ends.
-                                            #[target_feature(enable = $features)]
-                                            fn rows<const N: usize>(
-                                                run: &RowRun<'_>,
-                                                x: [ActView<'_>; N],
-                                                out: &mut [[f32; N]],
-                                            ) {
-                                                for (i, out) in out.iter_mut().enumerate() {
-                                                    *out = $dots(run.row(i), x);
-                                                }
-                                            }
-                                            Dot {
-                                                // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
-                                                one: |run, x, out| unsafe { rows(run, x, out) },
-                                                // SAFETY: the same.
-                                                four: |run, x, out| unsafe { rows(run, x, out) },
-                                            }
-                                        }};
-                                    }
-            match format {
-                Format::F32 => entry!(plain::of_f32::dots),
-                Format::F16 => entry!(plain::of_f16::dots),
-                Format::BF16 => entry!(plain::of_bf16::dots),
-                Format::Q4_0 => entry!(block32::q4_0),
-                Format::Q4_1 => entry!(block32::q4_1),
-                Format::Q8_0 => entry!(block32::q8_0),
-                Format::Q4_K => entry!(block256::q4_k),
-                Format::Q5_K => entry!(block256::q5_k),
-                Format::Q6_K => entry!(block256::q6_k),
-                Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
+/// The kernels of one format, whose `$dots` multiplies one row with the instructions `$features`.
+macro_rules! dot_of_rows {
+    ($features:literal, $dots:path) => {{
+        /// A loop of its own for each format, so that a row begins while the one before it ends.
+        #[target_feature(enable = $features)]
+        fn rows<const N: usize>(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]) {
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = $dots(run.row(i), x);
             }
         }
-    };
+        Dot {
+            // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+            one: |run, x, out| unsafe { rows(run, x, out) },
+            // SAFETY: the same.
+            four: |run, x, out| unsafe { rows(run, x, out) },
+        }
+    }};
 }
-pub(super) use dot_kernels;
+pub(super) use dot_of_rows;

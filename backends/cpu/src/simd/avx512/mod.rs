@@ -20,7 +20,7 @@ use std::arch::x86_64::*;
 
 use hal::format::Format;
 
-use super::rows::RowRun;
+use super::rows::{RowRun, dot_of_rows};
 use super::tile::Q8Tile;
 use super::{ActView, Dot, Panel, Table};
 use vector::*;
@@ -51,7 +51,25 @@ pub(super) fn detected() -> bool {
         && super::avx2::detected()
 }
 
-super::rows::dot_kernels!("avx512bw,avx512vl,avx512vnni");
+fn dot(format: Format) -> Dot {
+    macro_rules! entry {
+        ($dots:path) => {
+            dot_of_rows!("avx512bw,avx512vl,avx512vnni", $dots)
+        };
+    }
+    match format {
+        Format::F32 => entry!(plain::of_f32::dots),
+        Format::F16 => entry!(plain::of_f16::dots),
+        Format::BF16 => entry!(plain::of_bf16::dots),
+        Format::Q4_0 => entry!(block32::q4_0),
+        Format::Q4_1 => entry!(block32::q4_1),
+        Format::Q8_0 => entry!(block32::q8_0),
+        Format::Q4_K => entry!(block256::q4_k),
+        Format::Q5_K => entry!(block256::q5_k),
+        Format::Q6_K => entry!(block256::q6_k),
+        Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
+    }
+}
 
 /// The products of one tile: `weights` are the blocks' scales times the activations' scales, and a lane
 /// of `sums` belongs to no block in particular.
