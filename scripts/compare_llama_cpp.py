@@ -142,7 +142,7 @@ def measure(args, model, python):
     ours, peer = Ours(args, model), Peer(args, args.peer_model or model, python)
     info = run(args.binary, "info", "-m", model, "--json")
     # Whether llama.cpp computes what the file means.
-    same = info["model"]["activation"] == "silu" and args.peer_model is None
+    same = info["model"].get("activation", "silu") == "silu" and args.peer_model is None
     found = {"info": info, "args": args, "same": same, "tests": {}, "threads": {}}
     for test in args.only:
         kind = "pp" if test == "ppl" else test

@@ -33,7 +33,7 @@ def commit():
 
 
 def compared(found):
-    activation = found["info"]["model"]["activation"]
+    activation = found["info"]["model"].get("activation", "silu")
     if found["same"]:
         return "both compute every neuron of the same file, unless the density says otherwise"
     return (f"ours as the file means it ({activation}; the density says how much of it), llama.cpp's dense run with SiLU;\n"
