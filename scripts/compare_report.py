@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from statistics import median
 
+import llama_cpp_venv
+
 
 def processor():
     try:
@@ -94,13 +96,16 @@ def facts(found, about):
     synthetic = "synthetic weights" if "synthetic" in name else "weights not marked as synthetic"
     threads = "; ".join(f"{test}: {', '.join(f'{engine} {n}' for engine, n in best.items())}"
                         for test, best in found["threads"].items())
+    features = ", ".join(about["features"])
+    if llama_cpp_venv.has_amx() and "AMX_INT8" not in about["features"]:
+        features += "; built without AMX, which the processor has"
     peer_model = f"; llama.cpp runs {args.peer_model.name}" if args.peer_model else ""
     unfinished = ", fewer than a result needs" if args.rounds < 7 else ""
     return [
         f"machine   {machine(args)}",
         f"model     {Path(info['file']).name}: {name}, {kind}, {info['size_bytes'] / 1e6:.0f} MB; {synthetic}{peer_model}",
         f"compared  {compared(found)}",
-        f"peer      llama-cpp-python {about['version']}: {', '.join(about['features'])}",
+        f"peer      llama-cpp-python {about['version']}: {features}",
         f"command   scripts/compare_llama_cpp.py {shlex.join(shown(sys.argv[1:]))}",
         f"rounds    {args.rounds}, in turn{unfinished}; threads, the best of {args.threads[0]} to {args.threads[-1]}: {threads}",
     ]
