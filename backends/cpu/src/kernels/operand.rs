@@ -110,12 +110,6 @@ impl Weight {
     }
 }
 
-/// How many rows before its turn a row is asked for: far enough ahead of memory, near enough for the cache.
-pub(super) fn rows_ahead(row_bytes: usize) -> usize {
-    const BYTES_AHEAD: usize = 4 << 10;
-    (BYTES_AHEAD / row_bytes.max(1)).clamp(1, 8)
-}
-
 /// Rows per chunk of a matrix: some tens of kilobytes, so that handing out costs nothing and all get some.
 pub(super) fn rows_per_chunk(row_bytes: usize) -> usize {
     const CHUNK_BYTES: usize = 32 << 10;

@@ -26,6 +26,8 @@ mod rows;
 mod scalar;
 mod scalar_panel;
 mod store;
+#[cfg(target_arch = "x86_64")]
+mod sum_rows;
 mod tile;
 mod transposed;
 
@@ -39,15 +41,14 @@ mod tests;
 use std::ops::Range;
 
 use hal::format::{Format, Q8Row, TransposedLayout};
-use half::f16;
 
 pub use activation::ActivateFn;
 pub use attention::{CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WeighFn, WidenFn};
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
 pub use rows::{RowIds, RowRun, RowsFn, prefetch};
 
-/// `y += h * row`: `row` `[n]` in blocks, `y` `[n]`.
-pub type AxpyFn = fn(h: f32, row: &[u8], y: &mut [f32]);
+/// `y += sum of h * row(id)` over a list of `(id, h)`: `matrix` `[n_rows, n]` of `row_bytes` each, `y` `[n]`.
+pub type SumRowsFn = fn(matrix: &[u8], row_bytes: usize, list: &[(u32, f32)], y: &mut [f32]);
 /// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` `[n_out]`.
 ///
 /// Neighbours in the list that belong to the same group of neurons share the reading of its scales,
@@ -122,7 +123,7 @@ impl Level {
 /// What a level provides. Its functions may be called only where its instructions exist.
 struct Table {
     dot: fn(Format) -> Dot,
-    axpy: fn(Format) -> AxpyFn,
+    sum_rows: fn(Format) -> SumRowsFn,
     transposed: fn(Format) -> TransposedFn,
     panel: Panel,
     quantize: QuantizeFn,
@@ -210,10 +211,10 @@ impl Kernels {
         out[0][0]
     }
 
-    /// Adds a multiple of a row in the ordinary layout.
+    /// Adds multiples of rows in the ordinary layout.
     #[must_use]
-    pub fn axpy(&self, format: Format) -> AxpyFn {
-        (self.table.axpy)(format)
+    pub fn sum_rows(&self, format: Format) -> SumRowsFn {
+        (self.table.sum_rows)(format)
     }
 
     /// Adds multiples of rows of a [`TransposedLayout`] of this format.
@@ -274,27 +275,5 @@ impl Kernels {
     #[must_use]
     pub fn activate(&self) -> ActivateFn {
         self.table.activate
-    }
-
-    /// The product of two F32 vectors of one length.
-    #[must_use]
-    pub fn dot_f32(&self, a: &[f32], b: &[f32]) -> f32 {
-        self.dot(Format::F32, bytemuck::cast_slice(a), ActView::F32(b))
-    }
-
-    /// The product of an F16 and an F32 vector of one length.
-    #[must_use]
-    pub fn dot_f16(&self, a: &[f16], b: &[f32]) -> f32 {
-        self.dot(Format::F16, bytemuck::cast_slice(a), ActView::F32(b))
-    }
-
-    /// `y += h * x`
-    pub fn axpy_f32(&self, h: f32, x: &[f32], y: &mut [f32]) {
-        self.axpy(Format::F32)(h, bytemuck::cast_slice(x), y);
-    }
-
-    /// `y += h * x` for F16 `x`
-    pub fn axpy_f16(&self, h: f32, x: &[f16], y: &mut [f32]) {
-        self.axpy(Format::F16)(h, bytemuck::cast_slice(x), y);
     }
 }

@@ -6,11 +6,9 @@
 /// The module `plain` of a level whose instructions are `$features`.
 macro_rules! plain_kernels {
     ($features:literal) => {
-        use hal::format::Format;
-
+        use super::super::ActView;
         use super::super::rows::{Row, RowIds, RowRun};
         use super::super::tile::padded;
-        use super::super::{ActView, AxpyFn, scalar};
         use super::vector::*;
 
         /// Values in a step of a dot: four sums are in flight.
@@ -24,25 +22,6 @@ macro_rules! plain_kernels {
         pub(super) fn sum_squares(x: &[f32]) -> f32 {
             let run = RowRun::new(bytemuck::cast_slice(x), size_of_val(x), RowIds::From(0));
             of_f32::dots(run.row(0), [ActView::F32(x)])[0]
-        }
-
-        pub(super) fn axpy(format: Format) -> AxpyFn {
-            macro_rules! entry {
-                ($axpy:path) => {
-                    // SAFETY: `Kernels::select` hands out this level only where it was detected.
-                    |h, row, y| unsafe { $axpy(h, row, y) }
-                };
-            }
-            match format {
-                Format::F32 => entry!(of_f32::axpy),
-                Format::F16 => entry!(of_f16::axpy),
-                Format::BF16 => entry!(of_bf16::axpy),
-                Format::Q4_0 => entry!(super::transposed::axpy_q4_0),
-                Format::Q8_0 => entry!(super::transposed::axpy_q8_0),
-                Format::Q4_1 | Format::Q4_K | Format::Q5_K | Format::Q6_K | Format::U32 => {
-                    scalar::axpy(format)
-                }
-            }
         }
     };
 }
@@ -95,21 +74,35 @@ macro_rules! plain_format {
                 out
             }
 
+            /// Adds multiples of rows, one after the other.
             #[target_feature(enable = $features)]
-            pub(in super::super) fn axpy(h: f32, row: &[u8], y: &mut [f32]) {
-                assert_eq!(y.len() * $size, row.len(), "a row of another length");
-                let h = splat(h);
-                let (steps, rest) = row.as_chunks::<{ LANES * $size }>();
+            pub(in super::super) fn add_rows<const N: usize>(
+                h: [f32; N],
+                rows: [Row<'_>; N],
+                y: &mut [f32],
+            ) {
+                for row in rows {
+                    assert_eq!(y.len() * $size, row.bytes.len(), "a row of another length");
+                }
+                let parts = rows.map(|row| row.bytes.as_chunks::<{ LANES * $size }>());
                 let (ys, y_rest) = y.as_chunks_mut::<LANES>();
-                for (row, y) in steps.iter().zip(ys) {
-                    let sum = fmadd(h, $widen(row, 0), load_ps(y, 0));
+                for (i, y) in ys.iter_mut().enumerate() {
+                    let mut sum = load_ps(y, 0);
+                    for ((h, row), (steps, _)) in h.into_iter().zip(rows).zip(parts) {
+                        if i % 4 == 0 {
+                            row.ask::<{ 4 * LANES * $size }>(i * LANES * $size);
+                        }
+                        sum = fmadd(splat(h), $widen(&steps[i], 0), sum);
+                    }
                     store_ps(y, 0, sum);
                 }
-                if !rest.is_empty() {
+                if !y_rest.is_empty() {
                     let mut last = padded::<_, LANES>(y_rest);
-                    let row = padded::<_, { LANES * $size }>(rest);
-                    let sum = fmadd(h, $widen(&row, 0), load_ps(&last, 0));
-                    store_ps(&mut last, 0, sum);
+                    for (h, (_, rest)) in h.into_iter().zip(parts) {
+                        let row = padded::<_, { LANES * $size }>(rest);
+                        let sum = fmadd(splat(h), $widen(&row, 0), load_ps(&last, 0));
+                        store_ps(&mut last, 0, sum);
+                    }
                     y_rest.copy_from_slice(&last[..y_rest.len()]);
                 }
             }

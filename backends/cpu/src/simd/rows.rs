@@ -70,7 +70,7 @@ impl<'a> RowRun<'a> {
             RowIds::List(ids) => {
                 let bytes = self.bytes(ids[i] as usize);
                 let later = ids.get(i + self.ahead).map_or(bytes, |&id| self.bytes(id as usize));
-                Row { bytes, ahead: later.as_ptr() }
+                Row::before(bytes, later)
             }
         }
     }
@@ -84,7 +84,13 @@ pub(super) struct Row<'a> {
     ahead: *const u8,
 }
 
-impl Row<'_> {
+impl<'a> Row<'a> {
+    /// A row after which `next` will be read.
+    #[inline(always)]
+    pub(super) fn before(bytes: &'a [u8], next: &[u8]) -> Self {
+        Row { bytes, ahead: next.as_ptr() }
+    }
+
     /// Asks for what the `BYTES` at `at` stand for further on.
     #[inline(always)]
     pub(super) fn ask<const BYTES: usize>(&self, at: usize) {

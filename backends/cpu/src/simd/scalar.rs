@@ -5,11 +5,11 @@ use half::f16;
 
 use super::rows::RowRun;
 use super::transposed::{Run, UNIT, for_runs, for_units};
-use super::{ActView, AxpyFn, Dot, Panel, Table, TransposedFn, scalar_panel};
+use super::{ActView, Dot, Panel, SumRowsFn, Table, TransposedFn, scalar_panel};
 
 pub(super) const TABLE: Table = Table {
     dot,
-    axpy,
+    sum_rows,
     transposed: |_| transposed as TransposedFn,
     panel: Panel { fill: scalar_panel::FILL, times: scalar_panel::TIMES },
     quantize: quantize_q8,
@@ -48,10 +48,14 @@ fn dot(format: Format) -> Dot {
     per_format!(format, entry)
 }
 
-pub(super) fn axpy(format: Format) -> AxpyFn {
+fn sum_rows(format: Format) -> SumRowsFn {
     macro_rules! entry {
         ($name:ident) => {
-            |h, row, y| add_row(Format::$name, h, row, y)
+            |matrix, row_bytes, list, y| {
+                for &(id, h) in list {
+                    add_row(Format::$name, h, &matrix[id as usize * row_bytes..][..row_bytes], y);
+                }
+            }
         };
     }
     per_format!(format, entry)

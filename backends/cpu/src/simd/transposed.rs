@@ -113,7 +113,6 @@ macro_rules! transposed_kernels {
 
         use super::super::transposed::{Run, UNIT, for_runs, for_units};
         use super::super::{TransposedFn, scalar};
-        use super::plain;
         use super::vector::*;
 
         /// Outputs summed at a time: eight registers of sums.
@@ -198,42 +197,8 @@ macro_rules! transposed_kernels {
         #[target_feature(enable = $features)]
         fn sum_plain(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]) {
             assert_eq!((bytes.len(), y.len()), (layout.n_bytes, layout.n_out));
-            let axpy = plain::axpy(layout.format);
-            for &(slot, h) in list {
-                assert!((slot as usize) < layout.n_slots, "slot {slot} of {}", layout.n_slots);
-                axpy(h, &bytes[slot as usize * layout.row_bytes..][..layout.row_bytes], y);
-            }
-        }
-
-        /// A Q4_0 row in the ordinary layout.
-        #[target_feature(enable = $features)]
-        pub(super) fn axpy_q4_0(h: f32, row: &[u8], y: &mut [f32]) {
-            assert_eq!(row.len() * UNIT, y.len() * 18, "a row of another length");
-            let blocks = row.as_chunks::<18>().0;
-            for (block, y) in blocks.iter().zip(y.as_chunks_mut::<UNIT>().0) {
-                let mut sums = [zero(); UNIT / LANES];
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = load_ps(y, r * LANES);
-                }
-                add_nibbles(mul(splat(h), one_scale(block)), &block[2..], 8, &mut sums);
-                for (r, sum) in sums.into_iter().enumerate() {
-                    store_ps(y, r * LANES, sum);
-                }
-            }
-        }
-
-        /// A Q8_0 row in the ordinary layout.
-        #[target_feature(enable = $features)]
-        pub(super) fn axpy_q8_0(h: f32, row: &[u8], y: &mut [f32]) {
-            assert_eq!(row.len() * UNIT, y.len() * 34, "a row of another length");
-            let blocks = row.as_chunks::<34>().0;
-            for (block, y) in blocks.iter().zip(y.as_chunks_mut::<UNIT>().0) {
-                let factor = mul(splat(h), one_scale(block));
-                for at in (0..UNIT).step_by(LANES) {
-                    let sum = fmadd(factor, widen_i8(block, 2 + at), load_ps(y, at));
-                    store_ps(y, at, sum);
-                }
-            }
+            let rows = &bytes[..layout.n_slots * layout.row_bytes];
+            super::sum_rows::sum_rows(layout.format)(rows, layout.row_bytes, list, y);
         }
     };
 }

@@ -6,14 +6,13 @@ use hal::{Operand, Tensor};
 use super::is_transposed;
 use crate::buffer::Reads;
 use crate::kernels::Context;
-use crate::kernels::operand::rows_ahead;
-use crate::simd::{AxpyFn, TransposedFn, prefetch};
+use crate::simd::{SumRowsFn, TransposedFn};
 
 /// A down matrix with one row per neuron.
 #[derive(Debug)]
 pub(super) enum ByNeuron {
     /// Stored that way.
-    Rows { rows: Reads<u8>, axpy: AxpyFn },
+    Rows { rows: Reads<u8>, sum: SumRowsFn },
     /// Made so from a file's matrix.
     Transposed { layout: TransposedLayout, bytes: Reads<u8>, first: u32, sum: TransposedFn },
 }
@@ -22,9 +21,10 @@ impl ByNeuron {
     pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> ByNeuron {
         let format = tensor.desc().format;
         match is_transposed(tensor) {
-            false => {
-                ByNeuron::Rows { rows: context.bind.read(tensor), axpy: context.simd.axpy(format) }
-            }
+            false => ByNeuron::Rows {
+                rows: context.bind.read(tensor),
+                sum: context.simd.sum_rows(format),
+            },
             true => {
                 let (layout, bytes, first) = context.bind.transposed(tensor);
                 let first = first as u32;
@@ -36,15 +36,7 @@ impl ByNeuron {
     /// `y += sum of h * row` over `values`, pairs of row and `h`.
     pub(super) fn add(&self, values: &[(u32, f32)], y: &mut [f32]) {
         match self {
-            ByNeuron::Rows { rows, axpy } => {
-                let ahead = rows_ahead(rows.n_cols());
-                for (i, &(id, h)) in values.iter().enumerate() {
-                    if let Some(&(next, _)) = values.get(i + ahead) {
-                        prefetch(rows.row(next as usize));
-                    }
-                    axpy(h, rows.row(id as usize), y);
-                }
-            }
+            ByNeuron::Rows { rows, sum } => sum(rows.all(), rows.n_cols(), values, y),
             ByNeuron::Transposed { layout, bytes, first: 0, sum } => {
                 sum(layout, bytes.all(), values, y);
             }

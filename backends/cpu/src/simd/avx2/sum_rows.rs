@@ -1,0 +1,3 @@
+//! Sums of rows.
+
+super::super::sum_rows::sum_rows_kernels!("avx2,fma,f16c");

@@ -1,0 +1,234 @@
+//! Sums of multiples of rows in the ordinary layout, written once for all levels with vectors (see `plain.rs`). One
+//! pass over `y` takes four rows, one after the other, so that it gives the bits of four passes.
+
+use half::f16;
+
+use super::tile::six_bits;
+
+/// A block of 256 values with the codes apart.
+pub(super) struct Parts {
+    pub codes: [u8; 256],
+    /// Of each 16 values.
+    pub scales: [f32; 16],
+    /// Taken off each 16 values; zero where the format has no minimums.
+    pub mins: [f32; 16],
+}
+
+impl Parts {
+    pub(super) const EMPTY: Parts = Parts { codes: [0; 256], scales: [0.0; 16], mins: [0.0; 16] };
+}
+
+fn half(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+/// Scales and minimums of Q4_K and Q5_K, whose groups have 32 values.
+#[inline(always)]
+fn six_bit_scales(block: &[u8], parts: &mut Parts) {
+    let (d, min) = (half(block, 0), half(block, 2));
+    let (scales, mins) = six_bits(&block[4..16]);
+    for (i, (scale, m)) in scales.to_le_bytes().into_iter().zip(mins.to_le_bytes()).enumerate() {
+        parts.scales[2 * i..2 * i + 2].fill(d * f32::from(scale));
+        parts.mins[2 * i..2 * i + 2].fill(min * f32::from(m));
+    }
+}
+
+// Inlined into each level's functions and compiled for its instructions.
+
+#[inline(always)]
+pub(super) fn take_q4_k(block: &[u8; 144], parts: &mut Parts) {
+    six_bit_scales(block, parts);
+    let (pairs, _) = block[16..].as_chunks::<32>();
+    for (codes, pairs) in parts.codes.as_chunks_mut::<64>().0.iter_mut().zip(pairs) {
+        for (j, pair) in pairs.iter().enumerate() {
+            codes[j] = pair & 15;
+            codes[32 + j] = pair >> 4;
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn take_q5_k(block: &[u8; 176], parts: &mut Parts) {
+    six_bit_scales(block, parts);
+    let mut fifths = [0; 32];
+    fifths.copy_from_slice(&block[16..48]);
+    let (pairs, _) = block[48..].as_chunks::<32>();
+    for (codes, pairs) in parts.codes.as_chunks_mut::<64>().0.iter_mut().zip(pairs) {
+        for (j, pair) in pairs.iter().enumerate() {
+            codes[j] = pair & 15 | (fifths[j] & 1) << 4;
+            codes[32 + j] = pair >> 4 | (fifths[j] & 2) << 3;
+            fifths[j] >>= 2;
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn take_q6_k(block: &[u8; 210], parts: &mut Parts) {
+    let d = half(block, 208);
+    for (scale, &byte) in parts.scales.iter_mut().zip(&block[192..208]) {
+        *scale = d * f32::from(byte as i8);
+    }
+    let (lows, _) = block[..128].as_chunks::<64>();
+    let (uppers, _) = block[128..192].as_chunks::<32>();
+    let halves = parts.codes.as_chunks_mut::<128>().0.iter_mut();
+    for ((codes, low), upper) in halves.zip(lows).zip(uppers) {
+        for j in 0..32 {
+            let (first, second, upper) = (low[j], low[32 + j], upper[j]);
+            codes[j] = (first & 15 | (upper & 3) << 4).wrapping_sub(32);
+            codes[32 + j] = (second & 15 | (upper & 12) << 2).wrapping_sub(32);
+            codes[64 + j] = (first >> 4 | upper & 48).wrapping_sub(32);
+            codes[96 + j] = (second >> 4 | (upper & 192) >> 2).wrapping_sub(32);
+        }
+    }
+}
+
+/// The module `rows` of a level whose instructions are `$features`.
+macro_rules! sum_rows_kernels {
+    ($features:literal) => {
+        use super::super::sum_rows::{Parts, take_q4_k, take_q5_k, take_q6_k};
+        use hal::format::Format;
+
+        use super::super::rows::Row;
+        use super::super::{SumRowsFn, scalar};
+        use super::plain::{of_bf16, of_f16, of_f32};
+        use super::vector::*;
+
+        pub(super) fn sum_rows(format: Format) -> SumRowsFn {
+            macro_rules! entry {
+                ($add:path) => {{
+                    #[target_feature(enable = $features)]
+                    fn sum(matrix: &[u8], row_bytes: usize, list: &[(u32, f32)], y: &mut [f32]) {
+                        let bytes = |i: usize| {
+                            let (id, _) = list[i.min(list.len() - 1)];
+                            &matrix[id as usize * row_bytes..][..row_bytes]
+                        };
+                        let row = |i: usize| Row::before(bytes(i), bytes(i + 4));
+                        let (fours, rest) = list.as_chunks::<4>();
+                        for (i, four) in fours.iter().enumerate() {
+                            let rows = std::array::from_fn(|k| row(4 * i + k));
+                            $add(four.map(|(_, h)| h), rows, y);
+                        }
+                        for (i, &(_, h)) in (4 * fours.len()..).zip(rest) {
+                            $add([h], [row(i)], y);
+                        }
+                    }
+                    // SAFETY: `Kernels::select` hands out this level only where it was detected.
+                    |matrix, row_bytes, list, y| unsafe { sum(matrix, row_bytes, list, y) }
+                }};
+            }
+            match format {
+                Format::F32 => entry!(of_f32::add_rows),
+                Format::F16 => entry!(of_f16::add_rows),
+                Format::BF16 => entry!(of_bf16::add_rows),
+                Format::Q4_0 => entry!(q4_0),
+                Format::Q4_1 => entry!(q4_1),
+                Format::Q8_0 => entry!(q8_0),
+                Format::Q4_K => entry!(q4_k),
+                Format::Q5_K => entry!(q5_k),
+                Format::Q6_K => entry!(q6_k),
+                Format::U32 => (scalar::TABLE.sum_rows)(Format::U32),
+            }
+        }
+
+        /// Values in a block of the smaller formats.
+        const BLOCK: usize = 32;
+
+        /// Calls `$add` with each block of `y` in registers, for each row: its factor, its block, the sums.
+        macro_rules! small_blocks {
+            ($name:ident, $size:literal, $add:expr) => {
+                #[target_feature(enable = $features)]
+                fn $name<const N: usize>(h: [f32; N], rows: [Row<'_>; N], y: &mut [f32]) {
+                    for row in rows {
+                        assert_eq!(
+                            row.bytes.len() * BLOCK,
+                            y.len() * $size,
+                            "a row of another length"
+                        );
+                    }
+                    let h = h.map(|h| splat(h));
+                    for (i, y) in y.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+                        let mut sums = [zero(); BLOCK / LANES];
+                        for (r, sum) in sums.iter_mut().enumerate() {
+                            *sum = load_ps(y, r * LANES);
+                        }
+                        for (h, row) in h.into_iter().zip(rows) {
+                            if i % 4 == 0 {
+                                row.ask::<{ 4 * $size }>(i * $size);
+                            }
+                            $add(h, &row.bytes.as_chunks::<$size>().0[i], &mut sums);
+                        }
+                        for (r, sum) in sums.into_iter().enumerate() {
+                            store_ps(y, r * LANES, sum);
+                        }
+                    }
+                }
+            };
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn add_q4_0(h: V, block: &[u8; 18], sums: &mut [V; BLOCK / LANES]) {
+            add_nibbles(mul(h, one_scale(block)), &block[2..], 8, sums);
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn add_q4_1(h: V, block: &[u8; 20], sums: &mut [V; BLOCK / LANES]) {
+            // The values first: they may be far smaller than the minimum.
+            let mut values = [one_scale(&block[2..]); BLOCK / LANES];
+            add_nibbles(one_scale(block), &block[4..], 0, &mut values);
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum = fmadd(h, value, *sum);
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn add_q8_0(h: V, block: &[u8; 34], sums: &mut [V; BLOCK / LANES]) {
+            let factor = mul(h, one_scale(block));
+            for (r, sum) in sums.iter_mut().enumerate() {
+                *sum = fmadd(factor, widen_i8(block, 2 + r * LANES), *sum);
+            }
+        }
+
+        small_blocks!(q4_0, 18, add_q4_0);
+        small_blocks!(q4_1, 20, add_q4_1);
+        small_blocks!(q8_0, 34, add_q8_0);
+
+        /// The same for a format with blocks of 256, which `$take` takes apart.
+        macro_rules! large_blocks {
+            ($name:ident, $size:literal, $take:ident) => {
+                #[target_feature(enable = $features)]
+                fn $name<const N: usize>(h: [f32; N], rows: [Row<'_>; N], y: &mut [f32]) {
+                    for row in rows {
+                        assert_eq!(
+                            row.bytes.len() * 256,
+                            y.len() * $size,
+                            "a row of another length"
+                        );
+                    }
+                    let mut parts = [Parts::EMPTY; N];
+                    for (i, y) in y.as_chunks_mut::<256>().0.iter_mut().enumerate() {
+                        for (parts, row) in parts.iter_mut().zip(rows) {
+                            row.ask::<$size>(i * $size);
+                            $take(&row.bytes.as_chunks::<$size>().0[i], parts);
+                        }
+                        for at in (0..256).step_by(LANES) {
+                            let mut sum = load_ps(y, at);
+                            for (h, Parts { codes, scales, mins }) in h.into_iter().zip(&parts) {
+                                let (scale, min) = (splat(scales[at / 16]), splat(-mins[at / 16]));
+                                let values = fmadd(scale, widen_i8(codes, at), min);
+                                sum = fmadd(splat(h), values, sum);
+                            }
+                            store_ps(y, at, sum);
+                        }
+                    }
+                }
+            };
+        }
+        large_blocks!(q4_k, 144, take_q4_k);
+        large_blocks!(q5_k, 176, take_q5_k);
+        large_blocks!(q6_k, 210, take_q6_k);
+    };
+}
+pub(super) use sum_rows_kernels;
