@@ -26,7 +26,7 @@ mod rows;
 mod scalar;
 mod scalar_panel;
 mod store;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod sum_rows;
 mod tile;
 mod transposed;

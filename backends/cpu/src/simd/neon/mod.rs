@@ -12,6 +12,7 @@ mod block32;
 mod panel;
 mod plain;
 mod quantize;
+mod sum_rows;
 mod transposed;
 mod vector;
 
@@ -27,7 +28,7 @@ use vector::*;
 
 pub(super) const TABLE: Table = Table {
     dot,
-    axpy: plain::axpy,
+    sum_rows: sum_rows::sum_rows,
     transposed: transposed::transposed,
     panel: Panel { fill: panel::FILL, times: panel::TIMES },
     quantize: |x, q, d, sum| {
