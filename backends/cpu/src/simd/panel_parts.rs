@@ -28,10 +28,9 @@ macro_rules! panel_parts {
                 }
                 let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
                 for part in (0..PANEL_ROWS).step_by(PART) {
-                    let n_groups = k.len() / GROUP;
+                    let (rows, n_groups) = (&panel[part..], k.len() / GROUP);
                     // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks that `check` found to fit.
-                    let out =
-                        unsafe { group::<GROUP, MIN>(&panel[part..], &q, &factors, n_groups) };
+                    let out = unsafe { group::<GROUP, MIN>(rows, &q, &factors, n_groups) };
                     for (sums, out) in sums[first..].iter_mut().zip(out) {
                         add_to(&mut sums[part..], out);
                     }

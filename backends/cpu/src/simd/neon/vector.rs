@@ -14,9 +14,14 @@ macro_rules! vocabulary {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)+) => {
         $(
             $(#[$doc])*
-            #[inline]
-            #[target_feature(enable = "neon")]
-            pub(super) fn $name($($arg: $type),*) -> $result $body
+            // A pair of registers would go through memory in a call.
+            #[inline(always)]
+            #[allow(unused_unsafe, reason = "some bodies need none, some say why themselves")]
+            pub(super) fn $name($($arg: $type),*) -> $result {
+                // SAFETY: only kernels of this level call it, and `Kernels::select` hands those out only where
+                // NEON was detected.
+                unsafe { $body }
+            }
         )+
     };
 }
