@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     println!("| heads | cache | context | us | GB/s | share |\n|---|---|---:|---:|---:|---:|");
     for n_head_kv in [8, 32] {
         for &format in KV_FORMATS.iter().filter(|f| wanted(&|n| !is_number(n), f.name())) {
-            for n_ctx in [512, 4096, 32768] {
+            for n_ctx in [512, 4096, 16384, 32768] {
                 if wanted(&is_number, &n_ctx.to_string()) {
                     let (time, bytes) = measure(&device, n_head_kv, format, n_ctx)?;
                     let rate = bytes / time / 1e9;

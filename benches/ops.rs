@@ -31,7 +31,7 @@ const N_FF: usize = 11008;
 /// Rank of the predictor, as in PowerInfer's files of this shape.
 const RANK: usize = 1024;
 /// Weights of all layers of a format, at least.
-const WEIGHTS: usize = 512 << 20;
+const WEIGHTS: usize = 1 << 30;
 /// Rows made by quantising; the rest are copies of them.
 const N_DISTINCT: usize = 16;
 const DENSITIES: [f32; 5] = [0.05, 0.1, 0.2, 0.5, 1.0];
@@ -50,10 +50,13 @@ fn main() -> Result<()> {
     let device = cpu(None);
     let n_threads = cpu_threads(None);
     let free = device.memory()?.free;
-    let probe = || read_bandwidth(n_threads, probe_size(free)).ok_or("no memory for the probe");
-    let bandwidth = probe()?;
-    println!("{}: {bandwidth:.1} GB/s read", device.info().description);
-    println!("| op | format | density | ms | GB/s | share |\n|---|---|---:|---:|---:|---:|");
+    let probe = || -> Result<f64> {
+        Ok(read_bandwidth(n_threads, probe_size(free)).ok_or("no memory for the probe")?)
+    };
+    println!("{}", device.info().description);
+    println!(
+        "| op | format | density | ms | GB/s | read | share |\n|---|---|---:|---:|---:|---:|---:|"
+    );
     let wanted = |format: &Format| {
         let named: Vec<_> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
         format.is_weight() && (named.is_empty() || named.iter().any(|name| *name == format.name()))
@@ -61,12 +64,11 @@ fn main() -> Result<()> {
     let mut prompts = Vec::new();
     for format in Format::ALL.iter().copied().filter(wanted) {
         let weights = Weights::new(&device, format)?;
-        weights.measure(&device, bandwidth)?;
+        weights.measure(&device, &probe)?;
         prompts.extend(weights.measure_prompt(&device)?);
     }
     println!("\n| {N_PROMPT} tokens | format | ms | G products/s |\n|---|---|---:|---:|");
     prompts.iter().for_each(|line| println!("{line}"));
-    println!("{:.1} GB/s read at the end", probe()?);
     Ok(())
 }
 
@@ -117,7 +119,9 @@ impl Weights {
         Ok(Weights { format, layers: layers.collect::<Result<_>>()? })
     }
 
-    fn measure(&self, device: &Device, bandwidth: f64) -> Result<()> {
+    /// Lines of the table of single tokens. Memory is probed before and after each, since neighbours may change what
+    /// it gives from second to second.
+    fn measure(&self, device: &Device, probe: &dyn Fn() -> Result<f64>) -> Result<()> {
         let format = self.format;
         let bytes = |tensor: &Tensor| {
             let desc = hal::Operand::desc(tensor);
@@ -127,27 +131,33 @@ impl Weights {
         let (gate, up, down) = (bytes(&layer.gate), bytes(&layer.up), bytes(&layer.down));
         let desc = hal::Operand::desc;
         let skipping = SkippingFfn::new(desc(&layer.up), desc(&layer.down), false);
-        let line = |op: &str, density: Option<f64>, time: f64, bytes: f64| {
+        let mut before = probe()?;
+        let mut line = |op: &str, density: Option<f64>, time: f64, bytes: f64| -> Result<()> {
             let density = density.map_or_else(String::new, |d| format!("{:.1}%", 100.0 * d));
-            let rate = bytes / time / 1e9;
-            let (ms, share) = (1e3 * time, 100.0 * rate / bandwidth);
-            println!("| {op} | {format} | {density} | {ms:.3} | {rate:.1} | {share:.0}% |");
+            let after = probe()?;
+            let (ms, rate, read) = (1e3 * time, bytes / time / 1e9, (before + after) / 2.0);
+            let share = 100.0 * rate / read;
+            println!(
+                "| {op} | {format} | {density} | {ms:.3} | {rate:.1} | {read:.1} | {share:.0}% |"
+            );
+            before = after;
+            Ok(())
         };
         let mut bench = Bench::new(device, 1)?;
         let program = bench.program(device, &self.layers, Kind::MatMul)?;
-        line("MatMul", None, bench.time(&program, 1.0)? / self.n_layer(), gate);
+        line("MatMul", None, bench.time(&program, 1.0)? / self.n_layer(), gate)?;
         let program = bench.program(device, &self.layers, Kind::Dense)?;
         line(
             "SparseFfn, dense",
             None,
             bench.time(&program, 1.0)? / self.n_layer(),
             gate + up + down,
-        );
+        )?;
         let program = bench.program(device, &self.layers, Kind::Sparse)?;
         for wanted in DENSITIES {
             let time = bench.time(&program, wanted)? / self.n_layer();
             let density = bench.density(&program, self.layers.len())?;
-            line("SparseFfn", Some(density), time, gate + skipping.bytes(density));
+            line("SparseFfn", Some(density), time, gate + skipping.bytes(density))?;
         }
         let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * N_FF) as f64;
         let skipping = SkippingFfn::new(desc(&layer.up), desc(&layer.down_rows), true);
@@ -158,9 +168,9 @@ impl Weights {
             let all = bench.time(&both, wanted)? / self.n_layer();
             let density = bench.density(&both, self.layers.len())?;
             let listed = density * gate + skipping.bytes(density);
-            line("Predict", Some(density), first, predictor);
-            line("Predict, SparseFfn", Some(density), all, predictor + listed);
-            line("the second of them", Some(density), all - first, listed);
+            line("Predict", Some(density), first, predictor)?;
+            line("Predict, SparseFfn", Some(density), all, predictor + listed)?;
+            line("the second of them", Some(density), all - first, listed)?;
         }
         Ok(())
     }

@@ -1,92 +1,210 @@
 #!/usr/bin/env python3
-"""Prompt and decode speed of thermocline and llama.cpp on the same file, in turn.
+"""Decode, prompt and perplexity of thermocline and llama.cpp on the same GGUF files, in turn.
 
-    python3 -m venv VENV && CMAKE_ARGS=-DGGML_NATIVE=ON VENV/bin/pip install llama-cpp-python
     cargo build --release
-    VENV/bin/python scripts/compare_llama_cpp.py MODEL.gguf [--rounds 7] [--threads 1,2] [-p 128] [-n 32]
+    python3 scripts/compare_llama_cpp.py MODEL.gguf ... [--quick] [--threads 1,2] [--only tg,pp,ppl] [--sparsity off]
 
-Every run is a process of its own; rounds alternate the engines and the thread counts, so that a machine that
-drifts does so for both. Each engine is quoted at its best thread count. Prints medians, the ratio round by round,
-and what the weights of a token over the bandwidth measured by `thermocline bench` would allow.
+llama.cpp comes as llama-cpp-python in a virtual environment (--venv DIR, else one in the user's cache folder), which is
+built for this processor when it is not there, or anew with --install. Where the processor has AMX and llama.cpp's code
+for it crashes, which one machine of ours did, it is built again without.
+
+Every thread count is tried first, for each engine; each then runs at its best. Rounds alternate the engines, every other
+round in the other order, so that a machine that drifts does so for both. Every test comes after an untimed run of itself,
+with the same number of tokens for both. Only ratios of one run mean something where memory is shared with neighbours.
+
+Printed in Markdown, as docs/measurements.md has it: medians, ratios by round, density, bytes per token, the bandwidth that
+`thermocline bench` measured beside each test, the least time that this allows a token, and how far both are from it.
+
+llama.cpp computes every neuron, and all files of the llama architecture with SiLU. A ReLU file's speed is therefore
+compared with its dense run of the same weights, and its perplexity with our own dense run of the file as it is.
 """
 import argparse
 import json
-import statistics
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-BINARY = Path(__file__).resolve().parent.parent / "target/release/thermocline"
+import compare_report
+import llama_cpp_venv
 
-PEER = """
-import ctypes, json, sys, time, llama_cpp
-path, threads, n_prompt, n_gen = sys.argv[1], *map(int, sys.argv[2:])
-m = llama_cpp.Llama(path, n_ctx=n_prompt + n_gen + 8, n_threads=threads, n_threads_batch=threads,
-                    n_batch=512, verbose=False)
-ids = [5 + (i * 7919) % (m.n_vocab() - 10) for i in range(n_prompt + n_gen)]
-def go(ids):
-    # The low-level call: no logits are copied, nothing is sampled, as in llama-bench.
-    array = (llama_cpp.llama_token * len(ids))(*ids)
-    llama_cpp.llama_decode(m.ctx, llama_cpp.llama_batch_get_one(array, len(ids)))
-    llama_cpp.llama_synchronize(m.ctx)
-def clear():
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(m.ctx), True)
-go(ids[:8]); clear()
-t = time.perf_counter(); go(ids[:n_prompt]); pp = n_prompt / (time.perf_counter() - t)
-clear()
-go(ids[:1])
-t = time.perf_counter()
-for i in ids[n_prompt:]: go([i])
-tg = n_gen / (time.perf_counter() - t)
-print(json.dumps({"pp": pp, "tg": tg}))
-"""
+ROOT = Path(__file__).resolve().parent.parent
+PEER = Path(__file__).resolve().parent / "llama_cpp_peer.py"
+TESTS = ("tg", "pp", "ppl")
+# What thread counts are tried on: tokens of a prompt, tokens decoded.
+SWEEP = {"pp": 128, "tg": 16}
 
 
-def run(words):
+class Failed(Exception):
+    """A program ended with an error; `code` as subprocess has it."""
+
+    def __init__(self, words, done):
+        super().__init__(f"{shlex.join(map(str, words))}: exit {done.returncode}\n{done.stderr[-2000:]}")
+        self.code = done.returncode
+
+
+def run(*words):
+    """The JSON value that a program prints."""
     done = subprocess.run([str(w) for w in words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        sys.exit(f"{words[0]}: exit {done.returncode}\n{done.stderr}")
+        raise Failed(words, done)
     return json.loads(done.stdout)
 
 
-def ours(args, model, threads):
-    rows = run([BINARY, "bench", "-m", model, "-p", args.p, "-n", args.n, "-r", 1, "-t", threads, "-o", "json"])
-    pp = next(r for r in rows if r["n_prompt"] and not r["n_gen"])
-    tg = next(r for r in rows if r["n_gen"] and not r["n_prompt"])
-    return {"pp": pp["avg_ts"], "tg": tg["avg_ts"], "gb_s": tg["read_bandwidth_gb_s"],
-            "mb": tg["bytes_per_token"] / 1e6, "density": tg["density"]}
+class Ours:
+    name = "thermocline"
+
+    def __init__(self, args, model):
+        self.args, self.model = args, model
+
+    def speed(self, test, threads, n, *flags):
+        """The row of `bench`, with the rate as `rate`."""
+        counts = ["-p", n, "-n", 0] if test == "pp" else ["-p", 0, "-n", n]
+        sparsity = [] if "--sparsity" in flags else ["--sparsity", self.args.sparsity]
+        row = run(self.args.binary, "bench", "-m", self.model, *counts, "-r", 1, "-t", threads, "-o", "json", *sparsity,
+                  *flags)[0]
+        return dict(row, rate=row["avg_ts"])
+
+    def sweep(self, test):
+        return {t: self.speed(test, t, SWEEP[test])["rate"] for t in self.args.threads}
+
+    def perplexity(self, threads, *flags):
+        flags = flags or ("--sparsity", self.args.sparsity)
+        return run(self.args.binary, "perplexity", "-m", self.model, "-f", self.args.text, "-c", self.args.ctx,
+                   "--chunks", self.args.chunks, "-t", threads, "--json", *flags)
+
+
+class Peer:
+    name = "llama.cpp"
+
+    def __init__(self, args, model, python):
+        self.args, self.model, self.python = args, model, python
+
+    def rates(self, test, threads, n):
+        pairs = [f"{t},{t}" for t in threads]
+        rows = run(self.python, PEER, "speed", self.model, n if test == "pp" else 0, n if test == "tg" else 0, *pairs)
+        return [row[test] for row in rows]
+
+    def speed(self, test, threads, n):
+        return {"rate": self.rates(test, [threads], n)[0]}
+
+    def sweep(self, test):
+        return dict(zip(self.args.threads, self.rates(test, self.args.threads, SWEEP[test])))
+
+    def perplexity(self, threads):
+        return run(self.python, PEER, "perplexity", self.model, self.args.text, self.args.ctx, self.args.chunks, threads)
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def peer_python(args):
+    """The Python with llama.cpp, which is built again without AMX where its code for that crashes."""
+    python, built = llama_cpp_venv.ensure(args.venv, args.install)
+    try:
+        run(python, PEER, "speed", args.peer_model or args.models[0], 64, 2, "1,1")
+    except Failed as failure:
+        if not (built and llama_cpp_venv.crashed(failure.code) and llama_cpp_venv.has_amx()):
+            raise
+        say("llama.cpp crashed, and this processor has AMX")
+        llama_cpp_venv.install(args.venv, amx=False)
+    return python
+
+
+def best_threads(engine, test, sweeps):
+    """The thread count with the best rate of `sweeps` tries."""
+    if len(engine.args.threads) == 1:
+        return engine.args.threads[0]
+    tries = [engine.sweep(test) for _ in range(sweeps)]
+    rates = {t: max(rates[t] for rates in tries) for t in engine.args.threads}
+    say(f"{engine.name}, {test}: " + ", ".join(f"{t} threads {rate:.2f} t/s" for t, rate in rates.items()))
+    return max(rates, key=rates.get)
+
+
+def in_turn(rounds, ours, theirs):
+    """What both gave, round by round; every other round begins with theirs."""
+    results = []
+    for i in range(rounds):
+        say(f"round {i + 1} of {rounds}")
+        if i % 2 == 0:
+            mine = ours()
+            results.append((mine, theirs()))
+        else:
+            peer = theirs()
+            results.append((ours(), peer))
+    return results
+
+
+def measure(args, model, python):
+    """All that the report needs of one file."""
+    ours, peer = Ours(args, model), Peer(args, args.peer_model or model, python)
+    info = run(args.binary, "info", "-m", model, "--json")
+    # Whether llama.cpp computes what the file means.
+    same = info["model"].get("activation", "silu") == "silu" and args.peer_model is None
+    found = {"info": info, "args": args, "same": same, "tests": {}, "threads": {}}
+    for test in args.only:
+        kind = "pp" if test == "ppl" else test
+        if kind not in found["threads"]:
+            found["threads"][kind] = {e.name: best_threads(e, kind, 1 if args.quick else 2) for e in (ours, peer)}
+        mine, theirs = found["threads"][kind].values()
+        say(f"{model.name}: {test}")
+        if test == "ppl":
+            as_it_is = ("--sparsity", "off", "--no-repack")
+            other = (lambda: peer.perplexity(theirs)) if same else (lambda: ours.perplexity(mine, *as_it_is))
+            found["tests"][test] = in_turn(args.rounds, lambda: ours.perplexity(mine), other)
+        else:
+            n = args.p if test == "pp" else args.n
+            found["tests"][test] = in_turn(args.rounds, lambda: ours.speed(test, mine, n),
+                                           lambda: peer.speed(test, theirs, n))
+    if "tg" in args.only:
+        # What a run that skips nothing reads: llama.cpp's bytes.
+        threads = found["threads"]["tg"][ours.name]
+        found["dense"] = ours.speed("tg", threads, args.n, "--sparsity", "off", "--no-warmup")
+    return found
+
+
+def tests_of(text):
+    wanted = text.split(",")
+    if not set(wanted) <= set(TESTS):
+        raise argparse.ArgumentTypeError(f"these are known: {', '.join(TESTS)}")
+    return [test for test in TESTS if test in wanted]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
+    parser.add_argument("--peer-model", type=Path, help="a dense twin of the same shapes, where llama.cpp cannot load the file")
+    parser.add_argument("--binary", type=Path, default=ROOT / "target/release/thermocline")
+    parser.add_argument("--venv", type=Path, default=llama_cpp_venv.default_folder())
+    parser.add_argument("--install", action="store_true", help="build llama-cpp-python anew")
+    parser.add_argument("--rounds", type=int, help="default 7, or 3 with --quick")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and tries: no result, a look")
+    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parser.add_argument("--threads", type=lambda t: [int(n) for n in t.split(",")], default=list(range(1, n_cpus + 1)),
+                        metavar="LIST", help="thread counts to try; default 1 to the CPUs of this process")
+    parser.add_argument("--only", type=tests_of, default=list(TESTS), metavar="TESTS", help="some of tg,pp,ppl")
+    parser.add_argument("--sparsity", default="predicted", help="ours: predicted, exact or off")
+    parser.add_argument("-p", type=int, default=512, help="tokens of the prompt")
+    parser.add_argument("-n", type=int, default=64, help="tokens decoded")
+    parser.add_argument("--text", type=Path, default=ROOT / "assets/reference/eval.txt")
+    parser.add_argument("--ctx", type=int, default=512, help="context of perplexity")
+    parser.add_argument("--chunks", type=int, default=2, help="chunks of perplexity")
+    args = parser.parse_args()
+    args.rounds = args.rounds or (3 if args.quick else 7)
+    return args
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--peer-model", type=Path, help="the file llama.cpp runs (a dense twin of ours)")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", default="1,2")
-    parser.add_argument("-p", type=int, default=128)
-    parser.add_argument("-n", type=int, default=32)
-    args = parser.parse_args()
-    threads = [int(t) for t in args.threads.split(",")]
-    results = {}
-    for _ in range(args.rounds):
-        for t in threads:
-            results.setdefault(("ours", t), []).append(ours(args, args.model, t))
-            peer = args.peer_model or args.model
-            results.setdefault(("peer", t), []).append(run([sys.executable, "-c", PEER, peer, t, args.p, args.n]))
-    median = lambda who, t, test: statistics.median(r[test] for r in results[who, t])
-    for test, name in (("tg", f"decode {args.n}"), ("pp", f"prompt {args.p}")):
-        best = {who: max(threads, key=lambda t: median(who, t, test)) for who in ("ours", "peer")}
-        mine, theirs = results["ours", best["ours"]], results["peer", best["peer"]]
-        ratios = sorted(a[test] / b[test] for a, b in zip(mine, theirs))
-        print(f"{name}: ours {median('ours', best['ours'], test):.2f} t/s on {best['ours']} threads, "
-              f"llama.cpp {median('peer', best['peer'], test):.2f} t/s on {best['peer']}; ratio by round "
-              f"{ratios[0]:.2f} / {statistics.median(ratios):.2f} / {ratios[-1]:.2f} (least, median, most)")
-        if test == "tg":
-            gb_s = statistics.median(r["gb_s"] for r in mine)
-            mb = statistics.median(r["mb"] for r in mine)
-            share = median("ours", best["ours"], test) * mb / 1e3 / gb_s
-            print(f"  {mb:.0f} MB a token at density {mine[0]['density']:.3f}, {gb_s:.1f} GB/s read: "
-                  f"the bound is {1e3 * gb_s / mb:.1f} t/s, ours is {share:.2f} of it")
+    args = arguments()
+    try:
+        python = peer_python(args)
+        about = run(python, PEER, "about")
+        for model in args.models:
+            print(compare_report.report(measure(args, model, python), about), flush=True)
+    except Failed as failure:
+        sys.exit(str(failure))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import numpy as np
 
 import gguf
 import llama_cpp
+import llama_cpp_peer
 
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = ROOT / "target/release/thermocline"
@@ -157,22 +158,6 @@ def peer_continue(model, prompt, n):
     return out, gaps
 
 
-def peer_perplexity(model, text, n_ctx):
-    """The chunk protocol of llama-perplexity."""
-    ids = model.tokenize(text.encode(), add_bos=True)
-    total, count = 0.0, 0
-    for start in range(0, len(ids) - n_ctx + 1, n_ctx):
-        chunk = [model.token_bos()] + ids[start + 1 : start + n_ctx]
-        model.reset()
-        model.eval(chunk)
-        scores = np.array(model.scores[: n_ctx - 1], dtype=np.float64)
-        for i in range(n_ctx // 2, n_ctx - 1):
-            row = scores[i] - scores[i].max()
-            total += np.log(np.exp(row).sum()) - row[chunk[i + 1]]
-            count += 1
-    return float(np.exp(total / count))
-
-
 def ours(*words):
     done = subprocess.run([BINARY, *map(str, words)], capture_output=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
@@ -215,7 +200,7 @@ def compare(name, case, path, n):
         file.flush()
         report = ours("perplexity", "-m", path, "-f", file.name, "-c", 256, "--json")
     mine = json.loads(report)["ppl"]
-    theirs = peer_perplexity(peer, text, 256)
+    theirs, _ = llama_cpp_peer.perplexity(peer, text, 256)
     ratio = mine / theirs - 1
     good = not wrong and abs(ratio) < 0.002
     print(f"{name:18} {'ok ' if good else 'BAD'} texts equal {same}/{len(PROMPTS)}, from a near-tie {near}, "

@@ -2,9 +2,10 @@
 //! The thread team: workers that share out the chunks of a job, phase by phase.
 //!
 //! There is no barrier. One word per NUMA node in use, the node's *ticket*, holds the phase, the node's share of its
-//! chunks and the next one of them; whoever has nothing to do takes the next chunk of its own node, then of another,
-//! and whoever finishes the last chunk of a phase opens the following phase. A worker that the system took away
-//! between two chunks is not missed by anybody. A phase of one chunk is run by the thread that opens it.
+//! chunks and the next one of them; whoever has nothing to do takes the next chunks of its own node, then of another,
+//! and whoever finishes the last chunk of a phase opens the following phase. Many are taken at a time while many are
+//! left (`Ticket::portion`). A worker that the system took away between two takings is not missed by anybody. A phase
+//! of one chunk is run by the thread that opens it.
 //!
 //! A node's share is a range of chunk numbers ([`share`]), which depends on nothing else: weights are placed in
 //! memory by the same rule. Which thread runs a chunk changes no bit, so taking from another node changes none.

@@ -1,0 +1,133 @@
+"""What scripts/compare_llama_cpp.py found out about a file, as a section of docs/measurements.md."""
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import llama_cpp_venv
+
+
+def processor():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def machine(args):
+    try:
+        load = f"; load {os.getloadavg()[0]:.1f} at the end, which is of these runs too"
+    except OSError:
+        load = ""
+    return f"{processor()}, {max(args.threads)} of {os.cpu_count()} CPUs{load}"
+
+
+def commit():
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True,
+                          cwd=Path(__file__).parent)
+    return done.stdout.strip() or "no commit"
+
+
+def compared(found):
+    activation = found["info"]["model"].get("activation", "silu")
+    if found["same"]:
+        return "both compute every neuron of the same file, unless the density says otherwise"
+    return (f"ours as the file means it ({activation}; the density says how much of it), llama.cpp's dense run with SiLU;\n"
+            "          perplexity against our own dense run of the file as it is, since llama.cpp computes another model")
+
+
+def ratios(values):
+    low, high = min(values), max(values)
+    return f"{median(values):.3f}, {low:.3f} to {high:.3f}"
+
+
+def rate_row(name, rounds):
+    mine, theirs = ([r["rate"] for r in side] for side in zip(*rounds))
+    first = rounds[0][0]
+    cells = ["", "", ""]
+    if first["bytes_per_token"]:
+        shares = [r["bandwidth_share"] for r, _ in rounds if r["bandwidth_share"]]
+        share = f"{median(shares):.2f}" if shares else "not measured"
+        cells = [f"{median(r['bytes_per_token'] for r, _ in rounds) / 1e6:.0f}", share, f"{first['density']:.3f}"]
+    ratio = ratios([m / t for m, t in zip(mine, theirs)])
+    return f"| {name} | {median(mine):.2f} | {median(theirs):.2f} | {ratio} | {' | '.join(cells)} |"
+
+
+def perplexity_row(rounds, n_ctx):
+    mine, theirs = rounds[0]
+    values = [[r["ppl"] for r in side] for side in zip(*rounds)]
+    theirs_is = "ours, dense" if "density" in theirs else "llama.cpp"
+    name = f"perplexity of {mine['n_predicted']} tokens, context {n_ctx} (second: {theirs_is})"
+    if mine["n_predicted"] != theirs["n_predicted"]:
+        name += f", THE PEER PREDICTED {theirs['n_predicted']}"
+    ratio = [m / t for m, t in zip(*values)]
+    return (f"| {name} | {median(values[0]):.4f} | {median(values[1]):.4f} | {median(ratio):.5f}, {min(ratio):.5f} to "
+            f"{max(ratio):.5f} | | | {mine['density']:.3f} |")
+
+
+def bound(found):
+    """How long the bytes of a token take at the bandwidth of the same run, and how far both are from that."""
+    rounds = [(mine, theirs) for mine, theirs in found["tests"]["tg"] if mine["read_bandwidth_gb_s"]]
+    if not rounds:
+        return "The read bandwidth could not be measured: no bound."
+    dense = found["dense"]["bytes_per_token"]
+    bandwidths = [mine["read_bandwidth_gb_s"] for mine, _ in rounds]
+    least = [1e-6 * mine["bytes_per_token"] / mine["read_bandwidth_gb_s"] for mine, _ in rounds]
+    least_dense = [1e-6 * dense / bandwidth for bandwidth in bandwidths]
+    away = median(1e3 / mine["rate"] / ms for (mine, _), ms in zip(rounds, least))
+    peer_away = median(1e3 / theirs["rate"] / ms for (_, theirs), ms in zip(rounds, least_dense))
+    share = median(1e-9 * dense * theirs["rate"] / mine["read_bandwidth_gb_s"] for mine, theirs in rounds)
+    return (f"Decoding: {median(bandwidths):.1f} GB/s read beside these runs ({min(bandwidths):.1f} to {max(bandwidths):.1f}). "
+            f"The bound is {median(least):.2f} ms\na token, ours takes {away:.2f} times that (median of the rounds); "
+            f"llama.cpp's, for the {dense / 1e6:.0f} MB of a dense token, is\n{median(least_dense):.2f} ms, "
+            f"it takes {peer_away:.2f} times that (a share of {share:.2f}).")
+
+
+def facts(found, about):
+    args, info = found["args"], found["info"]
+    name = info["metadata"].get("general.name", "")
+    kind = max(info["types"], key=lambda t: info["types"][t]["bytes"])
+    synthetic = "synthetic weights" if "synthetic" in name else "weights not marked as synthetic"
+    threads = "; ".join(f"{test}: {', '.join(f'{engine} {n}' for engine, n in best.items())}"
+                        for test, best in found["threads"].items())
+    features = ", ".join(about["features"])
+    if llama_cpp_venv.has_amx() and "AMX_INT8" not in about["features"]:
+        features += "; built without AMX, which the processor has"
+    peer_model = f"; llama.cpp runs {args.peer_model.name}" if args.peer_model else ""
+    unfinished = ", fewer than a result needs" if args.rounds < 7 else ""
+    return [
+        f"machine   {machine(args)}",
+        f"model     {Path(info['file']).name}: {name}, {kind}, {info['size_bytes'] / 1e6:.0f} MB; {synthetic}{peer_model}",
+        f"compared  {compared(found)}",
+        f"peer      llama-cpp-python {about['version']}: {features}",
+        f"command   scripts/compare_llama_cpp.py {shlex.join(shown(sys.argv[1:]))}",
+        f"rounds    {args.rounds}, in turn{unfinished}; threads, the best of {args.threads[0]} to {args.threads[-1]}: {threads}",
+    ]
+
+
+def shown(words):
+    """The command line without the folders of this machine."""
+    return [Path(word).name if "/" in word else word for word in words]
+
+
+def report(found, about):
+    args, tests = found["args"], found["tests"]
+    title = f"### {Path(found['info']['file']).name} against llama.cpp ({datetime.date.today()}, {commit()})"
+    lines = [title, "", "```text", *facts(found, about), "```", "",
+             "| test | ours | llama.cpp | ratio by round (median, min to max) | MB per token | share of bandwidth | density |",
+             "| --- | ---: | ---: | --- | ---: | ---: | ---: |"]
+    if "tg" in tests:
+        lines.append(rate_row(f"decode {args.n}, tok/s", tests["tg"]))
+    if "pp" in tests:
+        lines.append(rate_row(f"prompt {args.p}, tok/s", tests["pp"]))
+    if "ppl" in tests:
+        lines.append(perplexity_row(tests["ppl"], args.ctx))
+    if "tg" in tests:
+        lines += ["", bound(found)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,91 @@
+"""llama.cpp, measured: the process that scripts/compare_llama_cpp.py starts with the Python that has llama-cpp-python.
+
+    PYTHON llama_cpp_peer.py about
+    PYTHON llama_cpp_peer.py speed MODEL N_PROMPT N_GEN THREADS_GEN,THREADS_PROMPT ...
+    PYTHON llama_cpp_peer.py perplexity MODEL TEXT N_CTX N_CHUNKS THREADS
+
+Prints one JSON value. A count of 0 leaves its test out.
+"""
+import json
+import sys
+import time
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+
+def about():
+    """Version, and what this build uses of the processor."""
+    words = llama_cpp.llama_print_system_info().decode().replace("CPU :", "").split("|")
+    return {
+        "version": llama_cpp.__version__,
+        "features": [word.split("=")[0].strip() for word in words if word.strip().endswith("= 1")],
+    }
+
+
+def load(path, n_ctx, threads=1, **options):
+    return llama_cpp.Llama(path, n_ctx=n_ctx, n_batch=512, n_ubatch=512, n_threads=threads, n_threads_batch=threads,
+                           verbose=False, **options)
+
+
+def rate(model, batches):
+    """Tokens a second. No logits are copied and nothing is sampled, as in llama-bench; an untimed run comes first."""
+    for _ in range(2):
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(model.ctx), True)
+        begin = time.perf_counter()
+        for ids in batches:
+            array = (llama_cpp.llama_token * len(ids))(*ids)
+            if llama_cpp.llama_decode(model.ctx, llama_cpp.llama_batch_get_one(array, len(ids))) != 0:
+                raise SystemExit("llama_decode failed")
+        llama_cpp.llama_synchronize(model.ctx)
+        seconds = time.perf_counter() - begin
+    return sum(map(len, batches)) / seconds
+
+
+def speed(path, n_prompt, n_gen, pairs):
+    """Rates for each pair of thread counts. Which tokens they are is nothing to a dense run."""
+    model = load(path, n_prompt + n_gen + 8)
+    ids = [5 + (i * 7919) % (model.n_vocab() - 10) for i in range(n_prompt + n_gen)]
+    prompt = [ids[i : min(i + 512, n_prompt)] for i in range(0, n_prompt, 512)]
+    rates = []
+    for pair in pairs:
+        llama_cpp.llama_set_n_threads(model.ctx, *map(int, pair.split(",")))
+        rates.append({
+            "pp": rate(model, prompt) if prompt else None,
+            "tg": rate(model, [[i] for i in ids[n_prompt:]]) if n_gen else None,
+        })
+    return rates
+
+
+def perplexity(model, text, n_ctx, n_chunks=None):
+    """The chunk protocol of llama-perplexity: the value, and how many tokens were predicted."""
+    ids = model.tokenize(text.encode(), add_bos=True)
+    starts = range(0, len(ids) - n_ctx + 1, n_ctx)[:n_chunks]
+    total, count = 0.0, 0
+    for start in starts:
+        chunk = [model.token_bos()] + ids[start + 1 : start + n_ctx]
+        model.reset()
+        model.eval(chunk)
+        for i in range(n_ctx // 2, n_ctx - 1):
+            row = model.scores[i].astype(np.float64)
+            row -= row.max()
+            total += np.log(np.exp(row).sum()) - row[chunk[i + 1]]
+            count += 1
+    return float(np.exp(total / count)), count
+
+
+def main(command, *words):
+    if command == "about":
+        return about()
+    if command == "speed":
+        path, n_prompt, n_gen, *pairs = words
+        return speed(path, int(n_prompt), int(n_gen), pairs)
+    path, text, n_ctx, n_chunks, threads = words
+    model = load(path, int(n_ctx), int(threads), logits_all=True)
+    value, count = perplexity(model, Path(text).read_text(encoding="utf-8"), int(n_ctx), int(n_chunks))
+    return {"ppl": value, "n_predicted": count}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,72 @@
+"""A virtual environment with llama-cpp-python, built for this processor: made where it is missing, or anew when asked."""
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+PACKAGE = "llama-cpp-python"
+# A compiler for this very processor switches AMX on whatever GGML_AMX_INT8 says; these are what it listens to.
+NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+
+
+def default_folder():
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "thermocline" / "llama-cpp-venv"
+
+
+def python_of(folder):
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def has_package(folder):
+    done = subprocess.run([python_of(folder), "-c", "import llama_cpp, numpy"], capture_output=True)
+    return done.returncode == 0
+
+
+def build_environment(amx):
+    """What pip is started with."""
+    environment = dict(os.environ, CMAKE_ARGS="-DGGML_NATIVE=ON")
+    if not amx:
+        environment["CMAKE_ARGS"] += " -DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF"
+        for name in ("CFLAGS", "CXXFLAGS"):
+            environment[name] = f"{os.environ.get(name, '')} {NO_AMX}".strip()
+    return environment
+
+
+def install(folder, amx=True):
+    """Builds the newest release from source; takes minutes."""
+    print(f"building {PACKAGE} in {folder}{'' if amx else ', without AMX'}: this takes minutes", file=sys.stderr)
+    if not python_of(folder).exists():
+        venv.create(folder, with_pip=True)
+    command = [python_of(folder), "-m", "pip", "install", "--upgrade", "--force-reinstall", "--no-cache-dir",
+               "--no-binary", PACKAGE, PACKAGE]
+    done = subprocess.run(command, env=build_environment(amx), stdout=sys.stderr)
+    if done.returncode != 0:
+        raise SystemExit(f"pip could not build {PACKAGE} (exit {done.returncode}); it needs a C++ compiler and CMake")
+
+
+def ensure(folder, anew):
+    """The Python that has llama.cpp, and whether this call built it."""
+    if anew and folder.exists():
+        if not (folder / "pyvenv.cfg").exists():
+            raise SystemExit(f"{folder} is no virtual environment: it is left as it is")
+        shutil.rmtree(folder)
+    built = not has_package(folder) if python_of(folder).exists() else True
+    if built:
+        install(folder)
+    return python_of(folder), built
+
+
+def crashed(code):
+    """Whether a process ended by a signal that wrong machine code causes."""
+    return -code in (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS)
+
+
+def has_amx():
+    if platform.machine() not in ("x86_64", "AMD64") or not Path("/proc/cpuinfo").exists():
+        return False
+    return "amx_int8" in Path("/proc/cpuinfo").read_text()
