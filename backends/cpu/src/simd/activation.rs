@@ -1,8 +1,8 @@
 //! Activation functions, written once for all levels, and the exponential that they and softmax are made of.
 //!
-//! A value comes out the same wherever in a slice it stands, and AVX2 and AVX-512 give the same bits. Plain Rust has
-//! the same formula without fused products: SiLU differs by up to 4 units in the last place, the others by so many
-//! (GELU by the error function by 12) above -1, and by more in their tails, where the value is next to nothing.
+//! A value comes out the same wherever in a slice it stands, and all levels with vectors give the same bits. Plain
+//! Rust has the same formula without fused products: SiLU differs by up to 4 units in the last place, the others by so
+//! many (GELU by the error function by 12) above -1, and by more in their tails, where the value is next to nothing.
 
 use hal::op::Activation;
 

@@ -1,7 +1,7 @@
 //! The fast kernels, chosen once at run time: one binary serves every processor.
 //!
 //! A level is a set of instructions with a folder of its own; `Scalar` is plain Rust and what other
-//! processors than x86-64 run today (no NEON yet). All levels take the same activations and sum
+//! processors than x86-64 and AArch64 run. All levels take the same activations and sum
 //! integers exactly, so they differ only in the order of f32 sums. That order is fixed: it depends on
 //! the lengths alone, never on addresses or threads.
 //!
@@ -14,15 +14,19 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panel;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod panel_parts;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod plain;
 mod portable;
 mod rows;
 mod scalar;
 mod scalar_panel;
 mod store;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod sum_rows;
 mod tile;
 mod transposed;
@@ -96,11 +100,13 @@ pub enum Level {
     Avx2,
     /// AVX-512 F, BW, VL and VNNI.
     Avx512,
+    /// NEON.
+    Neon,
 }
 
 impl Level {
-    /// Every level, slowest first.
-    pub const ALL: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
+    /// Every level; of those that one processor can have, slowest first.
+    pub const ALL: [Level; 4] = [Level::Scalar, Level::Avx2, Level::Avx512, Level::Neon];
 
     /// The level's name for reports.
     #[must_use]
@@ -109,6 +115,7 @@ impl Level {
             Level::Scalar => "scalar",
             Level::Avx2 => "avx2",
             Level::Avx512 => "avx512",
+            Level::Neon => "neon",
         }
     }
 }
@@ -162,6 +169,10 @@ impl Kernels {
             Level::Avx512 => avx512::detected().then_some(&avx512::TABLE),
             #[cfg(not(target_arch = "x86_64"))]
             Level::Avx2 | Level::Avx512 => None,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => neon::detected().then_some(&neon::TABLE),
+            #[cfg(not(target_arch = "aarch64"))]
+            Level::Neon => None,
         };
         table.map(|table| Self { level, table })
     }

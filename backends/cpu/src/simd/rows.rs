@@ -119,6 +119,7 @@ pub(super) fn prefetch_line(at: *const u8) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
+    // On AArch64 nothing: the intrinsic `_prefetch` is not stable in Rust (`stdarch_aarch64_prefetch`).
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }

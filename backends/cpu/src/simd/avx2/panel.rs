@@ -12,51 +12,12 @@ use super::super::panel::{
     Factors, FillFn, MINS, PANEL_ROWS, PanelFn, Rows, SCALES, TokenRows, fill_panel, panel_kernels,
     sums_of_16, token_group,
 };
+use super::super::panel_parts::panel_parts;
 use super::super::tile::padded;
 use super::vector::*;
 
 panel_kernels!("avx2,fma,f16c");
-
-/// Tokens at a time.
-const TOKENS: usize = 4;
-/// Rows at a time.
-const PART: usize = 2 * LANES;
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn quantised<const GROUP: usize, const MIN: bool>(
-    panel: &[f32],
-    k: &Range<usize>,
-    x: &TokenRows<'_>,
-    sums: &mut [[f32; PANEL_ROWS]],
-) {
-    let n = sums.len();
-    let q = &x.all.q8().q[..n * x.n_cols];
-    let mut factors = [Factors::default(); TOKENS];
-    for first in (0..n).step_by(TOKENS) {
-        let tokens = token_group::<TOKENS>(first, n);
-        for (factors, &t) in factors.iter_mut().zip(&tokens) {
-            factors.set::<GROUP, MIN>(x, t, k, sums_of_16);
-        }
-        let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
-        for part in (0..PANEL_ROWS).step_by(PART) {
-            let n_groups = k.len() / GROUP;
-            // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks that `check` found to fit.
-            let out = unsafe { group::<GROUP, MIN>(&panel[part..], &q, &factors, n_groups) };
-            for (sums, out) in sums[first..].iter_mut().zip(out) {
-                add_to(&mut sums[part..], out);
-            }
-        }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn add_to(sums: &mut [f32], out: [V; 2]) {
-    for (half, out) in out.into_iter().enumerate() {
-        let sum = add(load_ps(sums, LANES * half), out);
-        store_ps(sums, LANES * half, sum);
-    }
-}
+panel_parts!("avx2,fma,f16c");
 
 /// The products of 16 rows' first `n_groups` groups with some tokens, whose codes are at `q`.
 #[inline]
@@ -101,32 +62,6 @@ unsafe fn group<const GROUP: usize, const MIN: bool>(
         }
     }
     out
-}
-
-/// Plain values.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn plain(panel: &[f32], k: &Range<usize>, x: &TokenRows<'_>, sums: &mut [[f32; PANEL_ROWS]]) {
-    let n = sums.len();
-    let x_all = &x.all.f32()[..n * x.n_cols];
-    for first in (0..n).step_by(TOKENS) {
-        let x = token_group::<TOKENS>(first, n).map(|t| &x_all[t * x.n_cols..][k.clone()]);
-        for part in (0..PANEL_ROWS).step_by(PART) {
-            let mut out = [[zero(); 2]; TOKENS];
-            for (i, weights) in panel.as_chunks::<PANEL_ROWS>().0[..k.len()].iter().enumerate() {
-                let weights = [load_ps(weights, part), load_ps(weights, part + LANES)];
-                for (out, x) in out.iter_mut().zip(x) {
-                    // SAFETY: each of `x` has `k.len()` values.
-                    let x = splat(unsafe { *x.get_unchecked(i) });
-                    for (out, weights) in out.iter_mut().zip(weights) {
-                        *out = fmadd(weights, x, *out);
-                    }
-                }
-            }
-            for (sums, out) in sums[first..].iter_mut().zip(out) {
-                add_to(&mut sums[part..], out);
-            }
-        }
-    }
 }
 
 /// 8 words of 8 rows, from column `at` on, across: into the panel from row `first` on.

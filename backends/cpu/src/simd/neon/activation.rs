@@ -1,0 +1,5 @@
+//! Activation functions.
+
+use super::vector::*;
+
+super::super::activation::activation_kernels!(#[target_feature(enable = "neon")]);

@@ -1,0 +1,5 @@
+//! Attention over the cache.
+
+use super::vector::*;
+
+super::super::attention::attention_kernels!(#[target_feature(enable = "neon")]);

@@ -1,0 +1,179 @@
+//! NEON, which every AArch64 processor that Rust's standard library runs on has.
+//!
+//! Codes are multiplied to 16 bits and their sums taken to 32. `sdot` would do both at once; its intrinsics are not
+//! stable in Rust (`stdarch_neon_dotprod`, rust-lang/rust#117224).
+//!
+//! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
+
+mod activation;
+mod attention;
+mod block256;
+mod block32;
+mod panel;
+mod plain;
+mod quantize;
+mod sum_rows;
+mod transposed;
+mod vector;
+
+use std::arch::aarch64::*;
+use std::arch::is_aarch64_feature_detected;
+
+use hal::format::Format;
+
+use super::rows::{RowRun, dot_of_rows};
+use super::tile::Q8Tile;
+use super::{ActView, Dot, Panel, Table};
+use vector::*;
+
+pub(super) const TABLE: Table = Table {
+    dot,
+    sum_rows: sum_rows::sum_rows,
+    transposed: transposed::transposed,
+    panel: Panel { fill: panel::FILL, times: panel::TIMES },
+    quantize: |x, q, d, sum| {
+        // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+        unsafe { quantize::quantize(x, q, d, sum) }
+    },
+    sum_squares: |x| {
+        // SAFETY: the same.
+        unsafe { plain::sum_squares(x) }
+    },
+    attention: &attention::ATTENTION,
+    activate: activation::ACTIVATE,
+};
+
+/// Whether this processor has the instructions.
+pub(super) fn detected() -> bool {
+    is_aarch64_feature_detected!("neon")
+}
+
+fn dot(format: Format) -> Dot {
+    macro_rules! entry {
+        ($dots:path) => {
+            dot_of_rows!("neon", $dots)
+        };
+    }
+    match format {
+        Format::F32 => entry!(plain::of_f32::dots),
+        Format::F16 => entry!(plain::of_f16::dots),
+        Format::BF16 => entry!(plain::of_bf16::dots),
+        Format::Q4_0 => entry!(block32::q4_0),
+        Format::Q4_1 => entry!(block32::q4_1),
+        Format::Q8_0 => entry!(block32::q8_0),
+        Format::Q4_K => entry!(block256::q4_k),
+        Format::Q5_K => entry!(block256::q5_k),
+        Format::Q6_K => entry!(block256::q6_k),
+        Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
+    }
+}
+
+/// The sum of each vector's lanes.
+#[inline]
+#[target_feature(enable = "neon")]
+fn totals<const N: usize>(acc: [float32x4_t; N]) -> [f32; N] {
+    acc.map(|acc| vaddvq_f32(acc))
+}
+
+/// The products of one tile: the blocks' scales times the activations' scales, and sums, in which lane i belongs to
+/// blocks i, i + 4, i + 8 and i + 12.
+struct Products<const N: usize> {
+    weights: [[float32x4_t; 4]; N],
+    sums: [float32x4_t; N],
+}
+
+impl<const N: usize> Products<N> {
+    /// Starts with what the minimums take away: `scales` and `mins` of 16 blocks of 32 values.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn new(scales: [float32x4_t; 4], mins: Option<[float32x4_t; 4]>, x: &[Q8Tile<'_>; N]) -> Self {
+        let mut products =
+            Self { weights: [[vdupq_n_f32(0.0); 4]; N], sums: [vdupq_n_f32(0.0); N] };
+        for (t, x) in x.iter().enumerate() {
+            let d = [load_ps(x.d, 0), load_ps(x.d, 8)];
+            for (i, d) in d.into_iter().flatten().enumerate() {
+                products.weights[t][i] = vmulq_f32(scales[i], d);
+                if let Some(mins) = mins {
+                    let sum = load_bytes(bytemuck::cast_slice(x.sum), 16 * i);
+                    let sum = vcvtq_f32_s32(vreinterpretq_s32_u8(sum));
+                    products.sums[t] = vfmsq_f32(products.sums[t], vmulq_f32(mins[i], d), sum);
+                }
+            }
+        }
+        products
+    }
+
+    /// Adds the products of the four blocks from `first` on. Codes of more than six bits are `WIDE`.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn add<const WIDE: bool>(
+        &mut self,
+        first: usize,
+        codes: [[int8x16_t; 2]; 4],
+        x: &[Q8Tile<'_>; N],
+    ) {
+        for (t, x) in x.iter().enumerate() {
+            let dots = std::array::from_fn(|i| {
+                let at = 32 * (first + i);
+                let q = [load_codes(x, at), load_codes(x, at + 16)];
+                let [low, high] = codes[i];
+                if WIDE {
+                    vpadalq_s16(vpaddlq_s16(pairs_of(low, q[0])), pairs_of(high, q[1]))
+                } else {
+                    // Four products of at most 64 * 127 fit in 16 bits, too.
+                    let sums = vmlal_s8(pairs_of(low, q[0]), vget_low_s8(high), vget_low_s8(q[1]));
+                    vpaddlq_s16(vmlal_high_s8(sums, high, q[1]))
+                }
+            });
+            let weight = self.weights[t][first / 4];
+            self.sums[t] = vfmaq_f32(self.sums[t], block_sums(dots), weight);
+        }
+    }
+
+    /// Adds the tile to the row's sums. A tile has a sum of its own so that tiles can overlap.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn add_to(self, acc: &mut [float32x4_t; N]) {
+        for (acc, sum) in acc.iter_mut().zip(self.sums) {
+            *acc = vaddq_f32(*acc, sum);
+        }
+    }
+}
+
+/// 16 codes of the activations.
+#[inline]
+#[target_feature(enable = "neon")]
+fn load_codes(x: &Q8Tile<'_>, at: usize) -> int8x16_t {
+    vreinterpretq_s8_u8(load_bytes(bytemuck::cast_slice(x.q), at))
+}
+
+/// Sums of two products each of codes with activations: two of at most 128 * 127 fit in 16 bits.
+#[inline]
+#[target_feature(enable = "neon")]
+fn pairs_of(codes: int8x16_t, q: int8x16_t) -> int16x8_t {
+    vmlal_high_s8(vmull_s8(vget_low_s8(codes), vget_low_s8(q)), codes, q)
+}
+
+/// The sum of each vector's lanes, as floats.
+#[inline]
+#[target_feature(enable = "neon")]
+fn block_sums(dots: [int32x4_t; 4]) -> float32x4_t {
+    let [a, b, c, d] = dots;
+    vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d)))
+}
+
+/// 16 f16 scales of consecutive blocks, the first at the beginning of `tile`, `STRIDE` bytes apart.
+#[inline]
+#[target_feature(enable = "neon")]
+fn scales_apart<const STRIDE: usize>(tile: &[u8]) -> [float32x4_t; 4] {
+    let eight = |first: usize| {
+        let words: [u16; 8] = std::array::from_fn(|i| {
+            let at = STRIDE * (first + i);
+            u16::from_le_bytes([tile[at], tile[at + 1]])
+        });
+        // SAFETY: `words` has 8 words.
+        widen_eight(unsafe { vld1q_u16(words.as_ptr()) })
+    };
+    let ([a, b], [c, d]) = (eight(0), eight(8));
+    [a, b, c, d]
+}

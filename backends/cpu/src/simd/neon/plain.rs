@@ -1,0 +1,3 @@
+//! Formats without blocks, and vectors.
+
+super::super::plain::plain_kernels!("neon");

@@ -1,0 +1,3 @@
+//! Sums of rows.
+
+super::super::sum_rows::sum_rows_kernels!("neon");

@@ -1,0 +1,3 @@
+//! Sums over neuron-major rows.
+
+super::super::transposed::transposed_kernels!("neon");

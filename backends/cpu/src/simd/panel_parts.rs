@@ -1,0 +1,83 @@
+//! Panels times tokens where registers hold 16 rows of them: four tokens at a time, part by part.
+//!
+//! Compiled for each such level over its module `vector`, hence a macro; the level brings `group`, the products of
+//! quantised rows.
+
+/// The functions `quantised` and `plain` of a level whose instructions are `$features`.
+macro_rules! panel_parts {
+    ($features:literal) => {
+        /// Tokens at a time.
+        const TOKENS: usize = 4;
+        /// Rows at a time.
+        const PART: usize = 2 * LANES;
+
+        #[target_feature(enable = $features)]
+        fn quantised<const GROUP: usize, const MIN: bool>(
+            panel: &[f32],
+            k: &Range<usize>,
+            x: &TokenRows<'_>,
+            sums: &mut [[f32; PANEL_ROWS]],
+        ) {
+            let n = sums.len();
+            let q = &x.all.q8().q[..n * x.n_cols];
+            let mut factors = [Factors::default(); TOKENS];
+            for first in (0..n).step_by(TOKENS) {
+                let tokens = token_group::<TOKENS>(first, n);
+                for (factors, &t) in factors.iter_mut().zip(&tokens) {
+                    factors.set::<GROUP, MIN>(x, t, k, sums_of_16);
+                }
+                let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
+                for part in (0..PANEL_ROWS).step_by(PART) {
+                    let (rows, n_groups) = (&panel[part..], k.len() / GROUP);
+                    // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks that `check` found to fit.
+                    let out = unsafe { group::<GROUP, MIN>(rows, &q, &factors, n_groups) };
+                    for (sums, out) in sums[first..].iter_mut().zip(out) {
+                        add_to(&mut sums[part..], out);
+                    }
+                }
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn add_to(sums: &mut [f32], out: [V; 2]) {
+            for (half, out) in out.into_iter().enumerate() {
+                let sum = add(load_ps(sums, LANES * half), out);
+                store_ps(sums, LANES * half, sum);
+            }
+        }
+
+        /// Plain values.
+        #[target_feature(enable = $features)]
+        fn plain(
+            panel: &[f32],
+            k: &Range<usize>,
+            x: &TokenRows<'_>,
+            sums: &mut [[f32; PANEL_ROWS]],
+        ) {
+            let n = sums.len();
+            let x_all = &x.all.f32()[..n * x.n_cols];
+            for first in (0..n).step_by(TOKENS) {
+                let x = token_group::<TOKENS>(first, n).map(|t| &x_all[t * x.n_cols..][k.clone()]);
+                for part in (0..PANEL_ROWS).step_by(PART) {
+                    let mut out = [[zero(); 2]; TOKENS];
+                    let rows = &panel.as_chunks::<PANEL_ROWS>().0[..k.len()];
+                    for (i, weights) in rows.iter().enumerate() {
+                        let weights = [load_ps(weights, part), load_ps(weights, part + LANES)];
+                        for (out, x) in out.iter_mut().zip(x) {
+                            // SAFETY: each of `x` has `k.len()` values.
+                            let x = splat(unsafe { *x.get_unchecked(i) });
+                            for (out, weights) in out.iter_mut().zip(weights) {
+                                *out = fmadd(weights, x, *out);
+                            }
+                        }
+                    }
+                    for (sums, out) in sums[first..].iter_mut().zip(out) {
+                        add_to(&mut sums[part..], out);
+                    }
+                }
+            }
+        }
+    };
+}
+pub(super) use panel_parts;
