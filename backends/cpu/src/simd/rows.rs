@@ -6,7 +6,7 @@
 //!
 //! Q4_0, 1B shape, dense, on a 2.6 GHz Sapphire Rapids server, as a share of the bandwidth of plain reading in the
 //! same run: on one thread 0.65 without asking, 0.67 asking for the rest of the own row, 0.77 with this; on two
-//! threads 0.63 and 0.72. A second request 6 KiB ahead into the second cache was worth nothing on top of that, a
+//! threads 0.61 and 0.71. A second request 6 KiB ahead into the second cache was worth nothing on top of that, a
 //! whole row in one burst less than nothing.
 
 use super::ActView;
