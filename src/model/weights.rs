@@ -126,7 +126,7 @@ impl Model {
         let reader = Reader { file: &file, arch: spec.name, used: HashSet::new().into() };
         let factors = reader.optional_f32("rope_freqs.weight", hyper.n_rot / 2)?;
         let rope = RopeTable::read(&keys, &hyper, factors.as_deref())?;
-        let threshold = file.metadata().f32("powerinfer.sparse_threshold")?;
+        let predictor_threshold = threshold(&keys)?;
         let n_vocab = reader.vocabulary(hyper.n_embd)?;
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;
         let output = match file.tensor("output.weight") {
@@ -148,7 +148,7 @@ impl Model {
             output,
             layers,
             n_predictors,
-            predictor_threshold: threshold.unwrap_or(0.0),
+            predictor_threshold,
             hyper,
             file,
         })
@@ -205,6 +205,19 @@ fn activation(
         "drelu" => Ok((FfnKind::GatedBoth, Activation::Relu)),
         other => Err(keys.wrong("hidden_activation", KNOWN, format!("`{other}`"))),
     }
+}
+
+/// Least score of a neuron that the predictor wants: the file's, else 0 as in PowerInfer.
+fn threshold(keys: &Keys<'_>) -> Result<f32, Error> {
+    const KEY: &str = "powerinfer.sparse_threshold";
+    let value = keys.metadata.f32(KEY)?.unwrap_or(0.0);
+    let error = || Error::Key {
+        file: keys.file.to_owned(),
+        key: KEY.to_owned(),
+        expected: "a number to compare scores with".to_owned(),
+        found: value.to_string(),
+    };
+    if value.is_nan() { Err(error()) } else { Ok(value) }
 }
 
 /// A shape in ggml order, as errors show it.

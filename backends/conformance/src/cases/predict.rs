@@ -14,7 +14,7 @@ const N_FF: usize = 131;
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in weight_formats() {
-        for n_tokens in [1, 5, 40] {
+        for n_tokens in [1, 5, 17, 40, 515] {
             let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Nothing);
             cases.push(Case::new(format!("Predict/{format}/t{n_tokens}"), body));
         }
@@ -27,8 +27,10 @@ pub(super) fn cases() -> Vec<Case> {
         ("nan-input", Odd::NanInput),
     ];
     for (name, odd) in odd {
-        let body = move |rig: &mut Rig| predict(rig, Format::F32, 3, odd);
-        cases.push(Case::new(format!("Predict/F32/{name}"), body));
+        for n_tokens in [3, 40] {
+            let body = move |rig: &mut Rig| predict(rig, Format::F32, n_tokens, odd);
+            cases.push(Case::new(format!("Predict/F32/{name}/t{n_tokens}"), body));
+        }
     }
     cases
 }

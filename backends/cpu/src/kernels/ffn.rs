@@ -3,7 +3,7 @@
 //! Tokens are worked on in tiles. A tile takes four phases: round x; slices of neurons (gate, test, up, and, where
 //! down lies by neuron, its rows into a partial sum of the slice's own); round h; finish (merge the partial sums in
 //! the order of the slices, or multiply by down's rows). Slices are ranges of rows, fixed by their number alone, so
-//! that a list's length and other tokens' wishes change nothing of a token's sum. Many tokens that want all rows go
+//! that a list's length and other tokens' wishes change nothing of a token's sum. Many tokens go
 //! another way through the same phases: see `prompt`.
 
 use std::ops::Range;
@@ -155,6 +155,14 @@ impl SparseFfn {
         piece(tile, self.cut.tile, self.cut.n_tokens)
     }
 
+    /// Rounds a token's x; once a tile, notes where the slices begin in the list.
+    fn prepare(&self, tile: &Range<usize>, slot: usize) {
+        self.x.round(tile.start + slot, slot);
+        if let (0, Some(list)) = (slot, &self.list) {
+            list.index(self.cut.slice);
+        }
+    }
+
     /// The rows of a slice that tokens of the tile want.
     fn wanted(&self, slice: usize, tile: &Range<usize>) -> Wanted {
         let is_run = self.list.is_none() && self.groups.is_none();
@@ -173,7 +181,9 @@ impl SparseFfn {
         match &self.list {
             None => rows.for_each(|id| push(id as u32, all)),
             Some(list) => {
-                list.for_slice(slice, &rows, tile, &mut |id, tokens| push(id, tokens & all))
+                list.for_rows(slice, &rows, &mut |id, members| {
+                    push(id, list::of_tile(members, tile) & all);
+                });
             }
         }
         wanted
@@ -404,12 +414,7 @@ impl Kernel for SparseFfn {
             return self.prompt_run(prompt, (step, chunk), &tokens, worker);
         }
         match (step, &self.output) {
-            (0, _) => {
-                self.x.round(tokens.start + chunk, chunk);
-                if let (0, Some(list)) = (chunk, &self.list) {
-                    list.index(self.cut.slice);
-                }
-            }
+            (0, _) => self.prepare(&tokens, chunk),
             (1, _) if tokens.len() == 1 => self.slice::<1>(chunk, &tokens),
             (1, _) => self.slice::<TILE>(chunk, &tokens),
             (2, Output::Across { acts, .. }) => acts.round(chunk, chunk),

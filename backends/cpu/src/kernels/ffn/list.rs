@@ -53,13 +53,12 @@ impl List {
         starts[slice..].fill(ids.len() as u32);
     }
 
-    /// Calls `f` with each listed row of a slice and the tokens of the tile that want it.
-    pub(super) fn for_slice(
+    /// Calls `f` with each listed row of `rows`, which lie in one slice, and its bits of tokens that want it.
+    pub(super) fn for_rows(
         &self,
         slice: usize,
         rows: &Range<usize>,
-        tile: &Range<usize>,
-        f: &mut dyn FnMut(u32, u16),
+        f: &mut dyn FnMut(u32, &[u32]),
     ) {
         let (ids, starts) = (self.ids(), self.starts.reads_row(0));
         let part = match starts[0] {
@@ -71,14 +70,18 @@ impl List {
         for i in part {
             let id = ids[i];
             if rows.contains(&(id as usize)) {
-                let bits = &members[i * words..(i + 1) * words];
-                let (word, shift) = (tile.start / 32, tile.start % 32);
-                let low = u64::from(bits[word]);
-                let high = bits.get(word + 1).map_or(0, |&high| u64::from(high) << 32);
-                f(id, ((low | high) >> shift) as u16);
+                f(id, &members[i * words..(i + 1) * words]);
             }
         }
     }
+}
+
+/// The bits of a tile of up to 16 tokens among a row's bits.
+pub(super) fn of_tile(members: &[u32], tile: &Range<usize>) -> u16 {
+    let (word, shift) = (tile.start / 32, tile.start % 32);
+    let low = u64::from(members[word]);
+    let high = members.get(word + 1).map_or(0, |&high| u64::from(high) << 32);
+    ((low | high) >> shift) as u16
 }
 
 /// Experts: which group a row belongs to and what it weighs for a token.

@@ -1,9 +1,10 @@
-//! Many tokens at once, all rows: gate and up by panels, down by panels or neuron by neuron.
+//! Many tokens at once: gate and up by panels where most of a panel's neurons and tokens are wanted, else by rows;
+//! down by panels or neuron by neuron.
 
 use std::ops::Range;
 
+use hal::Operand;
 use hal::op;
-use hal::{Operand, Rows};
 
 use super::super::operand::Weight;
 use super::super::panels::{FEW_TOKENS, PanelCut, Panels};
@@ -34,10 +35,29 @@ pub(super) struct Prompt {
 /// Tokens of a tile if an op goes this way.
 pub(super) fn tile<T: Operand>(op: &op::SparseFfn<T>) -> Option<usize> {
     let n_tokens = op.y.desc().n_rows;
-    let all = matches!(op.rows, Rows::All) && op.group_of.is_none();
     let row_bytes = op.up.desc().n_rows.max(1) * size_of::<f32>();
     let tile = (VALUE_BYTES / row_bytes).clamp(FEW_TOKENS + 1, TILE);
-    (all && n_tokens > FEW_TOKENS).then(|| tile.min(n_tokens))
+    (op.group_of.is_none() && n_tokens > FEW_TOKENS).then(|| tile.min(n_tokens))
+}
+
+/// A panel of neurons and the tokens of a tile that a worker computes it for.
+struct Part<'a> {
+    tile: &'a Range<usize>,
+    slots: &'a Range<usize>,
+    rows: &'a Range<usize>,
+    worker: usize,
+}
+
+impl Part<'_> {
+    fn panel(&self) -> usize {
+        self.rows.start / PANEL_ROWS
+    }
+
+    /// Which of the panel's neurons the token in `slot` keeps.
+    #[allow(clippy::mut_from_ref, reason = "the part's own: see `crate::buffer`")]
+    fn kept<'a>(&self, prompt: &'a Prompt, slot: usize) -> &'a mut u32 {
+        &mut prompt.kept.part(slot, self.panel()..self.panel() + 1)[0]
+    }
 }
 
 impl SparseFfn {
@@ -51,7 +71,7 @@ impl SparseFfn {
 
     pub(super) fn prompt_chunks(&self, step: usize, tokens: &Range<usize>) -> usize {
         match (step, &self.output) {
-            (0, _) if self.x.rounds() => tokens.len(),
+            (0, _) if self.x.rounds() || self.list.is_some() => tokens.len(),
             (1, _) => self.neuron_cut(tokens).n_chunks(),
             (0 | 2, _) => 0,
             (_, Output::ByNeuron { .. }) => tokens.len().div_ceil(Self::chunk_tokens(tokens)),
@@ -67,7 +87,7 @@ impl SparseFfn {
         worker: usize,
     ) {
         match (step, &self.output) {
-            (0, _) => self.x.round(tokens.start + chunk, chunk),
+            (0, _) => self.prepare(tokens, chunk),
             (1, _) => self.prompt_neurons(prompt, chunk, tokens, worker),
             (_, Output::ByNeuron { .. }) => self.prompt_rows(prompt, chunk, tokens),
             (_, Output::Across { .. }) => self.prompt_product(prompt, chunk, tokens, worker),
@@ -77,40 +97,26 @@ impl SparseFfn {
     /// The values of a panel of neurons for some tokens.
     fn prompt_neurons(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>, worker: usize) {
         let (slots, rows) = self.neuron_cut(tile).chunk(chunk);
-        let n = slots.len();
-        let panel = rows.start / PANEL_ROWS;
-        let product = |weight: &Weight, at: usize| {
-            let first = tile.start + slots.start;
-            let x = self.x.rows(weight.activation, first, slots.clone(), self.n_in);
-            prompt.panels.times(weight, &rows, &x, n, worker, at)
-        };
+        let at = Part { tile, slots: &slots, rows: &rows, worker };
+        self.prompt_wanted(prompt, &at);
         let (first, bias) = match &self.gate {
             Some(gate) => (gate, &self.bias_gate),
             None => (&self.up, &self.bias_up),
         };
-        let tests = product(first, 0);
-        let mut n_kept = 0;
+        let tests = self.prompt_products(prompt, &at, first, 0);
         for (slot, tests) in slots.clone().zip(&mut *tests) {
-            let mut kept = 0u32;
+            let kept = at.kept(prompt, slot);
             for ((id, test), bit) in rows.clone().zip(tests).zip(0..) {
                 *test += bias.as_ref().map_or(0.0, |bias| bias.all()[id]);
-                kept |= u32::from(self.passes(id as u32, *test)) << bit;
+                *kept &= !(u32::from(!self.passes(id as u32, *test)) << bit);
             }
-            prompt.kept.part(slot, panel..panel + 1)[0] = kept;
-            n_kept += kept.count_ones() as usize;
         }
-        // A product of its own costs a neuron and token about twice its part of a panel.
-        let ups = match self.gate.is_some() && 2 * n_kept > n * rows.len() {
-            true => Some(&*product(&self.up, 1)),
-            false => None,
+        let ups = match &self.gate {
+            Some(_) => &*self.prompt_products(prompt, &at, &self.up, 1),
+            None => &*tests,
         };
-        let ups = match (ups, &self.gate) {
-            (Some(ups), _) => ups,
-            (None, Some(_)) => self.prompt_ups(prompt, tile, &slots, &rows, worker),
-            (None, None) => tests,
-        };
-        for ((slot, tests), ups) in slots.zip(&*tests).zip(ups) {
-            let kept = prompt.kept.reads_row(slot)[panel];
+        for ((slot, tests), ups) in slots.clone().zip(&*tests).zip(ups) {
+            let kept = *at.kept(prompt, slot);
             let (mut values, mut ups) = (*tests, *ups);
             if let (Some(_), Some(bias)) = (&self.gate, &self.bias_up) {
                 ups.iter_mut().zip(&bias.all()[rows.clone()]).for_each(|(up, b)| *up += b);
@@ -124,7 +130,7 @@ impl SparseFfn {
             }
             match &self.output {
                 Output::Across { acts, .. } if acts.rounds() => {
-                    acts.round_part(values, slot, panel);
+                    acts.round_part(values, slot, at.panel());
                 }
                 Output::ByNeuron { .. } | Output::Across { .. } => {
                     prompt.h.part(slot, rows.clone()).copy_from_slice(values)
@@ -133,33 +139,54 @@ impl SparseFfn {
         }
     }
 
-    /// Up only where it is wanted, four tokens at a time.
-    fn prompt_ups<'a>(
+    /// Which neurons of the panel each token wants: all, or those of the list that name it.
+    fn prompt_wanted(&self, prompt: &Prompt, at: &Part<'_>) {
+        let all = u32::MAX >> (PANEL_ROWS - at.rows.len());
+        let wanted = if self.list.is_some() { 0 } else { all };
+        at.slots.clone().for_each(|slot| *at.kept(prompt, slot) = wanted);
+        let Some(list) = &self.list else { return };
+        list.for_rows(at.rows.start / self.cut.slice, at.rows, &mut |id, members| {
+            let bit = id as usize - at.rows.start;
+            for slot in at.slots.clone() {
+                let t = at.tile.start + slot;
+                *at.kept(prompt, slot) |= (members[t / 32] >> (t % 32) & 1) << bit;
+            }
+        });
+    }
+
+    /// The products of the panel's rows of `weight` with the tokens that keep them, in place `place` of the sums;
+    /// those of others are unspecified.
+    fn prompt_products<'a>(
         &self,
         prompt: &'a Prompt,
-        tile: &Range<usize>,
-        slots: &Range<usize>,
-        rows: &Range<usize>,
-        worker: usize,
-    ) -> &'a [[f32; PANEL_ROWS]] {
-        let panel = rows.start / PANEL_ROWS;
-        let ups = prompt.panels.sums(slots.len(), worker, 1);
-        let view = |slot: usize| self.x.view(self.up.activation, tile.start + slot, slot);
-        for (i, row) in rows.clone().enumerate() {
-            let mut wants =
-                slots.clone().filter(|&slot| prompt.kept.reads_row(slot)[panel] >> i & 1 == 1);
+        at: &Part<'_>,
+        weight: &Weight,
+        place: usize,
+    ) -> &'a mut [[f32; PANEL_ROWS]] {
+        let (n, slots) = (at.slots.len(), at.slots);
+        let kept = slots.clone().map(|slot| at.kept(prompt, slot).count_ones() as usize);
+        // A product of its own costs a neuron and token about twice its part of a panel.
+        if 2 * kept.sum::<usize>() > n * at.rows.len() {
+            let first = at.tile.start + slots.start;
+            let x = self.x.rows(weight.activation, first, slots.clone(), self.n_in);
+            return prompt.panels.times(weight, at.rows, &x, n, at.worker, place);
+        }
+        let sums = prompt.panels.sums(n, at.worker, place);
+        let view = |slot: usize| self.x.view(weight.activation, at.tile.start + slot, slot);
+        for (i, row) in at.rows.clone().enumerate() {
+            let mut wants = slots.clone().filter(|&slot| *at.kept(prompt, slot) >> i & 1 == 1);
             while let Some(first) = wants.next() {
                 let mut four = [first; 4];
                 let rest = four.iter_mut().skip(1).zip(&mut wants);
                 let n = 1 + rest.map(|(to, slot)| *to = slot).count();
                 let xs: [ActView<'_>; 4] = four.map(view);
-                let values = self.up.times_row(self.up.rows.row(row), &xs[..n]);
+                let values = weight.times_row(weight.rows.row(row), &xs[..n]);
                 for (slot, value) in four.into_iter().zip(values).take(n) {
-                    ups[slot - slots.start][i] = value;
+                    sums[slot - slots.start][i] = value;
                 }
             }
         }
-        ups
+        sums
     }
 
     /// Down across neurons: a panel of outputs for some tokens.
