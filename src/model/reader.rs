@@ -107,12 +107,7 @@ impl<'a> Reader<'a> {
     }
 
     /// `[rows, cols]` in any weight format.
-    pub(super) fn matrix(
-        &self,
-        tensor: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<HostRows, Error> {
+    pub(super) fn matrix(&self, tensor: &str, rows: usize, cols: usize) -> Result<HostRows, Error> {
         self.rows_of(tensor, rows, cols, 0..rows)
     }
 
