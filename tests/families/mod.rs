@@ -162,7 +162,16 @@ fn every_family_has_a_fixture() {
     }
 }
 
-/// Two layers of positions: those that were learned, and no more.
+#[test]
+fn readme_lists_the_families() {
+    let readme = fs::read_to_string(folder().join("../../README.md")).unwrap();
+    let table = arch::table();
+    assert!(readme.contains(&table), "README lacks this table:\n{table}");
+    let mut models: Vec<&str> = arch::ALL.iter().map(|spec| spec.models).collect();
+    models.sort_unstable();
+    assert!(models.windows(2).all(|two| two[0] != two[1]), "two families of the same models");
+}
+
 #[test]
 fn a_context_beyond_learned_positions_is_refused() {
     let fixture = fixture(&folder().join("opt.gguf"));

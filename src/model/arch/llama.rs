@@ -7,6 +7,7 @@ use crate::model::{ArchSpec, BlockKind, KvKind, Positions, PredictorInput};
 /// Most other families differ from this one in a few fields.
 pub(super) const LLAMA: ArchSpec = ArchSpec {
     name: "llama",
+    models: "Llama 1 to 3.x, CodeLlama, Mistral with its window, TinyLlama; ReLU: ReluLLaMA, ProSparse",
     norm: NormKind::Rms,
     eps: None,
     block: BlockKind::Sequential,

@@ -5,7 +5,12 @@ use hal::op::Pairing;
 use super::llama::LLAMA;
 use crate::model::{ArchSpec, Positions};
 
-pub(super) const QWEN2: ArchSpec =
-    ArchSpec { name: "qwen2", positions: Positions::Rotary(Pairing::Halves), ..LLAMA };
+pub(super) const QWEN2: ArchSpec = ArchSpec {
+    name: "qwen2",
+    models: "Qwen 2 and 2.5",
+    positions: Positions::Rotary(Pairing::Halves),
+    ..LLAMA
+};
 
-pub(super) const QWEN3: ArchSpec = ArchSpec { name: "qwen3", qk_norm: true, ..QWEN2 };
+pub(super) const QWEN3: ArchSpec =
+    ArchSpec { name: "qwen3", models: "Qwen 3", qk_norm: true, ..QWEN2 };
