@@ -12,7 +12,6 @@ use crate::model::{self, Affine, Ffn, Model};
 use crate::placement::Neurons;
 
 use super::build::Plan;
-use super::predict::list_desc;
 use super::{EngineOptions, Result, Sparsity};
 
 /// How a model's feed-forward blocks are run; the same for all layers.
@@ -203,19 +202,6 @@ impl FfnMode {
             bias_down: offset(&ffn.down, n_embd),
             orientation,
         }
-    }
-
-    /// The op that a device is asked about before a share of `n` neurons is placed on it.
-    pub(super) fn desc(self, ffn: &Ffn, n: usize, n_tokens: usize) -> hal::OpDesc {
-        let share = self.shape(ffn, n);
-        let f32 = |rows, cols| TensorDesc::new(rows, cols, Format::F32);
-        let x = f32(n_tokens, share.up.n_cols);
-        let rows = match self.predictor(ffn) {
-            Some((predictor, _)) => Rows::Active(list_desc(predictor.fc2.desc().n_rows, n_tokens)),
-            None => Rows::All,
-        };
-        let place = FfnPlace { x, y: x, active: f32(1, n_tokens), accumulate: false };
-        self.op(&share, rows, place).into()
     }
 }
 
