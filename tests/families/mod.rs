@@ -21,8 +21,8 @@ use crate::placement_is_invisible::{
 use crate::support::within;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// Of the logits' spread.
-const BOUND: f32 = 1e-3;
+/// Of the logits' spread; sums in another order make up to 2e-5 of it.
+const BOUND: f32 = 1e-4;
 
 /// A model and what is known of it.
 struct Fixture {
