@@ -178,9 +178,9 @@ fn readme_lists_the_families() {
 #[test]
 fn a_context_beyond_learned_positions_is_refused() {
     let fixture = fixture(&folder().join("opt.gguf"));
-    let options = EngineOptions { n_ctx: 257, ..EngineOptions::default() };
+    let options = EngineOptions { n_ctx: 65, ..EngineOptions::default() };
     let devices = vec![cpu_device(1)];
     let error = Engine::load(fixture.model, devices, options, None, quiet(), &|_, _| {});
     let error = error.map(drop).unwrap_err().to_string();
-    assert!(error.contains("257") && error.contains("256 positions"), "{error}");
+    assert!(error.contains("65 tokens") && error.contains("64 positions"), "{error}");
 }
