@@ -87,7 +87,6 @@ def write_keys(writer, case):
     if arch == "falcon" and not case.config.new_decoder_architecture:
         kv = 1
     width = setting(case, "hidden_size")
-    # No name of a family: llama.cpp expects the tokens of Phi 3 where it reads one.
     writer.add_name("random")
     writer.add_context_length(setting(case, "max_position_embeddings", default=256))
     writer.add_embedding_length(width)
@@ -230,7 +229,8 @@ def main():
             continue
         path = args.out / f"{case.name}.gguf"
         with tempfile.TemporaryDirectory() as temporary:
-            folder = (args.keep or Path(temporary)) / case.name
+            # The model is called as its folder is, and llama.cpp expects the tokens of Phi 3 where it reads that name.
+            folder = (args.keep or Path(temporary)) / case.name / "random"
             folder.mkdir(parents=True, exist_ok=True)
             write_folder(folder, case)
             if args.converter:
