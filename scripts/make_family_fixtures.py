@@ -209,6 +209,7 @@ def stand_in(path, case):
 
 
 def convert(binary, folder, path, case):
+    path.unlink(missing_ok=True)
     command = [binary, "convert", folder, "-o", path]
     if case.predicted:
         command[3:3] = [folder / "predictor"]
