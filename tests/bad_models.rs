@@ -331,7 +331,7 @@ fn keys_that_lie() {
         key("rope.freq_base", bad.into(), "a positive number");
         key("rope.scaling.factor", bad.into(), "a positive number");
     }
-    key("rope.scaling.type", "longrope".into(), "`longrope`, expected none, linear or yarn");
+    key("rope.scaling.type", "su".into(), "`su`, expected none, linear, longrope or yarn");
     key("hidden_activation", "magic".into(), "`magic`, expected relu");
     Maker::new().key("llama.expert_count", 8u32).fails(&["a mixture of experts"]);
 }

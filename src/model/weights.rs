@@ -10,7 +10,7 @@ use crate::gguf::{Container, File};
 use super::hyper::{self, Keys};
 use super::layer::{Ffn, Frame, Kv, Latent, LayerWeights, Predictor};
 use super::reader::Reader;
-use super::rope::{Factors, RopeTable};
+use super::rope::{Factors, RopeTable, is_positive};
 use super::{Affine, ArchSpec, BlockKind, Error, Hyper, KvKind, Positions, arch};
 
 /// What the user may say about a model.
@@ -202,7 +202,18 @@ struct Layers<'a> {
 impl Layers<'_> {
     fn read(&self, keys: &Keys<'_>) -> Result<Vec<LayerWeights>, Error> {
         let Layers { reader, spec, hyper, .. } = *self;
-        let factors = |tensor: &str| reader.optional_floats(tensor, hyper.n_rot / 2);
+        let factors = |tensor: &str| {
+            let list = reader.optional_floats(tensor, hyper.n_rot / 2)?;
+            match list.iter().flatten().find(|&&factor| !is_positive(factor)) {
+                Some(wrong) => Err(Error::Values {
+                    file: keys.file.to_owned(),
+                    tensor: tensor.to_owned(),
+                    expected: "positive numbers",
+                    found: wrong.to_string(),
+                }),
+                None => Ok(list),
+            }
+        };
         let short = match factors("rope_freqs.weight")? {
             Some(factors) => Some(factors),
             None => factors("rope_factors_short.weight")?,
