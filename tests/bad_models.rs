@@ -317,7 +317,11 @@ fn keys_that_lie() {
     key("attention.head_count", 6u32.into(), "a divisor of the width 64");
     key("attention.head_count_kv", 0u32.into(), "is 0");
     key("attention.head_count_kv", 3u32.into(), "a divisor of the 4 heads");
-    key("attention.value_length", 8u32.into(), "is 8, expected 16");
+    key("attention.value_length", 0u32.into(), "is 0");
+    key("attention.scale", (-1.0f32).into(), "a number from 0 on");
+    key("attn_logit_softcapping", f32::INFINITY.into(), "a number from 0 on");
+    key("attention.sliding_window_pattern", Array::Bool(vec![true]).into(), "2 layers");
+    key("rope.freq_base_swa", 0.0f32.into(), "a positive number");
     key("rope.dimension_count", 3u32.into(), "an even number up to 16");
     key("rope.dimension_count", 18u32.into(), "an even number up to 16");
     key("feed_forward_length", Array::U32(vec![96, 64]).into(), "a list that differs");
@@ -327,7 +331,7 @@ fn keys_that_lie() {
         key("rope.freq_base", bad.into(), "a positive number");
         key("rope.scaling.factor", bad.into(), "a positive number");
     }
-    key("rope.scaling.type", "longrope".into(), "`longrope`, expected none, linear or yarn");
+    key("rope.scaling.type", "su".into(), "`su`, expected none, linear, longrope or yarn");
     key("hidden_activation", "magic".into(), "`magic`, expected relu");
     Maker::new().key("llama.expert_count", 8u32).fails(&["a mixture of experts"]);
 }
@@ -378,7 +382,7 @@ fn tensors_that_do_not_fit() {
     shape("output.weight", &[64, 263], "[64, 263], expected [64, 262]");
     shape("blk.1.ffn_up.weight", &[96, 64], "[96, 64], expected [64, 96]");
     shape("blk.1.attn_q.bias", &[63], "[63], expected [64]");
-    for unknown in ["extra.weight", "blk.7.attn_q.weight", "blk.0.ffn_up.bias", "blk.9.fc1.weight"]
+    for unknown in ["extra.weight", "blk.7.attn_q.weight", "blk.0.ffn_up.scale", "blk.9.fc1.weight"]
     {
         shape(unknown, &[64], "has no meaning in architecture `llama`");
     }

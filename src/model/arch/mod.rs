@@ -1,15 +1,48 @@
-//! The families, one value each. Adding one: a file here and a line in [`ALL`].
+//! The families, one value each. Adding one: a value in a file here and its name in [`ALL`].
 
 mod bamboo;
+mod falcon;
+mod gemma;
 mod llama;
+mod opt;
+mod phi3;
+mod qwen;
+mod relu2;
 
 use super::ArchSpec;
 
 /// Everything that runs.
-pub const ALL: &[ArchSpec] = &[llama::LLAMA, bamboo::BAMBOO];
+pub const ALL: &[ArchSpec] = &[
+    llama::LLAMA,
+    bamboo::BAMBOO,
+    falcon::FALCON,
+    opt::OPT,
+    relu2::ARCEE,
+    relu2::NEMOTRON,
+    relu2::JAIS2,
+    relu2::PLM,
+    qwen::QWEN2,
+    qwen::QWEN3,
+    phi3::PHI3,
+    gemma::GEMMA,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+];
 
 /// The family called `name` in `general.architecture`.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static ArchSpec> {
     ALL.iter().find(|spec| spec.name == name)
+}
+
+/// [`ALL`] as README shows it.
+#[must_use]
+pub fn table() -> String {
+    let mut out = "| architecture | models | skips neurons |\n| --- | --- | --- |\n".to_owned();
+    for ArchSpec { name, models, activation, .. } in ALL {
+        let skips =
+            if activation.is_exactly_sparse() { "always" } else { "where a file has a ReLU" };
+        out += &format!("| `{name}` | {models} | {skips} |\n");
+    }
+    out
 }
