@@ -406,10 +406,8 @@ fn predictors_that_do_not_fit() {
     with(&[64, 8], &[8, 95]).fails(&["blk.1.fc2.weight", "[8, 95], expected [8, 96]"]);
     with(&[64, 0], &[0, 96]).fails(&["blk.1.fc1.weight", "[64, 0]"]);
     with(&[64], &[8, 96]).fails(&["blk.1.fc1.weight", "[64]"]);
-    for bad in [f32::NAN, f32::INFINITY] {
-        let maker = with(&[64, 8], &[8, 96]).values("blk.1.fc2.weight", bad);
-        maker.fails(&["values that are not numbers"]);
-    }
+    // A score that is no number wants its neuron, so that the words are right all the same.
+    with(&[64, 8], &[8, 96]).values("blk.1.fc2.weight", f32::NAN).ends(0, &[]);
     let threshold = with(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", "high");
     threshold.fails(&["powerinfer.sparse_threshold"]);
     let none = with(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", f32::NAN);
