@@ -272,7 +272,7 @@ impl Bench {
                 bias_up: None,
                 bias_down: None,
                 threshold: None,
-                group_of: None,
+                groups: None,
                 group_weight: None,
                 rows: match kind {
                     Kind::Predicted => Rows::Active(self.list.clone()),

@@ -139,7 +139,7 @@ impl Layer {
             bias_up: None,
             bias_down: None,
             threshold: None,
-            group_of: None,
+            groups: None,
             group_weight: None,
             rows: Rows::All,
             x,
