@@ -21,7 +21,7 @@ use std::ops::Range;
 use hal::format::{Format, Q8_BLOCK, Quants, Unpacked};
 use half::f16;
 
-use super::ActView;
+use super::{ActView, Q8View, RowIds};
 use super::tile::{padded, six_bits};
 
 /// Weight rows of a panel.
@@ -48,19 +48,57 @@ pub type PanelFn = fn(
     sums: &mut [[f32; PANEL_ROWS]],
 );
 
-/// The activations of several tokens, one after another.
+/// The activations of several tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenRows<'a> {
-    /// `[n_tokens, n_cols]`
+    /// Rows of `n_cols` values.
     pub all: ActView<'a>,
     /// Values of a token.
     pub n_cols: usize,
+    /// The tokens' rows.
+    pub ids: RowIds<'a>,
 }
 
-impl TokenRows<'_> {
+impl<'a> TokenRows<'a> {
+    /// The activations of the `t`-th token.
+    #[must_use]
+    pub fn view(&self, t: usize) -> ActView<'a> {
+        let (row, n) = (self.row(t), self.n_cols);
+        match self.all {
+            ActView::F32(x) => ActView::F32(&x[row * n..][..n]),
+            ActView::Q8(x) => {
+                let blocks = row * n.div_ceil(Q8_BLOCK)..(row + 1) * n.div_ceil(Q8_BLOCK);
+                ActView::Q8(Q8View {
+                    q: &x.q[blocks.start * Q8_BLOCK..blocks.end * Q8_BLOCK],
+                    d: &x.d[blocks.clone()],
+                    sum: &x.sum[blocks],
+                })
+            }
+        }
+    }
+
+    /// The row of the `t`-th token.
+    #[inline(always)]
+    pub(super) fn row(&self, t: usize) -> usize {
+        match self.ids {
+            RowIds::From(first) => first + t,
+            RowIds::List(ids) => ids[t] as usize,
+        }
+    }
+
+    /// The rows of tokens `first..` by `N`, the last of `n` standing in for those that are not there.
+    #[inline(always)]
+    pub(super) fn group<const N: usize>(&self, first: usize, n: usize) -> [usize; N] {
+        std::array::from_fn(|i| self.row((first + i).min(n - 1)))
+    }
+
     /// Whether there are activations for `n` tokens, and the stretch `k` of them fits into a panel.
     pub(super) fn check(&self, n: usize, k: &Range<usize>, panel: &[f32]) {
         assert!(k.start <= k.end && k.end <= self.n_cols && panel.len() == PANEL_LEN);
+        let n = match self.ids {
+            RowIds::From(first) => first + n,
+            RowIds::List(ids) => ids[..n].iter().max().map_or(0, |&last| last as usize + 1),
+        };
         match self.all {
             ActView::F32(x) => assert!(x.len() >= n * self.n_cols && k.len() <= WORDS),
             ActView::Q8(x) => {
@@ -268,7 +306,7 @@ pub(super) struct Factors {
 }
 
 impl Factors {
-    /// Sets the factors of token `t`; `sums_of_16` adds up the codes of every 16 values. In place: copies of
+    /// Sets the factors of the token in row `t`; `sums_of_16` adds up the codes of every 16 values. In place: copies of
     /// this stood out in a profile. What comes after the stretch is unspecified.
     #[inline(always)]
     pub(super) fn set<const GROUP: usize, const MIN: bool>(
@@ -307,12 +345,6 @@ pub(super) fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
     for (sum, q) in sums.iter_mut().zip(q.as_chunks::<16>().0) {
         *sum = q.iter().map(|&q| i32::from(q)).sum();
     }
-}
-
-/// Tokens `first..` by `N`, the last of `n` standing in for those that are not there.
-#[inline(always)]
-pub(super) fn token_group<const N: usize>(first: usize, n: usize) -> [usize; N] {
-    std::array::from_fn(|i| (first + i).min(n - 1))
 }
 
 /// The function `fill` of a level whose instructions are `$features`, over its `vector` and `transpose`.

@@ -30,6 +30,7 @@ pub(super) const FILL: FillFn = |format, rows, panel| {
 pub(super) const TIMES: PanelFn = |format, panel, k, x, sums| {
     x.check(sums.len(), &k, panel);
     for (t, sums) in sums.iter_mut().enumerate() {
+        let t = x.row(t);
         let more = match format.quants() {
             None => plain(panel, &x.all.f32()[t * x.n_cols..][k.clone()]),
             Some(Quants { group: 16, has_min, .. }) => quantised::<16>(panel, *has_min, &k, x, t),

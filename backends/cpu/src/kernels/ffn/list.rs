@@ -1,8 +1,7 @@
-//! Which rows a step wants: lists with membership bits, and groups with weights.
+//! Which rows a step wants: lists with membership bits.
 
 use std::ops::Range;
 
-use hal::op::SparseFfn;
 use hal::{RowSet, Tensor};
 
 use crate::buffer::{Reads, Writes};
@@ -36,16 +35,16 @@ impl List {
         &ids[..ids.len().min(self.count.all()[0] as usize)]
     }
 
-    /// Notes where the slices of `rows` rows each begin.
-    pub(super) fn index(&self, rows: usize) {
+    /// Notes where the slices with these first rows begin.
+    pub(super) fn index(&self, first_rows: &[u32]) {
         let (ids, starts) = (self.ids(), self.starts.row(0));
-        let (mut slice, rows) = (0, rows as u32);
+        let mut slice = 0;
         for (i, &id) in ids.iter().enumerate() {
-            if id < (slice as u32).saturating_sub(1) * rows {
+            if slice > 0 && id < first_rows[slice - 1] {
                 starts[0] = UNORDERED;
                 return;
             }
-            while slice < starts.len() - 1 && slice as u32 * rows <= id {
+            while slice < starts.len() - 1 && first_rows[slice] <= id {
                 starts[slice] = i as u32;
                 slice += 1;
             }
@@ -78,36 +77,5 @@ impl List {
                 f(id, ((low | high) >> shift) as u16);
             }
         }
-    }
-}
-
-/// Experts: which group a row belongs to and what it weighs for a token.
-#[derive(Debug)]
-pub(super) struct Groups {
-    of: Reads<u32>,
-    weight: Reads<f32>,
-}
-
-impl Groups {
-    pub(super) fn new(op: &SparseFfn<Tensor>, context: &Context<'_>) -> Option<Groups> {
-        let (of, weight) = (op.group_of.as_ref()?, op.group_weight.as_ref()?);
-        Some(Groups { of: context.bind.read(of), weight: context.bind.read(weight) })
-    }
-
-    /// The weight of group `group` for token `t`.
-    pub(super) fn of_group(&self, group: usize, t: usize) -> f32 {
-        self.weight.row(t)[group]
-    }
-
-    /// The weight of a row's group for token `t`.
-    pub(super) fn weight(&self, id: u32, t: usize) -> f32 {
-        self.of_group(self.of.all()[id as usize] as usize, t)
-    }
-
-    /// Tokens of the tile for which the row's group counts, as bits.
-    pub(super) fn tokens(&self, id: u32, tile: &Range<usize>) -> u16 {
-        let group = self.of.all()[id as usize] as usize;
-        let bit = |(slot, t)| u16::from(self.of_group(group, t) != 0.0) << slot;
-        tile.clone().enumerate().map(bit).fold(0, |bits, bit| bits | bit)
     }
 }
