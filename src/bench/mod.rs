@@ -12,4 +12,4 @@ mod traffic;
 pub use bandwidth::{probe_size, read_bandwidth};
 pub use measure::{Measured, Settings, Test, mean, measure, standard_deviation};
 pub use text::{STORY, Text};
-pub use traffic::{SkippingFfn, Traffic, mean_context};
+pub use traffic::{SkippingFfn, Traffic};

@@ -6,8 +6,8 @@
 //! - keys and values of the positions the token sees;
 //! - the output norm and matrix;
 //! - of a feed-forward block that is computed whole, all of it;
-//! - of one that skips neurons, with a share `d` of neurons carried through: gate whole (it is the test), or, where a
-//!   predictor lists neurons, its two matrices, the table of slots and the listed share of gate; `d` of up, and of
+//! - of one that skips neurons, with a share `d` of neurons carried through: gate whole (it is the test; up, where there
+//!   is no gate), or, where a predictor lists neurons, its two matrices, the table of slots and the listed share of gate; `d` of up, and of
 //!   down `d` of its rows. Where down was transposed at load, its scales stand in tables, one row for each
 //!   group of `g` neurons: a row of a table is read if any neuron of its group is, taken as a share
 //!   `1 - (1 - d)^g`, which is right for neurons that fire independently and too much for those that fire
@@ -30,10 +30,10 @@ pub struct Traffic {
     always: f64,
     /// The parts of the feed-forward blocks that depend on the density; none if nothing is skipped.
     blocks: Vec<SkippingFfn>,
-    /// Bytes of gate rows, in layers that skip neurons.
+    /// Bytes of the rows that are tested, in layers that skip neurons.
     gates: f64,
-    /// Bytes of keys and values per position.
-    position: f64,
+    /// For each layer: bytes of keys and values per position, and the positions that it sees.
+    positions: Vec<(f64, Option<usize>)>,
 }
 
 /// The part of a feed-forward block that depends on the density: all but gate.
@@ -52,50 +52,56 @@ impl Traffic {
     pub fn new(engine: &Engine) -> Traffic {
         let (model, kv_formats) = (engine.model(), engine.options().kv_formats);
         let embedding = size(&model.token_embd) / model.n_vocab().max(1) as f64;
-        let mut always = embedding + size(&model.output_norm) + size(&model.output);
+        let position = model.positions.as_ref();
+        let position = position.map_or(0.0, |p| size(&p.rows) / p.rows.desc().n_rows.max(1) as f64);
+        let mut always = embedding + position + size(&model.output);
+        always += size(&model.output_norm.w) + model.output_norm.bias.as_ref().map_or(0.0, size);
         let (mut blocks, mut gates) = (Vec::new(), 0.0);
         for layer in &model.layers {
-            always += size(&layer.norms.attn) + size(&layer.norms.ffn);
-            for (weight, bias) in [&layer.q, &layer.k, &layer.v, &layer.o] {
-                always += size(weight) + bias.as_ref().map_or(0.0, size);
-            }
+            layer.frame.each(&mut |_, part| always += size(part));
+            always += layer.ffn.biases().map(size).sum::<f64>();
             let predictor = layer.ffn.predictor.as_ref().filter(|_| engine.predicts());
             if let Some(predictor) = predictor {
                 let slots = TensorDesc::new(1, model.hyper.n_ff, Format::U32);
                 always += size(&predictor.fc1) + size(&predictor.fc2) + bytes(slots);
             }
+            let Ffn { gate, up, down, down_by_neuron, .. } = &layer.ffn;
             match engine.is_sparse() {
                 true => {
-                    gates += size(&layer.ffn.gate);
-                    let Ffn { up, down, down_by_neuron, .. } = &layer.ffn;
-                    blocks.push(SkippingFfn::new(up.desc(), down.desc(), *down_by_neuron));
+                    let (tested, carried) = match gate {
+                        Some(gate) => (gate, Some(up.w.desc())),
+                        None => (up, None),
+                    };
+                    gates += size(&tested.w);
+                    blocks.push(SkippingFfn::new(carried, down.w.desc(), *down_by_neuron));
                 }
-                false => {
-                    let Ffn { gate, up, down, .. } = &layer.ffn;
-                    always += size(gate) + size(up) + size(down);
-                }
+                false => always += layer.ffn.matrices().map(|(_, rows)| size(rows)).sum::<f64>(),
             }
         }
-        let n_values = (model.hyper.n_layer * model.hyper.n_kv()) as f64;
         let value = |format: Format| format.block_bytes() as f64 / format.block_values() as f64;
-        let position = n_values * (value(kv_formats.k) + value(kv_formats.v));
-        Traffic { always, blocks, gates, position }
+        let keys = model.hyper.n_kv() as f64 * value(kv_formats.k);
+        let position = keys + model.hyper.n_value() as f64 * value(kv_formats.v);
+        let positions = model.layers.iter().map(|layer| (position, layer.window)).collect();
+        Traffic { always, blocks, gates, positions }
     }
 
-    /// Bytes per token that computes the share `gates` of the gates and carries the share `density` of the neurons
-    /// through, with `context` positions seen.
+    /// Bytes per generated token of `test` that tests the share `gates` of the neurons and carries the share `density`
+    /// of them through.
     #[must_use]
-    pub fn bytes_per_token(&self, density: f64, gates: f64, context: f64) -> f64 {
+    pub fn bytes_per_token(&self, density: f64, gates: f64, test: Test) -> f64 {
         let skipping: f64 = self.blocks.iter().map(|block| block.bytes(density)).sum();
-        self.always + gates * self.gates + skipping + self.position * context
+        let positions = self.positions.iter().map(|(bytes, window)| bytes * mean_context(test, *window));
+        self.always + gates * self.gates + skipping + positions.sum::<f64>()
     }
 }
 
 impl SkippingFfn {
-    /// Of `up`, and of `down` as it is in the file: `[n_embd, n_ff]`, or one row per neuron if `by_neuron`.
+    /// Of `up`, unless it is the test itself, and of `down` as it is in the file: `[n_embd, n_ff]`, or one row per
+    /// neuron if `by_neuron`.
     #[must_use]
-    pub fn new(up: TensorDesc, down: TensorDesc, by_neuron: bool) -> SkippingFfn {
-        let whole = SkippingFfn { rows: bytes(up) + bytes(down), tables: 0.0, group: 1 };
+    pub fn new(up: Option<TensorDesc>, down: TensorDesc, by_neuron: bool) -> SkippingFfn {
+        let up = up.map_or(0.0, bytes);
+        let whole = SkippingFfn { rows: up + bytes(down), tables: 0.0, group: 1 };
         if by_neuron {
             return whole;
         }
@@ -104,7 +110,7 @@ impl SkippingFfn {
         TransposedLayout::new(down.format, n_ff, n_ff, n_out).map_or(whole, |layout| {
             let number = if layout.group == 0 { 0 } else { size_of::<u32>() };
             SkippingFfn {
-                rows: bytes(up) + (n_ff * (layout.row_bytes + number)) as f64,
+                rows: up + (n_ff * (layout.row_bytes + number)) as f64,
                 tables: (layout.n_bytes - layout.scales_at) as f64,
                 group: i32::try_from(layout.group).unwrap_or(i32::MAX),
             }
@@ -129,7 +135,7 @@ fn bytes(desc: TensorDesc) -> f64 {
 
 /// Positions that a generated token of `test` sees on average, itself included.
 #[must_use]
-pub fn mean_context(test: Test, window: Option<usize>) -> f64 {
+fn mean_context(test: Test, window: Option<usize>) -> f64 {
     let first = test.n_depth + test.n_prompt + 1;
     let seen = |i: usize| (first + i).min(window.unwrap_or(usize::MAX)) as f64;
     (0..test.n_gen).map(seen).sum::<f64>() / test.n_gen.max(1) as f64

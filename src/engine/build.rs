@@ -5,7 +5,7 @@ use std::ops::Range;
 use hal::format::Format;
 use hal::{Device, KvCache, Mailbox, MailboxShape, Tensor};
 
-use crate::model::{LayerWeights, Model};
+use crate::model::{Affine, Frame, LayerWeights, Model};
 use crate::placement::{DeviceIndex, LayerPlacement, Placement};
 
 use super::ffn::{FfnMode, FfnTensors};
@@ -14,23 +14,12 @@ use super::predict::Predictor;
 use super::record::{self, Ladder, Segment};
 use super::{EngineOptions, Result};
 
-/// A linear layer on a device.
-#[derive(Clone, Debug)]
-pub(super) struct Linear {
-    pub(super) w: Tensor,
-    pub(super) bias: Option<Tensor>,
-}
-
 /// One layer on its home device.
 #[derive(Debug)]
 pub(super) struct Layer {
-    pub(super) attn_norm: Tensor,
-    pub(super) ffn_norm: Tensor,
-    pub(super) q: Linear,
-    pub(super) k: Linear,
-    pub(super) v: Linear,
-    pub(super) o: Linear,
-    pub(super) freqs: Tensor,
+    pub(super) frame: Frame<Tensor>,
+    /// Of its rotary positions.
+    pub(super) freqs: Option<Tensor>,
     pub(super) cache: KvCache<Tensor>,
     /// What chooses neurons, and its least score.
     pub(super) predictor: Option<(Predictor<Tensor>, f32)>,
@@ -52,11 +41,19 @@ pub(super) struct Remote {
     pub(super) programs: Ladder,
 }
 
+/// What tokens and positions become.
+#[derive(Debug)]
+pub(super) struct Embedding {
+    pub(super) tokens: Tensor,
+    /// Learned positions, and the row of the first.
+    pub(super) positions: Option<(Tensor, usize)>,
+}
+
 /// The output norm and matrix.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) device: DeviceIndex,
-    pub(super) norm: Tensor,
+    pub(super) norm: Affine<Tensor>,
     pub(super) output: Tensor,
     pub(super) scratch: HeadScratch,
     pub(super) programs: Ladder,
@@ -104,9 +101,8 @@ impl Plan<'_> {
             done += self.layer_bytes(i);
             (self.progress)(done, total);
         }
-        let embed =
-            self.whole(&self.devices[placement.embed], "token_embd", &self.model.token_embd)?;
-        let mut head = self.head(placement, &mut lanes, &shape, &embed)?;
+        let embed = self.embedding(&self.devices[placement.embed])?;
+        let mut head = self.head(placement, &mut lanes, &shape, &embed.tokens)?;
         let recorder = record::Recording { plan: *self, rungs: &rungs, embed: &embed };
         let segments = recorder.segments(placement, &lanes, &layers)?;
         for (i, layer) in layers.iter_mut().enumerate() {
@@ -128,10 +124,6 @@ impl Plan<'_> {
             let label = format!("blk.{index}.{part}");
             self.whole(device, &label, rows)
         };
-        let linear = |part: &str, (w, bias): &(hal::HostRows, Option<hal::HostRows>)| {
-            let bias = bias.as_ref().map(|bias| import(part, bias)).transpose()?;
-            Ok::<_, super::Error>(Linear { w: import(part, w)?, bias })
-        };
         let mut own = None;
         let mut remotes = Vec::new();
         let mut n_remote = 0;
@@ -142,7 +134,8 @@ impl Plan<'_> {
             {
                 continue;
             }
-            let ffn = self.mode.import(self, on, index, &share.neurons)?;
+            let is_first = own.is_none() && remotes.is_empty();
+            let ffn = self.mode.import(self, on, index, &share.neurons, is_first)?;
             match share.device == placed.home {
                 true => own = Some(ffn),
                 false => {
@@ -163,16 +156,13 @@ impl Plan<'_> {
             }
             None => None,
         };
-        let n_blocks = self.options.n_blocks();
         Ok(Layer {
-            attn_norm: import("attn_norm", &weights.norms.attn)?,
-            ffn_norm: import("ffn_norm", &weights.norms.ffn)?,
-            q: linear("attn_q", &weights.q)?,
-            k: linear("attn_k", &weights.k)?,
-            v: linear("attn_v", &weights.v)?,
-            o: linear("attn_output", &weights.o)?,
-            freqs: import("rope_freqs", &self.freqs())?,
-            cache: device.kv_cache(n_blocks, self.model.hyper.n_kv(), self.options.kv_formats)?,
+            frame: weights.frame.try_map(&mut |part, rows| import(part, rows))?,
+            freqs: match &weights.rope {
+                Some(rope) => Some(import("rope_freqs", &freqs(rope.freqs(self.options.n_ctx)))?),
+                None => None,
+            },
+            cache: self.cache(device)?,
             predictor,
             own,
             mailbox,
@@ -190,11 +180,20 @@ impl Plan<'_> {
         ScratchShape::new(self.model, self.options, self.devices.len())
     }
 
-    fn freqs(&self) -> hal::HostRows {
-        let freqs = &self.model.rope.freqs;
-        let bytes: Vec<u8> = bytemuck::cast_slice(freqs).to_vec();
-        let source = hal::Source::Owned(std::sync::Arc::new(bytes));
-        hal::HostRows::new(source, 1, freqs.len(), Format::F32).expect("as many bytes as values")
+    fn embedding(&self, device: &Device) -> Result<Embedding> {
+        let Model { token_embd, positions, .. } = self.model;
+        let positions = positions.as_ref().map(|table| {
+            Ok::<_, super::Error>((self.whole(device, "position_embd", &table.rows)?, table.offset))
+        });
+        let tokens = self.whole(device, "token_embd", token_embd)?;
+        Ok(Embedding { tokens, positions: positions.transpose()? })
+    }
+
+    /// The cache of one layer.
+    fn cache(&self, device: &Device) -> Result<KvCache<Tensor>> {
+        let shape = self.cache_shape();
+        let alloc = |half| device.alloc("KV cache", half);
+        Ok(KvCache { k: alloc(shape.k)?, v: alloc(shape.v)? })
     }
 
     fn head(
@@ -214,12 +213,18 @@ impl Plan<'_> {
         let lane = lanes[placement.head].as_mut().expect("a used device has a lane");
         Ok(Head {
             device: placement.head,
-            norm: import("output_norm", &self.model.output_norm)?,
+            norm: self.model.output_norm.try_map("output_norm", &mut |label, rows| import(label, rows))?,
             output,
             scratch: lane.head_scratch(shape)?,
             programs: Ladder::default(),
         })
     }
+}
+
+fn freqs(values: &[f32]) -> hal::HostRows {
+    let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
+    let source = hal::Source::Owned(std::sync::Arc::new(bytes));
+    hal::HostRows::new(source, 1, values.len(), Format::F32).expect("as many bytes as values")
 }
 
 fn uses(placement: &Placement, device: DeviceIndex) -> bool {

@@ -19,6 +19,14 @@ pub enum Error {
         /// Values of a head.
         d_head: usize,
     },
+    /// A context beyond the positions that the model has learned.
+    #[error("a context of {n_ctx} tokens is wanted, and the model has learned {n_positions} positions")]
+    Positions {
+        /// What was wanted.
+        n_ctx: usize,
+        /// What there is.
+        n_positions: usize,
+    },
     /// More tokens than the context holds.
     #[error("{n_tokens} tokens do not fit into the context of {n_ctx}")]
     ContextFull {

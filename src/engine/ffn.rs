@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use hal::format::Format;
 use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
-use hal::{Bytes, Device, Layout, Operand, PackDesc, Rows, Select, Tensor, TensorDesc};
+use hal::{
+    Bytes, Device, HostRows, Layout, Operand, PackDesc, Rows, Select, Source, Tensor, TensorDesc,
+};
 
-use crate::model::{self, Ffn, Model};
+use crate::model::{self, Affine, Ffn, Model};
 use crate::placement::Neurons;
 
 use super::build::Plan;
@@ -72,13 +74,13 @@ impl FfnMode {
     pub(super) fn unit(self, model: &Model) -> usize {
         let blocks = model.layers.iter().map(|layer| match self.orientation(&layer.ffn) {
             Down::ByNeuron => 1,
-            Down::AcrossNeurons => layer.ffn.down.desc().format.block_values(),
+            Down::AcrossNeurons => layer.ffn.down.w.desc().format.block_values(),
         });
         blocks.max().unwrap_or(1)
     }
 
-    /// Packs of gate (and up, which is alike) and of down.
-    pub(super) fn packs(self, ffn: &Ffn, neurons: &Neurons) -> [PackDesc; 3] {
+    /// Packs of a share, in the order of [`Ffn::matrices`].
+    pub(super) fn packs(self, ffn: &Ffn, neurons: &Neurons) -> Vec<PackDesc> {
         let rows = match neurons {
             Neurons::All => Select::All,
             Neurons::List(list) => Select::Rows(Arc::clone(list)),
@@ -89,7 +91,7 @@ impl FfnMode {
             transpose,
             spare: 0,
         };
-        let down = ffn.down.desc();
+        let down = ffn.down.w.desc();
         let down = match (self.orientation(ffn), neurons) {
             (Down::ByNeuron, _) => of(down, &rows, self.transposes(ffn)),
             (Down::AcrossNeurons, Neurons::All) => of(down, &Select::All, false),
@@ -99,30 +101,50 @@ impl FfnMode {
                 of(down, &Select::ColumnBlocks(blocks), false)
             }
         };
-        [of(ffn.gate.desc(), &rows, false), of(ffn.up.desc(), &rows, false), down]
+        let before = ffn.gate.iter().chain([&ffn.up]).map(|part| of(part.w.desc(), &rows, false));
+        before.chain([down]).collect()
     }
 
-    /// Bytes of a share on `device`. Packs that a device uses in place cost nothing there.
-    pub(super) fn size(self, device: &Device, ffn: &Ffn, neurons: &Neurons) -> Bytes {
+    /// Bytes of a share of `n` neurons on `device`. Packs that a device uses in place cost nothing there.
+    pub(super) fn size(self, device: &Device, ffn: &Ffn, neurons: &Neurons, n: usize) -> Bytes {
         let mapped = |transpose: bool| !transpose && *neurons == Neurons::All;
-        self.packs(ffn, neurons).iter().map(|p| device.pack_size(p, mapped(p.transpose))).sum()
+        let matrices = self.packs(ffn, neurons);
+        let matrices = matrices.iter().map(|p| device.pack_size(p, mapped(p.transpose)));
+        let offset = |n| device.pack_size(&PackDesc::whole(TensorDesc::new(1, n, Format::F32)), false);
+        let before = ffn.gate.iter().chain([&ffn.up]);
+        let before = before.filter(|part| part.bias.is_some()).map(|_| offset(n));
+        let down = ffn.down.bias.as_ref().map(|bias| offset(bias.desc().n_cols));
+        matrices.chain(before).chain(down).sum()
     }
 
-    /// Brings a share to `device`.
+    /// Brings a share to `device`. What down adds, `bias_down`, one share of the layer brings for all.
     pub(super) fn import(
         self,
         plan: &Plan<'_>,
         device: &Device,
         layer: usize,
         neurons: &Neurons,
+        bias_down: bool,
     ) -> Result<FfnTensors> {
         let ffn = &plan.model.layers[layer].ffn;
-        let [gate, up, down] = self.packs(ffn, neurons);
         let label = |part: &str| format!("blk.{layer}.{part}");
+        let mut matrices = Vec::new();
+        for ((part, rows), pack) in ffn.matrices().zip(self.packs(ffn, neurons)) {
+            matrices.push(plan.import(device, &label(part), &pack, rows)?);
+        }
+        let down = matrices.pop().expect("the last of the matrices is down");
+        let up = matrices.pop().expect("up is before it");
+        let offset = |part: &str, bias: Option<HostRows>| {
+            bias.map(|bias| plan.whole(device, &label(part), &bias)).transpose()
+        };
+        let of = |part: &Affine| part.bias.as_ref().map(|bias| chosen(bias, neurons));
         Ok(FfnTensors {
-            gate: plan.import(device, &label("ffn_gate"), &gate, &ffn.gate)?,
-            up: plan.import(device, &label("ffn_up"), &up, &ffn.up)?,
-            down: plan.import(device, &label("ffn_down"), &down, &ffn.down)?,
+            gate: matrices.pop(),
+            up,
+            down,
+            bias_gate: offset("ffn_gate.bias", ffn.gate.as_ref().and_then(of))?,
+            bias_up: offset("ffn_up.bias", of(&ffn.up))?,
+            bias_down: offset("ffn_down.bias", ffn.down.bias.clone().filter(|_| bias_down))?,
             orientation: self.orientation(ffn),
         })
     }
@@ -132,17 +154,16 @@ impl FfnMode {
         self,
         share: &FfnShare<T>,
         rows: Rows<T>,
-        x: T,
-        y: T,
-        active: T,
+        FfnPlace { x, y, active, accumulate }: FfnPlace<T>,
     ) -> SparseFfn<T> {
+        let share = share.clone();
         SparseFfn {
-            gate: Some(share.gate.clone()),
-            up: share.up.clone(),
-            down: share.down.clone(),
-            bias_gate: None,
-            bias_up: None,
-            bias_down: None,
+            gate: share.gate,
+            up: share.up,
+            down: share.down,
+            bias_gate: share.bias_gate,
+            bias_up: share.bias_up,
+            bias_down: share.bias_down,
             threshold: None,
             group_of: None,
             group_weight: None,
@@ -154,27 +175,30 @@ impl FfnMode {
             activation: self.activation,
             skip: self.skip,
             orientation: share.orientation,
-            accumulate: false,
+            accumulate,
         }
     }
 
     /// The shapes of a share of `n` of the block's neurons.
     pub(super) fn shape(self, ffn: &Ffn, n: usize) -> FfnShare<TensorDesc> {
-        let TensorDesc { n_cols: n_embd, format, .. } = ffn.gate.desc();
+        let TensorDesc { n_cols: n_embd, format, .. } = ffn.up.w.desc();
         let orientation = self.orientation(ffn);
-        let down_format = ffn.down.desc().format;
-        let down = match orientation {
-            Down::ByNeuron if self.transposes(ffn) => TensorDesc {
-                layout: Layout::Transposed { n_source: ffn.down.desc().n_cols },
-                ..TensorDesc::new(n, n_embd, down_format)
-            },
-            Down::ByNeuron => TensorDesc::new(n, n_embd, down_format),
-            Down::AcrossNeurons => TensorDesc::new(n_embd, n, down_format),
-        };
+        let down = ffn.down.w.desc();
+        let offset = |part: &Affine, n| part.bias.as_ref().map(|_| TensorDesc::new(1, n, Format::F32));
         FfnShare {
-            gate: TensorDesc::new(n, n_embd, format),
-            up: TensorDesc::new(n, n_embd, ffn.up.desc().format),
-            down,
+            gate: ffn.gate.as_ref().map(|gate| TensorDesc::new(n, n_embd, gate.w.desc().format)),
+            up: TensorDesc::new(n, n_embd, format),
+            down: match orientation {
+                Down::ByNeuron if self.transposes(ffn) => TensorDesc {
+                    layout: Layout::Transposed { n_source: down.n_cols },
+                    ..TensorDesc::new(n, n_embd, down.format)
+                },
+                Down::ByNeuron => TensorDesc::new(n, n_embd, down.format),
+                Down::AcrossNeurons => TensorDesc::new(n_embd, n, down.format),
+            },
+            bias_gate: ffn.gate.as_ref().and_then(|gate| offset(gate, n)),
+            bias_up: offset(&ffn.up, n),
+            bias_down: offset(&ffn.down, n_embd),
             orientation,
         }
     }
@@ -183,21 +207,46 @@ impl FfnMode {
     pub(super) fn desc(self, ffn: &Ffn, n: usize, n_tokens: usize) -> hal::OpDesc {
         let share = self.shape(ffn, n);
         let f32 = |rows, cols| TensorDesc::new(rows, cols, Format::F32);
-        let x = f32(n_tokens, share.gate.n_cols);
+        let x = f32(n_tokens, share.up.n_cols);
         let rows = match self.predictor(ffn) {
             Some((predictor, _)) => Rows::Active(list_desc(predictor.fc2.desc().n_rows, n_tokens)),
             None => Rows::All,
         };
-        self.op(&share, rows, x, x, f32(1, n_tokens)).into()
+        let place = FfnPlace { x, y: x, active: f32(1, n_tokens), accumulate: false };
+        self.op(&share, rows, place).into()
     }
+}
+
+/// The values of a vector over neurons that a share has.
+fn chosen(bias: &HostRows, neurons: &Neurons) -> HostRows {
+    let Neurons::List(list) = neurons else {
+        return bias.clone();
+    };
+    let bytes = bias.rows(0..1).expect("offsets are in memory");
+    let values = list.iter().flat_map(|&n| &bytes[4 * n as usize..][..4]);
+    let bytes: Vec<u8> = values.copied().collect();
+    HostRows::new(Source::Owned(Arc::new(bytes)), 1, list.len(), Format::F32)
+        .expect("four bytes a neuron")
+}
+
+/// Where a share's input and results are.
+pub(super) struct FfnPlace<T> {
+    pub(super) x: T,
+    pub(super) y: T,
+    pub(super) active: T,
+    /// Add to `y`.
+    pub(super) accumulate: bool,
 }
 
 /// Gate, up and down of some neurons.
 #[derive(Clone, Debug)]
 pub(super) struct FfnShare<T> {
-    pub(super) gate: T,
+    pub(super) gate: Option<T>,
     pub(super) up: T,
     pub(super) down: T,
+    pub(super) bias_gate: Option<T>,
+    pub(super) bias_up: Option<T>,
+    pub(super) bias_down: Option<T>,
     pub(super) orientation: Down,
 }
 

@@ -40,11 +40,13 @@ impl Plan<'_> {
         self.import(device, label, &PackDesc::whole(rows.desc()), rows)
     }
 
-    /// Bytes of a layer's matrices in the file.
+    /// Bytes of a layer's weights in the file.
     pub(super) fn layer_bytes(&self, layer: usize) -> u64 {
-        let LayerWeights { q, k, v, o, ffn, .. } = &self.model.layers[layer];
-        let matrices = [&q.0, &k.0, &v.0, &o.0, &ffn.gate, &ffn.up, &ffn.down];
-        matrices.iter().map(|rows| rows.desc().bytes().unwrap_or_default().0).sum()
+        let LayerWeights { frame, ffn, .. } = &self.model.layers[layer];
+        let size = |rows: &HostRows| rows.desc().bytes().unwrap_or_default().0;
+        let mut sum: u64 = ffn.matrices().map(|(_, rows)| size(rows)).sum();
+        frame.each(&mut |_, rows| sum += size(rows));
+        sum
     }
 }
 
@@ -60,18 +62,11 @@ pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Ve
         }
     };
     for (i, layer) in model.layers.iter().enumerate() {
-        let ffn = &layer.ffn;
-        let linears = [
-            ("attn_q", &layer.q),
-            ("attn_k", &layer.k),
-            ("attn_v", &layer.v),
-            ("attn_output", &layer.o),
-        ];
-        for (part, (rows, _)) in linears {
+        layer.frame.each(&mut |part, rows| {
             add(format!("blk.{i}.{part}"), PackDesc::whole(rows.desc()), rows);
-        }
-        let parts = [("ffn_gate", &ffn.gate), ("ffn_up", &ffn.up), ("ffn_down", &ffn.down)];
-        for ((part, rows), pack) in parts.into_iter().zip(mode.packs(ffn, &Neurons::All)) {
+        });
+        let packs = mode.packs(&layer.ffn, &Neurons::All);
+        for ((part, rows), pack) in layer.ffn.matrices().zip(packs) {
             add(format!("blk.{i}.{part}"), pack, rows);
         }
     }

@@ -1,23 +1,25 @@
 //! What the engine holds on one device besides weights: a queue, the step's facts, scratch.
 
+use std::convert::Infallible;
+
 use hal::format::Format;
 use hal::{Batch, BatchShape, Bytes, Device, Queue, Tensor, TensorDesc};
 
-use crate::model::Model;
+use crate::model::{Hyper, Model};
 
 use super::predict::{ListShape, Lists};
 use super::{EngineOptions, Result};
 
 /// Shapes of the scratch of a lane, the same on every device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ScratchShape {
     pub(super) n_ubatch: usize,
     pub(super) max_out: usize,
     pub(super) n_layer: usize,
     pub(super) n_embd: usize,
-    pub(super) n_q: usize,
-    pub(super) n_kv: usize,
     pub(super) n_vocab: usize,
+    /// `[n_ubatch, ...]`.
+    pub(super) body: Scratch<TensorDesc>,
     pub(super) batch: BatchShape,
     /// Present if predictors choose neurons.
     pub(super) lists: Option<ListShape>,
@@ -34,9 +36,8 @@ impl ScratchShape {
             max_out: options.max_out(),
             n_layer: hyper.n_layer,
             n_embd: hyper.n_embd,
-            n_q: hyper.n_q(),
-            n_kv: hyper.n_kv(),
             n_vocab: model.n_vocab(),
+            body: Scratch::shapes(hyper, options.n_ubatch),
             batch: BatchShape {
                 max_tokens: options.n_ubatch,
                 max_seqs: options.n_seq,
@@ -44,20 +45,6 @@ impl ScratchShape {
             },
             lists: options.predicts(model).then_some(lists),
         }
-    }
-
-    fn body(&self) -> [(&'static str, TensorDesc); 8] {
-        let f32 = |cols| TensorDesc::new(self.n_ubatch, cols, Format::F32);
-        [
-            ("x", f32(self.n_embd)),
-            ("h", f32(self.n_embd)),
-            ("q", f32(self.n_q)),
-            ("k", f32(self.n_kv)),
-            ("v", f32(self.n_kv)),
-            ("attention", f32(self.n_q)),
-            ("y", f32(self.n_embd)),
-            ("handed", f32(self.n_embd)),
-        ]
     }
 
     fn head(&self) -> [(&'static str, TensorDesc); 3] {
@@ -77,7 +64,8 @@ impl ScratchShape {
     /// Bytes that a lane takes on `device`, staging included, for the ladder's `rungs`.
     pub(super) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
         let size = |desc: &TensorDesc| device.alloc_size(desc);
-        let body: Bytes = self.body().iter().map(|(_, desc)| size(desc)).sum();
+        let mut body = Bytes(0);
+        self.body.map(&mut |desc| body += size(desc));
         let staging = Bytes(rungs.iter().map(|&n| self.staging(n)).sum::<usize>() as u64);
         let active: Bytes = rungs.iter().map(|&n| size(&self.active(n))).sum();
         let lists = self.lists.map_or(Bytes(0), |lists| lists.size(device, rungs));
@@ -103,25 +91,96 @@ pub(super) struct Lane {
     pub(super) device: Device,
     pub(super) queue: Queue,
     pub(super) batch: Batch<Tensor>,
-    pub(super) scratch: Scratch,
+    pub(super) scratch: Scratch<Tensor>,
     /// Counters of active neurons per rung of the ladder, `[n_layer, n_tokens]`.
     pub(super) active: Vec<Tensor>,
     /// Present if predictors choose neurons.
     pub(super) lists: Option<Lists>,
 }
 
-/// Scratch tensors, all `[n_ubatch, ...]`; programs use their first rows.
+/// Scratch tensors or their shapes, all `[n_ubatch, ...]`; programs use their first rows.
 #[derive(Clone, Debug)]
-pub(super) struct Scratch {
-    pub(super) x: Tensor,
-    pub(super) h: Tensor,
-    pub(super) q: Tensor,
-    pub(super) k: Tensor,
-    pub(super) v: Tensor,
-    pub(super) attention: Tensor,
-    pub(super) y: Tensor,
+pub(super) struct Scratch<T> {
+    pub(super) x: T,
+    pub(super) h: T,
+    pub(super) q: T,
+    pub(super) k: T,
+    pub(super) v: T,
+    pub(super) attention: T,
+    pub(super) y: T,
     /// Input of shares that another lane handed over.
-    pub(super) handed: Tensor,
+    pub(super) handed: T,
+    /// Present if keys and values are latent.
+    pub(super) latent: Option<LatentScratch<T>>,
+}
+
+/// Between a layer's normed input and its keys and values.
+#[derive(Clone, Debug)]
+pub(super) struct LatentScratch<T> {
+    pub(super) folded: T,
+    pub(super) normed: T,
+    pub(super) turning: T,
+    pub(super) unfolded: T,
+}
+
+impl Scratch<TensorDesc> {
+    fn shapes(hyper: &Hyper, n_tokens: usize) -> Scratch<TensorDesc> {
+        let f32 = |cols| TensorDesc::new(n_tokens, cols, Format::F32);
+        let Hyper { n_embd, n_head, n_rot, d_head, d_value, d_latent, .. } = *hyper;
+        Scratch {
+            x: f32(n_embd),
+            h: f32(n_embd),
+            q: f32(hyper.n_q()),
+            k: f32(hyper.n_kv()),
+            v: f32(hyper.n_value()),
+            attention: f32(hyper.n_gathered()),
+            y: f32(n_embd),
+            handed: f32(n_embd),
+            latent: (d_latent > 0).then(|| LatentScratch {
+                folded: f32(d_latent),
+                normed: f32(d_latent),
+                turning: f32(n_rot),
+                unfolded: f32(n_head * (d_head - n_rot + d_value)),
+            }),
+        }
+    }
+}
+
+impl<T> Scratch<T> {
+    fn try_map<U, E>(
+        &self,
+        f: &mut dyn FnMut(&'static str, &T) -> std::result::Result<U, E>,
+    ) -> std::result::Result<Scratch<U>, E> {
+        Ok(Scratch {
+            x: f("x", &self.x)?,
+            h: f("h", &self.h)?,
+            q: f("q", &self.q)?,
+            k: f("k", &self.k)?,
+            v: f("v", &self.v)?,
+            attention: f("attention", &self.attention)?,
+            y: f("y", &self.y)?,
+            handed: f("handed", &self.handed)?,
+            latent: match &self.latent {
+                Some(latent) => Some(LatentScratch {
+                    folded: f("folded", &latent.folded)?,
+                    normed: f("normed", &latent.normed)?,
+                    turning: f("turning", &latent.turning)?,
+                    unfolded: f("unfolded", &latent.unfolded)?,
+                }),
+                None => None,
+            },
+        })
+    }
+
+    /// The same over another kind of operand.
+    pub(super) fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Scratch<U> {
+        let mapped: std::result::Result<_, Infallible> =
+            self.try_map(&mut |_, tensor| Ok(f(tensor)));
+        match mapped {
+            Ok(scratch) => scratch,
+            Err(never) => match never {},
+        }
+    }
 }
 
 /// Scratch of the output head, `[max_out, ...]`.
@@ -134,13 +193,8 @@ pub(super) struct HeadScratch {
 
 impl Lane {
     pub(super) fn new(device: &Device, shape: &ScratchShape, rungs: &[usize]) -> Result<Lane> {
-        let mut tensors = Vec::new();
-        for (label, desc) in shape.body() {
-            tensors.push(device.alloc(label, desc)?);
-        }
-        let Ok([x, h, q, k, v, attention, y, handed]) = <[Tensor; 8]>::try_from(tensors) else {
-            unreachable!("body() lists eight tensors")
-        };
+        let scratch: Scratch<Tensor> =
+            shape.body.try_map(&mut |label, desc| device.alloc(label, *desc))?;
         let mut queue = device.queue("engine")?;
         let mut active = Vec::new();
         for &n in rungs {
@@ -155,7 +209,7 @@ impl Lane {
             batch: device.batch(shape.batch)?,
             device: device.clone(),
             queue,
-            scratch: Scratch { x, h, q, k, v, attention, y, handed },
+            scratch,
             active,
             lists,
         })

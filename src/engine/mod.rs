@@ -9,6 +9,7 @@ mod error;
 mod ffn;
 mod import;
 mod lane;
+mod layer;
 mod options;
 mod predict;
 mod record;
@@ -25,7 +26,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use hal::{BatchFacts, Bytes, Device};
+use hal::{BatchFacts, Bytes, Device, KvCache};
 
 use crate::model::Model;
 use crate::placement::{CPU, Placement, plan};
@@ -70,7 +71,8 @@ impl Engine {
     /// `progress` hears the bytes of weights that are in their place, and of all.
     ///
     /// # Errors
-    /// [`Error::CacheFormat`] where heads are no whole blocks of it, [`Error::Placement`] for a placement that does
+    /// [`Error::CacheFormat`] where heads are no whole blocks of it, [`Error::Positions`] for a context beyond learned
+    /// positions, [`Error::Placement`] for a placement that does
     /// not fit the model, [`Error::Device`] when even the CPU has no room.
     ///
     /// # Panics
@@ -89,10 +91,16 @@ impl Engine {
         if let Some(placement) = &placement {
             placement.check(hyper.n_layer, hyper.n_ff, devices.len(), mode.unit(&model))?;
         }
-        for format in [options.kv_formats.k, options.kv_formats.v] {
-            if !hyper.d_head.is_multiple_of(format.block_values()) {
-                return Err(Error::CacheFormat { format, d_head: hyper.d_head });
+        let KvCache { k, v } = options.kv_formats;
+        for (format, d_head) in [(k, hyper.d_head), (v, hyper.d_value)] {
+            if !d_head.is_multiple_of(format.block_values()) {
+                return Err(Error::CacheFormat { format, d_head });
             }
+        }
+        let n_ctx = options.n_ctx;
+        let n_positions = model.positions.as_ref().map_or(n_ctx, |table| table.n_positions());
+        if n_ctx > n_positions {
+            return Err(Error::Positions { n_ctx, n_positions });
         }
         let sizes = StepSizes {
             rungs: options.ladder(),

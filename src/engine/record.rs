@@ -2,17 +2,16 @@
 
 use std::ops::Range;
 
-use hal::op::{
-    Add, Attention, Gather, GetRows, MatMul, Merge, Norm, Post, Rope, SparseFfn, StoreKv,
-};
-use hal::{Batch, Program, Recorder, RowSet, Rows, Tensor};
+use hal::op::{AddPositions, Gather, GetRows, MatMul, SoftCap};
+use hal::{Program, Recorder, Rows, Tensor};
 
-use crate::model::PredictorInput;
 use crate::placement::{DeviceIndex, Placement};
 
 use super::Result;
-use super::build::{Head, Layer, Linear, Plan, Remote};
+use super::build::{Embedding, Head, Layer, Plan, Remote};
+use super::ffn::FfnPlace;
 use super::lane::{Lane, Scratch};
+use super::layer::{LayerOps, norm};
 
 /// The same step for several numbers of tokens, ascending.
 #[derive(Debug, Default)]
@@ -44,15 +43,7 @@ pub(super) struct Segment {
 pub(super) struct Recording<'a> {
     pub(super) plan: Plan<'a>,
     pub(super) rungs: &'a [usize],
-    pub(super) embed: &'a Tensor,
-}
-
-/// Where a layer of a program puts what is not scratch.
-struct Place<'a> {
-    batch: &'a Batch<Tensor>,
-    active: Tensor,
-    resident: Option<RowSet<Tensor>>,
-    absent: Option<RowSet<Tensor>>,
+    pub(super) embed: &'a Embedding,
 }
 
 fn lane(lanes: &[Option<Lane>], device: DeviceIndex) -> &Lane {
@@ -60,18 +51,8 @@ fn lane(lanes: &[Option<Lane>], device: DeviceIndex) -> &Lane {
 }
 
 /// The first `n` rows of every scratch tensor.
-fn view(scratch: &Scratch, n: usize) -> Scratch {
-    let first = |tensor: &Tensor| tensor.rows(0..n);
-    Scratch {
-        x: first(&scratch.x),
-        h: first(&scratch.h),
-        q: first(&scratch.q),
-        k: first(&scratch.k),
-        v: first(&scratch.v),
-        attention: first(&scratch.attention),
-        y: first(&scratch.y),
-        handed: first(&scratch.handed),
-    }
+fn view(scratch: &Scratch<Tensor>, n: usize) -> Scratch<Tensor> {
+    scratch.map(&mut |tensor| tensor.rows(0..n))
 }
 
 impl Recording<'_> {
@@ -110,21 +91,10 @@ impl Recording<'_> {
                 let mut recorder = lane.device.record(&format!("segment {number} x {n}"));
                 let scratch = view(&lane.scratch, n);
                 if number == 0 {
-                    recorder.push(GetRows {
-                        table: self.embed.clone(),
-                        batch: lane.batch.clone(),
-                        y: scratch.x.clone(),
-                        scale: 1.0,
-                    })?;
+                    self.embed(&mut recorder, lane, &scratch)?;
                 }
                 for index in range.clone() {
-                    let place = Place {
-                        batch: &lane.batch,
-                        active: lane.active[rung].rows(index..index + 1),
-                        resident: lane.lists.as_ref().map(|lists| lists.resident(index, rung)),
-                        absent: lane.lists.as_ref().and_then(|lists| lists.absent(rung)),
-                    };
-                    self.layer(&mut recorder, &layers[index], &scratch, place)?;
+                    self.layer(&mut recorder, lane, rung, &scratch, (index, &layers[index]))?;
                 }
                 Ok(recorder.finish()?)
             })?;
@@ -133,104 +103,57 @@ impl Recording<'_> {
         Ok(segments)
     }
 
+    fn embed(
+        &self,
+        recorder: &mut Recorder,
+        lane: &Lane,
+        scratch: &Scratch<Tensor>,
+    ) -> Result<()> {
+        let model = self.plan.model;
+        let scaled = model.spec.scaled_embedding;
+        recorder.push(GetRows {
+            table: self.embed.tokens.clone(),
+            batch: lane.batch.clone(),
+            y: scratch.x.clone(),
+            scale: if scaled { (model.hyper.n_embd as f32).sqrt() } else { 1.0 },
+        })?;
+        if let Some((table, offset)) = &self.embed.positions {
+            let (table, batch, x) = (table.clone(), lane.batch.clone(), scratch.x.clone());
+            recorder.push(AddPositions { table, batch, x, offset: *offset })?;
+        }
+        Ok(())
+    }
+
     fn layer(
         &self,
         recorder: &mut Recorder,
-        layer: &Layer,
-        s: &Scratch,
-        Place { batch, active, resident, absent }: Place<'_>,
+        lane: &Lane,
+        rung: usize,
+        scratch: &Scratch<Tensor>,
+        (index, layer): (usize, &Layer),
     ) -> Result<()> {
-        recorder.push(self.norm(&s.x, &layer.attn_norm, &s.h))?;
-        self.attention(recorder, layer, s, batch)?;
-        recorder.push(Add { a: s.y.clone(), x: s.x.clone() })?;
-        recorder.push(self.norm(&s.x, &layer.ffn_norm, &s.h))?;
-        let mailbox = match &layer.mailbox {
-            Some(mailbox) => Some(recorder.mailbox(mailbox)?),
-            None => None,
+        let mailbox = layer.mailbox.as_ref().map(|mailbox| recorder.mailbox(mailbox)).transpose()?;
+        let lists = lane.lists.as_ref();
+        let ops = LayerOps {
+            model: self.plan.model,
+            mode: self.plan.mode,
+            facts: &self.plan.model.layers[index],
+            frame: &layer.frame,
+            freqs: layer.freqs.as_ref(),
+            cache: &layer.cache,
+            predictor: layer.predictor.as_ref(),
+            own: layer.own.as_ref(),
+            scratch,
+            batch: &lane.batch,
+            active: lane.active[rung].rows(index..index + 1),
+            resident: lists.map(|lists| lists.resident(index, rung)),
+            absent: lists.and_then(|lists| lists.absent(rung)),
+            mailbox,
         };
-        let (mut rows, mut absent) = (Rows::All, absent.filter(|_| mailbox.is_some()));
-        match (&layer.predictor, resident) {
-            (Some((predictor, threshold)), Some(resident)) => {
-                let x = match self.plan.model.spec.predictor_input {
-                    PredictorInput::Residual => s.x.clone(),
-                };
-                recorder.push(predictor.op(x, resident.clone(), absent.clone(), *threshold))?;
-                rows = Rows::Active(resident);
-            }
-            (None, _) | (_, None) => absent = None,
-        }
-        if let Some(mailbox) = mailbox {
-            recorder.push(Post { x: s.h.clone(), batch: batch.clone(), rows: absent, mailbox })?;
-        }
-        if let Some(own) = &layer.own {
-            let ffn: SparseFfn<Tensor> =
-                self.plan.mode.op(own, rows, s.h.clone(), s.y.clone(), active);
-            recorder.push(ffn)?;
-            recorder.push(Add { a: s.y.clone(), x: s.x.clone() })?;
-        }
-        if let Some(mailbox) = mailbox {
-            recorder.push(Merge { batch: batch.clone(), y: s.x.clone(), mailbox })?;
+        for op in ops.list() {
+            recorder.push(op)?;
         }
         Ok(())
-    }
-
-    /// From the normed `h` to the block's output in `y`.
-    fn attention(
-        &self,
-        recorder: &mut Recorder,
-        layer: &Layer,
-        s: &Scratch,
-        batch: &Batch<Tensor>,
-    ) -> Result<()> {
-        let model = self.plan.model;
-        let hyper = &model.hyper;
-        for (linear, out) in [(&layer.q, &s.q), (&layer.k, &s.k), (&layer.v, &s.v)] {
-            recorder.push(matmul(linear, &s.h, out))?;
-        }
-        for x in [&s.q, &s.k] {
-            recorder.push(Rope {
-                freqs: layer.freqs.clone(),
-                batch: batch.clone(),
-                x: x.clone(),
-                d_head: hyper.d_head,
-                n_rot: hyper.n_rot,
-                pairing: model.spec.pairing,
-                scale: model.rope.scale,
-            })?;
-        }
-        recorder.push(StoreKv {
-            k: s.k.clone(),
-            v: s.v.clone(),
-            batch: batch.clone(),
-            cache: layer.cache.clone(),
-        })?;
-        recorder.push(Attention {
-            q: s.q.clone(),
-            cache: layer.cache.clone(),
-            batch: batch.clone(),
-            sinks: None,
-            y: s.attention.clone(),
-            n_head: hyper.n_head,
-            n_head_kv: hyper.n_head_kv,
-            scale: 1.0 / (hyper.d_head as f32).sqrt(),
-            window: hyper.window,
-            softcap: 0.0,
-        })?;
-        recorder.push(matmul(&layer.o, &s.attention, &s.y))?;
-        Ok(())
-    }
-
-    fn norm(&self, x: &Tensor, weight: &Tensor, y: &Tensor) -> Norm<Tensor> {
-        let model = self.plan.model;
-        Norm {
-            x: x.clone(),
-            weight: Some(weight.clone()),
-            bias: None,
-            y: y.clone(),
-            kind: model.spec.norm,
-            eps: model.hyper.eps,
-            width: model.hyper.n_embd,
-        }
     }
 
     /// The other side of a hand-off: one share, from `handed` to `y`.
@@ -248,9 +171,8 @@ impl Recording<'_> {
             let s = view(&lane.scratch, n);
             let active = lane.active[rung].rows(layer..layer + 1);
             let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, rung)));
-            let ffn: SparseFfn<Tensor> =
-                self.plan.mode.op(&remote.ffn, rows, s.handed, s.y, active);
-            recorder.push(ffn)?;
+            let place = FfnPlace { x: s.handed, y: s.y, active, accumulate: false };
+            recorder.push(self.plan.mode.op(&remote.ffn, rows, place))?;
             Ok(recorder.finish()?)
         })
     }
@@ -270,18 +192,14 @@ impl Recording<'_> {
                 batch: lane.batch.clone(),
                 y: chosen.clone(),
             })?;
-            recorder.push(self.norm(&chosen, &head.norm, &normed))?;
-            recorder.push(MatMul {
-                w: head.output.clone(),
-                x: normed,
-                bias: None,
-                y: s.logits.rows(0..n),
-            })?;
+            recorder.push(norm(self.plan.model, &chosen, &head.norm, &normed))?;
+            let (w, logits) = (head.output.clone(), s.logits.rows(0..n));
+            recorder.push(MatMul { w, x: normed, bias: None, y: logits.clone() })?;
+            let cap = self.plan.model.hyper.logit_softcap;
+            if cap > 0.0 {
+                recorder.push(SoftCap { x: logits, cap })?;
+            }
             Ok(recorder.finish()?)
         })
     }
-}
-
-fn matmul(linear: &Linear, x: &Tensor, y: &Tensor) -> MatMul<Tensor> {
-    MatMul { w: linear.w.clone(), x: x.clone(), bias: linear.bias.clone(), y: y.clone() }
 }

@@ -2,9 +2,11 @@
 
 use std::fmt::Display;
 
+use hal::op::NormKind;
+
 use crate::gguf::Metadata;
 
-use super::Error;
+use super::{ArchSpec, Error, GlobalLayers, KvKind};
 
 /// Layers, heads or widths beyond this are a lie: it keeps every product of sizes far from overflow.
 const MOST: u32 = 1 << 24;
@@ -20,8 +22,12 @@ pub struct Hyper {
     pub n_head: usize,
     /// Key and value heads.
     pub n_head_kv: usize,
-    /// Values per head.
+    /// Values per head of queries and keys.
     pub d_head: usize,
+    /// Values per head of values.
+    pub d_value: usize,
+    /// Width of the vector that latent keys and values are unfolded from; 0 where they are not.
+    pub d_latent: usize,
     /// Neurons per layer.
     pub n_ff: usize,
     /// Context the model was trained for, tokens.
@@ -30,8 +36,14 @@ pub struct Hyper {
     pub eps: f32,
     /// Values of a head that turn with the position.
     pub n_rot: usize,
-    /// Positions a token sees; `None` for all.
+    /// Positions a token sees in layers with a window; `None` if there is none.
     pub window: Option<usize>,
+    /// Factor on attention's scores.
+    pub attn_scale: f32,
+    /// Soft cap of attention's scores; 0 for none.
+    pub attn_softcap: f32,
+    /// Soft cap of the logits; 0 for none.
+    pub logit_softcap: f32,
 }
 
 /// Reads keys of one architecture: `<arch>.<key>`.
@@ -60,6 +72,14 @@ impl Keys<'_> {
             key: self.name(key),
             expected: expected.to_string(),
             found: found.to_string(),
+        }
+    }
+
+    /// A number from 0 on, `default` if the file does not say.
+    fn positive(&self, key: &str, default: f32) -> Result<f32, Error> {
+        match self.f32(key)?.unwrap_or(default) {
+            value if value >= 0.0 && value.is_finite() => Ok(value),
+            value => Err(self.wrong(key, "a number from 0 on", value)),
         }
     }
 
@@ -97,8 +117,12 @@ impl Keys<'_> {
 }
 
 impl Hyper {
-    pub(super) fn read(keys: &Keys<'_>) -> Result<Hyper, Error> {
+    pub(super) fn read(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Hyper, Error> {
         let n_embd = keys.need("embedding_length", "the width of the residual")?;
+        let n_layer = keys.need("block_count", "the number of layers")?;
+        if n_layer > 10_000 {
+            return Err(keys.wrong("block_count", "at most 10000", n_layer));
+        }
         let n_head = keys.need("attention.head_count", "the number of heads")?;
         let n_head_kv = keys.count("attention.head_count_kv")?.unwrap_or(n_head);
         if n_head % n_head_kv != 0 {
@@ -113,28 +137,25 @@ impl Hyper {
                 return Err(keys.wrong("attention.head_count", expected, n_head));
             }
         };
-        if let Some(d_value) = keys.count("attention.value_length")?
-            && d_value != d_head
-        {
-            return Err(keys.wrong("attention.value_length", d_head, d_value));
-        }
         let n_rot = keys.count("rope.dimension_count")?.unwrap_or(d_head);
         if n_rot > d_head || n_rot % 2 != 0 {
             let expected = format!("an even number up to {d_head}");
             return Err(keys.wrong("rope.dimension_count", expected, n_rot));
         }
-        let eps_key = "attention.layer_norm_rms_epsilon";
-        let eps = keys.f32(eps_key)?.ok_or_else(|| Error::MissingKey {
-            file: keys.file.to_owned(),
-            key: keys.name(eps_key),
-            expected: "the epsilon of the norms",
-        })?;
-        if !(0.0..1.0).contains(&eps) {
-            return Err(keys.wrong(eps_key, "a number from 0 to 1", eps));
-        }
-        let n_layer = keys.need("block_count", "the number of layers")?;
-        if n_layer > 10_000 {
-            return Err(keys.wrong("block_count", "at most 10000", n_layer));
+        let d_latent = match spec.kv {
+            KvKind::Direct => 0,
+            KvKind::Latent if n_head_kv != n_head => {
+                return Err(keys.wrong("attention.head_count_kv", n_head, n_head_kv));
+            }
+            KvKind::Latent if n_rot == d_head => {
+                let expected = format!("an even number below {d_head}");
+                return Err(keys.wrong("rope.dimension_count", expected, n_rot));
+            }
+            KvKind::Latent => keys.need("attention.kv_lora_rank", "the width of latent keys")?,
+        };
+        let d_value = keys.count("attention.value_length")?.unwrap_or(d_head);
+        if spec.qk_norm && d_value != d_head {
+            return Err(keys.wrong("attention.value_length", d_head, d_value));
         }
         Ok(Hyper {
             n_layer,
@@ -142,15 +163,24 @@ impl Hyper {
             n_head,
             n_head_kv,
             d_head,
+            d_value,
+            d_latent,
             n_ff: keys.need("feed_forward_length", "the number of neurons in a layer")?,
             n_ctx_train: keys.need("context_length", "the trained context")?,
-            eps,
+            eps: epsilon(keys, spec)?,
             n_rot,
             window: match keys.metadata.u32(&keys.name("attention.sliding_window")) {
                 // How some files say that there is none.
                 Ok(Some(0)) => None,
-                _ => keys.count("attention.sliding_window")?,
+                _ => keys.count("attention.sliding_window")?.or(spec.window),
             },
+            attn_scale: match keys.positive("attention.scale", 0.0)? {
+                0.0 if spec.width_scaled == Some(n_layer) => (n_embd as f32 / n_head as f32).sqrt().recip(),
+                0.0 => (d_head as f32).sqrt().recip(),
+                scale => scale,
+            },
+            attn_softcap: keys.positive("attn_logit_softcapping", spec.attn_softcap)?,
+            logit_softcap: keys.positive("final_logit_softcapping", spec.logit_softcap)?,
         })
     }
 
@@ -160,9 +190,59 @@ impl Hyper {
         self.n_head_kv * self.d_head
     }
 
+    /// Width of the values of all heads.
+    #[must_use]
+    pub fn n_value(&self) -> usize {
+        self.n_head_kv * self.d_value
+    }
+
     /// Width of the queries of all heads.
     #[must_use]
     pub fn n_q(&self) -> usize {
         self.n_head * self.d_head
     }
+
+    /// Width of what attention gathers for all heads.
+    #[must_use]
+    pub fn n_gathered(&self) -> usize {
+        self.n_head * self.d_value
+    }
+}
+
+fn epsilon(keys: &Keys<'_>, spec: &ArchSpec) -> Result<f32, Error> {
+    let key = match spec.norm {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer => "attention.layer_norm_epsilon",
+    };
+    let eps = keys.f32(key)?.or(spec.eps).ok_or_else(|| Error::MissingKey {
+        file: keys.file.to_owned(),
+        key: keys.name(key),
+        expected: "the epsilon of the norms",
+    })?;
+    match (0.0..1.0).contains(&eps) {
+        true => Ok(eps),
+        false => Err(keys.wrong(key, "a number from 0 to 1", eps)),
+    }
+}
+
+/// For each of `n_layer` layers whether it has the file's window.
+pub(super) fn windowed(
+    keys: &Keys<'_>,
+    spec: &ArchSpec,
+    n_layer: usize,
+) -> Result<Vec<bool>, Error> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    let name = keys.name(KEY);
+    if keys.metadata.get(&name).is_some_and(|value| value.as_array().is_some()) {
+        let list = keys.metadata.bool_array(&name)?.unwrap_or_default();
+        return match list.len() == n_layer {
+            true => Ok(list.to_vec()),
+            false => Err(keys.wrong(KEY, format!("{n_layer} layers"), list.len())),
+        };
+    }
+    let first = spec.global_layers.is_some_and(|global| global.first);
+    let said = keys.metadata.u32(&name)?;
+    let said = said.map(|period| GlobalLayers { period: period as usize, first });
+    let global = said.or(spec.global_layers);
+    Ok((0..n_layer).map(|i| !global.is_some_and(|global| global.contains(i))).collect())
 }

@@ -3,12 +3,15 @@
 pub mod arch;
 mod error;
 mod hyper;
+mod layer;
+mod reader;
 mod rope;
 mod spec;
 mod weights;
 
 pub use error::Error;
 pub use hyper::Hyper;
+pub use layer::{Affine, Ffn, Frame, Kv, Latent, LayerWeights, Part, Predictor};
 pub use rope::RopeTable;
-pub use spec::{ArchSpec, PredictorInput};
-pub use weights::{Ffn, LayerWeights, Model, ModelOptions, Norms, Predictor};
+pub use spec::{ArchSpec, BlockKind, GlobalLayers, KvKind, Positions, PredictorInput};
+pub use weights::{Model, ModelOptions, PositionTable};

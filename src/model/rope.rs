@@ -9,9 +9,20 @@ use super::hyper::{Hyper, Keys};
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
     /// Radians per position for each pair, `n_rot / 2`.
-    pub freqs: Vec<f32>,
+    freqs: Vec<f32>,
+    /// Those of a context longer than so many tokens.
+    long: Option<(usize, Vec<f32>)>,
     /// Magnitude of the turned values.
     pub scale: f32,
+}
+
+/// Divisors of the frequencies that the file has, one per pair.
+#[derive(Debug, Default)]
+pub(super) struct Factors {
+    /// `rope_freqs.weight` (Llama 3) or `rope_factors_short.weight` (Phi 3).
+    pub(super) short: Option<Vec<f32>>,
+    /// `rope_factors_long.weight`, for contexts beyond the original one.
+    pub(super) long: Option<Vec<f32>>,
 }
 
 struct Yarn {
@@ -24,17 +35,52 @@ struct Yarn {
 }
 
 impl RopeTable {
-    /// Reads the scaling keys. `factors` are the file's `rope_freqs.weight` (Llama 3), one per pair.
-    pub(super) fn read(
+    /// Radians per position for each pair in a context of `n_ctx` tokens.
+    #[must_use]
+    pub fn freqs(&self, n_ctx: usize) -> &[f32] {
+        match &self.long {
+            Some((from, freqs)) if n_ctx > *from => freqs,
+            Some(_) | None => &self.freqs,
+        }
+    }
+
+    /// Of layers without a window: reads base and scaling keys.
+    pub(super) fn global(
         keys: &Keys<'_>,
         hyper: &Hyper,
-        factors: Option<&[f32]>,
+        factors: &Factors,
     ) -> Result<RopeTable, Error> {
-        let base = keys.f32("rope.freq_base")?.unwrap_or(10_000.0);
-        if !is_positive(base) {
-            return Err(keys.wrong("rope.freq_base", "a positive number", base));
+        let base = base(keys, "rope.freq_base")?.unwrap_or(10_000.0);
+        RopeTable::scaled(keys, hyper, factors, base)
+    }
+
+    /// Of layers with a window: as the others, but for a base of their own (`default`, if the file does not say),
+    /// which takes no scaling where the family has such a default.
+    pub(super) fn local(
+        keys: &Keys<'_>,
+        hyper: &Hyper,
+        factors: &Factors,
+        default: Option<f32>,
+    ) -> Result<RopeTable, Error> {
+        let own = base(keys, "rope.freq_base_swa")?;
+        match (own, default) {
+            (None, None) => RopeTable::global(keys, hyper, factors),
+            (Some(base), None) => RopeTable::scaled(keys, hyper, factors, base),
+            (own, Some(default)) => {
+                let freqs = plain(hyper.n_rot, own.unwrap_or(default), None);
+                RopeTable { freqs, long: None, scale: 1.0 }.checked(keys)
+            }
         }
-        if let Some(wrong) = factors.and_then(|list| list.iter().find(|&&f| !is_positive(f))) {
+    }
+
+    fn scaled(
+        keys: &Keys<'_>,
+        hyper: &Hyper,
+        factors: &Factors,
+        base: f32,
+    ) -> Result<RopeTable, Error> {
+        let divisors = factors.short.iter().chain(&factors.long).flatten();
+        if let Some(wrong) = divisors.into_iter().find(|&&f| !is_positive(f)) {
             return Err(Error::Values {
                 file: keys.file.to_owned(),
                 tensor: "rope_freqs.weight".to_owned(),
@@ -51,41 +97,63 @@ impl RopeTable {
         if !is_positive(factor) {
             return Err(keys.wrong("rope.scaling.factor", "a positive number", factor));
         }
-        let plain = plain(hyper.n_rot, base, factors);
-        let linear = |factor: f32| plain.iter().map(|freq| freq / factor).collect();
+        let number = |key: &str, default: f32| match keys.f32(key)?.unwrap_or(default) {
+            value if is_positive(value) => Ok(value),
+            value => Err(keys.wrong(key, "a positive number", value)),
+        };
+        let attention = number("rope.scaling.attn_factor", 1.0)?;
+        let orig = keys.count("rope.scaling.original_context_length")?;
+        let orig = orig.unwrap_or(hyper.n_ctx_train);
+        let linear = |factors: Option<&[f32]>, factor: f32| -> Vec<f32> {
+            plain(hyper.n_rot, base, factors).iter().map(|freq| freq / factor).collect()
+        };
+        let short = factors.short.as_deref();
+        let long = factors.long.as_deref();
         let table = match keys.text("rope.scaling.type")?.unwrap_or("linear") {
-            "none" => Ok(RopeTable { freqs: linear(1.0), scale: 1.0 }),
+            "none" => RopeTable { freqs: linear(short, 1.0), long: None, scale: 1.0 },
             // The type was added after the factor: a factor without a type is linear.
-            "linear" | "llama3" => Ok(RopeTable { freqs: linear(factor), scale: 1.0 }),
+            "linear" | "llama3" | "longrope" => RopeTable {
+                freqs: linear(short, factor),
+                long: long.map(|long| (orig, linear(Some(long), factor))),
+                scale: attention,
+            },
             "yarn" => {
-                let orig = keys.count("rope.scaling.original_context_length")?;
-                let number = |key: &str, default: f32| match keys.f32(key)?.unwrap_or(default) {
-                    value if is_positive(value) => Ok(value),
-                    value => Err(keys.wrong(key, "a positive number", value)),
-                };
                 let yarn = Yarn {
                     factor,
-                    attention: number("rope.scaling.attn_factor", 1.0)?,
+                    attention,
                     fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
                     slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
-                    n_ctx_orig: orig.unwrap_or(hyper.n_ctx_train) as f32,
+                    n_ctx_orig: orig as f32,
                     base,
                 };
-                Ok(yarn.table(&plain))
+                yarn.table(&plain(hyper.n_rot, base, short))
             }
             other => {
                 let found = format!("`{other}`");
-                Err(keys.wrong("rope.scaling.type", "none, linear or yarn", found))
+                let expected = "none, linear, longrope or yarn";
+                return Err(keys.wrong("rope.scaling.type", expected, found));
             }
-        }?;
-        // Each number may be sane and their product not.
-        let wrong = table.freqs.iter().copied().chain([table.scale]).find(|v| !v.is_finite());
-        match wrong {
+        };
+        table.checked(keys)
+    }
+
+    /// Each number may be sane and their product not.
+    fn checked(self, keys: &Keys<'_>) -> Result<RopeTable, Error> {
+        let long = self.long.iter().flat_map(|(_, freqs)| freqs);
+        let mut all = self.freqs.iter().chain(long).chain([&self.scale]);
+        match all.find(|value| !value.is_finite()) {
             Some(value) => {
                 Err(keys.wrong("rope.freq_base", "a base with finite frequencies", value))
             }
-            None => Ok(table),
+            None => Ok(self),
         }
+    }
+}
+
+fn base(keys: &Keys<'_>, key: &str) -> Result<Option<f32>, Error> {
+    match keys.f32(key)? {
+        Some(base) if !is_positive(base) => Err(keys.wrong(key, "a positive number", base)),
+        base => Ok(base),
     }
 }
 
@@ -120,7 +188,7 @@ impl Yarn {
             freq / self.factor * (1.0 - keep) + freq * keep
         });
         let scale = self.attention * (1.0 + 0.1 * self.factor.ln());
-        RopeTable { freqs: freqs.collect(), scale }
+        RopeTable { freqs: freqs.collect(), long: None, scale }
     }
 }
 
@@ -141,13 +209,13 @@ mod tests {
     proptest! {
         #[test]
         fn odd_numbers_are_refused_or_give_finite_tables(
-            numbers in proptest::collection::vec(proptest::option::of(number()), 5),
-            kind in proptest::sample::select(vec!["none", "linear", "yarn"]),
+            numbers in proptest::collection::vec(proptest::option::of(number()), 6),
+            kind in proptest::sample::select(vec!["none", "linear", "longrope", "yarn"]),
             factors in proptest::option::of(proptest::collection::vec(number(), 32)),
             (pairs, n_ctx_train) in (1usize..=32, 1usize..1 << 24),
         ) {
             let keys = [
-                "freq_base", "scaling.factor", "scaling.attn_factor", "scaling.yarn_beta_fast",
+                "freq_base_swa", "freq_base", "scaling.factor", "scaling.attn_factor", "scaling.yarn_beta_fast",
                 "scaling.yarn_beta_slow",
             ];
             let mut writer = Writer::new(Container::Gguf);
@@ -160,14 +228,23 @@ mod tests {
             let file = File::from_vec(writer.in_memory().unwrap().finish().unwrap(), "f").unwrap();
             let keys = Keys { metadata: file.metadata(), arch: "a", file: "f" };
             let hyper = Hyper {
-                n_layer: 1, n_embd: 64, n_head: 1, n_head_kv: 1, d_head: 64, n_ff: 1, n_ctx_train,
-                eps: 0.0, n_rot: 2 * pairs, window: None,
+                n_layer: 1, n_embd: 64, n_head: 1, n_head_kv: 1, d_head: 64, d_value: 64,
+                d_latent: 0, n_ff: 1, n_ctx_train, eps: 0.0, n_rot: 2 * pairs, window: None,
+                attn_scale: 1.0, attn_softcap: 0.0, logit_softcap: 0.0,
             };
             let factors = factors.map(|factors| factors[..pairs].to_vec());
-            if let Ok(table) = RopeTable::read(&keys, &hyper, factors.as_deref()) {
-                prop_assert_eq!(table.freqs.len(), pairs);
+            let long = factors.clone();
+            let factors = Factors { short: factors, long };
+            for table in [
+                RopeTable::global(&keys, &hyper, &factors),
+                RopeTable::local(&keys, &hyper, &factors, None),
+                RopeTable::local(&keys, &hyper, &factors, Some(10_000.0)),
+            ].into_iter().flatten() {
                 prop_assert!(table.scale.is_finite(), "scale {}", table.scale);
-                prop_assert!(table.freqs.iter().all(|freq| freq.is_finite()), "{:?}", table.freqs);
+                for n_ctx in [1, 1 << 25] {
+                    prop_assert_eq!(table.freqs(n_ctx).len(), pairs);
+                    prop_assert!(table.freqs(n_ctx).iter().all(|f| f.is_finite()), "{:?}", table);
+                }
             }
         }
     }

@@ -1,16 +1,17 @@
 //! A model as found in a file: which tensor plays which part, all shapes checked.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
-use hal::format::Format;
+use hal::HostRows;
 use hal::op::{Activation, FfnKind};
-use hal::{HostRows, Source};
 
-use crate::gguf::{Container, File, TensorInfo, TensorType};
+use crate::gguf::{Container, File};
 
-use super::hyper::Keys;
-use super::{ArchSpec, Error, Hyper, RopeTable, arch};
+use super::hyper::{self, Keys};
+use super::layer::{Ffn, Frame, Kv, Latent, LayerWeights, Predictor};
+use super::reader::Reader;
+use super::rope::{Factors, RopeTable};
+use super::{Affine, ArchSpec, BlockKind, Error, Hyper, KvKind, Positions, arch};
 
 /// What the user may say about a model.
 #[derive(Clone, Debug, Default)]
@@ -19,54 +20,21 @@ pub struct ModelOptions {
     pub activation: Option<String>,
 }
 
-/// The F32 vectors around a layer.
+/// Learned positions.
 #[derive(Clone, Debug)]
-pub struct Norms {
-    /// `[1, n_embd]`.
-    pub attn: HostRows,
-    /// `[1, n_embd]`.
-    pub ffn: HostRows,
+pub struct PositionTable {
+    /// `[offset + most positions, n_embd]`.
+    pub rows: HostRows,
+    /// Rows before the first position's.
+    pub offset: usize,
 }
 
-/// A feed-forward block in the file.
-#[derive(Clone, Debug)]
-pub struct Ffn {
-    /// `[n_ff, n_embd]`.
-    pub gate: HostRows,
-    /// `[n_ff, n_embd]`.
-    pub up: HostRows,
-    /// `[n_embd, n_ff]`, or `[n_ff, n_embd]` if [`Ffn::down_by_neuron`].
-    pub down: HostRows,
-    /// The file holds down with one row per neuron (PowerInfer's `ffn_down_t`).
-    pub down_by_neuron: bool,
-    /// What tells active neurons before their gate is known, if the file has it in a format that is built.
-    pub predictor: Option<Predictor>,
-}
-
-/// PowerInfer's predictor of active neurons: `score = fc2 . relu(fc1 . p)`, no offsets.
-#[derive(Clone, Debug)]
-pub struct Predictor {
-    /// `[rank, n_embd]`, any rank.
-    pub fc1: HostRows,
-    /// `[n_ff, rank]`.
-    pub fc2: HostRows,
-}
-
-/// One layer in the file.
-#[derive(Clone, Debug)]
-pub struct LayerWeights {
-    /// Norms.
-    pub norms: Norms,
-    /// `[n_head * d_head, n_embd]` and its offset.
-    pub q: (HostRows, Option<HostRows>),
-    /// `[n_head_kv * d_head, n_embd]` and its offset.
-    pub k: (HostRows, Option<HostRows>),
-    /// `[n_head_kv * d_head, n_embd]` and its offset.
-    pub v: (HostRows, Option<HostRows>),
-    /// `[n_embd, n_head * d_head]` and its offset.
-    pub o: (HostRows, Option<HostRows>),
-    /// The feed-forward block.
-    pub ffn: Ffn,
+impl PositionTable {
+    /// How many positions have a row.
+    #[must_use]
+    pub fn n_positions(&self) -> usize {
+        self.rows.desc().n_rows.saturating_sub(self.offset)
+    }
 }
 
 /// A model that can be run, still in its file.
@@ -78,16 +46,16 @@ pub struct Model {
     pub spec: &'static ArchSpec,
     /// Sizes.
     pub hyper: Hyper,
-    /// Rotary positions.
-    pub rope: RopeTable,
     /// How gate and up combine.
     pub ffn_kind: FfnKind,
     /// Activation of the feed-forward blocks.
     pub activation: Activation,
     /// `[n_vocab, n_embd]`.
     pub token_embd: HostRows,
-    /// `[1, n_embd]`.
-    pub output_norm: HostRows,
+    /// Added to the embeddings.
+    pub positions: Option<PositionTable>,
+    /// Of `[1, n_embd]`.
+    pub output_norm: Affine,
     /// `[n_vocab, n_embd]`; the embedding again where the file ties them.
     pub output: HostRows,
     /// Layers in order.
@@ -105,45 +73,31 @@ impl Model {
     /// [`Error`]: unknown architecture, missing or wrong keys and tensors.
     pub fn from_file(file: File, options: &ModelOptions) -> Result<Model, Error> {
         let name = file.name().to_owned();
-        let arch_name =
-            file.metadata().str("general.architecture")?.ok_or_else(|| Error::MissingKey {
-                file: name.clone(),
-                key: "general.architecture".into(),
-                expected: "the name of the architecture",
-            })?;
-        let spec = arch::find(arch_name).ok_or_else(|| Error::Architecture {
-            file: name.clone(),
-            arch: arch_name.to_owned(),
-            known: arch::ALL.iter().map(|spec| spec.name).collect(),
-            readable: readable(&file),
-        })?;
+        let spec = family(&file)?;
         let keys = Keys { metadata: file.metadata(), arch: spec.name, file: &name };
         if keys.count("expert_count").ok().flatten().is_some_and(|n| n > 1) {
             return Err(Error::Feature { file: name, what: "a mixture of experts".into() });
         }
-        let hyper = Hyper::read(&keys)?;
+        let hyper = Hyper::read(&keys, spec)?;
         let (ffn_kind, activation) = activation(&keys, spec, file.container(), options)?;
-        let reader = Reader { file: &file, arch: spec.name, used: HashSet::new().into() };
-        let factors = reader.optional_f32("rope_freqs.weight", hyper.n_rot / 2)?;
-        let rope = RopeTable::read(&keys, &hyper, factors.as_deref())?;
+        let reader = Reader::new(&file, spec.name);
         let threshold = file.metadata().f32("powerinfer.sparse_threshold")?;
-        let n_vocab = reader.vocabulary(hyper.n_embd)?;
+        let n_vocab = reader.n_rows("token_embd.weight", hyper.n_embd, "the number of tokens")?;
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;
-        let output = match file.tensor("output.weight") {
-            Some(_) => reader.matrix("output.weight", n_vocab, hyper.n_embd)?,
-            None => token_embd.clone(),
+        let output = match reader.has("output.weight") {
+            true => reader.matrix("output.weight", n_vocab, hyper.n_embd)?,
+            false => token_embd.clone(),
         };
-        let output_norm = reader.vector("output_norm.weight", hyper.n_embd)?;
-        let layers: Result<Vec<_>, Error> =
-            (0..hyper.n_layer).map(|layer| reader.layer(layer, &hyper)).collect();
-        let layers = layers?;
+        let output_norm = reader.norm("output_norm", hyper.n_embd)?;
+        let positions = positions(&reader, spec, &hyper)?;
+        let layers = Layers { reader: &reader, spec, hyper: &hyper, ffn_kind }.read(&keys)?;
         let n_predictors = reader.finish(hyper.n_layer)?;
         Ok(Model {
             spec,
-            rope,
             ffn_kind,
             activation,
             token_embd,
+            positions,
             output_norm,
             output,
             layers,
@@ -167,6 +121,22 @@ impl Model {
     }
 }
 
+/// The family that a file names.
+fn family(file: &File) -> Result<&'static ArchSpec, Error> {
+    let name = file.name().to_owned();
+    let arch = file.metadata().str("general.architecture")?.ok_or_else(|| Error::MissingKey {
+        file: name.clone(),
+        key: "general.architecture".into(),
+        expected: "the name of the architecture",
+    })?;
+    arch::find(arch).ok_or_else(|| Error::Architecture {
+        file: name,
+        arch: arch.to_owned(),
+        known: arch::ALL.iter().map(|spec| spec.name).collect(),
+        readable: readable(file),
+    })
+}
+
 /// One line on what a file of an unknown family holds.
 fn readable(file: &File) -> String {
     let metadata = file.metadata();
@@ -185,7 +155,7 @@ fn activation(
     container: Container,
     options: &ModelOptions,
 ) -> Result<(FfnKind, Activation), Error> {
-    const KNOWN: &str = "relu, relu2, silu, gelu or drelu";
+    const KNOWN: &str = "relu, relu2, silu, gelu, gelu_erf or drelu";
     let named = match &options.activation {
         Some(name) => Some(name.as_str()),
         None => keys.text("hidden_activation")?,
@@ -202,208 +172,179 @@ fn activation(
         "relu2" => Ok((spec.ffn, Activation::Relu2)),
         "silu" | "swish" | "swiglu" => Ok((spec.ffn, Activation::Silu)),
         "gelu" | "gelu_pytorch_tanh" | "gelu_new" => Ok((spec.ffn, Activation::Gelu)),
-        "drelu" => Ok((FfnKind::GatedBoth, Activation::Relu)),
+        "gelu_erf" => Ok((spec.ffn, Activation::GeluErf)),
+        "drelu" if spec.ffn != FfnKind::Plain => Ok((FfnKind::GatedBoth, Activation::Relu)),
         other => Err(keys.wrong("hidden_activation", KNOWN, format!("`{other}`"))),
     }
 }
 
-/// A shape in ggml order, as errors show it.
-fn shape_list(shape: &[u64]) -> String {
-    shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+fn positions(
+    reader: &Reader<'_>,
+    spec: &ArchSpec,
+    hyper: &Hyper,
+) -> Result<Option<PositionTable>, Error> {
+    const TABLE: &str = "position_embd.weight";
+    let Positions::Learned { offset } = spec.positions else {
+        return Ok(None);
+    };
+    let n_rows = reader.n_rows(TABLE, hyper.n_embd, "a row per position")?;
+    Ok(Some(PositionTable { rows: reader.matrix(TABLE, n_rows, hyper.n_embd)?, offset }))
 }
 
-/// A tensor type, as errors show it.
-fn type_text(ty: TensorType) -> String {
-    if let TensorType::Unknown(id) = ty {
-        return format!("of the unknown type {id}{}", TensorType::history(id));
-    }
-    ty.to_string()
+/// What reading layers needs.
+struct Layers<'a> {
+    reader: &'a Reader<'a>,
+    spec: &'a ArchSpec,
+    hyper: &'a Hyper,
+    ffn_kind: FfnKind,
 }
 
-/// Takes tensors out of a file and remembers which, so that a tensor nobody asked for is noticed.
-struct Reader<'a> {
-    file: &'a File,
-    arch: &'a str,
-    used: std::cell::RefCell<HashSet<String>>,
-}
-
-impl Reader<'_> {
-    fn name(&self) -> String {
-        self.file.name().to_owned()
-    }
-
-    /// How many tokens the embedding has rows for: every other shape is checked against it.
-    fn vocabulary(&self, n_embd: usize) -> Result<usize, Error> {
-        let tensor = "token_embd.weight";
-        let expected = format!("{n_embd}, the number of tokens");
-        let Some(info) = self.file.tensor(tensor) else {
-            return Err(Error::MissingTensor {
-                file: self.name(),
-                tensor: tensor.into(),
-                expected,
-            });
+impl Layers<'_> {
+    fn read(&self, keys: &Keys<'_>) -> Result<Vec<LayerWeights>, Error> {
+        let Layers { reader, spec, hyper, .. } = *self;
+        let factors = |tensor: &str| reader.optional_floats(tensor, hyper.n_rot / 2);
+        let short = match factors("rope_freqs.weight")? {
+            Some(factors) => Some(factors),
+            None => factors("rope_factors_short.weight")?,
         };
-        match info.shape.as_slice() {
-            [_, rows, ..] if *rows > 0 => Ok(*rows as usize),
-            shape => Err(Error::Shape {
-                file: self.name(),
-                tensor: tensor.into(),
-                expected,
-                found: shape_list(shape),
-            }),
-        }
-    }
-
-    fn shape_text(rows: usize, cols: usize) -> String {
-        if rows == 1 { cols.to_string() } else { format!("{cols}, {rows}") }
-    }
-
-    fn find(&self, tensor: &str, rows: usize, cols: usize) -> Result<&TensorInfo, Error> {
-        let info = self.file.tensor(tensor).ok_or_else(|| Error::MissingTensor {
-            file: self.name(),
-            tensor: tensor.to_owned(),
-            expected: Self::shape_text(rows, cols),
-        })?;
-        let fits = info.shape.first() == Some(&(cols as u64))
-            && info.shape.get(1).copied().unwrap_or(1) == rows as u64
-            && info.shape.iter().skip(2).all(|&n| n == 1);
-        if !fits {
-            return Err(Error::Shape {
-                file: self.name(),
-                tensor: tensor.to_owned(),
-                expected: Self::shape_text(rows, cols),
-                found: shape_list(&info.shape),
-            });
-        }
-        self.used.borrow_mut().insert(tensor.to_owned());
-        Ok(info)
-    }
-
-    /// `[rows, cols]` in any weight format.
-    fn matrix(&self, tensor: &str, rows: usize, cols: usize) -> Result<HostRows, Error> {
-        let info = self.find(tensor, rows, cols)?;
-        let format = info
-            .ty
-            .id(Container::Gguf)
-            .and_then(Format::from_gguf_id)
-            .filter(|format| format.is_weight());
-        let Some(format) = format else {
-            let known: Vec<_> =
-                Format::ALL.iter().filter(|f| f.is_weight()).map(Format::to_string).collect();
-            return Err(Error::Format {
-                file: self.name(),
-                tensor: tensor.to_owned(),
-                expected: known.join(", "),
-                found: type_text(info.ty),
-            });
+        let factors = Factors { short, long: factors("rope_factors_long.weight")? };
+        let global = Arc::new(RopeTable::global(keys, hyper, &factors)?);
+        let local = Arc::new(RopeTable::local(keys, hyper, &factors, spec.local_base)?);
+        let windowed = hyper::windowed(keys, spec, hyper.n_layer)?;
+        let layer = |(layer, windowed): (usize, bool)| -> Result<LayerWeights, Error> {
+            let window = hyper.window.filter(|_| windowed);
+            let rope = match (spec.positions, window) {
+                (Positions::Learned { .. }, _) => None,
+                (Positions::Rotary(_), Some(_)) => Some(Arc::clone(&local)),
+                (Positions::Rotary(_), None) if spec.global_rotary => Some(Arc::clone(&global)),
+                (Positions::Rotary(_), None) => None,
+            };
+            let (frame, ffn) = (self.frame(layer)?, self.ffn(layer)?);
+            Ok(LayerWeights { frame, ffn, window, rope })
         };
-        let bytes = self.file.slice(info)?;
-        HostRows::new(Source::Mapped(Arc::new(bytes)), rows, cols, format).map_err(|error| {
-            Error::Shape {
-                file: self.name(),
-                tensor: tensor.to_owned(),
-                expected: Self::shape_text(rows, cols),
-                found: error.to_string(),
+        windowed.into_iter().enumerate().map(layer).collect()
+    }
+
+    fn frame(&self, layer: usize) -> Result<Frame, Error> {
+        let Layers { reader, spec, hyper, .. } = *self;
+        let Hyper { n_embd, d_head, .. } = *hyper;
+        let tensor = |part: &str| format!("blk.{layer}.{part}");
+        let norm = |part: &str| reader.norm(&tensor(part), n_embd);
+        let head_norm = |part: &str| {
+            spec.qk_norm.then(|| reader.norm(&tensor(part), d_head)).transpose()
+        };
+        let post_norm = |part: &str| {
+            (spec.block == BlockKind::Sandwich).then(|| norm(part)).transpose()
+        };
+        let (attn_norm, ffn_norm) = match spec.block {
+            BlockKind::Sequential | BlockKind::Sandwich => {
+                (norm("attn_norm")?, Some(norm("ffn_norm")?))
             }
+            BlockKind::Parallel if reader.has(&tensor("attn_norm_2.weight")) => {
+                (norm("attn_norm_2")?, Some(norm("attn_norm")?))
+            }
+            BlockKind::Parallel => (norm("attn_norm")?, None),
+        };
+        let (q, kv) = match spec.kv {
+            KvKind::Direct => self.direct(layer)?,
+            KvKind::Latent => (
+                reader.affine(&tensor("attn_q"), hyper.n_q(), n_embd)?,
+                Kv::Latent(self.latent(layer)?),
+            ),
+        };
+        Ok(Frame {
+            attn_norm,
+            q,
+            q_norm: head_norm("attn_q_norm")?,
+            kv,
+            k_norm: head_norm("attn_k_norm")?,
+            sinks: reader.optional_vector(&tensor("attn_sinks.weight"), hyper.n_head)?,
+            o: reader.affine(&tensor("attn_output"), n_embd, hyper.n_gathered())?,
+            post_attn_norm: post_norm("post_attention_norm")?,
+            ffn_norm,
+            post_ffn_norm: post_norm("post_ffw_norm")?,
         })
     }
 
-    /// The values of a vector, whatever its format.
-    fn floats(&self, tensor: &str, len: usize) -> Result<Vec<f32>, Error> {
-        let stored = self.matrix(tensor, 1, len)?;
-        let mut values = vec![0.0f32; len];
-        let bytes = stored.rows(0..1).expect("mapped rows are in memory");
-        stored.desc().format.dequantize(&bytes, &mut values);
-        Ok(values)
+    /// Queries, keys and values, in a matrix each or in one.
+    fn direct(&self, layer: usize) -> Result<(Affine, Kv), Error> {
+        let Layers { reader, hyper, .. } = *self;
+        let tensor = |part: &str| format!("blk.{layer}.{part}");
+        let joined = reader.has(&tensor("attn_qkv.weight"));
+        let (n_q, n_k, n_v) = (hyper.n_q(), hyper.n_kv(), hyper.n_value());
+        let one = |part: &str, first: usize, rows: usize| match joined {
+            true => {
+                let (all, some) = (n_q + n_k + n_v, first..first + rows);
+                reader.affine_rows(&tensor("attn_qkv"), all, hyper.n_embd, some)
+            }
+            false => reader.affine(&tensor(part), rows, hyper.n_embd),
+        };
+        let (k, v) = (one("attn_k", n_q, n_k)?, one("attn_v", n_q + n_k, n_v)?);
+        Ok((one("attn_q", 0, n_q)?, Kv::Direct { k, v }))
     }
 
-    /// A vector as F32.
-    fn vector(&self, tensor: &str, len: usize) -> Result<HostRows, Error> {
-        let bytes: Vec<u8> = bytemuck::cast_slice(&self.floats(tensor, len)?).to_vec();
-        let rows = HostRows::new(Source::Owned(Arc::new(bytes)), 1, len, Format::F32);
-        Ok(rows.expect("as many bytes as values"))
+    fn latent(&self, layer: usize) -> Result<Latent, Error> {
+        let Layers { reader, hyper, .. } = *self;
+        let Hyper { n_embd, n_head, n_rot, d_head, d_value, d_latent, .. } = *hyper;
+        let tensor = |part: &str| format!("blk.{layer}.{part}");
+        let all = d_latent + n_rot;
+        let fold = |some| reader.affine_rows(&tensor("attn_kv_a_mqa"), all, n_embd, some);
+        let unfolded = n_head * (d_head - n_rot + d_value);
+        Ok(Latent {
+            fold: fold(0..d_latent)?,
+            norm: reader.norm(&tensor("attn_kv_a_norm"), d_latent)?,
+            turning: fold(d_latent..all)?,
+            unfold: reader.affine(&tensor("attn_kv_b"), unfolded, d_latent)?,
+        })
     }
 
-    fn optional_vector(&self, tensor: &str, len: usize) -> Result<Option<HostRows>, Error> {
-        self.file.tensor(tensor).map(|_| self.vector(tensor, len)).transpose()
-    }
-
-    fn optional_f32(&self, tensor: &str, len: usize) -> Result<Option<Vec<f32>>, Error> {
-        self.file.tensor(tensor).map(|_| self.floats(tensor, len)).transpose()
-    }
-
-    fn layer(&self, layer: usize, hyper: &Hyper) -> Result<LayerWeights, Error> {
+    fn ffn(&self, layer: usize) -> Result<Ffn, Error> {
+        let Layers { reader, hyper, ffn_kind, .. } = *self;
         let Hyper { n_embd, n_ff, .. } = *hyper;
         let tensor = |part: &str| format!("blk.{layer}.{part}");
-        let linear = |part: &str, rows, cols| -> Result<_, Error> {
-            let weight = self.matrix(&tensor(&format!("{part}.weight")), rows, cols)?;
-            let bias = self.optional_vector(&tensor(&format!("{part}.bias")), rows)?;
-            Ok((weight, bias))
+        let half = |first: usize| {
+            reader.affine_rows(&tensor("ffn_up"), 2 * n_ff, n_embd, first..first + n_ff)
         };
-        let norm = |part: &str| self.vector(&tensor(&format!("{part}.weight")), n_embd);
-        let down_by_neuron = self.file.tensor(&tensor("ffn_down_t.weight")).is_some();
+        let (gate, up) = match ffn_kind {
+            FfnKind::Plain => (None, reader.affine(&tensor("ffn_up"), n_ff, n_embd)?),
+            FfnKind::Gated | FfnKind::GatedBoth => {
+                // Phi 3 has the gate as the first half of up; elsewhere a file without one is damaged.
+                let joined = !reader.has(&tensor("ffn_gate.weight"))
+                    && reader.n_rows(&tensor("ffn_up.weight"), n_embd, "neurons")? == 2 * n_ff;
+                match joined {
+                    true => (Some(half(0)?), half(n_ff)?),
+                    false => (
+                        Some(reader.affine(&tensor("ffn_gate"), n_ff, n_embd)?),
+                        reader.affine(&tensor("ffn_up"), n_ff, n_embd)?,
+                    ),
+                }
+            }
+        };
+        let down_by_neuron = reader.has(&tensor("ffn_down_t.weight"));
         let down = match down_by_neuron {
-            true => self.matrix(&tensor("ffn_down_t.weight"), n_ff, n_embd)?,
-            false => self.matrix(&tensor("ffn_down.weight"), n_embd, n_ff)?,
-        };
-        Ok(LayerWeights {
-            norms: Norms { attn: norm("attn_norm")?, ffn: norm("ffn_norm")? },
-            q: linear("attn_q", hyper.n_q(), n_embd)?,
-            k: linear("attn_k", hyper.n_kv(), n_embd)?,
-            v: linear("attn_v", hyper.n_kv(), n_embd)?,
-            o: linear("attn_output", n_embd, hyper.n_q())?,
-            ffn: Ffn {
-                gate: self.matrix(&tensor("ffn_gate.weight"), n_ff, n_embd)?,
-                up: self.matrix(&tensor("ffn_up.weight"), n_ff, n_embd)?,
-                down,
-                down_by_neuron,
-                predictor: self.predictor(layer, hyper)?,
+            true => Affine {
+                w: reader.matrix(&tensor("ffn_down_t.weight"), n_ff, n_embd)?,
+                bias: reader.optional_vector(&tensor("ffn_down_t.bias"), n_embd)?,
             },
-        })
+            false => reader.affine(&tensor("ffn_down"), n_embd, n_ff)?,
+        };
+        Ok(Ffn { gate, up, down, down_by_neuron, predictor: self.predictor(layer)? })
     }
 
     /// The predictor of a layer, of whatever rank; none if its format is not built: it can be done without.
-    fn predictor(&self, layer: usize, hyper: &Hyper) -> Result<Option<Predictor>, Error> {
+    fn predictor(&self, layer: usize) -> Result<Option<Predictor>, Error> {
+        let Layers { reader, hyper, .. } = *self;
         let [fc1, fc2] = ["fc1", "fc2"].map(|part| format!("blk.{layer}.{part}.weight"));
-        let found = [&fc1, &fc2].map(|name| self.file.tensor(name));
-        let built = |info: &TensorInfo| {
-            info.ty
-                .id(Container::Gguf)
-                .and_then(Format::from_gguf_id)
-                .is_some_and(Format::is_weight)
-        };
-        if found == [None, None] || !found.into_iter().flatten().all(built) {
+        let found = [&fc1, &fc2].map(|name| reader.has(name));
+        let built = [&fc1, &fc2].map(|name| reader.has_built(name));
+        if found == [false; 2] || found != built {
             return Ok(None);
         }
-        let rank = found[0].and_then(|info| info.shape.get(1)).map_or(1, |&rank| rank as usize);
+        // If only the second is there, that the first is missing is told below.
+        let rank = reader.n_rows(&fc1, hyper.n_embd, "any rank")?;
         Ok(Some(Predictor {
-            fc1: self.matrix(&fc1, rank.max(1), hyper.n_embd)?,
-            fc2: self.matrix(&fc2, hyper.n_ff, rank.max(1))?,
+            fc1: reader.matrix(&fc1, rank, hyper.n_embd)?,
+            fc2: reader.matrix(&fc2, hyper.n_ff, rank)?,
         }))
-    }
-
-    /// Every tensor must have been asked for; predictors are counted. Gives the number of predictors.
-    fn finish(&self, n_layer: usize) -> Result<usize, Error> {
-        let used = self.used.borrow();
-        let mut n_predictors = 0;
-        for info in self.file.tensors() {
-            let part = info.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-            let of_layer =
-                part.filter(|(layer, _)| layer.parse::<usize>().is_ok_and(|layer| layer < n_layer));
-            match of_layer.map(|(_, part)| part) {
-                Some("fc1.weight") => n_predictors += 1,
-                Some("fc2.weight" | "attn_rot_embd" | "attn_rot_embd.weight") => {}
-                Some("attention.rotary_emb.inv_freq" | "attn.rot_embd.weight") => {}
-                _ if used.contains(&info.name) => {}
-                _ => {
-                    return Err(Error::UnknownTensor {
-                        file: self.name(),
-                        tensor: info.name.clone(),
-                        arch: self.arch.to_owned(),
-                    });
-                }
-            }
-        }
-        Ok(n_predictors)
     }
 }

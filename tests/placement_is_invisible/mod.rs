@@ -148,7 +148,7 @@ fn deal(model: &Model, devices: &[usize]) -> LayerPlacement {
 
 fn unit(model: &Model) -> usize {
     let across = !model.is_exactly_sparse() && !model.layers[0].ffn.down_by_neuron;
-    if across { model.layers[0].ffn.down.desc().format.block_values() } else { 1 }
+    if across { model.layers[0].ffn.down.w.desc().format.block_values() } else { 1 }
 }
 
 fn check_random(tiny: &Tiny, rounds: u64) {

@@ -4,7 +4,7 @@ use hal::HostRows;
 use hal::format::Format;
 use hal::op::Activation;
 use rayon::prelude::*;
-use thermocline::model::Model;
+use thermocline::model::{Frame, Kv, Model};
 
 /// Shares over all layers, tokens and neurons.
 pub(super) struct Measured {
@@ -119,23 +119,30 @@ pub(super) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
         .collect();
     let (mut fired, mut predicted, mut both, mut neurons) = (0.0, 0.0, 0.0, 0.0);
     for (number, layer) in model.layers.iter().enumerate() {
-        let [q, k, v, o] = [&layer.q, &layer.k, &layer.v, &layer.o].map(|(w, _)| Matrix::new(w));
-        let [gate, up, down] = [&layer.ffn.gate, &layer.ffn.up, &layer.ffn.down].map(Matrix::new);
+        let Frame { attn_norm, q, kv: Kv::Direct { k, v }, o, ffn_norm: Some(ffn_norm), .. } =
+            &layer.frame
+        else {
+            panic!("made as llama is");
+        };
+        let freqs = layer.rope.as_ref().unwrap().freqs(hyper.n_ctx_train);
+        let [q, k, v, o] = [q, k, v, o].map(|part| Matrix::new(&part.w));
+        let gate = layer.ffn.gate.as_ref().unwrap();
+        let [gate, up, down] = [gate, &layer.ffn.up, &layer.ffn.down].map(|m| Matrix::new(&m.w));
         let [fc1, fc2] =
             ["fc1", "fc2"].map(|n| Matrix::named(model, &format!("blk.{number}.{n}.weight")));
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (position, x) in stream.iter_mut().enumerate() {
-            let h = normed(x, &layer.norms.attn, hyper.eps);
+            let h = normed(x, &attn_norm.w, hyper.eps);
             let (mut query, mut key) = (q.times(&h), k.times(&h));
-            turn(&mut query, hyper.d_head, position, &model.rope.freqs);
-            turn(&mut key, hyper.d_head, position, &model.rope.freqs);
+            turn(&mut query, hyper.d_head, position, freqs);
+            turn(&mut key, hyper.d_head, position, freqs);
             keys.push(key);
             values.push(v.times(&h));
             let gathered =
                 attend(&query, &keys, &values, hyper.d_head, hyper.n_head / hyper.n_head_kv);
             x.iter_mut().zip(o.times(&gathered)).for_each(|(x, y)| *x += y);
 
-            let h = normed(x, &layer.norms.ffn, hyper.eps);
+            let h = normed(x, &ffn_norm.w, hyper.eps);
             let mut gates = gate.times(&h);
             if let (Some(fc1), Some(fc2)) = (&fc1, &fc2) {
                 let hidden: Vec<f32> = fc1.times(x).into_iter().map(|v| v.max(0.0)).collect();
@@ -165,7 +172,7 @@ pub(super) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
     }
     let output = Matrix::new(&model.output);
     let all: Vec<Vec<f32>> =
-        stream.iter().map(|x| output.times(&normed(x, &model.output_norm, hyper.eps))).collect();
+        stream.iter().map(|x| output.times(&normed(x, &model.output_norm.w, hyper.eps))).collect();
     let logits: Vec<f64> = all.last().unwrap().iter().copied().skip(259).map(f64::from).collect();
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;
     let variance =

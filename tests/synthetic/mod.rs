@@ -141,7 +141,7 @@ fn every_format_loads_from_both_containers() {
             let predictors = if spec.container == Container::PowerInfer { 2 } else { 0 };
             assert_eq!(model.n_predictors, predictors, "{spec}");
             assert_eq!(model.is_exactly_sparse(), spec.relu, "{spec}");
-            assert_eq!(model.layers[1].ffn.gate.desc().format, format, "{spec}");
+            assert_eq!(model.layers[1].ffn.up.w.desc().format, format, "{spec}");
             let tensors = model.file.tensors();
             let size: u64 = tensors.iter().map(|t| model.file.bytes(t).unwrap().len() as u64).sum();
             assert_eq!(spec.size().unwrap().0, size, "{spec}");

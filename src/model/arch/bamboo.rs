@@ -1,15 +1,13 @@
 //! Bamboo (Mistral's shape, dReLU: ReLU on gate and on up).
 
-use hal::op::{Activation, FfnKind, NormKind, Pairing};
+use hal::op::{Activation, FfnKind};
 
-use crate::model::{ArchSpec, PredictorInput};
+use super::llama::LLAMA;
+use crate::model::ArchSpec;
 
 pub(super) const BAMBOO: ArchSpec = ArchSpec {
     name: "bamboo",
-    norm: NormKind::Rms,
-    pairing: Pairing::Adjacent,
     ffn: FfnKind::GatedBoth,
     activation: Activation::Relu,
-    sparse_activation: Activation::Relu,
-    predictor_input: PredictorInput::Residual,
+    ..LLAMA
 };

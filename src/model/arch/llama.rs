@@ -2,12 +2,25 @@
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing};
 
-use crate::model::{ArchSpec, PredictorInput};
+use crate::model::{ArchSpec, BlockKind, KvKind, Positions, PredictorInput};
 
+/// Most other families differ from this one in a few fields.
 pub(super) const LLAMA: ArchSpec = ArchSpec {
     name: "llama",
     norm: NormKind::Rms,
-    pairing: Pairing::Adjacent,
+    eps: None,
+    block: BlockKind::Sequential,
+    kv: KvKind::Direct,
+    qk_norm: false,
+    positions: Positions::Rotary(Pairing::Adjacent),
+    window: None,
+    global_layers: None,
+    global_rotary: true,
+    local_base: None,
+    scaled_embedding: false,
+    attn_softcap: 0.0,
+    logit_softcap: 0.0,
+    width_scaled: None,
     ffn: FfnKind::Gated,
     activation: Activation::Silu,
     sparse_activation: Activation::Relu,

@@ -1,12 +1,33 @@
-//! The families, one value each. Adding one: a file here and a line in [`ALL`].
+//! The families, one value each. Adding one: a value in a file here and its name in [`ALL`].
 
 mod bamboo;
+mod falcon;
+mod gemma;
 mod llama;
+mod opt;
+mod phi3;
+mod qwen;
+mod relu2;
 
 use super::ArchSpec;
 
 /// Everything that runs.
-pub const ALL: &[ArchSpec] = &[llama::LLAMA, bamboo::BAMBOO];
+pub const ALL: &[ArchSpec] = &[
+    llama::LLAMA,
+    bamboo::BAMBOO,
+    falcon::FALCON,
+    opt::OPT,
+    relu2::ARCEE,
+    relu2::NEMOTRON,
+    relu2::JAIS2,
+    relu2::PLM,
+    qwen::QWEN2,
+    qwen::QWEN3,
+    phi3::PHI3,
+    gemma::GEMMA,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+];
 
 /// The family called `name` in `general.architecture`.
 #[must_use]

@@ -47,8 +47,6 @@ pub(super) struct Facts {
     pub(super) prompt_file: Option<String>,
     /// Bytes read per token.
     pub(super) traffic: Traffic,
-    /// Positions that attention sees.
-    pub(super) window: Option<usize>,
     /// GB/s that as many threads read from memory.
     pub(super) bandwidth: Option<f64>,
     /// From an open file to an engine that can step.
@@ -88,7 +86,6 @@ impl Facts {
             predicts: engine.predicts(),
             prompt_file: options.prompt.as_ref().map(|(path, _)| path.display().to_string()),
             traffic: Traffic::new(engine),
-            window: model.hyper.window,
             bandwidth: None,
             load: Duration::ZERO,
         }

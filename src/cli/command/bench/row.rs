@@ -1,7 +1,7 @@
 //! A test and its result as named values: llama-bench's columns in its order, then ours.
 
 use super::facts::Facts;
-use crate::bench::{Measured, Test, mean, mean_context, standard_deviation};
+use crate::bench::{Measured, Test, mean, standard_deviation};
 use hal::Bytes;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -47,11 +47,10 @@ impl Row<'_> {
 
     /// Bytes read per token; only where tokens come one by one, so that nothing is read for several.
     pub(super) fn bytes_per_token(&self) -> Option<f64> {
-        let context = mean_context(self.test, self.facts.window);
         let Measured { neurons, .. } = &self.measured;
         let gates = neurons.gates / neurons.neurons;
         (self.test.n_prompt == 0)
-            .then(|| self.facts.traffic.bytes_per_token(self.measured.density(), gates, context))
+            .then(|| self.facts.traffic.bytes_per_token(self.measured.density(), gates, self.test))
     }
 
     /// Share of the measured bandwidth that these bytes take.

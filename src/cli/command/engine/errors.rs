@@ -65,6 +65,9 @@ impl From<engine::Error> for Failure {
             E::ContextFull { .. } => {
                 Failure::new(Exit::Failed, error.to_string()).help("-c N makes the context larger")
             }
+            E::Positions { .. } => {
+                Failure::usage(error.to_string()).help("-c N makes the context smaller")
+            }
             E::CacheFormat { .. } => Failure::usage(error.to_string())
                 .help("-ctk and -ctv f16, f32 and bf16 take any model"),
             E::Placement(_) => {

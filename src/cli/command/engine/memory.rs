@@ -37,8 +37,9 @@ impl Need {
                 replaced += rows.desc().bytes().unwrap_or_default();
             }
         }
-        let half = |format: Format| format.row_bytes(hyper.n_kv()).unwrap_or(0);
-        let row = half(options.kv_formats.k) + half(options.kv_formats.v);
+        let half = |format: Format, n_cols| format.row_bytes(n_cols).unwrap_or(0);
+        let row = half(options.kv_formats.k, hyper.n_kv())
+            + half(options.kv_formats.v, hyper.n_value());
         let cache_per_token = product(&[hyper.n_layer, row]);
         let floats = |n: &[usize]| product(&[&[4], n].concat());
         let body = 5 * hyper.n_embd + 2 * hyper.n_q() + 2 * hyper.n_kv() + 2 * hyper.n_ff;

@@ -1,0 +1,211 @@
+//! A layer as ops: over tensors to record it, over their shapes to ask whether a device can run it.
+
+use hal::op::{
+    Add, Attention, CopyHeads, HeadColumns, MatMul, Merge, Norm, Op, Post, Rope, StoreKv,
+};
+use hal::{Batch, KvCache, Operand, RowSet, Rows};
+
+use crate::model::{
+    Affine, BlockKind, Frame, Kv, LayerWeights, Model, Positions, PredictorInput,
+};
+
+use super::ffn::{FfnMode, FfnPlace, FfnShare};
+use super::lane::Scratch;
+use super::predict::Predictor;
+
+/// What the ops of a layer are made of.
+pub(super) struct LayerOps<'a, T> {
+    pub(super) model: &'a Model,
+    pub(super) mode: FfnMode,
+    /// The layer in the file.
+    pub(super) facts: &'a LayerWeights,
+    pub(super) frame: &'a Frame<T>,
+    /// Frequencies of the rotary positions.
+    pub(super) freqs: Option<&'a T>,
+    pub(super) cache: &'a KvCache<T>,
+    /// What chooses neurons, and its least score.
+    pub(super) predictor: Option<&'a (Predictor<T>, f32)>,
+    /// Neurons at home; `None` if all are elsewhere.
+    pub(super) own: Option<&'a FfnShare<T>>,
+    pub(super) scratch: &'a Scratch<T>,
+    pub(super) batch: &'a Batch<T>,
+    /// Counters of neurons.
+    pub(super) active: T,
+    /// Lists that the predictor fills: rows here, and rows elsewhere.
+    pub(super) resident: Option<RowSet<T>>,
+    pub(super) absent: Option<RowSet<T>>,
+    /// Present if some neurons are elsewhere.
+    pub(super) mailbox: Option<usize>,
+}
+
+/// `y = norm(x)`, over each run of as many values as `norm` has factors.
+pub(super) fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) -> Op<T> {
+    Norm {
+        x: x.clone(),
+        weight: Some(norm.w.clone()),
+        bias: norm.bias.clone(),
+        y: y.clone(),
+        kind: model.spec.norm,
+        eps: model.hyper.eps,
+        width: norm.w.desc().n_cols,
+    }
+    .into()
+}
+
+fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
+    MatMul { w: by.w.clone(), x: x.clone(), bias: by.bias.clone(), y: y.clone() }.into()
+}
+
+impl<T: Operand> LayerOps<'_, T> {
+    /// The ops in order.
+    pub(super) fn list(self) -> Vec<Op<T>> {
+        let (s, frame) = (self.scratch, self.frame);
+        let parallel = self.model.spec.block == BlockKind::Parallel;
+        let mut ops = vec![self.norm(&s.x, &frame.attn_norm, &s.h)];
+        self.attention(&mut ops);
+        if !parallel {
+            self.add(&mut ops, frame.post_attn_norm.as_ref());
+        }
+        if let Some(norm) = &frame.ffn_norm {
+            ops.push(self.norm(&s.x, norm, &s.h));
+        }
+        self.neurons(&mut ops, parallel);
+        self.add(&mut ops, frame.post_ffn_norm.as_ref());
+        ops
+    }
+
+    fn norm(&self, x: &T, by: &Affine<T>, y: &T) -> Op<T> {
+        norm(self.model, x, by, y)
+    }
+
+    /// Adds what half a layer left in `y`, normed first if there is a norm for it.
+    fn add(&self, ops: &mut Vec<Op<T>>, post_norm: Option<&Affine<T>>) {
+        let s = self.scratch;
+        let a = match post_norm {
+            Some(norm) => {
+                ops.push(self.norm(&s.y, norm, &s.h));
+                &s.h
+            }
+            None => &s.y,
+        };
+        ops.push(Add { a: a.clone(), x: s.x.clone() }.into());
+    }
+
+    /// From the normed `h` to the block's output in `y`, added to what is there if `accumulate`.
+    fn neurons(&self, ops: &mut Vec<Op<T>>, accumulate: bool) {
+        let s = self.scratch;
+        let (mut rows, mut absent) = (Rows::All, None);
+        if let (Some((predictor, threshold)), Some(resident)) = (self.predictor, &self.resident) {
+            absent = self.absent.clone().filter(|_| self.mailbox.is_some());
+            let x = match self.model.spec.predictor_input {
+                PredictorInput::Residual => s.x.clone(),
+            };
+            ops.push(predictor.op(x, resident.clone(), absent.clone(), *threshold).into());
+            rows = Rows::Active(resident.clone());
+        }
+        if let Some(mailbox) = self.mailbox {
+            let (x, batch) = (s.h.clone(), self.batch.clone());
+            ops.push(Post { x, batch, rows: absent, mailbox }.into());
+        }
+        if let Some(own) = self.own {
+            let (x, y, active) = (s.h.clone(), s.y.clone(), self.active.clone());
+            let place = FfnPlace { x, y, active, accumulate };
+            ops.push(self.mode.op(own, rows, place).into());
+        }
+        if let Some(mailbox) = self.mailbox {
+            let (batch, y) = (self.batch.clone(), s.y.clone());
+            let accumulate = accumulate || self.own.is_some();
+            ops.push(Merge { batch, y, mailbox, accumulate }.into());
+        }
+    }
+
+    /// From the normed `h` to attention's output in `y`.
+    fn attention(&self, ops: &mut Vec<Op<T>>) {
+        let (s, frame, hyper) = (self.scratch, self.frame, &self.model.hyper);
+        self.queries_keys_values(ops);
+        if let (Some(freqs), Some(rope), Positions::Rotary(pairing)) =
+            (self.freqs, &self.facts.rope, self.model.spec.positions)
+        {
+            let first = match frame.kv {
+                Kv::Direct { .. } => 0,
+                Kv::Latent(_) => hyper.d_head - hyper.n_rot,
+            };
+            for x in [&s.q, &s.k] {
+                let rope = Rope {
+                    freqs: freqs.clone(),
+                    batch: self.batch.clone(),
+                    x: x.clone(),
+                    d_head: hyper.d_head,
+                    first,
+                    n_rot: hyper.n_rot,
+                    pairing,
+                    scale: rope.scale,
+                };
+                ops.push(rope.into());
+            }
+        }
+        let (k, v) = (s.k.clone(), s.v.clone());
+        ops.push(StoreKv { k, v, batch: self.batch.clone(), cache: self.cache.clone() }.into());
+        let attention = Attention {
+            q: s.q.clone(),
+            cache: self.cache.clone(),
+            batch: self.batch.clone(),
+            sinks: frame.sinks.clone(),
+            y: s.attention.clone(),
+            n_head: hyper.n_head,
+            n_head_kv: hyper.n_head_kv,
+            scale: hyper.attn_scale,
+            window: self.facts.window,
+            softcap: hyper.attn_softcap,
+        };
+        ops.push(attention.into());
+        ops.push(matmul(&frame.o, &s.attention, &s.y));
+    }
+
+    /// From the normed `h` to `q`, `k` and `v`.
+    fn queries_keys_values(&self, ops: &mut Vec<Op<T>>) {
+        let (s, frame) = (self.scratch, self.frame);
+        // What is normed by head is made where nothing else is yet: attention's output and the values.
+        let mut product = |by: &Affine<T>, head_norm: Option<&Affine<T>>, free: &T, y: &T| {
+            match head_norm {
+                Some(norm) => {
+                    ops.push(matmul(by, &s.h, free));
+                    ops.push(self.norm(free, norm, y));
+                }
+                None => ops.push(matmul(by, &s.h, y)),
+            }
+        };
+        product(&frame.q, frame.q_norm.as_ref(), &s.attention, &s.q);
+        match &frame.kv {
+            Kv::Direct { k, v } => {
+                product(k, frame.k_norm.as_ref(), &s.v, &s.k);
+                product(v, None, &s.v, &s.v);
+            }
+            Kv::Latent(_) => self.latent(ops),
+        }
+    }
+
+    /// Keys and values through a latent vector.
+    fn latent(&self, ops: &mut Vec<Op<T>>) {
+        let (s, hyper) = (self.scratch, &self.model.hyper);
+        let (Kv::Latent(by), Some(latent)) = (&self.frame.kv, &s.latent) else {
+            return;
+        };
+        let n_still = hyper.d_head - hyper.n_rot;
+        let n_unfolded = n_still + hyper.d_value;
+        ops.push(matmul(&by.fold, &s.h, &latent.folded));
+        ops.push(self.norm(&latent.folded, &by.norm, &latent.normed));
+        ops.push(matmul(&by.turning, &s.h, &latent.turning));
+        ops.push(matmul(&by.unfold, &latent.normed, &latent.unfolded));
+        let columns = |first, step| HeadColumns { first, step };
+        let mut copy = |x: &T, from, y: &T, to, width| {
+            let (x, y) = (x.clone(), y.clone());
+            ops.push(CopyHeads { x, y, n_head: hyper.n_head, width, from, to }.into());
+        };
+        let to_key = |first| columns(first, hyper.d_head);
+        copy(&latent.unfolded, columns(0, n_unfolded), &s.k, to_key(0), n_still);
+        copy(&latent.turning, columns(0, 0), &s.k, to_key(n_still), hyper.n_rot);
+        let to_value = columns(0, hyper.d_value);
+        copy(&latent.unfolded, columns(n_still, n_unfolded), &s.v, to_value, hyper.d_value);
+    }
+}

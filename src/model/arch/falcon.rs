@@ -1,0 +1,16 @@
+//! Falcon 7B (one norm for both halves, one head of keys) and 40B (two norms, groups), and ReluFalcon.
+
+use hal::op::{Activation, FfnKind, NormKind, Pairing};
+
+use super::llama::LLAMA;
+use crate::model::{ArchSpec, BlockKind, Positions};
+
+pub(super) const FALCON: ArchSpec = ArchSpec {
+    name: "falcon",
+    norm: NormKind::Layer,
+    block: BlockKind::Parallel,
+    positions: Positions::Rotary(Pairing::Halves),
+    ffn: FfnKind::Plain,
+    activation: Activation::GeluErf,
+    ..LLAMA
+};

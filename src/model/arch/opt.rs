@@ -1,0 +1,16 @@
+//! OPT (125M and 1.3B to 66B: those whose norms stand before attention and feed-forward block).
+
+use hal::op::{Activation, FfnKind, NormKind};
+
+use super::llama::LLAMA;
+use crate::model::{ArchSpec, Positions};
+
+pub(super) const OPT: ArchSpec = ArchSpec {
+    name: "opt",
+    norm: NormKind::Layer,
+    eps: Some(1e-5),
+    positions: Positions::Learned { offset: 2 },
+    ffn: FfnKind::Plain,
+    activation: Activation::Relu,
+    ..LLAMA
+};

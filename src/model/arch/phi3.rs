@@ -1,0 +1,9 @@
+//! Phi 3, 3.5 and 4.
+
+use hal::op::Pairing;
+
+use super::llama::LLAMA;
+use crate::model::{ArchSpec, Positions};
+
+pub(super) const PHI3: ArchSpec =
+    ArchSpec { name: "phi3", positions: Positions::Rotary(Pairing::Halves), ..LLAMA };

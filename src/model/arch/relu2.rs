@@ -1,0 +1,29 @@
+//! Families with a squared ReLU and no gate, whose neurons are skipped without any set-up.
+
+use hal::op::{Activation, FfnKind, NormKind, Pairing};
+
+use super::llama::LLAMA;
+use crate::model::{ArchSpec, KvKind, Positions};
+
+/// AFM (Arcee).
+pub(super) const ARCEE: ArchSpec = ArchSpec {
+    name: "arcee",
+    ffn: FfnKind::Plain,
+    activation: Activation::Relu2,
+    sparse_activation: Activation::Relu2,
+    ..LLAMA
+};
+
+/// Nemotron 3 and Minitron. Norm weights are stored with their 1 added.
+pub(super) const NEMOTRON: ArchSpec = ArchSpec {
+    name: "nemotron",
+    norm: NormKind::Layer,
+    positions: Positions::Rotary(Pairing::Halves),
+    ..ARCEE
+};
+
+/// Jais 2.
+pub(super) const JAIS2: ArchSpec = ArchSpec { name: "jais2", ..NEMOTRON };
+
+/// PLM, with latent keys and values.
+pub(super) const PLM: ArchSpec = ArchSpec { name: "plm", kv: KvKind::Latent, ..ARCEE };

@@ -1,0 +1,229 @@
+//! Takes tensors out of a file and remembers which, so that a tensor nobody asked for is noticed.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use hal::format::Format;
+use hal::{HostRows, Source};
+
+use crate::gguf::{Container, File, TensorInfo, TensorType};
+
+use super::{Affine, Error};
+
+pub(super) struct Reader<'a> {
+    file: &'a File,
+    arch: &'a str,
+    used: RefCell<HashSet<String>>,
+}
+
+/// A shape in ggml order, as errors show it.
+fn shape_list(shape: &[u64]) -> String {
+    shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn shape_text(rows: usize, cols: usize) -> String {
+    if rows == 1 { cols.to_string() } else { format!("{cols}, {rows}") }
+}
+
+/// A tensor type, as errors show it.
+fn type_text(ty: TensorType) -> String {
+    if let TensorType::Unknown(id) = ty {
+        return format!("of the unknown type {id}{}", TensorType::history(id));
+    }
+    ty.to_string()
+}
+
+fn weight_format(info: &TensorInfo) -> Option<Format> {
+    let format = info.ty.id(Container::Gguf).and_then(Format::from_gguf_id);
+    format.filter(|format| format.is_weight())
+}
+
+fn owned(values: &[f32]) -> HostRows {
+    let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
+    let rows = HostRows::new(Source::Owned(Arc::new(bytes)), 1, values.len(), Format::F32);
+    rows.expect("as many bytes as values")
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(file: &'a File, arch: &'a str) -> Reader<'a> {
+        Reader { file, arch, used: RefCell::default() }
+    }
+
+    fn name(&self) -> String {
+        self.file.name().to_owned()
+    }
+
+    pub(super) fn has(&self, tensor: &str) -> bool {
+        self.file.tensor(tensor).is_some()
+    }
+
+    /// Whether it is there, in a format that is built.
+    pub(super) fn has_built(&self, tensor: &str) -> bool {
+        self.file.tensor(tensor).is_some_and(|info| weight_format(info).is_some())
+    }
+
+    /// How many rows a tensor of `cols` columns has, where the file decides it.
+    pub(super) fn n_rows(&self, tensor: &str, cols: usize, what: &str) -> Result<usize, Error> {
+        let expected = format!("{cols}, {what}");
+        let Some(info) = self.file.tensor(tensor) else {
+            return Err(Error::MissingTensor {
+                file: self.name(),
+                tensor: tensor.into(),
+                expected,
+            });
+        };
+        match info.shape.as_slice() {
+            [_, rows, ..] if *rows > 0 => Ok(*rows as usize),
+            shape => Err(Error::Shape {
+                file: self.name(),
+                tensor: tensor.into(),
+                expected,
+                found: shape_list(shape),
+            }),
+        }
+    }
+
+    fn find(&self, tensor: &str, rows: usize, cols: usize) -> Result<&TensorInfo, Error> {
+        let info = self.file.tensor(tensor).ok_or_else(|| Error::MissingTensor {
+            file: self.name(),
+            tensor: tensor.to_owned(),
+            expected: shape_text(rows, cols),
+        })?;
+        let fits = info.shape.first() == Some(&(cols as u64))
+            && info.shape.get(1).copied().unwrap_or(1) == rows as u64
+            && info.shape.iter().skip(2).all(|&n| n == 1);
+        if !fits {
+            return Err(Error::Shape {
+                file: self.name(),
+                tensor: tensor.to_owned(),
+                expected: shape_text(rows, cols),
+                found: shape_list(&info.shape),
+            });
+        }
+        self.used.borrow_mut().insert(tensor.to_owned());
+        Ok(info)
+    }
+
+    /// `[rows, cols]` in any weight format.
+    pub(super) fn matrix(
+        &self,
+        tensor: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<HostRows, Error> {
+        self.rows_of(tensor, rows, cols, 0..rows)
+    }
+
+    /// Some rows of a matrix of `[rows, cols]`, where they are in the file.
+    fn rows_of(
+        &self,
+        tensor: &str,
+        rows: usize,
+        cols: usize,
+        part: Range<usize>,
+    ) -> Result<HostRows, Error> {
+        let info = self.find(tensor, rows, cols)?;
+        let Some(format) = weight_format(info) else {
+            let known: Vec<_> =
+                Format::ALL.iter().filter(|f| f.is_weight()).map(Format::to_string).collect();
+            return Err(Error::Format {
+                file: self.name(),
+                tensor: tensor.to_owned(),
+                expected: known.join(", "),
+                found: type_text(info.ty),
+            });
+        };
+        let shape = |error: hal::Error| Error::Shape {
+            file: self.name(),
+            tensor: tensor.to_owned(),
+            expected: shape_text(rows, cols),
+            found: error.to_string(),
+        };
+        let bytes = self.file.slice(info)?;
+        let whole = HostRows::new(Source::Mapped(Arc::new(bytes.clone())), rows, cols, format);
+        let row = whole.map_err(shape)?.row_bytes();
+        let bytes = bytes.slice(part.start * row..part.end * row);
+        HostRows::new(Source::Mapped(Arc::new(bytes)), part.len(), cols, format).map_err(shape)
+    }
+
+    /// The values of a vector, whatever its format.
+    fn floats(&self, tensor: &str, len: usize) -> Result<Vec<f32>, Error> {
+        let stored = self.matrix(tensor, 1, len)?;
+        let mut values = vec![0.0f32; len];
+        let bytes = stored.rows(0..1).expect("mapped rows are in memory");
+        stored.desc().format.dequantize(&bytes, &mut values);
+        Ok(values)
+    }
+
+    pub(super) fn optional_floats(
+        &self,
+        tensor: &str,
+        len: usize,
+    ) -> Result<Option<Vec<f32>>, Error> {
+        self.file.tensor(tensor).map(|_| self.floats(tensor, len)).transpose()
+    }
+
+    /// A vector as F32, if the file has it.
+    pub(super) fn optional_vector(
+        &self,
+        tensor: &str,
+        len: usize,
+    ) -> Result<Option<HostRows>, Error> {
+        Ok(self.optional_floats(tensor, len)?.map(|values| owned(&values)))
+    }
+
+    /// `part.weight` of `[rows, cols]` and, if there is one, `part.bias`.
+    pub(super) fn affine(&self, part: &str, rows: usize, cols: usize) -> Result<Affine, Error> {
+        self.affine_rows(part, rows, cols, 0..rows)
+    }
+
+    /// Some rows of [`Reader::affine`].
+    pub(super) fn affine_rows(
+        &self,
+        part: &str,
+        rows: usize,
+        cols: usize,
+        some: Range<usize>,
+    ) -> Result<Affine, Error> {
+        let bias = self.optional_floats(&format!("{part}.bias"), rows)?;
+        Ok(Affine {
+            w: self.rows_of(&format!("{part}.weight"), rows, cols, some.clone())?,
+            bias: bias.map(|values| owned(&values[some])),
+        })
+    }
+
+    /// Factors of a norm over `width` values, as F32, and what it adds.
+    pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
+        Ok(Affine {
+            w: owned(&self.floats(&format!("{part}.weight"), width)?),
+            bias: self.optional_vector(&format!("{part}.bias"), width)?,
+        })
+    }
+
+    /// Every tensor must have been asked for; predictors are counted. Gives the number of predictors.
+    pub(super) fn finish(&self, n_layer: usize) -> Result<usize, Error> {
+        let used = self.used.borrow();
+        let mut n_predictors = 0;
+        for info in self.file.tensors() {
+            let part = info.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+            let of_layer =
+                part.filter(|(layer, _)| layer.parse::<usize>().is_ok_and(|layer| layer < n_layer));
+            match of_layer.map(|(_, part)| part) {
+                Some("fc1.weight") => n_predictors += 1,
+                Some("fc2.weight" | "attn_rot_embd" | "attn_rot_embd.weight") => {}
+                Some("attention.rotary_emb.inv_freq" | "attn.rot_embd.weight") => {}
+                _ if used.contains(&info.name) => {}
+                _ => {
+                    return Err(Error::UnknownTensor {
+                        file: self.name(),
+                        tensor: info.name.clone(),
+                        arch: self.arch.to_owned(),
+                    });
+                }
+            }
+        }
+        Ok(n_predictors)
+    }
+}
