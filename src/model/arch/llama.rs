@@ -1,8 +1,10 @@
-//! Llama 1 to 3, CodeLlama, Mistral, TinyLlama, and ReLU-fied ones (ReluLLaMA, ProSparse).
+//! Llama 1 to 3, CodeLlama, Mistral, Mixtral, TinyLlama, and ReLU-fied ones (ReluLLaMA, ProSparse).
 
-use hal::op::{Activation, FfnKind, NormKind, Pairing};
+use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
-use crate::model::{ArchSpec, BlockKind, KvKind, Positions, PredictorInput};
+use crate::model::{
+    ArchSpec, BlockKind, KvKind, Positions, PredictorInput, RouterInput, Routing,
+};
 
 /// Most other families differ from this one in a few fields.
 pub(super) const LLAMA: ArchSpec = ArchSpec {
@@ -25,4 +27,6 @@ pub(super) const LLAMA: ArchSpec = ArchSpec {
     activation: Activation::Silu,
     sparse_activation: Activation::Relu,
     predictor_input: PredictorInput::Residual,
+    ffn_norm: "ffn_norm",
+    routing: Routing { input: RouterInput::Ffn, scoring: Scoring::Softmax, renormalise: true },
 };
