@@ -86,7 +86,7 @@ fn measure(device: &Device, n_head_kv: usize, format: Format, n_ctx: usize) -> R
         format.quantize(&values, row);
     }
     for _ in 0..n_layer {
-        let cache = device.kv_cache(n_blocks, n_cols, KvCache::both(format))?;
+        let cache = device.kv_cache(n_blocks, KvCache::both(n_cols), KvCache::both(format))?;
         queue.write(&cache.k, &half)?;
         queue.write(&cache.v, &half)?;
         recorder.push(Attention {

@@ -102,7 +102,8 @@ impl Traffic {
     #[must_use]
     pub fn bytes_per_token(&self, density: f64, gates: f64, test: Test) -> f64 {
         let skipping: f64 = self.blocks.iter().map(|block| block.bytes(density)).sum();
-        let positions = self.positions.iter().map(|(bytes, window)| bytes * mean_context(test, *window));
+        let positions =
+            self.positions.iter().map(|(bytes, window)| bytes * mean_context(test, *window));
         self.always + gates * self.gates + skipping + positions.sum::<f64>()
     }
 }

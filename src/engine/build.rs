@@ -156,13 +156,16 @@ impl Plan<'_> {
             }
             None => None,
         };
+        let hyper = &self.model.hyper;
+        let n_cols = KvCache { k: hyper.n_kv(), v: hyper.n_value() };
+        let n_blocks = self.options.n_blocks();
         Ok(Layer {
             frame: weights.frame.try_map(&mut |part, rows| import(part, rows))?,
             freqs: match &weights.rope {
                 Some(rope) => Some(import("rope_freqs", &freqs(rope.freqs(self.options.n_ctx)))?),
                 None => None,
             },
-            cache: self.cache(device)?,
+            cache: device.kv_cache(n_blocks, n_cols, self.options.kv_formats)?,
             predictor,
             own,
             mailbox,
@@ -195,13 +198,6 @@ impl Plan<'_> {
         Ok(Embedding { tokens, positions: positions.transpose()? })
     }
 
-    /// The cache of one layer.
-    fn cache(&self, device: &Device) -> Result<KvCache<Tensor>> {
-        let shape = self.cache_shape();
-        let alloc = |half| device.alloc("KV cache", half);
-        Ok(KvCache { k: alloc(shape.k)?, v: alloc(shape.v)? })
-    }
-
     fn head(
         &self,
         placement: &Placement,
@@ -219,7 +215,10 @@ impl Plan<'_> {
         let lane = lanes[placement.head].as_mut().expect("a used device has a lane");
         Ok(Head {
             device: placement.head,
-            norm: self.model.output_norm.try_map("output_norm", &mut |label, rows| import(label, rows))?,
+            norm: self
+                .model
+                .output_norm
+                .try_map("output_norm", &mut |label, rows| import(label, rows))?,
             output,
             scratch: lane.head_scratch(shape)?,
             programs: Ladder::default(),

@@ -20,7 +20,9 @@ pub enum Error {
         d_head: usize,
     },
     /// A context beyond the positions that the model has learned.
-    #[error("a context of {n_ctx} tokens is wanted, and the model has learned {n_positions} positions")]
+    #[error(
+        "a context of {n_ctx} tokens is wanted, and the model has learned {n_positions} positions"
+    )]
     Positions {
         /// What was wanted.
         n_ctx: usize,

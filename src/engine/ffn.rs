@@ -143,7 +143,8 @@ impl FfnMode {
         let matrices = self.packs(ffn, neurons);
         let matrices =
             matrices.iter().map(|(_, _, p)| device.pack_size(p, mapped(p.transpose)));
-        let offset = |n| device.pack_size(&PackDesc::whole(TensorDesc::new(1, n, Format::F32)), false);
+        let offset =
+            |n| device.pack_size(&PackDesc::whole(TensorDesc::new(1, n, Format::F32)), false);
         let before = ffn.gate.iter().chain([&ffn.up]);
         let before = before.filter(|part| part.bias.is_some()).map(|_| offset(n));
         let down = ffn.down.bias.as_ref().map(|bias| {
@@ -226,7 +227,8 @@ impl FfnMode {
         let TensorDesc { n_cols: n_embd, format, .. } = ffn.up.w.desc();
         let orientation = self.orientation(ffn);
         let down = ffn.down.w.desc();
-        let offset = |part: &Affine, n| part.bias.as_ref().map(|_| TensorDesc::new(1, n, Format::F32));
+        let offset =
+            |part: &Affine, n| part.bias.as_ref().map(|_| TensorDesc::new(1, n, Format::F32));
         FfnShare {
             gate: ffn.gate.as_ref().map(|gate| TensorDesc::new(n, n_embd, gate.w.desc().format)),
             up: TensorDesc::new(n, n_embd, format),

@@ -238,15 +238,14 @@ impl<T: Operand> LayerOps<'_, T> {
     fn queries_keys_values(&self, ops: &mut Vec<Op<T>>) {
         let (s, frame) = (self.scratch, self.frame);
         // What is normed by head is made where nothing else is yet: attention's output and the values.
-        let mut product = |by: &Affine<T>, head_norm: Option<&Affine<T>>, free: &T, y: &T| {
-            match head_norm {
+        let mut product =
+            |by: &Affine<T>, head_norm: Option<&Affine<T>>, free: &T, y: &T| match head_norm {
                 Some(norm) => {
                     ops.push(matmul(by, &s.h, free));
                     ops.push(self.norm(free, norm, y));
                 }
                 None => ops.push(matmul(by, &s.h, y)),
-            }
-        };
+            };
         product(&frame.q, frame.q_norm.as_ref(), &s.attention, &s.q);
         match &frame.kv {
             Kv::Direct { k, v } => {

@@ -103,12 +103,7 @@ impl Recording<'_> {
         Ok(segments)
     }
 
-    fn embed(
-        &self,
-        recorder: &mut Recorder,
-        lane: &Lane,
-        scratch: &Scratch<Tensor>,
-    ) -> Result<()> {
+    fn embed(&self, recorder: &mut Recorder, lane: &Lane, scratch: &Scratch<Tensor>) -> Result<()> {
         let model = self.plan.model;
         let scaled = model.spec.scaled_embedding;
         recorder.push(GetRows {
@@ -132,7 +127,8 @@ impl Recording<'_> {
         scratch: &Scratch<Tensor>,
         (index, layer): (usize, &Layer),
     ) -> Result<()> {
-        let mailbox = layer.mailbox.as_ref().map(|mailbox| recorder.mailbox(mailbox)).transpose()?;
+        let mailbox =
+            layer.mailbox.as_ref().map(|mailbox| recorder.mailbox(mailbox)).transpose()?;
         let lists = lane.lists.as_ref();
         let ops = LayerOps {
             model: self.plan.model,

@@ -242,7 +242,9 @@ impl Hyper {
                 _ => keys.count("attention.sliding_window")?.or(spec.window),
             },
             attn_scale: match keys.positive("attention.scale", 0.0)? {
-                0.0 if spec.width_scaled == Some(n_layer) => (n_embd as f32 / n_head as f32).sqrt().recip(),
+                0.0 if spec.width_scaled == Some(n_layer) => {
+                    (n_embd as f32 / n_head as f32).sqrt().recip()
+                }
                 0.0 => (d_head as f32).sqrt().recip(),
                 scale => scale,
             },

@@ -118,12 +118,7 @@ impl<'a> Reader<'a> {
     }
 
     /// `[rows, cols]` in any weight format.
-    pub(super) fn matrix(
-        &self,
-        tensor: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<HostRows, Error> {
+    pub(super) fn matrix(&self, tensor: &str, rows: usize, cols: usize) -> Result<HostRows, Error> {
         self.rows_of(tensor, (1, rows, cols), 0..rows)
     }
 

@@ -229,12 +229,10 @@ impl Layers<'_> {
         let Hyper { n_embd, d_head, .. } = *hyper;
         let tensor = |part: &str| format!("blk.{layer}.{part}");
         let norm = |part: &str| reader.norm(&tensor(part), n_embd);
-        let head_norm = |part: &str| {
-            spec.qk_norm.then(|| reader.norm(&tensor(part), d_head)).transpose()
-        };
-        let post_norm = |part: &str| {
-            (spec.block == BlockKind::Sandwich).then(|| norm(part)).transpose()
-        };
+        let head_norm =
+            |part: &str| spec.qk_norm.then(|| reader.norm(&tensor(part), d_head)).transpose();
+        let post_norm =
+            |part: &str| (spec.block == BlockKind::Sandwich).then(|| norm(part)).transpose();
         let (attn_norm, ffn_norm) = match spec.block {
             BlockKind::Sequential | BlockKind::Sandwich => {
                 (norm("attn_norm")?, Some(norm(spec.ffn_norm)?))

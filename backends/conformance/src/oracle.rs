@@ -250,13 +250,16 @@ impl OracleRun {
                 Op::Post(post) => self.ready = Some(letter(post)),
                 Op::Merge(merge) => self.merge(merge)?,
                 Op::GetRows(_)
+                | Op::AddPositions(_)
                 | Op::Gather(_)
                 | Op::Norm(_)
                 | Op::MatMul(_)
                 | Op::Rope(_)
+                | Op::CopyHeads(_)
                 | Op::StoreKv(_)
                 | Op::Attention(_)
                 | Op::Add(_)
+                | Op::SoftCap(_)
                 | Op::SparseFfn(_)
                 | Op::Predict(_)
                 | Op::Route(_)
@@ -275,8 +278,9 @@ impl OracleRun {
         let at = start(&op.y);
         let mut bytes = lock(&op.y);
         for (y, a) in bytes[at..].chunks_exact_mut(4).zip(answer) {
-            let sum = f32::from_le_bytes([y[0], y[1], y[2], y[3]]) + a;
-            y.copy_from_slice(&sum.to_le_bytes());
+            let before = f32::from_le_bytes([y[0], y[1], y[2], y[3]]);
+            let after = if op.accumulate { before + a } else { a };
+            y.copy_from_slice(&after.to_le_bytes());
         }
         Ok(())
     }

@@ -271,11 +271,11 @@ impl Rig {
         &mut self,
         facts: &BatchFacts,
         n_blocks: usize,
-        n_cols: usize,
+        n_cols: KvCache<usize>,
         formats: KvCache<Format>,
     ) -> Result<KvCache<Tensor>> {
         let cache = self.device.kv_cache(n_blocks, n_cols, formats)?;
-        for tensor in [&cache.k, &cache.v] {
+        for (tensor, n_cols) in [(&cache.k, n_cols.k), (&cache.v, n_cols.v)] {
             let mut values = vec![POISON; n_blocks * KV_BLOCK * n_cols];
             for seq in &facts.seqs {
                 for pos in 0..seq.len as usize {

@@ -140,8 +140,8 @@ fn rope_turns_pairs_by_position_times_frequency() {
     ] {
         let x = b.f32s(2, 5, &[start, start].concat());
         let (freqs, batch) = (freqs.clone(), batch.clone());
-        let op = Rope { freqs, batch, x: x.clone(), d_head: 5, n_rot: 4, pairing, scale: 2.0 };
-        b.run(op);
+        let (d_head, first, n_rot) = (5, 0, 4);
+        b.run(Rope { freqs, batch, x: x.clone(), d_head, first, n_rot, pairing, scale: 2.0 });
         b.expect(&x.rows(1..2), &turned);
         b.expect(&x.rows(0..1), &[2.0, 4.0, 6.0, 8.0, 9.0]);
     }
@@ -151,7 +151,7 @@ fn rope_turns_pairs_by_position_times_frequency() {
 fn attention_weighs_by_softmax_and_sees_its_window() {
     let mut b = Bench::new();
     let batch = b.batch(&[2]);
-    let cache = b.device.kv_cache(1, 1, KvCache::both(Format::F32)).unwrap();
+    let cache = b.device.kv_cache(1, KvCache::both(1), KvCache::both(Format::F32)).unwrap();
     let mut rows = [f32::NAN; KV_BLOCK];
     rows[..3].copy_from_slice(&[0.0, 2f32.ln(), 4f32.ln()]);
     b.queue.write(&cache.k, &bytes(rows.map(f32::to_le_bytes))).unwrap();

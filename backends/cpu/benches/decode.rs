@@ -126,12 +126,14 @@ impl Model {
                 batch: self.batch.clone(),
                 x: x.clone(),
                 d_head: D_HEAD,
+                first: 0,
                 n_rot: D_HEAD,
                 pairing: Pairing::Adjacent,
                 scale: 1.0,
             })?;
         }
-        let cache = self.device.kv_cache(self.n_blocks, N_KV, KvCache::both(Format::F16))?;
+        let cache =
+            self.device.kv_cache(self.n_blocks, KvCache::both(N_KV), KvCache::both(Format::F16))?;
         record.push(StoreKv { k, v, batch: self.batch.clone(), cache: cache.clone() })?;
         let y = self.f32s(N_EMBD)?;
         record.push(Attention {

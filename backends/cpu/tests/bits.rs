@@ -88,6 +88,7 @@ impl Layer {
                 batch: batch.clone(),
                 x: x.clone(),
                 d_head: D_HEAD,
+                first: 0,
                 n_rot: D_HEAD,
                 pairing: Pairing::Adjacent,
                 scale: 1.0,
@@ -161,7 +162,11 @@ impl Layer {
         let shape = BatchShape { max_tokens: n, max_seqs: 1, max_blocks: n_blocks };
         let (batch, cache) = (
             device.batch(shape)?,
-            device.kv_cache(n_blocks, N_HEAD_KV * D_HEAD, KvCache::both(Format::F16))?,
+            device.kv_cache(
+                n_blocks,
+                KvCache::both(N_HEAD_KV * D_HEAD),
+                KvCache::both(Format::F16),
+            )?,
         );
         let (program, y, active) = self.record(&device, &batch, &cache, n)?;
         let mut queue = device.queue("test")?;

@@ -228,7 +228,7 @@ impl<'a> BatchView<'a> {
 }
 
 /// The paged cache of one layer, or a fact about each half of it: `k` and `v` are
-/// `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, each in one of [`crate::op::KV_FORMATS`].
+/// `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, each with its own `d_head` and in one of [`crate::op::KV_FORMATS`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvCache<T> {
     /// Keys.

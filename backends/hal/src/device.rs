@@ -217,19 +217,20 @@ impl Device {
         Ok(Batch { words, shape })
     }
 
-    /// A paged cache of `n_blocks` blocks for one layer, each half in its own of `formats`.
+    /// A paged cache of `n_blocks` blocks for one layer, each half of its own width and in its own format.
     ///
     /// # Errors
     /// See [`Device::alloc`].
     pub fn kv_cache(
         &self,
         n_blocks: usize,
-        n_cols: usize,
+        n_cols: KvCache<usize>,
         formats: KvCache<Format>,
     ) -> Result<KvCache<Tensor>> {
-        let half =
-            |format| self.alloc("KV cache", TensorDesc::new(n_blocks * KV_BLOCK, n_cols, format));
-        Ok(KvCache { k: half(formats.k)?, v: half(formats.v)? })
+        let half = |n_cols, format| {
+            self.alloc("KV cache", TensorDesc::new(n_blocks * KV_BLOCK, n_cols, format))
+        };
+        Ok(KvCache { k: half(n_cols.k, formats.k)?, v: half(n_cols.v, formats.v)? })
     }
 
     /// A list of up to `capacity` rows for up to `max_tokens` tokens.

@@ -112,6 +112,7 @@ impl Recorder {
                 return Ok(());
             }
             Op::StoreKv(_) | Op::Attention(_) | Op::Add(_) | Op::SparseFfn(_) => return Ok(()),
+            Op::AddPositions(_) | Op::CopyHeads(_) | Op::SoftCap(_) => return Ok(()),
             Op::Predict(_) | Op::Route(_) | Op::ShortConv(_) | Op::GatedDelta(_) => return Ok(()),
             Op::SsmScan(_) => return Ok(()),
         };

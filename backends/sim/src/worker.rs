@@ -181,6 +181,7 @@ impl Worker {
                 Op::StoreKv(_) | Op::Attention(_) | Op::Add(_) | Op::SparseFfn(_) => {
                     execute(op, &SimMemory)
                 }
+                Op::AddPositions(_) | Op::CopyHeads(_) | Op::SoftCap(_) => execute(op, &SimMemory),
                 Op::Predict(_) | Op::Route(_) | Op::ShortConv(_) | Op::GatedDelta(_) => {
                     execute(op, &SimMemory)
                 }
@@ -302,7 +303,7 @@ impl Worker {
         buffer(&op.y).write(|bytes| {
             let y: &mut [f32] = bytemuck::cast_slice_mut(&mut bytes[span]);
             for (y, answer) in y[..n].iter_mut().zip(&answer) {
-                *y += answer;
+                *y = if op.accumulate { *y + answer } else { *answer };
             }
         });
         Ok(())

@@ -5,9 +5,5 @@ use hal::op::{Activation, FfnKind};
 use super::llama::LLAMA;
 use crate::model::ArchSpec;
 
-pub(super) const BAMBOO: ArchSpec = ArchSpec {
-    name: "bamboo",
-    ffn: FfnKind::GatedBoth,
-    activation: Activation::Relu,
-    ..LLAMA
-};
+pub(super) const BAMBOO: ArchSpec =
+    ArchSpec { name: "bamboo", ffn: FfnKind::GatedBoth, activation: Activation::Relu, ..LLAMA };

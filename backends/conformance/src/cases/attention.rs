@@ -12,9 +12,14 @@ pub(super) fn cases() -> Vec<Case> {
     for pairing in [Pairing::Adjacent, Pairing::Halves] {
         for (d_head, n_rot) in [(40, 40), (64, 32), (80, 80), (128, 64), (6, 6), (7, 4), (6, 2)] {
             for n_tokens in [1, 5, 17] {
-                let name = format!("Rope/{pairing:?}/{n_rot}of{d_head}/t{n_tokens}");
-                let body = move |rig: &mut Rig| rope(rig, pairing, [d_head, n_rot], n_tokens);
-                cases.push(Case::new(name, body));
+                for first in
+                    [0, d_head - n_rot].into_iter().take(if n_rot < d_head { 2 } else { 1 })
+                {
+                    let name = format!("Rope/{pairing:?}/{n_rot}of{d_head}at{first}/t{n_tokens}");
+                    let head = [d_head, first, n_rot];
+                    let body = move |rig: &mut Rig| rope(rig, pairing, head, n_tokens);
+                    cases.push(Case::new(name, body));
+                }
             }
         }
     }
@@ -22,12 +27,12 @@ pub(super) fn cases() -> Vec<Case> {
         for &v in KV_FORMATS {
             let formats = KvCache { k, v };
             for n_cols in [1, 32, 33, 96, 128] {
-                if fits(formats, n_cols) {
+                if fits(formats, [n_cols; 2]) {
                     let body = move |rig: &mut Rig| store(rig, formats, n_cols);
                     cases.push(Case::new(format!("StoreKv/{k}+{v}/{n_cols}"), body));
                 }
             }
-            for shape in shapes().into_iter().filter(|shape| fits(formats, shape.d_head)) {
+            for shape in shapes().into_iter().filter(|shape| fits(formats, shape.heads())) {
                 let body = move |rig: &mut Rig| attention(rig, formats, &shape);
                 cases.push(Case::new(format!("Attention/{k}+{v}/{}", shape.name), body));
             }
@@ -36,13 +41,15 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Whether `n_cols` values are whole blocks.
-fn fits(formats: KvCache<Format>, n_cols: usize) -> bool {
-    [formats.k, formats.v].iter().all(|format| n_cols.is_multiple_of(format.block_values()))
+/// Whether so many values of keys and of values are whole blocks.
+fn fits(formats: KvCache<Format>, n_cols: [usize; 2]) -> bool {
+    let halves = [formats.k, formats.v].into_iter().zip(n_cols);
+    halves.into_iter().all(|(format, n)| n.is_multiple_of(format.block_values()))
 }
 
 /// A batch of two sequences, padded.
-fn rope(rig: &mut Rig, pairing: Pairing, [d_head, n_rot]: [usize; 2], n: usize) -> Result<()> {
+fn rope(rig: &mut Rig, pairing: Pairing, head: [usize; 3], n: usize) -> Result<()> {
+    let [d_head, first, n_rot] = head;
     let (n_head, max_tokens) = (3, n + 3);
     let facts = rig.facts(&[(700, n.div_ceil(2)), (n, n / 2)], 23);
     let shape = BatchShape { max_tokens, max_seqs: 3, max_blocks: 22 };
@@ -53,7 +60,7 @@ fn rope(rig: &mut Rig, pairing: Pairing, [d_head, n_rot]: [usize; 2], n: usize) 
     let values = rig.rng.floats(max_tokens * n_head * d_head);
     let x = rig.updated(max_tokens, n_head * d_head, &values)?;
     let scale = if n == 5 { 1.3 } else { 1.0 };
-    let op = Rope { freqs, batch, x: x.clone(), d_head, n_rot, pairing, scale };
+    let op = Rope { freqs, batch, x: x.clone(), d_head, first, n_rot, pairing, scale };
     rig.run([op.into()])?;
     rig.watch("x", &x.rows(0..n))
 }
@@ -64,8 +71,10 @@ fn store(rig: &mut Rig, formats: KvCache<Format>, n_cols: usize) -> Result<()> {
     let facts = rig.facts(&[(70, 4), (3, 2)], n_blocks);
     let shape = BatchShape { max_tokens, max_seqs: 2, max_blocks: 3 };
     let batch = rig.batch(shape, &facts, n_blocks, 1 << 20)?;
-    let cache = rig.filled_cache(&facts, n_blocks, n_cols, formats)?;
-    let (k, v) = (rig.input(max_tokens, n_cols)?, rig.input(max_tokens, n_cols)?);
+    let n_values = 2 * n_cols;
+    let widths = KvCache { k: n_cols, v: n_values };
+    let cache = rig.filled_cache(&facts, n_blocks, widths, formats)?;
+    let (k, v) = (rig.input(max_tokens, n_cols)?, rig.input(max_tokens, n_values)?);
     rig.run([StoreKv { k, v, batch, cache: cache.clone() }.into()])?;
     rig.watch_bits("k", &cache.k)?;
     rig.watch_bits("v", &cache.v)
@@ -75,6 +84,8 @@ fn store(rig: &mut Rig, formats: KvCache<Format>, n_cols: usize) -> Result<()> {
 struct Shape {
     name: &'static str,
     d_head: usize,
+    /// Values per head of values; 0 for as many as of keys.
+    d_value: usize,
     n_head: usize,
     n_head_kv: usize,
     window: Option<usize>,
@@ -87,6 +98,7 @@ struct Shape {
 const PLAIN: Shape = Shape {
     name: "one-token",
     d_head: 64,
+    d_value: 0,
     n_head: 4,
     n_head_kv: 2,
     window: None,
@@ -94,6 +106,13 @@ const PLAIN: Shape = Shape {
     sinks: false,
     seqs: &[(1, 1)],
 };
+
+impl Shape {
+    /// Values per head of keys and of values.
+    fn heads(&self) -> [usize; 2] {
+        [self.d_head, if self.d_value == 0 { self.d_head } else { self.d_value }]
+    }
+}
 
 fn shapes() -> Vec<Shape> {
     const MIXED: &[(usize, usize)] = &[(9, 5), (77, 1), (33, 2)];
@@ -108,6 +127,33 @@ fn shapes() -> Vec<Shape> {
         Shape { name: "head-256", d_head: 256, n_head: 2, n_head_kv: 1, seqs: MIXED, ..PLAIN },
         Shape { name: "head-96", d_head: 96, n_head: 7, n_head_kv: 1, seqs: MIXED, ..PLAIN },
         Shape { name: "shared-10", d_head: 32, n_head: 20, n_head_kv: 2, seqs: MIXED, ..PLAIN },
+        Shape { name: "values-32", d_value: 32, seqs: MIXED, ..PLAIN },
+        Shape {
+            name: "values-96",
+            d_head: 32,
+            d_value: 96,
+            n_head: 2,
+            seqs: &[(300, 37)],
+            ..PLAIN
+        },
+        Shape {
+            name: "values-5",
+            d_head: 12,
+            d_value: 5,
+            n_head: 3,
+            n_head_kv: 3,
+            seqs: MIXED,
+            ..PLAIN
+        },
+        Shape { name: "values-long", d_head: 192, d_value: 128, n_head: 3, n_head_kv: 3, ..long },
+        Shape {
+            name: "values-prompt",
+            d_head: 24,
+            d_value: 16,
+            n_head: 8,
+            seqs: &[(300, 37)],
+            ..PLAIN
+        },
         Shape { name: "long", ..long },
         Shape { name: "long-4", seqs: &[(700, 2), (257, 2)], ..PLAIN },
         Shape { name: "alone-prompt", d_head: 32, n_head: 2, seqs: &[(300, 37)], ..PLAIN },
@@ -132,11 +178,12 @@ fn attention(rig: &mut Rig, formats: KvCache<Format>, shape: &Shape) -> Result<(
     let max_seqs = shape.seqs.len() + 1;
     let batch_shape = BatchShape { max_tokens, max_seqs, max_blocks: 24 };
     let batch = rig.batch(batch_shape, &facts, n_blocks, 1 << 20)?;
-    let cache = rig.filled_cache(&facts, n_blocks, shape.n_head_kv * shape.d_head, formats)?;
-    let n_cols = shape.n_head * shape.d_head;
-    let q = rig.input(max_tokens, n_cols)?;
+    let [d_head, d_value] = shape.heads();
+    let widths = KvCache { k: shape.n_head_kv * d_head, v: shape.n_head_kv * d_value };
+    let cache = rig.filled_cache(&facts, n_blocks, widths, formats)?;
+    let q = rig.input(max_tokens, shape.n_head * d_head)?;
     let sinks = if shape.sinks { Some(rig.input(1, shape.n_head)?) } else { None };
-    let y = rig.output(max_tokens, n_cols)?;
+    let y = rig.output(max_tokens, shape.n_head * d_value)?;
     let op = Attention {
         q,
         cache,

@@ -1,7 +1,9 @@
-//! GetRows, Gather, Norm, Add.
+//! GetRows, AddPositions, Gather, Norm, Add, SoftCap, CopyHeads.
 
 use hal::format::Format;
-use hal::op::{Add, Gather, GetRows, Norm, NormKind};
+use hal::op::{
+    Add, AddPositions, CopyHeads, Gather, GetRows, HeadColumns, Norm, NormKind, SoftCap,
+};
 use hal::{BatchShape, Result};
 
 use super::widths;
@@ -15,6 +17,28 @@ pub(super) fn cases() -> Vec<Case> {
         for (n_tokens, scale) in [(1, 1.0), (5, 12.3), (40, 1.0)] {
             let body = move |rig: &mut Rig| get_rows(rig, format, n_tokens, scale);
             cases.push(Case::new(format!("GetRows/{format}/t{n_tokens}"), body));
+        }
+    }
+    for format in weight_formats() {
+        for (n_tokens, offset) in [(1, 0), (5, 2), (40, 7)] {
+            let body = move |rig: &mut Rig| add_positions(rig, format, n_tokens, offset);
+            cases.push(Case::new(format!("AddPositions/{format}/t{n_tokens}"), body));
+        }
+    }
+    for (n_tokens, n_cols, cap) in [(1, 9000, 30.0), (5, 33, 0.7), (40, 64, 1.0)] {
+        let body = move |rig: &mut Rig| soft_cap(rig, n_tokens, n_cols, cap);
+        cases.push(Case::new(format!("SoftCap/t{n_tokens}x{n_cols}"), body));
+    }
+    for (name, n_head, width, from, to) in [
+        ("all", 3, 5, (0, 5), (0, 5)),
+        ("shared", 4, 3, (1, 0), (2, 7)),
+        ("inside", 5, 2, (3, 11), (4, 6)),
+        ("one", 1, 33, (0, 0), (7, 0)),
+    ] {
+        for n_tokens in [1, 5, 40] {
+            let at = [from, to].map(|(first, step)| HeadColumns { first, step });
+            let body = move |rig: &mut Rig| copy_heads(rig, n_tokens, [n_head, width], at);
+            cases.push(Case::new(format!("CopyHeads/{name}/t{n_tokens}"), body));
         }
     }
     for (n_tokens, n_cols) in [(1, 257), (5, 33), (40, 64)] {
@@ -85,4 +109,41 @@ fn norm(rig: &mut Rig, kind: NormKind, size: [usize; 3], affine: bool) -> Result
     let y = rig.output(n_tokens, n_cols)?;
     rig.run([Norm { x, weight, bias, y: y.clone(), kind, eps: 1e-5, width }.into()])?;
     rig.watch("y", &y)
+}
+
+/// One token stands past the table.
+fn add_positions(rig: &mut Rig, format: Format, n_tokens: usize, offset: usize) -> Result<()> {
+    let (n_cols, max_tokens) = (widths(format)[1], n_tokens + 3);
+    let n_rows = offset + 9 + n_tokens;
+    let table = rig.weight(n_rows, n_cols, format)?;
+    let facts = rig.facts(&[(n_tokens, n_tokens), (n_rows + 1, 1)], 4);
+    let shape = BatchShape { max_tokens, max_seqs: 2, max_blocks: 3 };
+    let batch = rig.batch(shape, &facts, 4, 1 << 20)?;
+    let values = rig.rng.floats(max_tokens * n_cols);
+    let x = rig.updated(max_tokens, n_cols, &values)?;
+    rig.run([AddPositions { table, batch, x: x.clone(), offset }.into()])?;
+    rig.watch("x", &x.rows(0..n_tokens + 1))
+}
+
+fn soft_cap(rig: &mut Rig, n_tokens: usize, n_cols: usize, cap: f32) -> Result<()> {
+    let mut values = rig.rng.floats(n_tokens * n_cols);
+    values.iter_mut().for_each(|v| *v *= 3.0 * cap);
+    let x = rig.updated(n_tokens, n_cols, &values)?;
+    rig.run([SoftCap { x: x.clone(), cap }.into()])?;
+    rig.watch("x", &x)
+}
+
+/// What is not copied over stays.
+fn copy_heads(
+    rig: &mut Rig,
+    n_tokens: usize,
+    [n_head, width]: [usize; 2],
+    [from, to]: [HeadColumns; 2],
+) -> Result<()> {
+    let n_cols = |at: HeadColumns| at.first + (n_head - 1) * at.step + width + 2;
+    let x = rig.input(n_tokens, n_cols(from))?;
+    let values = rig.rng.floats(n_tokens * n_cols(to));
+    let y = rig.updated(n_tokens, n_cols(to), &values)?;
+    rig.run([CopyHeads { x, y: y.clone(), n_head, width, from, to }.into()])?;
+    rig.watch_bits("y", &y)
 }

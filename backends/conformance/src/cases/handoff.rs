@@ -47,7 +47,7 @@ fn build(
     let y = rig.updated(max_tokens, N_OUT, &y_values)?;
     let a = rig.input(max_tokens, N_OUT)?;
     let mut recorder = rig.device.record("hand-off");
-    for _ in 0..n_layers {
+    for layer in 0..n_layers {
         let shape = MailboxShape {
             max_tokens,
             n_in: N_IN,
@@ -57,6 +57,8 @@ fn build(
         };
         let mailbox = recorder.mailbox(&rig.device.mailbox(shape)?)?;
         let x = rig.input(max_tokens, N_IN)?;
+        // The third answer replaces what was there.
+        let accumulate = layer != 2;
         let rows = match ids {
             Some(ids) => {
                 let wants = |i: usize, t: usize| !(i + t).is_multiple_of(3);
@@ -70,13 +72,13 @@ fn build(
         };
         recorder.push(Post { x, batch: batch.clone(), rows, weights, mailbox })?;
         recorder.push(Add { a: a.clone(), x: y.clone() })?;
-        recorder.push(merge(&batch, &y, mailbox))?;
+        recorder.push(merge(&batch, &y, mailbox, accumulate))?;
     }
     Ok(Layers { program: recorder.finish()?, y, n_tokens })
 }
 
-fn merge(batch: &Batch<Tensor>, y: &Tensor, mailbox: usize) -> Merge<Tensor> {
-    Merge { batch: batch.clone(), y: y.clone(), mailbox }
+fn merge(batch: &Batch<Tensor>, y: &Tensor, mailbox: usize, accumulate: bool) -> Merge<Tensor> {
+    Merge { batch: batch.clone(), y: y.clone(), mailbox, accumulate }
 }
 
 /// Answers the next post by a formula over all that was posted; false at the end.

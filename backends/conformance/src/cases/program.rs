@@ -34,7 +34,7 @@ pub(super) fn cases() -> Vec<Case> {
 /// single tokens.
 fn steps(rig: &mut Rig, format: Format) -> Result<()> {
     let batch = rig.device.batch(SHAPE)?;
-    let cache = rig.device.kv_cache(N_BLOCKS, N_EMBD, KvCache::both(Format::F16))?;
+    let cache = rig.device.kv_cache(N_BLOCKS, KvCache::both(N_EMBD), KvCache::both(Format::F16))?;
     let logits = rig.output(SHAPE.max_tokens, N_VOCAB)?;
     let ops = layer(rig, format, &batch, &cache, &logits)?;
     let program = rig.program(ops)?;
@@ -83,7 +83,7 @@ fn layer(
     let rope = |x: &Tensor| -> Op {
         let (freqs, batch, x) = (freqs.clone(), batch.clone(), x.clone());
         let pairing = Pairing::Halves;
-        Rope { freqs, batch, x, d_head, n_rot: d_head, pairing, scale: 1.0 }.into()
+        Rope { freqs, batch, x, d_head, first: 0, n_rot: d_head, pairing, scale: 1.0 }.into()
     };
     let mut ops: Vec<Op> = Vec::new();
     let embed = GetRows { table: table.clone(), batch: batch.clone(), y: x.clone(), scale: 4.0 };

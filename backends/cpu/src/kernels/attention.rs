@@ -47,8 +47,8 @@ impl Attention {
         Attention {
             cut,
             q: context.bind.read(&op.q),
-            k: Half::new(&op.cache.k, &cut, context),
-            v: Half::new(&op.cache.v, &cut, context),
+            k: Half::new(&op.cache.k, cut.d_head, context),
+            v: Half::new(&op.cache.v, cut.d_value, context),
             widen_f32: context.simd.cache(Format::F32),
             softmax: context.simd.softmax(),
             step: Step::new(&op.batch, context),
@@ -159,7 +159,8 @@ impl Attention {
         if positions.n_queries < WIDENED || half.is_f32 {
             return None;
         }
-        let (ids, n_cols, width) = (positions.ids, self.cut.d_head, self.cut.width);
+        let (ids, n_cols) = (positions.ids, half.d_head);
+        let width = n_cols.next_multiple_of(PAD);
         let widened = &mut widened[..ids.len() * width];
         let (group, _) = self.cut.heads(tile.blocks.start);
         (half.kernels.widen)(&half.head(group, ids, &ids[ids.len().min(NEAR)..]), widened);
@@ -203,7 +204,7 @@ impl Attention {
         seen: &dyn Fn(usize) -> Range<usize>,
         work: &mut Work<'_>,
     ) {
-        let width = self.cut.width;
+        let width = self.cut.value_width;
         for block in tile.blocks.clone() {
             let rows = self.queries(tile, block, tokens);
             work.sums[rows.start * width..rows.end * width].fill(0.0);
@@ -248,7 +249,7 @@ impl Attention {
         (first, values, weigh): (usize, &HeadRows<'_>, WeighFn),
         work: &mut Work<'_>,
     ) {
-        let width = self.cut.width;
+        let width = self.cut.value_width;
         let mut add = |rows: Range<usize>, at: Range<usize>| {
             if !at.is_empty() {
                 let at = at.start - first..at.end - first;
@@ -302,8 +303,8 @@ impl Attention {
     }
 
     fn y(&self, t: usize, head: usize) -> &mut [f32] {
-        let d_head = self.cut.d_head;
-        self.y.part(t, head * d_head..(head + 1) * d_head)
+        let d_value = self.cut.d_value;
+        self.y.part(t, head * d_value..(head + 1) * d_value)
     }
 
     /// One span of one token and some blocks, each into its row of the parts from row `first` on.
@@ -315,14 +316,15 @@ impl Attention {
             let part = self.parts.row(first + i * self.cut.max_spans);
             let (softmax, sums) = part.split_at_mut(2 * rows.len());
             softmax.copy_from_slice(&work.softmax[2 * rows.start..2 * rows.end]);
-            let from = &work.sums[rows.start * self.cut.width..rows.end * self.cut.width];
+            let from =
+                &work.sums[rows.start * self.cut.value_width..rows.end * self.cut.value_width];
             sums[..from.len()].copy_from_slice(from);
         }
     }
 
     /// Merges the spans of token `t` and a block, whose parts begin at row `first`.
     fn collect(&self, t: usize, block: usize, first: usize) {
-        let (heads, width) = (self.cut.heads(block).1, self.cut.width);
+        let (heads, width) = (self.cut.heads(block).1, self.cut.value_width);
         let n_spans = self.spans(&(t..t + 1)).len();
         for (i, head) in heads.clone().enumerate() {
             let (y, mut state) = (self.y(t, head), [f32::NEG_INFINITY, 0.0]);
@@ -338,7 +340,7 @@ impl Attention {
 
     /// All spans of a tile of one block.
     fn walk(&self, tile: &Tile, worker: usize) {
-        let (block, width) = (tile.blocks.start, self.cut.width);
+        let (block, width) = (tile.blocks.start, self.cut.value_width);
         let heads = self.cut.heads(block).1;
         let mut work = self.work(tile, worker);
         let mut states = [[f32::NEG_INFINITY, 0.0]; QUERIES];

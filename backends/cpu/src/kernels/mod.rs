@@ -60,7 +60,7 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
             Some(reason) => slow = Some(reason),
         },
         Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::Rope(_) | Op::StoreKv(_) => {}
-        Op::Add(_) => {}
+        Op::AddPositions(_) | Op::Add(_) | Op::SoftCap(_) | Op::CopyHeads(_) => {}
         Op::Predict(op) => _ = predict::Spans::new(op, &mut scratch),
         Op::Route(op) => _ = route::Spans::new(op, &mut scratch),
         Op::ShortConv(_) | Op::GatedDelta(_) | Op::SsmScan(_) => slow = Some("has no fast kernel"),
@@ -74,9 +74,12 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
 pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
     match op {
         Op::GetRows(op) => Box::new(rowwise::GetRows::new(op, context)),
+        Op::AddPositions(op) => Box::new(position::AddPositions::new(op, context)),
         Op::Gather(op) => Box::new(rowwise::Gather::new(op, context)),
         Op::Norm(op) => Box::new(rowwise::Norm::new(op, context)),
         Op::Add(op) => Box::new(rowwise::Add::new(op, context)),
+        Op::SoftCap(op) => Box::new(rowwise::SoftCap::new(op, context)),
+        Op::CopyHeads(op) => Box::new(rowwise::CopyHeads::new(op, context)),
         Op::MatMul(op) => Box::new(matmul::MatMul::new(op, context)),
         Op::Rope(op) => Box::new(position::Rope::new(op, context)),
         Op::StoreKv(op) => Box::new(position::StoreKv::new(op, context)),

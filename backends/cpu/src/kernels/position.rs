@@ -1,7 +1,7 @@
-//! Rotary positions, and writing keys and values to the paged cache.
+//! Positions, learned and rotary, and writing keys and values to the paged cache.
 
 use hal::op::{self, Pairing};
-use hal::{KvCache, Operand, Tensor};
+use hal::{KvCache, Operand, Tensor, TensorDesc};
 
 use super::operand::Step;
 use super::{Context, Kernel, cheap_rows, piece};
@@ -11,12 +11,56 @@ use crate::simd::StoreFn;
 /// Frequencies turned at a time, with their sines on the stack.
 const PAIRS: usize = 64;
 
+/// Values of a table's row that are decoded at a time, on the stack: a multiple of all formats' blocks.
+const PIECE: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct AddPositions {
+    table: Reads<u8>,
+    rows: TensorDesc,
+    step: Step,
+    x: Writes<f32>,
+    offset: usize,
+}
+
+impl AddPositions {
+    pub(super) fn new(op: &op::AddPositions<Tensor>, context: &Context<'_>) -> AddPositions {
+        AddPositions {
+            table: context.bind.read(&op.table),
+            rows: op.table.desc(),
+            step: Step::new(&op.batch, context),
+            x: context.bind.write(&op.x),
+            offset: op.offset,
+        }
+    }
+}
+
+impl Kernel for AddPositions {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.step.n_tokens(self.x.n_rows())
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        let at = self.offset + self.step.view().positions()[chunk] as usize;
+        let row = self.table.row(at.min(self.rows.n_rows - 1));
+        let format = self.rows.format;
+        let piece_bytes = PIECE / format.block_values() * format.block_bytes();
+        let mut values = [0.0; PIECE];
+        for (x, bytes) in self.x.row(chunk).chunks_mut(PIECE).zip(row.chunks(piece_bytes)) {
+            let values = &mut values[..x.len()];
+            format.dequantize(bytes, values);
+            x.iter_mut().zip(&*values).for_each(|(x, v)| *x += v);
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Rope {
     freqs: Reads<f32>,
     step: Step,
     x: Writes<f32>,
     d_head: usize,
+    first: usize,
     n_rot: usize,
     pairing: Pairing,
     scale: f32,
@@ -29,6 +73,7 @@ impl Rope {
             step: Step::new(&op.batch, context),
             x: context.bind.write(&op.x),
             d_head: op.d_head,
+            first: op.first,
             n_rot: op.n_rot,
             pairing: op.pairing,
             scale: op.scale,
@@ -45,6 +90,7 @@ impl Rope {
             let first = part * PAIRS;
             let pairs = sin.iter().zip(&cos).take(freqs.len());
             for head in x.chunks_exact_mut(self.d_head) {
+                let head = &mut head[self.first..];
                 match self.pairing {
                     Pairing::Adjacent => {
                         let values = head[2 * first..].chunks_exact_mut(2);

@@ -1,10 +1,10 @@
-//! Rows in, rows out: embedding, choosing outputs, norms, sums.
+//! Rows in, rows out: embedding, choosing outputs, norms, sums, soft caps, parts of heads.
 
-use hal::op::{self, NormKind};
+use hal::op::{self, HeadColumns, NormKind};
 use hal::{Tensor, TensorDesc};
 
 use super::operand::{Step, maybe};
-use super::{Context, Kernel, cheap_rows, piece};
+use super::{CHEAP_CHUNK, Context, Kernel, cheap_rows, piece};
 use crate::buffer::{Reads, Writes};
 use crate::simd::Kernels;
 
@@ -161,6 +161,75 @@ impl Kernel for Add {
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
         for t in piece(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
             self.x.row(t).iter_mut().zip(self.a.row(t)).for_each(|(x, a)| *x += a);
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct SoftCap {
+    x: Writes<f32>,
+    cap: f32,
+}
+
+impl SoftCap {
+    pub(super) fn new(op: &op::SoftCap<Tensor>, context: &Context<'_>) -> SoftCap {
+        SoftCap { x: context.bind.write(&op.x), cap: op.cap }
+    }
+
+    /// Chunks of a row: there are few rows, and they are as long as a vocabulary.
+    fn per_row(&self) -> usize {
+        self.x.n_cols().div_ceil(CHEAP_CHUNK)
+    }
+}
+
+impl Kernel for SoftCap {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.x.n_rows() * self.per_row()
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        let (t, part) = (chunk / self.per_row(), chunk % self.per_row());
+        for x in self.x.part(t, piece(part, CHEAP_CHUNK, self.x.n_cols())) {
+            *x = self.cap * (*x / self.cap).tanh();
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct CopyHeads {
+    x: Reads<f32>,
+    y: Writes<f32>,
+    n_head: usize,
+    width: usize,
+    from: HeadColumns,
+    to: HeadColumns,
+}
+
+impl CopyHeads {
+    pub(super) fn new(op: &op::CopyHeads<Tensor>, context: &Context<'_>) -> CopyHeads {
+        CopyHeads {
+            x: context.bind.read(&op.x),
+            y: context.bind.write(&op.y),
+            n_head: op.n_head,
+            width: op.width,
+            from: op.from,
+            to: op.to,
+        }
+    }
+}
+
+impl Kernel for CopyHeads {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.x.n_rows().div_ceil(cheap_rows(self.n_head * self.width))
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        for t in piece(chunk, cheap_rows(self.n_head * self.width), self.x.n_rows()) {
+            let (x, y) = (self.x.row(t), self.y.row(t));
+            for h in 0..self.n_head {
+                let [from, to] = [self.from, self.to].map(|at| at.first + h * at.step);
+                y[to..to + self.width].copy_from_slice(&x[from..from + self.width]);
+            }
         }
     }
 }

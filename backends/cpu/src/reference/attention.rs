@@ -14,6 +14,7 @@ pub(super) fn rope(op: &Rope<Tensor>, memory: &dyn Memory) {
         let pos = step.view().positions()[t] as f32;
         let mut values = row(memory, &op.x, t);
         for head in values.chunks_exact_mut(op.d_head) {
+            let head = &mut head[op.first..];
             for (j, freq) in freqs.iter().enumerate() {
                 let (first, second) = match op.pairing {
                     Pairing::Adjacent => (2 * j, 2 * j + 1),
@@ -47,12 +48,12 @@ pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
         for (h, scores) in scores.iter_mut().enumerate() {
             softmax(scores, sinks.as_ref().map(|sinks| f64::from(sinks[h])));
         }
-        let d_head = op.q.desc().n_cols / op.n_head;
-        let mut y = vec![0.0; op.q.desc().n_cols];
+        let d_value = op.y.desc().n_cols / op.n_head;
+        let mut y = vec![0.0; op.y.desc().n_cols];
         for (i, &r) in rows.iter().enumerate() {
             let v = row(memory, &op.cache.v, r);
-            for (h, y) in y.chunks_exact_mut(d_head).enumerate() {
-                let v = &v[h * op.n_head_kv / op.n_head * d_head..][..d_head];
+            for (h, y) in y.chunks_exact_mut(d_value).enumerate() {
+                let v = &v[h * op.n_head_kv / op.n_head * d_value..][..d_value];
                 y.iter_mut().zip(v).for_each(|(y, &v)| *y += scores[h][i] * f64::from(v));
             }
         }

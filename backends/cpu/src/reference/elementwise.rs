@@ -1,6 +1,6 @@
 //! Rows in, rows out.
 
-use hal::op::{Add, Gather, GetRows, Norm, NormKind};
+use hal::op::{Add, AddPositions, CopyHeads, Gather, GetRows, Norm, NormKind, SoftCap};
 use hal::{Operand, Tensor};
 
 use super::Memory;
@@ -53,5 +53,40 @@ pub(super) fn add(op: &Add<Tensor>, memory: &dyn Memory) {
             *v += a;
         }
         write_row(memory, &op.x, t, &values);
+    }
+}
+
+pub(super) fn add_positions(op: &AddPositions<Tensor>, memory: &dyn Memory) {
+    let step = Step::new(memory, &op.batch);
+    let last = op.table.desc().n_rows - 1;
+    for t in 0..step.n_tokens(op.x.desc().n_rows) {
+        let pos = step.view().positions()[t] as usize;
+        let mut values = row(memory, &op.x, t);
+        for (v, a) in values.iter_mut().zip(row(memory, &op.table, last.min(op.offset + pos))) {
+            *v += a;
+        }
+        write_row(memory, &op.x, t, &values);
+    }
+}
+
+pub(super) fn soft_cap(op: &SoftCap<Tensor>, memory: &dyn Memory) {
+    let cap = f64::from(op.cap);
+    for t in 0..op.x.desc().n_rows {
+        let mut values = row(memory, &op.x, t);
+        values.iter_mut().for_each(|v| *v = (cap * (f64::from(*v) / cap).tanh()) as f32);
+        write_row(memory, &op.x, t, &values);
+    }
+}
+
+pub(super) fn copy_heads(op: &CopyHeads<Tensor>, memory: &dyn Memory) {
+    for t in 0..op.y.desc().n_rows {
+        let (x, mut y) = (row(memory, &op.x, t), row(memory, &op.y, t));
+        for h in 0..op.n_head {
+            for i in 0..op.width {
+                let [from, to] = [op.from, op.to].map(|at| at.first + h * at.step + i);
+                y[to] = x[from];
+            }
+        }
+        write_row(memory, &op.y, t, &y);
     }
 }

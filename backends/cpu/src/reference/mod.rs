@@ -36,9 +36,12 @@ pub trait Memory {
 pub fn execute(op: &Op, memory: &dyn Memory) -> Result<()> {
     match op {
         Op::GetRows(op) => elementwise::get_rows(op, memory),
+        Op::AddPositions(op) => elementwise::add_positions(op, memory),
         Op::Gather(op) => elementwise::gather(op, memory),
         Op::Norm(op) => elementwise::norm(op, memory),
         Op::Add(op) => elementwise::add(op, memory),
+        Op::SoftCap(op) => elementwise::soft_cap(op, memory),
+        Op::CopyHeads(op) => elementwise::copy_heads(op, memory),
         Op::MatMul(op) => matmul::matmul(op, memory),
         Op::Rope(op) => attention::rope(op, memory),
         Op::StoreKv(op) => attention::store_kv(op, memory),

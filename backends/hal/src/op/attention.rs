@@ -24,8 +24,8 @@ op! {
     ///
     /// | operand | shape | format |
     /// |---|---|---|
-    /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]` | F32 |
-    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]` each | each one of [`KV_FORMATS`] |
+    /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]`, each its own `d_head` | F32 |
+    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, the same | each one of [`KV_FORMATS`] |
     ///
     /// F16 and BF16 are rounded to nearest even, Q8_0 as [`Format::quantize`] does. Padded tokens write nothing.
     StoreKv {
@@ -62,12 +62,13 @@ op! {
     ///
     /// | operand | shape | format |
     /// |---|---|---|
-    /// | `q`, `y` | `[n_tokens, n_head * d_head]` | F32 |
-    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]` each | each one of [`KV_FORMATS`] |
+    /// | `q` | `[n_tokens, n_head * d_head]` | F32 |
+    /// | `y` | `[n_tokens, n_head * d_value]` | F32 |
+    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, values `d_value` | each one of [`KV_FORMATS`] |
     /// | `sinks` | `[1, n_head]` | F32 |
     ///
     /// Keys and values count as what their format holds, q and the weights stay F32: in a cache of Q8_0 too nothing
-    /// is rounded but what was stored. There a head is whole blocks: `d_head` is a multiple of 32.
+    /// is rounded but what was stored. There a head is whole blocks: a multiple of 32 values.
     ///
     /// Splits over positions are by a fixed number of positions, so that the bits do not depend on the number
     /// of threads. Source: Flash attention's online softmax (Dao et al.), paged as in vLLM (Kwon et al.).
@@ -103,13 +104,16 @@ impl<T: Operand> Attention<T> {
         let grouped =
             self.n_head_kv > 0 && self.n_head.is_multiple_of(self.n_head_kv) && self.n_head > 0;
         c.that(grouped, "n_head", format!("a multiple of {}", self.n_head_kv), self.n_head)?;
-        c.that(q.n_cols.is_multiple_of(self.n_head), "q", format!("{} heads", self.n_head), q)?;
-        let d_head = q.n_cols / self.n_head;
-        let kv = d_head * self.n_head_kv;
+        let y = self.y.desc();
+        for (name, desc) in [("q", q), ("y", y)] {
+            let heads = desc.n_cols.is_multiple_of(self.n_head);
+            c.that(heads, name, format!("{} heads", self.n_head), desc)?;
+        }
+        let [d_head, d_value] = [q, y].map(|desc| desc.n_cols / self.n_head);
         c.f32("q", &self.q, q.n_rows, q.n_cols)?;
-        c.f32("y", &self.y, q.n_rows, q.n_cols)?;
-        c.cache(&self.cache, [kv, kv])?;
-        for half in [&self.cache.k, &self.cache.v] {
+        c.f32("y", &self.y, q.n_rows, y.n_cols)?;
+        c.cache(&self.cache, [d_head * self.n_head_kv, d_value * self.n_head_kv])?;
+        for (half, d_head) in [(&self.cache.k, d_head), (&self.cache.v, d_value)] {
             let block = half.desc().format.block_values();
             let expected = format!("heads of whole blocks of {block}");
             c.that(d_head.is_multiple_of(block), "cache", expected, half.desc())?;

@@ -44,7 +44,7 @@ impl<T: Operand> Post<T> {
 }
 
 op! {
-    /// Waits for the answer to the [`Post`] of the same mailbox and adds it: `y += answer`.
+    /// Waits for the answer to the [`Post`] of the same mailbox: `y = answer`, or `y += answer` if `accumulate`.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -54,11 +54,13 @@ op! {
     Merge {
         /// The step's facts: how many tokens are real.
         batch batch,
-        /// Where the answer is added.
+        /// Where the answer goes.
         update y,
         ;
         /// Which of the program's mailboxes.
         mailbox: usize,
+        /// Add to `y` instead of overwriting it.
+        accumulate: bool,
     }
 }
 

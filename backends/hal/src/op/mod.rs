@@ -18,7 +18,9 @@ mod route;
 mod sparse_ffn;
 
 pub use attention::{Attention, KV_FORMATS, StoreKv};
-pub use elementwise::{Add, Gather, GetRows, Norm, NormKind};
+pub use elementwise::{
+    Add, AddPositions, CopyHeads, Gather, GetRows, HeadColumns, Norm, NormKind, SoftCap,
+};
 pub use handoff::{Merge, Post};
 pub use matmul::MatMul;
 pub use predict::Predict;
@@ -225,8 +227,25 @@ macro_rules! ops {
     };
 }
 ops!(
-    GetRows, Gather, Norm, MatMul, Rope, StoreKv, Attention, Add, SparseFfn, Predict, Route,
-    ShortConv, GatedDelta, SsmScan, Post, Merge
+    GetRows,
+    AddPositions,
+    Gather,
+    Norm,
+    MatMul,
+    Rope,
+    CopyHeads,
+    StoreKv,
+    Attention,
+    Add,
+    SoftCap,
+    SparseFfn,
+    Predict,
+    Route,
+    ShortConv,
+    GatedDelta,
+    SsmScan,
+    Post,
+    Merge
 );
 
 /// What planning asks about: an op without its tensors.

@@ -3,7 +3,7 @@
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
 
-/// Which two values of a head turn together.
+/// Which two values of a head turn together, counted from the first that turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// `2j` and `2j + 1` (GGUF's llama).
@@ -13,7 +13,7 @@ pub enum Pairing {
 }
 
 op! {
-    /// Turns the first `n_rot` values of every head by `pos * freqs[j]`, in place:
+    /// Turns `n_rot` values of every head, from value `first` on, by `pos * freqs[j]`, in place:
     /// `(a, b) -> scale * (a cos - b sin, a sin + b cos)`.
     ///
     /// | operand | shape | format |
@@ -33,6 +33,8 @@ op! {
         ;
         /// Values per head.
         d_head: usize,
+        /// The first value of a head that turns (0; in latent attention those at the end turn).
+        first: usize,
         /// Values of a head that turn.
         n_rot: usize,
         /// Which values pair up.
@@ -46,8 +48,9 @@ impl<T: Operand> Rope<T> {
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Rope");
         let x = self.x.desc();
-        let even = self.n_rot.is_multiple_of(2) && self.n_rot <= self.d_head;
-        c.that(even, "n_rot", "even and at most d_head", self.n_rot)?;
+        let inside = self.first <= self.d_head && self.n_rot <= self.d_head - self.first;
+        let even = self.n_rot.is_multiple_of(2) && inside;
+        c.that(even, "n_rot", "even and inside a head", self.n_rot)?;
         let heads = self.d_head > 0 && x.n_cols.is_multiple_of(self.d_head);
         c.that(heads, "d_head", format!("a divisor of {}", x.n_cols), self.d_head)?;
         c.f32("x", &self.x, x.n_rows, x.n_cols)?;

@@ -127,7 +127,8 @@ impl Rig {
             let batch = batch.clone();
             program.push(Post { x: x.clone(), batch: batch.clone(), rows: None, weights: None, mailbox }).unwrap();
             program.push(Add { a: a.clone(), x: y.clone() }).unwrap();
-            program.push(Merge { batch, y: y.clone(), mailbox }).unwrap();
+            let y = y.clone();
+            program.push(Merge { batch, y, mailbox, accumulate: true }).unwrap();
         }
         program.finish().unwrap()
     }

@@ -38,8 +38,8 @@ impl Need {
             }
         }
         let half = |format: Format, n_cols| format.row_bytes(n_cols).unwrap_or(0);
-        let row = half(options.kv_formats.k, hyper.n_kv())
-            + half(options.kv_formats.v, hyper.n_value());
+        let row =
+            half(options.kv_formats.k, hyper.n_kv()) + half(options.kv_formats.v, hyper.n_value());
         let cache_per_token = product(&[hyper.n_layer, row]);
         let floats = |n: &[usize]| product(&[&[4], n].concat());
         // Of experts, those that a token uses.

@@ -51,9 +51,12 @@ pub(super) struct Cut {
     pub(super) tile: usize,
     /// Blocks that are worked on together.
     pub(super) together: usize,
+    /// Values of a head of queries and keys, and padded.
     pub(super) d_head: usize,
-    /// Values of a padded head.
     pub(super) width: usize,
+    /// Values of a head of values, and padded.
+    pub(super) d_value: usize,
+    pub(super) value_width: usize,
     /// Most spans of a token.
     pub(super) max_spans: usize,
 }
@@ -62,6 +65,7 @@ impl Cut {
     pub(super) fn new<T: Operand>(op: &op::Attention<T>) -> Cut {
         let (q, n_shared) = (op.q.desc(), op.n_head / op.n_head_kv);
         let (n_tokens, d_head) = (q.n_rows, q.n_cols / op.n_head);
+        let d_value = op.y.desc().n_cols / op.n_head;
         let per_group = n_shared.div_ceil(HEADS);
         let BatchShape { max_blocks, .. } = op.batch.shape;
         let few = n_tokens <= FEW_TOKENS;
@@ -76,6 +80,8 @@ impl Cut {
             together: if few { n_heads * per_group } else { 1 },
             d_head,
             width: d_head.next_multiple_of(PAD),
+            d_value,
+            value_width: d_value.next_multiple_of(PAD),
             max_spans: (max_blocks * KV_BLOCK).div_ceil(SPAN),
         }
     }
@@ -124,10 +130,11 @@ impl Spans {
             false => 0,
         };
         let n = cut.queries() * cut.together;
-        let widened = if cut.queries() >= WIDENED { SPAN * cut.width } else { 0 };
+        let widest = cut.width.max(cut.value_width);
+        let widened = if cut.queries() >= WIDENED { SPAN * widest } else { 0 };
         Spans {
-            parts: scratch.take(parts, cut.queries() * (2 + cut.width)),
-            tiles: [n * cut.width, n * SPAN, n * 2, n * cut.width, widened]
+            parts: scratch.take(parts, cut.queries() * (2 + cut.value_width)),
+            tiles: [n * cut.width, n * SPAN, n * 2, n * cut.value_width, widened]
                 .map(|len| scratch.take(n_threads, len)),
         }
     }
@@ -145,12 +152,12 @@ pub(super) struct Half {
 }
 
 impl Half {
-    pub(super) fn new(tensor: &Tensor, cut: &Cut, context: &Context<'_>) -> Half {
+    pub(super) fn new(tensor: &Tensor, d_head: usize, context: &Context<'_>) -> Half {
         let format = tensor.desc().format;
         Half {
             rows: context.bind.read(tensor),
-            len: format.row_bytes(cut.d_head).expect("checked: heads are whole blocks"),
-            d_head: cut.d_head,
+            len: format.row_bytes(d_head).expect("checked: heads are whole blocks"),
+            d_head,
             kernels: context.simd.cache(format),
             is_f32: format == Format::F32,
         }
