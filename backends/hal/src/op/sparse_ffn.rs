@@ -222,9 +222,11 @@ impl<T: Operand> SparseFfn<T> {
     /// How many matrices down is where it lies across neurons, and the columns of each.
     fn stacked(&self, c: &Check, n_rows: usize) -> Result<(usize, usize)> {
         let Some(groups) = &self.groups else { return Ok((1, n_rows)) };
-        let mut filled = groups.rows().map(|rows| rows.len()).filter(|&n| n > 0);
-        let (first, n) = (filled.next().unwrap_or(0), filled.clone().count() + 1);
-        c.that(filled.all(|n| n == first), "groups", "equally many rows or none", "not")?;
-        Ok((n, first))
+        let filled: Vec<usize> =
+            groups.rows().map(|rows| rows.len()).filter(|&n| n > 0).collect();
+        let first = filled.first().copied().unwrap_or(0);
+        let equal = filled.iter().all(|&n| n == first);
+        c.that(equal, "groups", "equally many rows or none", "not")?;
+        Ok((filled.len(), first))
     }
 }
