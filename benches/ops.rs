@@ -130,7 +130,7 @@ impl Weights {
         let layer = &self.layers[0];
         let (gate, up, down) = (bytes(&layer.gate), bytes(&layer.up), bytes(&layer.down));
         let desc = hal::Operand::desc;
-        let skipping = SkippingFfn::new(desc(&layer.up), desc(&layer.down), false);
+        let skipping = SkippingFfn::new(Some(desc(&layer.up)), desc(&layer.down), false);
         let mut before = probe()?;
         let mut line = |op: &str, density: Option<f64>, time: f64, bytes: f64| -> Result<()> {
             let density = density.map_or_else(String::new, |d| format!("{:.1}%", 100.0 * d));
@@ -160,7 +160,7 @@ impl Weights {
             line("SparseFfn", Some(density), time, gate + skipping.bytes(density))?;
         }
         let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * N_FF) as f64;
-        let skipping = SkippingFfn::new(desc(&layer.up), desc(&layer.down_rows), true);
+        let skipping = SkippingFfn::new(Some(desc(&layer.up)), desc(&layer.down_rows), true);
         let alone = bench.program(device, &self.layers, Kind::Predict)?;
         let both = bench.program(device, &self.layers, Kind::Predicted)?;
         for wanted in DENSITIES {

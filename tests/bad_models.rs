@@ -378,7 +378,7 @@ fn tensors_that_do_not_fit() {
     shape("output.weight", &[64, 263], "[64, 263], expected [64, 262]");
     shape("blk.1.ffn_up.weight", &[96, 64], "[96, 64], expected [64, 96]");
     shape("blk.1.attn_q.bias", &[63], "[63], expected [64]");
-    for unknown in ["extra.weight", "blk.7.attn_q.weight", "blk.0.ffn_up.bias", "blk.9.fc1.weight"]
+    for unknown in ["extra.weight", "blk.7.attn_q.weight", "blk.0.ffn_up.scale", "blk.9.fc1.weight"]
     {
         shape(unknown, &[64], "has no meaning in architecture `llama`");
     }

@@ -8,6 +8,7 @@ mod cli;
 mod converted;
 mod embedded;
 mod evaluate;
+mod families;
 mod generation;
 mod gguf;
 mod placement_is_invisible;

@@ -12,7 +12,6 @@ use crate::model::{self, Affine, Ffn, Model};
 use crate::placement::Neurons;
 
 use super::build::Plan;
-use super::predict::list_desc;
 use super::{EngineOptions, Result, Sparsity};
 
 /// How a model's feed-forward blocks are run; the same for all layers.

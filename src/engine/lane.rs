@@ -13,7 +13,6 @@ use super::{EngineOptions, Result};
 /// Shapes of the scratch of a lane, the same on every device.
 #[derive(Clone, Debug)]
 pub(super) struct ScratchShape {
-    pub(super) n_ubatch: usize,
     pub(super) max_out: usize,
     pub(super) n_layer: usize,
     pub(super) n_embd: usize,
@@ -34,7 +33,6 @@ impl ScratchShape {
         let (n_ff, n_layer) = (hyper.n_ff, hyper.n_layer);
         let lists = ListShape { n_ff, n_layer, shared: n_devices > 1 };
         ScratchShape {
-            n_ubatch: options.n_ubatch,
             max_out: options.max_out(),
             n_layer: hyper.n_layer,
             n_embd: hyper.n_embd,

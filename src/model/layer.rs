@@ -144,19 +144,24 @@ impl<T> Affine<T> {
     }
 }
 
+fn try_map_maybe<T, U, E>(
+    part: &Option<Affine<T>>,
+    name: &'static str,
+    f: &mut Part<'_, T, U, E>,
+) -> Result<Option<Affine<U>>, E> {
+    part.as_ref().map(|part| part.try_map(name, f)).transpose()
+}
+
 impl<T> Frame<T> {
     /// The same over another kind of operand.
     ///
     /// # Errors
     /// The first of `f`.
     pub fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<Frame<U>, E> {
-        let mut maybe = |name, part: &Option<Affine<T>>, f: &mut Part<'_, T, U, E>| {
-            part.as_ref().map(|part| part.try_map(name, f)).transpose()
-        };
         Ok(Frame {
             attn_norm: self.attn_norm.try_map("attn_norm", f)?,
             q: self.q.try_map("attn_q", f)?,
-            q_norm: maybe("attn_q_norm", &self.q_norm, f)?,
+            q_norm: try_map_maybe(&self.q_norm, "attn_q_norm", f)?,
             kv: match &self.kv {
                 Kv::Direct { k, v } => {
                     Kv::Direct { k: k.try_map("attn_k", f)?, v: v.try_map("attn_v", f)? }
@@ -168,22 +173,22 @@ impl<T> Frame<T> {
                     unfold: latent.unfold.try_map("attn_kv_b", f)?,
                 }),
             },
-            k_norm: maybe("attn_k_norm", &self.k_norm, f)?,
+            k_norm: try_map_maybe(&self.k_norm, "attn_k_norm", f)?,
             sinks: self.sinks.as_ref().map(|sinks| f("attn_sinks", sinks)).transpose()?,
             o: self.o.try_map("attn_output", f)?,
-            post_attn_norm: maybe("post_attention_norm", &self.post_attn_norm, f)?,
-            ffn_norm: maybe("ffn_norm", &self.ffn_norm, f)?,
-            router: maybe("ffn_gate_inp", &self.router, f)?,
+            post_attn_norm: try_map_maybe(&self.post_attn_norm, "post_attention_norm", f)?,
+            ffn_norm: try_map_maybe(&self.ffn_norm, "ffn_norm", f)?,
+            router: try_map_maybe(&self.router, "ffn_gate_inp", f)?,
             shared: match &self.shared {
                 Some(shared) => Some(Shared {
-                    weight: maybe("ffn_gate_inp_shexp", &shared.weight, f)?,
+                    weight: try_map_maybe(&shared.weight, "ffn_gate_inp_shexp", f)?,
                     gate: shared.gate.try_map("ffn_gate_shexp", f)?,
                     up: shared.up.try_map("ffn_up_shexp", f)?,
                     down: shared.down.try_map("ffn_down_shexp", f)?,
                 }),
                 None => None,
             },
-            post_ffn_norm: maybe("post_ffw_norm", &self.post_ffn_norm, f)?,
+            post_ffn_norm: try_map_maybe(&self.post_ffn_norm, "post_ffw_norm", f)?,
         })
     }
 

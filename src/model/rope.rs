@@ -140,8 +140,10 @@ impl RopeTable {
     /// Each number may be sane and their product not.
     fn checked(self, keys: &Keys<'_>) -> Result<RopeTable, Error> {
         let long = self.long.iter().flat_map(|(_, freqs)| freqs);
-        let mut all = self.freqs.iter().chain(long).chain([&self.scale]);
-        match all.find(|value| !value.is_finite()) {
+        let mut all = self.freqs.iter().chain(long).chain([&self.scale]).copied();
+        let wrong = all.find(|value| !value.is_finite());
+        drop(all);
+        match wrong {
             Some(value) => {
                 Err(keys.wrong("rope.freq_base", "a base with finite frequencies", value))
             }

@@ -89,6 +89,8 @@ pub struct Routing {
 pub struct ArchSpec {
     /// `general.architecture`.
     pub name: &'static str,
+    /// What people know of it.
+    pub models: &'static str,
     /// Norm of the residual.
     pub norm: NormKind,
     /// Epsilon of the norms in a file that does not say; `None` where it has to.

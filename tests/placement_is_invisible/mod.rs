@@ -29,14 +29,14 @@ const TEXT: [u32; 23] =
     [3, 17, 60, 2, 9, 41, 41, 7, 30, 55, 12, 1, 0, 79, 23, 24, 25, 66, 5, 5, 18, 33, 71];
 
 /// Logits of the reference text by one placement, F64-free: `[token][vocab]`.
-type Logits = Vec<Vec<f32>>;
+pub(crate) type Logits = Vec<Vec<f32>>;
 
-fn cpu_device(threads: usize) -> Device {
+pub(crate) fn cpu_device(threads: usize) -> Device {
     let backend = CpuBackend::new(CpuOptions { threads: Some(threads), ..Default::default() });
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 
-fn sim_device(
+pub(crate) fn sim_device(
     index: u32,
     budget: Bytes,
     delay: Range<Duration>,
@@ -48,7 +48,7 @@ fn sim_device(
     (backend, device)
 }
 
-fn quiet() -> Notice {
+pub(crate) fn quiet() -> Notice {
     Arc::new(|_: &str| {})
 }
 
@@ -62,9 +62,14 @@ fn load(model: &Arc<Model>, devices: Vec<Device>, placement: Option<Placement>) 
 
 /// The text in pieces of the given sizes, logits of every token.
 fn logits(engine: &mut Engine, pieces: &[usize]) -> Logits {
+    logits_of(engine, &TEXT, pieces)
+}
+
+/// `ids` in pieces of the given sizes, logits of every token.
+pub(crate) fn logits_of(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> Logits {
     let mut session = engine.open();
     let mut all = Vec::new();
-    let mut rest = &TEXT[..];
+    let mut rest = ids;
     let mut sizes = pieces.iter().cycle();
     while !rest.is_empty() {
         let (piece, after) = rest.split_at((*sizes.next().unwrap()).min(rest.len()));
@@ -78,7 +83,7 @@ fn logits(engine: &mut Engine, pieces: &[usize]) -> Logits {
 }
 
 /// Largest difference over all tokens, relative to the spread of the expected logits.
-fn difference(expected: &Logits, got: &Logits) -> f32 {
+pub(crate) fn difference(expected: &Logits, got: &Logits) -> f32 {
     assert_eq!(expected.len(), got.len());
     let mut worst = 0.0f32;
     for (a, b) in expected.iter().zip(got) {
@@ -102,7 +107,7 @@ fn bound(format: Format) -> f32 {
 }
 
 /// A random placement on `n_devices`, neurons in blocks of `unit`.
-fn random_placement(
+pub(crate) fn random_placement(
     rng: &mut ChaCha8Rng,
     model: &Model,
     n_devices: usize,
@@ -146,7 +151,7 @@ fn deal(model: &Model, devices: &[usize]) -> LayerPlacement {
     LayerPlacement { home: devices[0], shares: devices.iter().enumerate().map(share).collect() }
 }
 
-fn unit(model: &Model) -> usize {
+pub(crate) fn unit(model: &Model) -> usize {
     let across = !model.is_exactly_sparse() && !model.layers[0].ffn.down_by_neuron;
     if across { model.layers[0].ffn.down.w.desc().format.block_values() } else { 1 }
 }

@@ -5,5 +5,10 @@ use hal::op::{Activation, FfnKind};
 use super::llama::LLAMA;
 use crate::model::ArchSpec;
 
-pub(super) const BAMBOO: ArchSpec =
-    ArchSpec { name: "bamboo", ffn: FfnKind::GatedBoth, activation: Activation::Relu, ..LLAMA };
+pub(super) const BAMBOO: ArchSpec = ArchSpec {
+    name: "bamboo",
+    models: "Bamboo, TurboSparse-Mistral (ReLU on gate and up)",
+    ffn: FfnKind::GatedBoth,
+    activation: Activation::Relu,
+    ..LLAMA
+};

@@ -7,6 +7,7 @@ use crate::model::{ArchSpec, BlockKind, Positions};
 
 pub(super) const FALCON: ArchSpec = ArchSpec {
     name: "falcon",
+    models: "Falcon 7B, 40B and 180B; ReLU: ReluFalcon",
     norm: NormKind::Layer,
     block: BlockKind::Parallel,
     positions: Positions::Rotary(Pairing::Halves),

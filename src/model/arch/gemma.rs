@@ -7,6 +7,7 @@ use crate::model::{ArchSpec, BlockKind, GlobalLayers, Positions};
 
 pub(super) const GEMMA: ArchSpec = ArchSpec {
     name: "gemma",
+    models: "Gemma 1, CodeGemma",
     positions: Positions::Rotary(Pairing::Halves),
     scaled_embedding: true,
     activation: Activation::Gelu,
@@ -15,6 +16,7 @@ pub(super) const GEMMA: ArchSpec = ArchSpec {
 
 pub(super) const GEMMA2: ArchSpec = ArchSpec {
     name: "gemma2",
+    models: "Gemma 2",
     block: BlockKind::Sandwich,
     window: Some(4096),
     global_layers: Some(GlobalLayers { period: 2, first: false }),
@@ -27,6 +29,7 @@ pub(super) const GEMMA2: ArchSpec = ArchSpec {
 
 pub(super) const GEMMA3: ArchSpec = ArchSpec {
     name: "gemma3",
+    models: "Gemma 3 (text)",
     block: BlockKind::Sandwich,
     qk_norm: true,
     global_layers: Some(GlobalLayers { period: 6, first: false }),

@@ -7,6 +7,7 @@ use crate::model::{ArchSpec, GlobalLayers, Positions, Routing};
 
 pub(super) const GPT_OSS: ArchSpec = ArchSpec {
     name: "gpt-oss",
+    models: "gpt-oss 20B and 120B",
     positions: Positions::Rotary(Pairing::Halves),
     global_layers: Some(GlobalLayers { period: 2, first: false }),
     activation: Activation::SwigluOai { alpha: 1.702, limit: 7.0 },

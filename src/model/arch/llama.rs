@@ -9,6 +9,7 @@ use crate::model::{
 /// Most other families differ from this one in a few fields.
 pub(super) const LLAMA: ArchSpec = ArchSpec {
     name: "llama",
+    models: "Llama 1 to 3.x, CodeLlama, Mistral with its window, Mixtral, TinyLlama; ReLU: ReluLLaMA, ProSparse",
     norm: NormKind::Rms,
     eps: None,
     block: BlockKind::Sequential,

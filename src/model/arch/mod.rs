@@ -40,3 +40,15 @@ pub const ALL: &[ArchSpec] = &[
 pub fn find(name: &str) -> Option<&'static ArchSpec> {
     ALL.iter().find(|spec| spec.name == name)
 }
+
+/// [`ALL`] as README shows it.
+#[must_use]
+pub fn table() -> String {
+    let mut out = "| architecture | models | skips neurons |\n| --- | --- | --- |\n".to_owned();
+    for ArchSpec { name, models, activation, .. } in ALL {
+        let skips =
+            if activation.is_exactly_sparse() { "always" } else { "where a file has a ReLU" };
+        out += &format!("| `{name}` | {models} | {skips} |\n");
+    }
+    out
+}

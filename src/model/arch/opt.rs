@@ -7,6 +7,7 @@ use crate::model::{ArchSpec, Positions};
 
 pub(super) const OPT: ArchSpec = ArchSpec {
     name: "opt",
+    models: "OPT 125M and 1.3B to 66B (ReLU)",
     norm: NormKind::Layer,
     eps: Some(1e-5),
     positions: Positions::Learned { offset: 2 },

@@ -5,5 +5,9 @@ use hal::op::Pairing;
 use super::llama::LLAMA;
 use crate::model::{ArchSpec, Positions};
 
-pub(super) const PHI3: ArchSpec =
-    ArchSpec { name: "phi3", positions: Positions::Rotary(Pairing::Halves), ..LLAMA };
+pub(super) const PHI3: ArchSpec = ArchSpec {
+    name: "phi3",
+    models: "Phi 3, 3.5 and 4",
+    positions: Positions::Rotary(Pairing::Halves),
+    ..LLAMA
+};

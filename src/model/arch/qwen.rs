@@ -5,16 +5,23 @@ use hal::op::Pairing;
 use super::llama::LLAMA;
 use crate::model::{ArchSpec, Positions, Routing};
 
-pub(super) const QWEN2: ArchSpec =
-    ArchSpec { name: "qwen2", positions: Positions::Rotary(Pairing::Halves), ..LLAMA };
+pub(super) const QWEN2: ArchSpec = ArchSpec {
+    name: "qwen2",
+    models: "Qwen 2 and 2.5",
+    positions: Positions::Rotary(Pairing::Halves),
+    ..LLAMA
+};
 
 /// A shared expert beside the chosen ones.
 pub(super) const QWEN2MOE: ArchSpec = ArchSpec {
     name: "qwen2moe",
+    models: "Qwen 1.5 and 2 with experts",
     routing: Routing { renormalise: false, ..QWEN2.routing },
     ..QWEN2
 };
 
-pub(super) const QWEN3: ArchSpec = ArchSpec { name: "qwen3", qk_norm: true, ..QWEN2 };
+pub(super) const QWEN3: ArchSpec =
+    ArchSpec { name: "qwen3", models: "Qwen 3", qk_norm: true, ..QWEN2 };
 
-pub(super) const QWEN3MOE: ArchSpec = ArchSpec { name: "qwen3moe", ..QWEN3 };
+pub(super) const QWEN3MOE: ArchSpec =
+    ArchSpec { name: "qwen3moe", models: "Qwen 3 with experts (30B-A3B, 235B-A22B)", ..QWEN3 };

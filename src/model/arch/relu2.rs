@@ -8,22 +8,30 @@ use crate::model::{ArchSpec, KvKind, Positions};
 /// AFM (Arcee).
 pub(super) const ARCEE: ArchSpec = ArchSpec {
     name: "arcee",
+    models: "Arcee AFM (squared ReLU)",
     ffn: FfnKind::Plain,
     activation: Activation::Relu2,
     sparse_activation: Activation::Relu2,
     ..LLAMA
 };
 
-/// Nemotron 3 and Minitron. Norm weights are stored with their 1 added.
+/// Nemotron 4 and Minitron. Norm weights are stored with their 1 added.
 pub(super) const NEMOTRON: ArchSpec = ArchSpec {
     name: "nemotron",
+    models: "Nemotron 4, Minitron (squared ReLU)",
     norm: NormKind::Layer,
     positions: Positions::Rotary(Pairing::Halves),
     ..ARCEE
 };
 
 /// Jais 2.
-pub(super) const JAIS2: ArchSpec = ArchSpec { name: "jais2", ..NEMOTRON };
+pub(super) const JAIS2: ArchSpec =
+    ArchSpec { name: "jais2", models: "Jais 2 (squared ReLU)", ..NEMOTRON };
 
 /// PLM, with latent keys and values.
-pub(super) const PLM: ArchSpec = ArchSpec { name: "plm", kv: KvKind::Latent, ..ARCEE };
+pub(super) const PLM: ArchSpec = ArchSpec {
+    name: "plm",
+    models: "PLM 1.8B (squared ReLU, latent attention)",
+    kv: KvKind::Latent,
+    ..ARCEE
+};

@@ -7,6 +7,7 @@ use crate::model::{ArchSpec, GlobalLayers, Positions, RouterInput, Routing};
 
 pub(super) const SMALLTHINKER: ArchSpec = ArchSpec {
     name: "smallthinker",
+    models: "SmallThinker 4B-A0.6B and 21B-A3B",
     positions: Positions::Rotary(Pairing::Halves),
     global_layers: Some(GlobalLayers { period: 4, first: true }),
     global_rotary: false,

@@ -1,0 +1,186 @@
+//! Every family against the logits that PyTorch computed of the same weights (`scripts/make_family_fixtures.py`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hal::format::Format;
+use hal::{Bytes, Device, KvCache};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
+use thermocline::engine::{Engine, EngineOptions, Sparsity};
+use thermocline::gguf::{Container, File};
+use thermocline::model::{Model, ModelOptions, arch};
+use thermocline::placement::Placement;
+
+use crate::placement_is_invisible::{
+    Logits, cpu_device, difference, logits_of, quiet, random_placement, sim_device, unit,
+};
+use crate::support::within;
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// Of the logits' spread.
+const BOUND: f32 = 1e-3;
+
+/// A model and what is known of it.
+struct Fixture {
+    name: String,
+    model: Arc<Model>,
+    runs: Vec<Run>,
+    /// Of the logits' spread: more than [`BOUND`] where weights meet rounded activations.
+    bound: f32,
+}
+
+/// A text in a context, and its logits by PyTorch.
+struct Run {
+    n_ctx: usize,
+    ids: Vec<u32>,
+    logits: Logits,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families")
+}
+
+fn fixtures() -> Vec<Fixture> {
+    let paths = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|e| e == "gguf")).collect();
+    paths.sort();
+    paths.iter().map(|path| fixture(path)).collect()
+}
+
+fn fixture(path: &Path) -> Fixture {
+    let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+    let file = File::open(path).unwrap();
+    let model = Model::from_file(file, &ModelOptions::default());
+    let model = Arc::new(model.unwrap_or_else(|error| panic!("{name}: {error}")));
+    let json: Value =
+        serde_json::from_slice(&fs::read(path.with_extension("json")).unwrap()).unwrap();
+    let numbers = |list: &Value| -> Vec<f64> {
+        list.as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect()
+    };
+    let run = |run: &Value| Run {
+        n_ctx: run["n_ctx"].as_u64().unwrap() as usize,
+        ids: numbers(&run["ids"]).into_iter().map(|id| id as u32).collect(),
+        logits: run["logits"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| numbers(row).into_iter().map(|v| v as f32).collect())
+            .collect(),
+    };
+    let runs = json["runs"].as_array().unwrap().iter().map(run).collect();
+    Fixture { name, model, runs, bound: json["bound"].as_f64().map_or(BOUND, |bound| bound as f32) }
+}
+
+fn load(
+    fixture: &Fixture,
+    n_ctx: usize,
+    sparsity: Sparsity,
+    devices: Vec<Device>,
+    placement: Option<Placement>,
+) -> Engine {
+    let kv_formats = KvCache::both(Format::F32);
+    let options =
+        EngineOptions { n_ctx, n_ubatch: 16, kv_formats, sparsity, ..EngineOptions::default() };
+    let model = Arc::clone(&fixture.model);
+    Engine::load(model, devices, options, placement, quiet(), &|_, _| {}).unwrap()
+}
+
+#[test]
+fn logits_are_those_of_pytorch() {
+    within(LIMIT, || {
+        for fixture in fixtures() {
+            for run in &fixture.runs {
+                for pieces in [&[run.ids.len()][..], &[1], &[5, 3, 7]] {
+                    let devices = vec![cpu_device(2)];
+                    let mut engine = load(&fixture, run.n_ctx, Sparsity::Predicted, devices, None);
+                    let got = logits_of(&mut engine, &run.ids, pieces);
+                    let difference = difference(&run.logits, &got);
+                    let Fixture { name, bound, .. } = &fixture;
+                    assert!(difference <= *bound, "{name} in pieces of {pieces:?}: {difference}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn neurons_that_are_skipped_change_nothing() {
+    within(LIMIT, || {
+        let sparse = fixtures().into_iter().filter(|fixture| fixture.model.is_exactly_sparse());
+        let mut n = 0;
+        for fixture in sparse {
+            let run = &fixture.runs[0];
+            let [exact, dense] = [Sparsity::Exact, Sparsity::Off].map(|sparsity| {
+                let mut engine = load(&fixture, run.n_ctx, sparsity, vec![cpu_device(2)], None);
+                assert_eq!(engine.is_sparse(), sparsity == Sparsity::Exact);
+                logits_of(&mut engine, &run.ids, &[7])
+            });
+            let difference = difference(&dense, &exact);
+            assert!(difference <= 1e-4, "{}: {difference}", fixture.name);
+            n += 1;
+        }
+        assert!(n >= 10, "{n} families skip");
+    });
+}
+
+#[test]
+fn neurons_on_other_devices_change_nothing() {
+    within(LIMIT, || {
+        for (seed, fixture) in fixtures().into_iter().enumerate() {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed as u64);
+            for _ in 0..3 {
+                let mut devices = vec![cpu_device(2)];
+                devices.extend((1..3).map(|index| {
+                    sim_device(index, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1
+                }));
+                let placement = random_placement(&mut rng, &fixture.model, 3, unit(&fixture.model));
+                let run = &fixture.runs[0];
+                let given = Some(placement.clone());
+                let mut engine = load(&fixture, run.n_ctx, Sparsity::Predicted, devices, given);
+                let got = logits_of(&mut engine, &run.ids, &[9, 1]);
+                let difference = difference(&run.logits, &got);
+                assert!(difference <= fixture.bound, "{}: {difference} by {placement:?}", fixture.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn every_family_has_a_fixture() {
+    let fixtures = fixtures();
+    for spec in arch::ALL {
+        assert!(fixtures.iter().any(|f| f.model.spec.name == spec.name), "{}", spec.name);
+    }
+    for family in ["llama", "bamboo", "falcon", "opt"] {
+        for container in [Container::Gguf, Container::PowerInfer] {
+            let found =
+                |f: &Fixture| f.model.spec.name == family && f.model.file.container() == container;
+            assert!(fixtures.iter().any(found), "{family} in {container}");
+        }
+    }
+}
+
+#[test]
+fn readme_lists_the_families() {
+    let readme = fs::read_to_string(folder().join("../../README.md")).unwrap();
+    let table = arch::table();
+    assert!(readme.contains(&table), "README lacks this table:\n{table}");
+    let mut models: Vec<&str> = arch::ALL.iter().map(|spec| spec.models).collect();
+    models.sort_unstable();
+    assert!(models.windows(2).all(|two| two[0] != two[1]), "two families of the same models");
+}
+
+#[test]
+fn a_context_beyond_learned_positions_is_refused() {
+    let fixture = fixture(&folder().join("opt.gguf"));
+    let options = EngineOptions { n_ctx: 257, ..EngineOptions::default() };
+    let devices = vec![cpu_device(1)];
+    let error = Engine::load(fixture.model, devices, options, None, quiet(), &|_, _| {});
+    let error = error.map(drop).unwrap_err().to_string();
+    assert!(error.contains("257") && error.contains("256 positions"), "{error}");
+}
