@@ -140,15 +140,16 @@ impl FfnMode {
     pub(super) fn size(self, device: &Device, ffn: &Ffn, neurons: &Neurons, n: usize) -> Bytes {
         let mapped = |transpose: bool| !transpose && *neurons == Neurons::All;
         let matrices = self.packs(ffn, neurons);
-        let matrices =
-            matrices.iter().map(|(_, _, p)| device.pack_size(p, mapped(p.transpose)));
+        let matrices = matrices.iter().map(|(_, _, p)| device.pack_size(p, mapped(p.transpose)));
         let offset =
             |n| device.pack_size(&PackDesc::whole(TensorDesc::new(1, n, Format::F32)), false);
         let before = ffn.gate.iter().chain([&ffn.up]);
         let before = before.filter(|part| part.bias.is_some()).map(|_| offset(n));
-        let down = ffn.down.bias.as_ref().map(|bias| {
-            device.pack_size(&PackDesc::whole(bias.desc()), false)
-        });
+        let down = ffn
+            .down
+            .bias
+            .as_ref()
+            .map(|bias| device.pack_size(&PackDesc::whole(bias.desc()), false));
         matrices.chain(before).chain(down).sum()
     }
 

@@ -157,10 +157,7 @@ impl Scratch<TensorDesc> {
 type Alloc<'a, T, U, E> = dyn FnMut(&'static str, &T) -> std::result::Result<U, E> + 'a;
 
 impl<T> Scratch<T> {
-    fn try_map<U, E>(
-        &self,
-        f: &mut Alloc<'_, T, U, E>,
-    ) -> std::result::Result<Scratch<U>, E> {
+    fn try_map<U, E>(&self, f: &mut Alloc<'_, T, U, E>) -> std::result::Result<Scratch<U>, E> {
         let maybe = |label, part: &Option<T>, f: &mut Alloc<'_, T, U, E>| {
             part.as_ref().map(|part| f(label, part)).transpose()
         };

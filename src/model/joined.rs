@@ -79,7 +79,8 @@ mod tests {
     }
 
     fn values(rows: &HostRows, range: Range<usize>) -> Vec<f32> {
-        bytemuck::pod_collect_to_vec(&rows.rows(range).unwrap())
+        let bytes = rows.rows(range).unwrap();
+        bytes.chunks_exact(4).map(|v| f32::from_le_bytes(v.try_into().unwrap())).collect()
     }
 
     #[test]

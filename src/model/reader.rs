@@ -235,7 +235,10 @@ impl<'a> Reader<'a> {
             true => Some(owned(bias_rows, &self.floats(&bias, n, rows)?)),
             false => None,
         };
-        Ok(Affine { w: self.rows_of(&format!("{all}.weight"), (n, rows, cols), 0..n * rows)?, bias })
+        Ok(Affine {
+            w: self.rows_of(&format!("{all}.weight"), (n, rows, cols), 0..n * rows)?,
+            bias,
+        })
     }
 
     /// Factors of a norm over `width` values, as F32, and what it adds.

@@ -34,6 +34,10 @@ pub(super) fn set(spec: &Spec, container: Container, writer: &mut Writer) -> Res
         writer.set("llama.attention.key_length", n(d_head))?;
         writer.set("llama.attention.value_length", n(d_head))?;
     }
+    if let Some([count, used]) = spec.experts {
+        writer.set("llama.expert_count", n(count))?;
+        writer.set("llama.expert_used_count", n(used))?;
+    }
     if let Some(window) = spec.window {
         writer.set("llama.attention.sliding_window", window)?;
     }

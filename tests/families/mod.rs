@@ -144,7 +144,11 @@ fn neurons_on_other_devices_change_nothing() {
                 let mut engine = load(&fixture, run.n_ctx, Sparsity::Predicted, devices, given);
                 let got = logits_of(&mut engine, &run.ids, &[9, 1]);
                 let difference = difference(&run.logits, &got);
-                assert!(difference <= fixture.bound, "{}: {difference} by {placement:?}", fixture.name);
+                assert!(
+                    difference <= fixture.bound,
+                    "{}: {difference} by {placement:?}",
+                    fixture.name
+                );
             }
         }
     });

@@ -3,8 +3,8 @@
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, FfnKind, GatedDelta, Groups, MatMul, Norm, NormKind, Pairing, Predict,
-    Rope, Route, Scoring, ShortConv, Skip, SparseFfn, SsmScan,
+    Activation, Attention, Down, FfnKind, GatedDelta, Groups, MatMul, Norm, NormKind, Pairing,
+    Predict, Rope, Route, Scoring, ShortConv, Skip, SparseFfn, SsmScan,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,

@@ -2,9 +2,7 @@
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
-use crate::model::{
-    ArchSpec, BlockKind, KvKind, Positions, PredictorInput, RouterInput, Routing,
-};
+use crate::model::{ArchSpec, BlockKind, KvKind, Positions, PredictorInput, RouterInput, Routing};
 
 /// Most other families differ from this one in a few fields.
 pub(super) const LLAMA: ArchSpec = ArchSpec {

@@ -12,10 +12,6 @@ pub(super) const SMALLTHINKER: ArchSpec = ArchSpec {
     global_layers: Some(GlobalLayers { period: 4, first: true }),
     global_rotary: false,
     activation: Activation::Relu,
-    routing: Routing {
-        input: RouterInput::Layer,
-        scoring: Scoring::Sigmoid,
-        renormalise: true,
-    },
+    routing: Routing { input: RouterInput::Layer, scoring: Scoring::Sigmoid, renormalise: true },
     ..LLAMA
 };

@@ -3,8 +3,8 @@
 use hal::format::Format;
 use hal::op::{Activation, FfnKind, Skip};
 
-use super::ffn_experts::Experts;
 use super::ffn::{LIES, Lie, Listed, Spec};
+use super::ffn_experts::Experts;
 use crate::Case;
 
 const ACTIVATIONS: [(&str, Activation); 6] = [

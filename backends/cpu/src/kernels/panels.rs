@@ -5,9 +5,7 @@ use std::ops::Range;
 use super::operand::Weight;
 use super::{Context, piece};
 use crate::buffer::{Scratch, Span, Writes};
-use crate::simd::{
-    Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_stretch, prefetch,
-};
+use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_stretch, prefetch};
 
 /// Programs of up to so many tokens go row by row, which gives a token the bits that it has alone (see the
 /// contract); larger ones go by panels.

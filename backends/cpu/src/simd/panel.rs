@@ -21,8 +21,8 @@ use std::ops::Range;
 use hal::format::{Format, Q8_BLOCK, Quants, Unpacked};
 use half::f16;
 
-use super::{ActView, Q8View, RowIds};
 use super::tile::{padded, six_bits};
+use super::{ActView, Q8View, RowIds};
 
 /// Weight rows of a panel.
 pub const PANEL_ROWS: usize = 32;

@@ -208,7 +208,8 @@ impl<T: Operand> SparseFfn<T> {
         let mut n_group = 1;
         if let (Some(groups), Some(weight)) = (&self.groups, &self.group_weight) {
             n_group = groups.n_group();
-            let ends = [groups.starts.first(), groups.starts.last()] == [Some(&0), Some(&(n_rows as u32))];
+            let ends =
+                [groups.starts.first(), groups.starts.last()] == [Some(&0), Some(&(n_rows as u32))];
             let ascending = groups.starts.windows(2).all(|pair| pair[0] <= pair[1]);
             let expected = format!("rows ascending from 0 to {n_rows}");
             c.that(ends && ascending && n_group > 0, "groups", expected, "something else")?;
@@ -222,8 +223,7 @@ impl<T: Operand> SparseFfn<T> {
     /// How many matrices down is where it lies across neurons, and the columns of each.
     fn stacked(&self, c: &Check, n_rows: usize) -> Result<(usize, usize)> {
         let Some(groups) = &self.groups else { return Ok((1, n_rows)) };
-        let filled: Vec<usize> =
-            groups.rows().map(|rows| rows.len()).filter(|&n| n > 0).collect();
+        let filled: Vec<usize> = groups.rows().map(|rows| rows.len()).filter(|&n| n > 0).collect();
         let first = filled.first().copied().unwrap_or(0);
         let equal = filled.iter().all(|&n| n == first);
         c.that(equal, "groups", "equally many rows or none", "not")?;

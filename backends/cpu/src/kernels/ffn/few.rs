@@ -216,8 +216,7 @@ impl SparseFfn {
                     for &(id, value) in values {
                         placed[id as usize - part.rows.start] = value;
                     }
-                    let (first, placed) =
-                        (part.chunk * self.cut.slice, &placed[..part.rows.len()]);
+                    let (first, placed) = (part.chunk * self.cut.slice, &placed[..part.rows.len()]);
                     match acts.rounds() {
                         true => acts.round_part(placed, pair, first / Q8_BLOCK),
                         false => {
@@ -253,8 +252,8 @@ impl SparseFfn {
             let active = self.active.part(0, tokens.clone());
             for (slot, active) in active.iter_mut().enumerate() {
                 let pairs = self.groups.of_token(slot);
-                *active += pairs.map(|pair| self.carried_of(pair).iter().sum::<u32>()).sum::<u32>()
-                    as f32;
+                *active +=
+                    pairs.map(|pair| self.carried_of(pair).iter().sum::<u32>()).sum::<u32>() as f32;
             }
         }
     }
@@ -277,8 +276,9 @@ impl SparseFfn {
             for (four, slots) in part.pairs.clone().step_by(4).zip(part.slots.chunks(4)) {
                 let pairs = four..four + slots.len();
                 let xs = acts.four(down.activation, pairs.clone(), pairs.start);
-                let mut ys =
-                    slots.iter().map(|&slot| self.y.part(tokens.start + slot as usize, cols.clone()));
+                let mut ys = slots
+                    .iter()
+                    .map(|&slot| self.y.part(tokens.start + slot as usize, cols.clone()));
                 let mut ys: [&mut [f32]; 4] =
                     std::array::from_fn(|_| ys.next().unwrap_or_default());
                 down.for_rows(RowIds::From(first), cols.len(), &xs[..slots.len()], |i, values| {

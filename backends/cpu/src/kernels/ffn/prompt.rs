@@ -299,7 +299,10 @@ impl SparseFfn {
     fn prompt_count(&self, prompt: &Prompt, tile: &Range<usize>, slot: usize) {
         let count = |pair: usize| {
             let n_panels = self.groups.n_rows(self.groups.group(pair)).div_ceil(PANEL_ROWS);
-            prompt.kept.reads_row(pair)[..n_panels].iter().map(|kept| kept.count_ones()).sum::<u32>()
+            prompt.kept.reads_row(pair)[..n_panels]
+                .iter()
+                .map(|kept| kept.count_ones())
+                .sum::<u32>()
         };
         let n: u32 = self.groups.of_token(slot).map(count).sum();
         self.active.part(0, tile.start + slot..tile.start + slot + 1)[0] += n as f32;
