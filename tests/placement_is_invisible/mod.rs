@@ -152,8 +152,12 @@ fn deal(model: &Model, devices: &[usize]) -> LayerPlacement {
 }
 
 pub(crate) fn unit(model: &Model) -> usize {
-    let across = !model.is_exactly_sparse() && !model.layers[0].ffn.down_by_neuron;
-    if across { model.layers[0].ffn.down.w.desc().format.block_values() } else { 1 }
+    let ffn = &model.layers[0].ffn;
+    match (model.is_exactly_sparse() || ffn.down_by_neuron, ffn.n_expert) {
+        (true, _) => 1,
+        (false, Some(_)) => ffn.down.w.desc().n_cols,
+        (false, None) => ffn.down.w.desc().format.block_values(),
+    }
 }
 
 fn check_random(tiny: &Tiny, rounds: u64) {
