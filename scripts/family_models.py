@@ -224,7 +224,7 @@ def falcon(seed, new, relu=False):
 
 def opt(seed):
     return build(
-        "OPT", seed, ffn_dim=NEURONS, num_attention_heads=3, word_embed_proj_dim=WIDTH, activation_function="relu",
+        "OPT", seed, num_key_value_heads=None, intermediate_size=None, ffn_dim=NEURONS, num_attention_heads=3, word_embed_proj_dim=WIDTH, activation_function="relu",
         do_layer_norm_before=True, tie_word_embeddings=True, dropout=0.0,
     )
 
@@ -305,6 +305,6 @@ def cases():
     yield Case(
         "gemma2",
         build("Gemma2", 35, head_dim=12, query_pre_attn_scalar=12, sliding_window=5, attn_logit_softcapping=2.0,
-              final_logit_softcapping=4.0, **gemma),
+              final_logit_softcapping=12.0, **gemma),
     )
     yield Case("gemma3", gemma3(36))

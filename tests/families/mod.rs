@@ -93,6 +93,7 @@ fn load(
 #[test]
 fn logits_are_those_of_pytorch() {
     within(LIMIT, || {
+        let mut wrong = Vec::new();
         for fixture in fixtures() {
             for run in &fixture.runs {
                 for pieces in [&[run.ids.len()][..], &[1], &[5, 3, 7]] {
@@ -100,11 +101,13 @@ fn logits_are_those_of_pytorch() {
                     let mut engine = load(&fixture, run.n_ctx, Sparsity::Predicted, devices, None);
                     let got = logits_of(&mut engine, &run.ids, pieces);
                     let difference = difference(&run.logits, &got);
-                    let Fixture { name, bound, .. } = &fixture;
-                    assert!(difference <= *bound, "{name} in pieces of {pieces:?}: {difference}");
+                    if difference.is_nan() || difference > fixture.bound {
+                        wrong.push(format!("{}, {pieces:?}: {difference}", fixture.name));
+                    }
                 }
             }
         }
+        assert!(wrong.is_empty(), "{wrong:#?}");
     });
 }
 
