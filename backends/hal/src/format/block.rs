@@ -45,9 +45,14 @@ pub struct Unpacked {
     pub mins: [f32; 16],
 }
 
+impl Unpacked {
+    /// All zeros.
+    pub const ZERO: Unpacked = Unpacked { codes: [0; 256], scales: [0.0; 16], mins: [0.0; 16] };
+}
+
 impl Default for Unpacked {
     fn default() -> Self {
-        Self { codes: [0; 256], scales: [0.0; 16], mins: [0.0; 16] }
+        Self::ZERO
     }
 }
 
