@@ -175,9 +175,8 @@ fn what_cannot_be_rounded_to_says_so() {
 #[test]
 fn mxfp4_takes_the_nearest_code_and_the_smaller_of_two() {
     let mut values = [0.0f32; 32];
-    values[..12].copy_from_slice(&[
-        4.0, -4.0, 0.25, -0.25, 0.26, -0.26, 1.7, 2.5, 2.51, 6.9, 0.75, -3.49,
-    ]);
+    values[..12]
+        .copy_from_slice(&[4.0, -4.0, 0.25, -0.25, 0.26, -0.26, 1.7, 2.5, 2.51, 6.9, 0.75, -3.49]);
     let mut block = [0xA5; 17];
     Format::MXFP4.quantize(&values[..], &mut block);
     let mut back = [f32::NAN; 32];
