@@ -76,9 +76,19 @@ pub(super) fn unpack(
         Format::Q5_1 => any(Format::Q5_1, row, codes, scales, mins),
         Format::Q2_K => any(Format::Q2_K, row, codes, scales, mins),
         Format::Q3_K => any(Format::Q3_K, row, codes, scales, mins),
-        Format::F32 | Format::F16 | Format::BF16 | Format::U32 | Format::Q4_1 | Format::Q5_K
-        | Format::IQ2_XXS | Format::IQ2_XS | Format::IQ2_S | Format::IQ3_XXS | Format::IQ3_S
-        | Format::IQ1_S | Format::IQ1_M => any_called(format, row, codes, scales, mins),
+        Format::F32
+        | Format::F16
+        | Format::BF16
+        | Format::U32
+        | Format::Q4_1
+        | Format::Q5_K
+        | Format::IQ2_XXS
+        | Format::IQ2_XS
+        | Format::IQ2_S
+        | Format::IQ3_XXS
+        | Format::IQ3_S
+        | Format::IQ1_S
+        | Format::IQ1_M => any_called(format, row, codes, scales, mins),
     }
 }
 
@@ -169,13 +179,7 @@ fn iq4_xs(
 
 /// [`any`] as a function.
 #[inline(never)]
-fn any_called(
-    format: Format,
-    row: &[u8],
-    codes: &mut [u8],
-    scales: &mut [f32],
-    mins: &mut [f32],
-) {
+fn any_called(format: Format, row: &[u8], codes: &mut [u8], scales: &mut [f32], mins: &mut [f32]) {
     any(format, row, codes, scales, mins);
 }
 

@@ -252,7 +252,11 @@ macro_rules! sum_rows_kernels {
             let quants = format.quants().expect("a format with blocks");
             let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
             for row in rows {
-                assert_eq!(row.bytes.len() * n_values, y.len() * n_bytes, "a row of another length");
+                assert_eq!(
+                    row.bytes.len() * n_values,
+                    y.len() * n_bytes,
+                    "a row of another length"
+                );
             }
             let mut parts = [const { Unpacked::ZERO }; N];
             for (i, y) in y.chunks_exact_mut(n_values).enumerate() {

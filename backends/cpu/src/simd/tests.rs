@@ -27,7 +27,8 @@ pub(super) fn random(n: usize, seed: u32) -> Vec<f32> {
 /// The bytes of `values`, or random ones that depend on them where nothing rounds to the format.
 pub(super) fn quantized(format: Format, values: &[f32]) -> Vec<u8> {
     if !format.quantizes() {
-        let mix = |seed: u64, v: &f32| (seed ^ u64::from(v.to_bits())).wrapping_mul(0x100_0000_01b3);
+        let mix =
+            |seed: u64, v: &f32| (seed ^ u64::from(v.to_bits())).wrapping_mul(0x100_0000_01b3);
         return conformance::random_weights(format, values.len(), values.iter().fold(7, mix));
     }
     let mut bytes = vec![0xA5; format.row_bytes(values.len()).unwrap()];

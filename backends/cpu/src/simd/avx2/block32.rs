@@ -16,12 +16,8 @@ use super::{Products, scales_apart, totals};
 fn five_bits(tile: &[u8], at: usize) -> __m256i {
     let fifths = i32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]]);
     // Eight bytes look at the bits of one.
-    let each = _mm256_set_epi64x(
-        0x0303_0303_0303_0303,
-        0x0202_0202_0202_0202,
-        0x0101_0101_0101_0101,
-        0,
-    );
+    let each =
+        _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
     let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(fifths), each);
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);

@@ -78,8 +78,7 @@ fn five_bits<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn wide_scales_apart<const STRIDE: usize>(tile: &[u8]) -> __m512 {
-    let words: [[u8; 2]; 16] =
-        std::array::from_fn(|i| [tile[STRIDE * i], tile[STRIDE * i + 1]]);
+    let words: [[u8; 2]; 16] = std::array::from_fn(|i| [tile[STRIDE * i], tile[STRIDE * i + 1]]);
     _mm512_cvtph_ps(load_half(words.as_flattened(), 0))
 }
 
@@ -89,8 +88,7 @@ fn wide_scales_apart<const STRIDE: usize>(tile: &[u8]) -> __m512 {
 fn exponents_apart(tile: &[u8]) -> __m512 {
     let bytes: [u8; 16] = std::array::from_fn(|i| tile[17 * i]);
     let exponents = _mm512_cvtepu8_epi32(load_quarter(&bytes, 0));
-    let normal =
-        _mm512_slli_epi32::<23>(_mm512_sub_epi32(exponents, _mm512_set1_epi32(1)));
+    let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(exponents, _mm512_set1_epi32(1)));
     let is_small = _mm512_cmplt_epi32_mask(exponents, _mm512_set1_epi32(2));
     let small = _mm512_set1_epi32(0x0020_0000);
     _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, is_small, small, exponents))

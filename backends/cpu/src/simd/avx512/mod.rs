@@ -216,10 +216,7 @@ fn four_lanes_each(quad: usize) -> __m512i {
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn load_halves(x: &Q8Tile<'_>, quad: usize) -> [__m512i; 2] {
     let (a, b) = (load_codes(x, 2 * quad), load_codes(x, 2 * quad + 1));
-    [
-        _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b),
-        _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b),
-    ]
+    [_mm512_shuffle_i64x2::<0b10_00_10_00>(a, b), _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b)]
 }
 
 /// The products of a block of 256 values, the `half` of a tile, of which each 16 have a scale.
@@ -258,13 +255,7 @@ impl<const N: usize> Sixteens<N> {
     /// The same with unsigned codes and minimums, multiplied by the scales of the activations.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    fn add_with_mins(
-        &mut self,
-        i: usize,
-        codes: __m512i,
-        mins: &[__m512; N],
-        x: &[Q8Tile<'_>; N],
-    ) {
+    fn add_with_mins(&mut self, i: usize, codes: __m512i, mins: &[__m512; N], x: &[Q8Tile<'_>; N]) {
         let none = _mm512_setzero_si512();
         for (t, x) in x.iter().enumerate() {
             let q = load_codes(x, 4 * self.half + i);

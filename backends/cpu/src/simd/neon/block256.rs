@@ -127,9 +127,8 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<84>().0.iter().enumerate() {
             // A scale in the low, a minimum in the high nibble of each byte.
-            let [low, high] = [0, 4].map(|shift| {
-                std::array::from_fn::<u8, 16, _>(|i| block[i] >> shift & 15)
-            });
+            let [low, high] =
+                [0, 4].map(|shift| std::array::from_fn::<u8, 16, _>(|i| block[i] >> shift & 15));
             let scales = sixteen_scales(&low, &block[80..]);
             let mins = sixteen_scales(&high, &block[82..]);
             let mut products = Sixteens::new(half, &scales, x);
