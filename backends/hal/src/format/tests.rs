@@ -222,7 +222,7 @@ fn random_matrix(format: Format, n_rows: usize, n_cols: usize, seed: u32) -> Vec
         format.quantize(&values, &mut bytes);
         return bytes;
     }
-    let mut values = vec![0.0; format.block_values()];
+    let mut values: Vec<f32> = vec![0.0; format.block_values()];
     for block in bytes.chunks_exact_mut(format.block_bytes()) {
         while !values.iter().all(|v| v.abs() < 2.0) || !values.iter().any(|v| v.abs() > 0.05) {
             block.fill_with(|| (next() >> 16) as u8);
@@ -288,16 +288,30 @@ fn the_transposed_bytes_are_pinned() {
     assert_eq!(found, PINNED);
 }
 
-const PINNED: [&str; 9] = [
+const PINNED: [&str; 23] = [
     "F32 41efa3f21fc81477",
     "F16 6f1f22b9adf3fdd2",
     "BF16 e6e5326bd0ce9f1a",
     "Q4_0 45383df211cf65bd",
     "Q4_1 92d7a4fa75759b89",
+    "Q5_0 5607ccfa68592058",
+    "Q5_1 a820c74f2cd83556",
     "Q8_0 8b4967057289ef68",
+    "Q2_K a5e8dade29185cad",
+    "Q3_K 3d92fec571250050",
     "Q4_K 880b3a3d6713f13d",
     "Q5_K dcaaafe656b8833f",
     "Q6_K b75e9eda9ee4b591",
+    "IQ2_XXS df877e5e5660951f",
+    "IQ2_XS e7db04f0a96b85f3",
+    "IQ3_XXS 77d34ca030458d15",
+    "IQ1_S e061479471fdd49e",
+    "IQ4_NL 48a98f80efba47b1",
+    "IQ3_S a3473295eb2444ac",
+    "IQ2_S a364c17979f3a505",
+    "IQ4_XS c03d958b7a0870e9",
+    "IQ1_M c137ca4d4d44fe2e",
+    "MXFP4 987a079e30f1afab",
 ];
 
 /// Bytes out of a file: whatever stands in them, no group can point outside of the tables.
