@@ -1,6 +1,6 @@
 //! Plain Rust for every processor: written once against how a block comes apart.
 
-use hal::format::{Code, Format, TransposedLayout, Unpacked, quantize_q8};
+use hal::format::{Code, Format, Q8_BLOCK, TransposedLayout, Unpacked, quantize_q8};
 use half::f16;
 
 use super::rows::RowRun;
@@ -119,7 +119,11 @@ fn dots<const N: usize>(format: Format, row: &[u8], x: [ActView<'_>; N]) -> [f32
                 let terms = codes.iter().zip(q).map(|(&c, &q)| i32::from(c) * i32::from(q));
                 *out += parts.scales[g] * x.d[first / 32] * terms.sum::<i32>() as f32;
                 if quants.has_min {
-                    *out -= parts.mins[g] * x.d[first / 32] * x.sum[first / 32] as f32;
+                    let total = match quants.group {
+                        Q8_BLOCK => x.sum[first / Q8_BLOCK],
+                        _ => q.iter().map(|&q| i32::from(q)).sum(),
+                    };
+                    *out -= parts.mins[g] * x.d[first / 32] * total as f32;
                 }
             }
         }
