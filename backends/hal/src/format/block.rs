@@ -124,8 +124,8 @@ pub(super) fn five_bits(bytes: &[u8], codes: &mut [i8]) {
     let fifths = read_u32(bytes, 0);
     let (low, high) = codes.split_at_mut(16);
     for (j, ((low, high), &pair)) in low.iter_mut().zip(high).zip(&bytes[4..20]).enumerate() {
-        *low = ((pair & 15) | (fifths >> j & 1) as u8 * 16) as i8;
-        *high = ((pair >> 4) | (fifths >> (j + 16) & 1) as u8 * 16) as i8;
+        *low = ((pair & 15) | ((fifths >> j & 1) as u8) << 4) as i8;
+        *high = ((pair >> 4) | ((fifths >> (j + 16) & 1) as u8) << 4) as i8;
     }
 }
 

@@ -18,7 +18,7 @@ static NEGATIVE: [[i8; 8]; 256] = {
     let mut out = [[0; 8]; 256];
     let mut i = 0;
     while i < 8 * 256 {
-        out[i / 8][i % 8] = -((i / 8 >> (i % 8) & 1) as i8);
+        out[i / 8][i % 8] = -(((i / 8) >> (i % 8) & 1) as i8);
         i += 1;
     }
     out

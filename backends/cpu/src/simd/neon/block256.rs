@@ -176,7 +176,7 @@ fn iq4_scales(block: &[u8]) -> V {
     let low = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
     let upper = u16::from_le_bytes([block[2], block[3]]);
     let scales: [i8; 8] = std::array::from_fn(|i| {
-        ((low >> (4 * i) & 15) as i8 | (upper >> (2 * i) & 3) as i8 * 16) - 32
+        ((low >> (4 * i) & 15) as i8 | ((upper >> (2 * i) & 3) as i8) << 4) - 32
     });
     mul(one_scale(block), widen_i8(bytemuck::cast_slice(&scales), 0))
 }
