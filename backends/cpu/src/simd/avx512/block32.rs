@@ -1,16 +1,32 @@
-//! Dots of the formats with blocks of 32: Q4_0, Q4_1, Q8_0.
+//! Dots of the formats with blocks of 32 values.
 //!
 //! The nibbles of four blocks fill a register, 16 bytes each; their low and high halves meet the halves of the
 //! activations, so that a block's products end up in four lanes. About 62 vector instructions for the 288 bytes of
-//! a tile.
+//! a tile of Q4_0.
 
 use std::arch::x86_64::*;
+
+use hal::format::{E2M1_CODES, IQ4_CODES};
 
 use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::for_tiles;
-use super::vector::{load_bytes, load_half, load_quarter};
+use super::vector::{load_bytes, load_half, load_quarter, look_up};
 use super::{Products, scales_apart, totals};
+
+/// The codes of IQ4_NL and IQ4_XS, shifted up by 128.
+pub(super) const IQ4_SHIFTED: [u8; 16] = shifted(IQ4_CODES, 128);
+/// Those of MXFP4, shifted up by 12.
+const E2M1_SHIFTED: [u8; 16] = shifted(E2M1_CODES, 12);
+
+const fn shifted(codes: [i8; 16], shift: u8) -> [u8; 16] {
+    let (mut out, mut i) = ([0; 16], 0);
+    while i < 16 {
+        out[i] = (codes[i] as u8).wrapping_add(shift);
+        i += 1;
+    }
+    out
+}
 
 /// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: the low nibbles, then the high ones.
 #[inline]
@@ -28,9 +44,54 @@ fn nibbles<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
     };
     let three =
         _mm512_permutexvar_epi16(load_bytes(bytemuck::bytes_of(&pick), 0), load_bytes(tile, at));
-    let four = _mm512_inserti32x4::<3>(three, load_quarter(tile, at + 3 * STRIDE));
+    low_and_high(_mm512_inserti32x4::<3>(three, load_quarter(tile, at + 3 * STRIDE)))
+}
+
+/// The low nibbles of 64 bytes, then the high ones.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn low_and_high(pairs: __m512i) -> [__m512i; 2] {
     let low = _mm512_set1_epi8(15);
-    [_mm512_and_si512(four, low), _mm512_and_si512(_mm512_srli_epi16::<4>(four), low)]
+    [_mm512_and_si512(pairs, low), _mm512_and_si512(_mm512_srli_epi16::<4>(pairs), low)]
+}
+
+/// The codes of four blocks of `STRIDE` bytes whose fifth bits begin at `at`, before the nibbles.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn five_bits<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
+    let [low, high] = nibbles::<STRIDE>(tile, at + 4);
+    let bits = |half: usize| {
+        let word = |i: usize| {
+            let at = at + STRIDE * i + 2 * half;
+            u64::from(u16::from_le_bytes([tile[at], tile[at + 1]])) << (16 * i)
+        };
+        word(0) | word(1) | word(2) | word(3)
+    };
+    let fifth = _mm512_set1_epi8(16);
+    [
+        _mm512_mask_add_epi8(low, bits(0), low, fifth),
+        _mm512_mask_add_epi8(high, bits(1), high, fifth),
+    ]
+}
+
+/// 16 f16 scales of consecutive blocks, the first at the beginning of `tile`, `STRIDE` bytes apart.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn wide_scales_apart<const STRIDE: usize>(tile: &[u8]) -> __m512 {
+    let words: [[u8; 2]; 16] = std::array::from_fn(|i| [tile[STRIDE * i], tile[STRIDE * i + 1]]);
+    _mm512_cvtph_ps(load_half(words.as_flattened(), 0))
+}
+
+/// The scales of 16 blocks of MXFP4: [`hal::format::e8m0_scale`].
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn exponents_apart(tile: &[u8]) -> __m512 {
+    let bytes: [u8; 16] = std::array::from_fn(|i| tile[17 * i]);
+    let exponents = _mm512_cvtepu8_epi32(load_quarter(&bytes, 0));
+    let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(exponents, _mm512_set1_epi32(1)));
+    let is_small = _mm512_cmplt_epi32_mask(exponents, _mm512_set1_epi32(2));
+    let small = _mm512_set1_epi32(0x0020_0000);
+    _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, is_small, small, exponents))
 }
 
 #[inline]
@@ -76,6 +137,74 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
             let first = _mm512_castsi256_si512(load_half(tile, 68 * i + 2));
             let codes = _mm512_inserti64x4::<1>(first, load_half(tile, 68 * i + 36));
             products.add_signed(i, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
+        let scales = wide_scales_apart::<22>(tile);
+        let mins = _mm512_mul_ps(scales, _mm512_set1_ps(16.0));
+        let mut products = Products::with_mins(scales, mins, x);
+        for i in 0..4 {
+            products.add_halves(i, five_bits::<22>(tile, 88 * i + 2), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
+        let scales = wide_scales_apart::<24>(tile);
+        let mins = _mm512_sub_ps(_mm512_setzero_ps(), wide_scales_apart::<24>(&tile[2..]));
+        let mut products = Products::with_mins(scales, mins, x);
+        for i in 0..4 {
+            products.add_halves(i, five_bits::<24>(tile, 96 * i + 4), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(scales_apart::<18>(tile), x);
+        for i in 0..4 {
+            let [low, high] = nibbles::<18>(tile, 72 * i + 2);
+            let codes = [look_up(IQ4_SHIFTED, low), look_up(IQ4_SHIFTED, high)];
+            products.add_shifted_halves::<-128>(i, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(exponents_apart(tile), x);
+        for i in 0..4 {
+            let block = |k: usize| load_quarter(tile, 17 * (4 * i + k) + 1);
+            let pairs = _mm512_castsi128_si512(block(0));
+            let pairs = _mm512_inserti32x4::<1>(pairs, block(1));
+            let pairs = _mm512_inserti32x4::<2>(pairs, block(2));
+            let [low, high] = low_and_high(_mm512_inserti32x4::<3>(pairs, block(3)));
+            let codes = [look_up(E2M1_SHIFTED, low), look_up(E2M1_SHIFTED, high)];
+            products.add_shifted_halves::<12>(i, codes, x);
         }
         products.add_to(&mut acc);
     });
