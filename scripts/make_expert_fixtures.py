@@ -156,8 +156,8 @@ def main():
         runs = [{"n_ctx": 64, "ids": ids.tolist(), "logits": rows}]
         facts = {"activation": None, "runs": runs}
         if stored == "mxfp4":
-            # Thermocline rounds what meets quantised weights to Q8 blocks; PyTorch does not.
-            facts["bound"] = 0.03
+            # What meets quantised weights is rounded to Q8 blocks, and not by PyTorch; llama.cpp is 0.08 away.
+            facts["bound"] = 0.12
         text = json.dumps(facts, separators=(",", ":"))
         path.with_suffix(".json").write_text(text + "\n")
         print(f"{name}: {path.stat().st_size} bytes, logits from {logits.min():.2f} to {logits.max():.2f}")
