@@ -225,7 +225,7 @@ def falcon(seed, new, relu=False):
 def opt(seed):
     return build(
         "OPT", seed, num_key_value_heads=None, intermediate_size=None, ffn_dim=NEURONS, num_attention_heads=3, word_embed_proj_dim=WIDTH, activation_function="relu",
-        do_layer_norm_before=True, tie_word_embeddings=True, dropout=0.0,
+        do_layer_norm_before=True, max_position_embeddings=64, tie_word_embeddings=True, dropout=0.0,
     )
 
 

@@ -4,9 +4,10 @@
     python3 -m venv VENV && VENV/bin/pip install torch transformers safetensors tokenizers gguf
     VENV/bin/python scripts/make_family_fixtures.py [--only NAME] [--converter BINARY] [--keep DIR]
 
-Every model is written as a Hugging Face folder first. With --converter that folder is converted by
-`BINARY convert`; without, by the few lines below, which use the names of the `gguf` package. A model with a predictor
-becomes a file in PowerInfer's container. Which code the logits come from is said in family_models.py.
+Every model is written as a Hugging Face folder first. With --converter that folder is converted by `BINARY convert`,
+as those of the repository are; without, by the few lines below, which use the names of the `gguf` package and give the
+same bytes of weights. A model with a predictor becomes a file in PowerInfer's container. Which code the logits come
+from is said in family_models.py.
 """
 import argparse
 import json
@@ -52,9 +53,11 @@ def write_folder(folder, case):
     facts = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(facts))
     if case.predicted:
+        predictor = folder / "predictor"
+        predictor.mkdir(exist_ok=True)
         for i, (fc1, fc2) in enumerate(case.predicted):
-            torch.save({"fc1.weight": fc1.half(), "fc2.weight": fc2.half()}, folder / f"model_{i}.pt")
-        (folder / "predictor.json").write_text(json.dumps({"sparse_threshold": family_models.LEAST}))
+            torch.save({"fc1.weight": fc1.half(), "fc2.weight": fc2.half()}, predictor / f"model_{i}.pt")
+        (predictor / "config.json").write_text(json.dumps({"sparse_threshold": family_models.LEAST}))
 
 
 # --- the stand-in for a converter ------------------------------------------------------------------------------
@@ -84,7 +87,6 @@ def write_keys(writer, case):
     if arch == "falcon" and not case.config.new_decoder_architecture:
         kv = 1
     width = setting(case, "hidden_size")
-    # No name of a family: llama.cpp expects the tokens of Phi 3 where it reads one.
     writer.add_name("random")
     writer.add_context_length(setting(case, "max_position_embeddings", default=256))
     writer.add_embedding_length(width)
@@ -207,11 +209,12 @@ def stand_in(path, case):
 
 
 def convert(binary, folder, path, case):
+    path.unlink(missing_ok=True)
     command = [binary, "convert", folder, "-o", path]
     if case.predicted:
-        command[3:3] = [folder]
+        command[3:3] = [folder / "predictor"]
         command += ["--container", "pwri"]
-    subprocess.run(list(map(str, command)), check=True)
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
 
 
 def main():
@@ -219,14 +222,16 @@ def main():
     parser.add_argument("--only", help="names that begin so")
     parser.add_argument("--converter", type=Path, help="thermocline's binary")
     parser.add_argument("--keep", type=Path, help="where the Hugging Face folders stay")
+    parser.add_argument("--out", type=Path, default=OUT, help="where fixtures go, if not to tests/families")
     args = parser.parse_args()
-    OUT.mkdir(exist_ok=True)
+    args.out.mkdir(exist_ok=True)
     for case in family_models.cases():
         if args.only and not case.name.startswith(args.only):
             continue
-        path = OUT / f"{case.name}.gguf"
+        path = args.out / f"{case.name}.gguf"
         with tempfile.TemporaryDirectory() as temporary:
-            folder = (args.keep or Path(temporary)) / case.name
+            # The model is called as its folder is, and llama.cpp expects the tokens of Phi 3 where it reads that name.
+            folder = (args.keep or Path(temporary)) / case.name / "random"
             folder.mkdir(parents=True, exist_ok=True)
             write_folder(folder, case)
             if args.converter:

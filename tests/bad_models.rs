@@ -317,7 +317,11 @@ fn keys_that_lie() {
     key("attention.head_count", 6u32.into(), "a divisor of the width 64");
     key("attention.head_count_kv", 0u32.into(), "is 0");
     key("attention.head_count_kv", 3u32.into(), "a divisor of the 4 heads");
-    key("attention.value_length", 8u32.into(), "is 8, expected 16");
+    key("attention.value_length", 0u32.into(), "is 0");
+    key("attention.scale", (-1.0f32).into(), "a number from 0 on");
+    key("attn_logit_softcapping", f32::INFINITY.into(), "a number from 0 on");
+    key("attention.sliding_window_pattern", Array::Bool(vec![true]).into(), "2 layers");
+    key("rope.freq_base_swa", 0.0f32.into(), "a positive number");
     key("rope.dimension_count", 3u32.into(), "an even number up to 16");
     key("rope.dimension_count", 18u32.into(), "an even number up to 16");
     key("feed_forward_length", Array::U32(vec![96, 64]).into(), "a list that differs");

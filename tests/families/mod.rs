@@ -21,8 +21,8 @@ use crate::placement_is_invisible::{
 use crate::support::within;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// Of the logits' spread.
-const BOUND: f32 = 1e-3;
+/// Of the logits' spread; sums in another order make up to 2e-5 of it.
+const BOUND: f32 = 1e-4;
 
 /// A model and what is known of it.
 struct Fixture {
@@ -185,9 +185,9 @@ fn readme_lists_the_families() {
 #[test]
 fn a_context_beyond_learned_positions_is_refused() {
     let fixture = fixture(&folder().join("opt.gguf"));
-    let options = EngineOptions { n_ctx: 257, ..EngineOptions::default() };
+    let options = EngineOptions { n_ctx: 65, ..EngineOptions::default() };
     let devices = vec![cpu_device(1)];
     let error = Engine::load(fixture.model, devices, options, None, quiet(), &|_, _| {});
     let error = error.map(drop).unwrap_err().to_string();
-    assert!(error.contains("257") && error.contains("256 positions"), "{error}");
+    assert!(error.contains("65 tokens") && error.contains("64 positions"), "{error}");
 }
