@@ -133,7 +133,8 @@ proptest! {
 fn every_format_loads_from_both_containers() {
     for format in formats() {
         for spec in [small(format, false), small(format, true), pwri(&small(format, true))] {
-            if spec.container == Container::PowerInfer && format == Format::BF16 {
+            let is_younger = matches!(format, Format::BF16 | Format::MXFP4);
+            if spec.container == Container::PowerInfer && is_younger {
                 assert!(matches!(spec.build(&mut |_, _| {}), Err(Error::Gguf(_))));
                 continue;
             }
