@@ -113,7 +113,7 @@ pub(super) fn cases() -> Vec<Case> {
                     let spec = Spec {
                         n_tokens,
                         biases: n_tokens % 2 == 0,
-                        accumulate: n_tokens == 17,
+                        accumulate: n_tokens == 17 && uses != Use::None,
                         experts: Some(experts),
                         ..Spec::new(format, lie)
                     };
