@@ -331,7 +331,7 @@ fn keys_that_lie() {
         key("rope.freq_base", bad.into(), "a positive number");
         key("rope.scaling.factor", bad.into(), "a positive number");
     }
-    key("rope.scaling.type", "longrope".into(), "`longrope`, expected none, linear or yarn");
+    key("rope.scaling.type", "su".into(), "`su`, expected none, linear, longrope or yarn");
     key("hidden_activation", "magic".into(), "`magic`, expected relu");
     Maker::new().key("llama.expert_count", 8u32).fails(&["llama.expert_used_count"]);
 }
@@ -390,6 +390,30 @@ fn tensors_that_do_not_fit() {
         let maker = Maker::new().tensor("blk.0.ffn_up.weight", &[64, 96], ty);
         maker.fails(&["`blk.0.ffn_up.weight` is ", ty.name(), "llama-quantize"]);
     }
+}
+
+#[test]
+fn predictors_that_do_not_fit() {
+    let with = |fc1: &[u64], fc2: &[u64]| {
+        let maker = Maker::new().tensor("blk.1.fc1.weight", fc1, TensorType::F32);
+        maker.tensor("blk.1.fc2.weight", fc2, TensorType::F32)
+    };
+    with(&[64, 8], &[8, 96]).ends(0, &["chooses neurons in 1 layers"]);
+    with(&[64, 8], &[8, 96]).without("blk.1.fc2.weight").fails(&["`blk.1.fc2.weight` is missing"]);
+    with(&[64, 8], &[8, 96]).without("blk.1.fc1.weight").fails(&["`blk.1.fc1.weight` is missing"]);
+    with(&[63, 8], &[8, 96]).fails(&["blk.1.fc1.weight", "[63, 8], expected [64, 8]"]);
+    with(&[64, 8], &[9, 96]).fails(&["blk.1.fc2.weight", "[9, 96], expected [8, 96]"]);
+    with(&[64, 8], &[8, 95]).fails(&["blk.1.fc2.weight", "[8, 95], expected [8, 96]"]);
+    with(&[64, 0], &[0, 96]).fails(&["blk.1.fc1.weight", "[64, 0]"]);
+    with(&[64], &[8, 96]).fails(&["blk.1.fc1.weight", "[64]"]);
+    for bad in [f32::NAN, f32::INFINITY] {
+        let maker = with(&[64, 8], &[8, 96]).values("blk.1.fc2.weight", bad);
+        maker.fails(&["values that are not numbers"]);
+    }
+    let threshold = with(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", "high");
+    threshold.fails(&["powerinfer.sparse_threshold"]);
+    let none = with(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", f32::NAN);
+    none.fails(&["powerinfer.sparse_threshold", "NaN"]);
 }
 
 #[test]

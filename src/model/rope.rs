@@ -16,7 +16,7 @@ pub struct RopeTable {
     pub scale: f32,
 }
 
-/// Divisors of the frequencies that the file has, one per pair.
+/// Divisors of the frequencies that the file has, one per pair, all positive.
 #[derive(Debug, Default)]
 pub(super) struct Factors {
     /// `rope_freqs.weight` (Llama 3) or `rope_factors_short.weight` (Phi 3).
@@ -79,15 +79,6 @@ impl RopeTable {
         factors: &Factors,
         base: f32,
     ) -> Result<RopeTable, Error> {
-        let divisors = factors.short.iter().chain(&factors.long).flatten();
-        if let Some(wrong) = divisors.into_iter().find(|&&f| !is_positive(f)) {
-            return Err(Error::Values {
-                file: keys.file.to_owned(),
-                tensor: "rope_freqs.weight".to_owned(),
-                expected: "positive numbers",
-                found: wrong.to_string(),
-            });
-        }
         let factor = match keys.f32("rope.scaling.factor")? {
             Some(factor) => Some(factor),
             None => keys.f32("rope.scale_linear")?,
@@ -159,7 +150,7 @@ fn base(keys: &Keys<'_>, key: &str) -> Result<Option<f32>, Error> {
     }
 }
 
-fn is_positive(value: f32) -> bool {
+pub(super) fn is_positive(value: f32) -> bool {
     value > 0.0 && value.is_finite()
 }
 

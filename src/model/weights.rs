@@ -10,7 +10,7 @@ use crate::gguf::{Container, File};
 use super::hyper::{self, Keys};
 use super::layer::{Ffn, Frame, Kv, Latent, LayerWeights, Predictor, Shared};
 use super::reader::Reader;
-use super::rope::{Factors, RopeTable};
+use super::rope::{Factors, RopeTable, is_positive};
 use super::{Affine, ArchSpec, BlockKind, Error, Experts, Hyper, KvKind, Positions, arch};
 
 /// What the user may say about a model.
@@ -78,7 +78,7 @@ impl Model {
         let hyper = Hyper::read(&keys, spec)?;
         let (ffn_kind, activation) = activation(&keys, spec, file.container(), options)?;
         let reader = Reader::new(&file, spec.name);
-        let threshold = file.metadata().f32("powerinfer.sparse_threshold")?;
+        let predictor_threshold = threshold(&keys)?;
         let n_vocab = reader.n_rows("token_embd.weight", hyper.n_embd, "the number of tokens")?;
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;
         let output = match reader.has("output.weight") {
@@ -99,7 +99,7 @@ impl Model {
             output,
             layers,
             n_predictors,
-            predictor_threshold: threshold.unwrap_or(0.0),
+            predictor_threshold,
             hyper,
             file,
         })
@@ -175,6 +175,19 @@ fn activation(
     }
 }
 
+/// Least score of a neuron that the predictor wants: the file's, else 0 as in PowerInfer.
+fn threshold(keys: &Keys<'_>) -> Result<f32, Error> {
+    const KEY: &str = "powerinfer.sparse_threshold";
+    let value = keys.metadata.f32(KEY)?.unwrap_or(0.0);
+    let error = || Error::Key {
+        file: keys.file.to_owned(),
+        key: KEY.to_owned(),
+        expected: "a number to compare scores with".to_owned(),
+        found: value.to_string(),
+    };
+    if value.is_nan() { Err(error()) } else { Ok(value) }
+}
+
 fn positions(
     reader: &Reader<'_>,
     spec: &ArchSpec,
@@ -199,7 +212,18 @@ struct Layers<'a> {
 impl Layers<'_> {
     fn read(&self, keys: &Keys<'_>) -> Result<Vec<LayerWeights>, Error> {
         let Layers { reader, spec, hyper, .. } = *self;
-        let factors = |tensor: &str| reader.optional_floats(tensor, hyper.n_rot / 2);
+        let factors = |tensor: &str| {
+            let list = reader.optional_floats(tensor, hyper.n_rot / 2)?;
+            match list.iter().flatten().find(|&&factor| !is_positive(factor)) {
+                Some(wrong) => Err(Error::Values {
+                    file: keys.file.to_owned(),
+                    tensor: tensor.to_owned(),
+                    expected: "positive numbers",
+                    found: wrong.to_string(),
+                }),
+                None => Ok(list),
+            }
+        };
         let short = match factors("rope_freqs.weight")? {
             Some(factors) => Some(factors),
             None => factors("rope_factors_short.weight")?,

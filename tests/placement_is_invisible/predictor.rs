@@ -8,10 +8,15 @@ fn tiny(seed: u64, format: Format) -> Tiny {
     Tiny { seed, format, pwri: true, rank: 32, ..Tiny::default() }
 }
 
-/// A score at the threshold may fall to either side, and then a whole neuron comes or goes.
+/// A quantised predictor's input is rounded, and one activation at the edge of two 8-bit steps moves a score by some
+/// thousandths of their spread: enough for one of thousands to fall to the other side of the threshold, and then a
+/// whole neuron comes or goes. So these decide by marks that no rounding moves.
+fn marked(seed: u64, format: Format) -> Tiny {
+    Tiny { marked: true, ..tiny(seed, format) }
+}
+
+/// What a neuron more or less moves, where sums in another order decide about a score at the threshold.
 const BOUND: f32 = 8e-2;
-/// Where an activation at the edge of two 8-bit steps moves a score by a hundredth, a few do.
-const BOUND_QUANTISED: f32 = 0.4;
 
 fn by(model: &Arc<Model>, sparsity: Sparsity, threshold: Option<f32>) -> Engine {
     let options = EngineOptions { sparsity, sparse_threshold: threshold, ..options() };
@@ -22,11 +27,11 @@ fn by(model: &Arc<Model>, sparsity: Sparsity, threshold: Option<f32>) -> Engine 
 #[test]
 fn random_placements_of_predicted_neurons_give_the_same_logits() {
     within(LIMIT, || {
-        for (seed, format) in
-            [Format::F32, Format::F16, Format::Q8_0, Format::Q4_0].into_iter().enumerate()
-        {
-            let bound = if seed < 2 { BOUND } else { BOUND_QUANTISED };
-            check_random_within(&tiny(seed as u64 + 1, format), 6, bound);
+        check_random_within(&tiny(1, Format::F32), 6, BOUND);
+        check_random_within(&tiny(2, Format::F16), 6, BOUND);
+        for (seed, format) in (3..).zip([Format::F16, Format::Q8_0, Format::Q4_0, Format::Q4_1]) {
+            let tiny = marked(seed, format);
+            check_random_within(&tiny, 6, bound(format));
         }
     });
 }
@@ -77,7 +82,7 @@ fn a_lost_device_takes_no_list_with_it() {
 #[test]
 fn budgets_hold_with_a_predictor_too() {
     within(LIMIT, || {
-        let model = tiny(7, Format::Q8_0).model();
+        let model = marked(7, Format::Q8_0).model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
         let none = Duration::ZERO..Duration::ZERO;
         let (_, roomy) = sim_device(1, Bytes::MAX, none.clone(), 1);
@@ -89,7 +94,7 @@ fn budgets_hold_with_a_predictor_too() {
             let (sim, device) = sim_device(1, budget, none.clone(), step);
             let mut engine = load(&model, vec![cpu_device(2), device.clone()], None);
             let difference = difference(&expected, &logits(&mut engine, &[7]));
-            assert!(difference <= BOUND_QUANTISED, "budget {budget}: {difference}");
+            assert!(difference <= bound(Format::Q8_0), "budget {budget}: {difference}");
             assert!(sim.counters().peak <= budget, "physical peak over {budget}");
             split += engine.placement().n_split();
         }
@@ -118,10 +123,7 @@ fn the_threshold_decides_from_everything_to_nothing() {
         assert_eq!(exact, all, "all neurons are wanted, so the gate alone decides");
         let file = logits(&mut by(&model, Sparsity::Predicted, None), &[23]);
         assert_eq!(file, logits(&mut by(&model, Sparsity::Predicted, Some(0.0)), &[23]));
-        assert!(
-            difference(&exact, &file) > 2.0 * BOUND_QUANTISED,
-            "a random predictor drops what counts"
-        );
+        assert!(difference(&exact, &file) > 10.0 * BOUND, "a random predictor drops what counts");
         let mut none = by(&model, Sparsity::Predicted, Some(f32::INFINITY));
         let mut session = none.open();
         let go_on = AtomicBool::new(false);

@@ -28,7 +28,13 @@ pub(crate) struct Tiny {
     pub(crate) pwri: bool,
     /// Rank of the predictor; 0 for none.
     pub(crate) rank: usize,
+    /// The predictor reads marks of the token alone, which no layer changes and no rounding moves: the same
+    /// neurons are predicted wherever they live.
+    pub(crate) marked: bool,
 }
+
+/// Columns of the residual that hold a token's marks: one block of rounded activations.
+const MARKS: usize = 32;
 
 impl Default for Tiny {
     fn default() -> Tiny {
@@ -46,6 +52,7 @@ impl Default for Tiny {
             window: None,
             pwri: false,
             rank: 0,
+            marked: false,
         }
     }
 }
@@ -132,17 +139,35 @@ impl Tiny {
         for (name, rows, cols, format) in &tensors {
             let norm = name.contains("norm");
             let scale = if norm { 0.2 } else { 1.7 / (*cols as f32).sqrt() };
-            let values: Vec<f32> = (0..rows * cols)
+            let mut values: Vec<f32> = (0..rows * cols)
                 .map(|_| {
                     let v: f32 = rng.random_range(-1.0..1.0);
                     if norm { 1.0 + scale * v } else { scale * 1.7 * v }
                 })
                 .collect();
+            if self.marked {
+                mark(name, *cols, &mut values);
+            }
             let mut bytes = vec![0; rows * format.row_bytes(*cols).unwrap()];
             format.quantize(&values, &mut bytes);
             data.write(name, &bytes).unwrap();
         }
         data.finish().unwrap()
+    }
+}
+
+/// Makes the first columns of a token's row plain signs, and keeps them through all layers.
+fn mark(name: &str, cols: usize, values: &mut [f32]) {
+    let part = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or(name);
+    for (at, value) in values.iter_mut().enumerate() {
+        let (row, col) = (at / cols, at % cols);
+        match part {
+            "token_embd" if col < MARKS => *value = value.signum(),
+            "attn_output" | "ffn_down" if row < MARKS => *value = 0.0,
+            "ffn_down_t" if col < MARKS => *value = 0.0,
+            "fc1" if col >= MARKS => *value = 0.0,
+            _ => {}
+        }
     }
 }
 

@@ -117,13 +117,15 @@ pub(super) fn cases() -> Vec<Case> {
             if lie == Lie::Across {
                 continue;
             }
-            for n_tokens in [1, 5, 17, 40] {
+            for n_tokens in [1, 5, 17, 40, 515] {
                 let name = format!("SparseFfn/{format}/{lie:?}/listed/t{n_tokens}");
                 cases.push(Spec { n_tokens, listed: Listed::Some, ..spec }.case(name));
             }
             for listed in [Listed::Empty, Listed::First, Listed::Last, Listed::Every] {
                 let name = format!("SparseFfn/{format}/{lie:?}/listed-{listed:?}").to_lowercase();
-                cases.push(Spec { listed, ..spec }.case(name.replace("sparseffn", "SparseFfn")));
+                let name = name.replace("sparseffn", "SparseFfn");
+                cases.push(Spec { listed, n_tokens: 40, ..spec }.case(format!("{name}/t40")));
+                cases.push(Spec { listed, ..spec }.case(name));
             }
         }
         let mut mixed = vec![(format, Format::F32)];

@@ -15,7 +15,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in weight_formats() {
         // A score at the threshold may fall to either side; with these numbers of tokens none is there.
-        for n_tokens in [1, 5, 41] {
+        for n_tokens in [1, 5, 17, 41, 515] {
             let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Nothing);
             cases.push(Case::new(format!("Predict/{format}/t{n_tokens}"), body));
         }
@@ -28,8 +28,10 @@ pub(super) fn cases() -> Vec<Case> {
         ("nan-input", Odd::NanInput),
     ];
     for (name, odd) in odd {
-        let body = move |rig: &mut Rig| predict(rig, Format::F32, 3, odd);
-        cases.push(Case::new(format!("Predict/F32/{name}"), body));
+        for n_tokens in [3, 40] {
+            let body = move |rig: &mut Rig| predict(rig, Format::F32, n_tokens, odd);
+            cases.push(Case::new(format!("Predict/F32/{name}/t{n_tokens}"), body));
+        }
     }
     cases
 }

@@ -61,7 +61,7 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
         },
         Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::Rope(_) | Op::StoreKv(_) => {}
         Op::AddPositions(_) | Op::Add(_) | Op::SoftCap(_) | Op::CopyHeads(_) => {}
-        Op::Predict(op) => _ = predict::Spans::new(op, &mut scratch),
+        Op::Predict(op) => _ = predict::Spans::new(op, n_threads, &mut scratch),
         Op::Route(op) => _ = route::Spans::new(op, &mut scratch),
         Op::ShortConv(_) | Op::GatedDelta(_) | Op::SsmScan(_) => slow = Some("has no fast kernel"),
         Op::Post(_) | Op::Merge(_) => return Plan::No(OTHER_SIDE.to_owned()),

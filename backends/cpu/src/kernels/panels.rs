@@ -12,7 +12,7 @@ use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_stret
 pub(super) const FEW_TOKENS: usize = 16;
 
 /// Most tokens of a tile: enough that taking a panel apart costs next to nothing.
-const TILE: usize = 512;
+pub(super) const TILE: usize = 512;
 /// Tokens below which that cost is felt.
 const SMALL_TILE: usize = 64;
 /// Chunks that make tiles small enough for all threads to have some.

@@ -2,7 +2,7 @@
 //!
 //! Five phases: round x; the first matrix; round what ReLU leaves of it; the second matrix, whose scores become
 //! membership bits; the lists. Each chunk of neurons fills a part of the lists that begins where the chunks before
-//! it end, so that the lists are ascending whoever fills them.
+//! it end, so that the lists are ascending whoever fills them. With many tokens both matrices go by panels.
 
 use std::ops::Range;
 
@@ -10,9 +10,10 @@ use hal::op;
 use hal::{Operand, RowSet, Slot, Tensor};
 
 use super::operand::{Acts, Q8Span, Weight, rows_per_chunk};
+use super::panels::{FEW_TOKENS, PanelCut, PanelSpans, Panels, TILE};
 use super::{Context, Kernel, cheap_rows, piece};
 use crate::buffer::{Reads, Scratch, Span, Writes};
-use crate::simd::RowIds;
+use crate::simd::{PANEL_ROWS, RowIds};
 
 /// Workspace of the op.
 pub(super) struct Spans {
@@ -24,16 +25,24 @@ pub(super) struct Spans {
     bits: Span<u32>,
     /// `[chunks, 2]`: neurons of each chunk that are wanted and here, and wanted and elsewhere.
     counts: Span<u32>,
+    panels: PanelSpans,
 }
 
 /// Neurons per chunk.
 fn neurons<T: Operand>(op: &op::Predict<T>) -> usize {
     let fc2 = op.fc2.desc();
-    rows_per_chunk(fc2.format.row_bytes(fc2.n_cols).unwrap_or(1))
+    match op.x.desc().n_rows > FEW_TOKENS {
+        true => PANEL_ROWS,
+        false => rows_per_chunk(fc2.format.row_bytes(fc2.n_cols).unwrap_or(1)),
+    }
 }
 
 impl Spans {
-    pub(super) fn new<T: Operand>(op: &op::Predict<T>, scratch: &mut Scratch) -> Spans {
+    pub(super) fn new<T: Operand>(
+        op: &op::Predict<T>,
+        n_threads: usize,
+        scratch: &mut Scratch,
+    ) -> Spans {
         let (x, fc1, fc2) = (op.x.desc(), op.fc1.desc(), op.fc2.desc());
         Spans {
             x: Q8Span::new(&[Some(fc1.format)], x.n_rows, x.n_cols, scratch),
@@ -41,6 +50,7 @@ impl Spans {
             hidden_q8: Q8Span::new(&[Some(fc2.format)], x.n_rows, fc1.n_rows, scratch),
             bits: scratch.take(fc2.n_rows, x.n_rows.div_ceil(32)),
             counts: scratch.take(fc2.n_rows.div_ceil(neurons(op)), 2),
+            panels: PanelSpans::new(x.n_rows, 1, n_threads, scratch),
         }
     }
 }
@@ -88,11 +98,15 @@ pub(super) struct Predict {
     resident: List,
     absent: Option<List>,
     threshold: f32,
+    /// The first matrix with many tokens.
+    cut: Option<PanelCut>,
+    panels: Panels,
 }
 
 impl Predict {
     pub(super) fn new(op: &op::Predict<Tensor>, context: &Context<'_>) -> Predict {
-        let (spans, bind) = (Spans::new(op, &mut Scratch::default()), &context.bind);
+        let (spans, bind) =
+            (Spans::new(op, context.n_threads, &mut Scratch::default()), &context.bind);
         let (fc1, fc2) = (Weight::new(&op.fc1, context), Weight::new(&op.fc2, context));
         let hidden = bind.scratch(&spans.hidden);
         Predict {
@@ -111,6 +125,9 @@ impl Predict {
             resident: List::new(&op.resident, context),
             absent: op.absent.as_ref().map(|set| List::new(set, context)),
             threshold: op.threshold,
+            cut: (op.x.desc().n_rows > FEW_TOKENS)
+                .then(|| PanelCut::new(op.x.desc().n_rows, op.fc1.desc().n_rows)),
+            panels: Panels::new(&spans.panels, context),
         }
     }
 
@@ -135,30 +152,57 @@ impl Predict {
         }
     }
 
-    fn first(&self, chunk: usize) {
+    fn first(&self, chunk: usize, worker: usize) {
+        // A value that is no number stays none, so that it reaches the scores.
+        let relu = |v: f32| if v <= 0.0 { 0.0 } else { v };
+        if let Some(cut) = &self.cut {
+            let (tokens, rows) = cut.chunk(chunk);
+            let x = self.x.rows(self.fc1.activation, tokens.start, tokens.clone(), self.n_in);
+            let sums = self.panels.times(&self.fc1, &rows, &x, tokens.len(), worker, 0);
+            for (t, sums) in tokens.zip(sums) {
+                let hidden = self.hidden.part(t, rows.clone());
+                hidden.iter_mut().zip(sums).for_each(|(to, &mut v)| *to = relu(v));
+            }
+            return;
+        }
         let rows = piece(chunk, self.rows, self.hidden.n_cols());
         self.multiply((&self.fc1, &self.x), &rows, |first, row, values| {
             for (t, &v) in (first..).zip(values) {
-                // A value that is no number stays none, so that it reaches the scores.
-                self.hidden.part(t, row..row + 1)[0] = if v <= 0.0 { 0.0 } else { v };
+                self.hidden.part(t, row..row + 1)[0] = relu(v);
             }
         });
     }
 
-    fn score(&self, chunk: usize) {
+    fn score(&self, chunk: usize, worker: usize) {
         let rows = piece(chunk, self.neurons, self.bits.n_rows());
         rows.clone().for_each(|row| self.bits.row(row).fill(0));
-        self.multiply((&self.fc2, &self.hidden_acts), &rows, |first, row, values| {
-            let mut wanted = 0;
-            for (k, &v) in values.iter().enumerate() {
-                // Written so that a score that is no number counts as wanted.
-                let dropped = v < self.threshold;
-                wanted |= u32::from(!dropped) << k;
+        // Written so that a score that is no number counts as wanted.
+        let wants = |(t, &score): (usize, &f32)| u32::from(!(score < self.threshold)) << t;
+        let Some(_) = self.cut else {
+            self.multiply((&self.fc2, &self.hidden_acts), &rows, |first, row, values| {
+                let wanted = values.iter().enumerate().map(wants).sum::<u32>();
+                self.bits.part(row, first / 32..first / 32 + 1)[0] |= wanted << (first % 32);
+            });
+            return self.count(chunk, &rows);
+        };
+        for first in (0..self.n_tokens).step_by(TILE) {
+            let tokens = first..self.n_tokens.min(first + TILE);
+            let (kind, rank) = (self.fc2.activation, self.hidden.n_cols());
+            let x = self.hidden_acts.rows(kind, first, tokens.clone(), rank);
+            let sums = self.panels.times(&self.fc2, &rows, &x, tokens.len(), worker, 0);
+            for (i, row) in rows.clone().enumerate() {
+                let bits = self.bits.part(row, first / 32..tokens.end.div_ceil(32));
+                for (bits, sums) in bits.iter_mut().zip(sums.chunks(32)) {
+                    *bits = sums.iter().map(|sums| &sums[i]).enumerate().map(wants).sum();
+                }
             }
-            self.bits.part(row, first / 32..first / 32 + 1)[0] |= wanted << (first % 32);
-        });
+        }
+        self.count(chunk, &rows);
+    }
+
+    fn count(&self, chunk: usize, rows: &Range<usize>) {
         let mut counts = [0; 2];
-        self.wanted(&rows, |slot, _| counts[usize::from(is_absent(slot))] += 1);
+        self.wanted(rows, |slot, _| counts[usize::from(is_absent(slot))] += 1);
         self.counts.row(chunk).copy_from_slice(&counts);
     }
 
@@ -217,19 +261,22 @@ impl Kernel for Predict {
             0 if self.x.rounds() => self.n_tokens.div_ceil(cheap_rows(self.n_in)),
             2 if self.hidden_acts.rounds() => self.n_tokens,
             0 | 2 => 0,
-            1 => self.hidden.n_cols().div_ceil(self.rows),
+            1 => match &self.cut {
+                Some(cut) => cut.n_chunks(),
+                None => self.hidden.n_cols().div_ceil(self.rows),
+            },
             _ => self.bits.n_rows().div_ceil(self.neurons),
         }
     }
 
-    fn run(&self, phase: usize, chunk: usize, _worker: usize) {
+    fn run(&self, phase: usize, chunk: usize, worker: usize) {
         match phase {
             0 => {
                 piece(chunk, cheap_rows(self.n_in), self.n_tokens).for_each(|t| self.x.round(t, t))
             }
-            1 => self.first(chunk),
+            1 => self.first(chunk, worker),
             2 => self.hidden_acts.round(chunk, chunk),
-            3 => self.score(chunk),
+            3 => self.score(chunk, worker),
             _ => self.fill(chunk),
         }
     }

@@ -35,6 +35,8 @@ pub(super) fn report(facts: &Facts<'_>) -> Json {
         "metadata": metadata.collect::<Map<_, _>>(),
         "tensors": file.tensors().iter().map(tensor).collect::<Vec<_>>(),
         "predictor": facts.predictor.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
+        "predictor_threshold":
+            (!facts.predictor.is_empty()).then(|| facts.predictor_threshold()),
         "notices": facts.is_built_in.then_some(embedded::NOTICES),
     })
 }

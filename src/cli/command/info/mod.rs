@@ -87,6 +87,12 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// Least score of a neuron that is computed, as the loader takes it.
+    fn predictor_threshold(&self) -> f32 {
+        let value = self.file.metadata().f32("powerinfer.sparse_threshold");
+        value.ok().flatten().unwrap_or(0.0)
+    }
+
     /// Tokens with a role: the role, id and text.
     fn special_tokens(tokenizer: &Tokenizer) -> Vec<(&'static str, u32, String)> {
         let ids = tokenizer.special();

@@ -54,8 +54,11 @@ fn general(facts: &Facts<'_>, out: &mut String) {
     }
     if !facts.predictor.is_empty() {
         let layers = facts.predictor.len() / 2;
+        let least = facts.predictor_threshold();
         let use_it = "used by default; --sparsity exact does without";
-        fact(out, "predictor", format!("of active neurons, in {layers} layers ({use_it})"));
+        let what =
+            format!("of active neurons, in {layers} layers, score at least {least} ({use_it})");
+        fact(out, "predictor", what);
     }
 }
 

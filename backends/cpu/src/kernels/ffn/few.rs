@@ -12,6 +12,7 @@ use super::super::operand::Weight;
 use super::super::piece;
 use super::cut::{SLICE, TILE};
 use super::groups::Part;
+use super::list::wants;
 use super::{Output, SparseFfn};
 use crate::buffer::Reads;
 use crate::simd::{ActView, RowIds};
@@ -86,9 +87,10 @@ impl SparseFfn {
             }
             Some(list) => {
                 let slice = self.groups.slice(part.group, part.chunk);
-                list.for_slice(slice, &part.rows, tile, &mut |id, tokens| {
-                    let bits = part.slots.iter().zip(0..);
-                    let own = bits.fold(0, |own, (slot, i)| own | (tokens >> slot & 1) << i);
+                list.for_rows(slice, &part.rows, &mut |id, members| {
+                    let tokens = part.slots.iter().map(|&slot| tile.start + slot as usize);
+                    let bits = tokens.zip(0..).map(|(t, i)| (wants(members, t) as u16) << i);
+                    let own = bits.fold(0, |own, bit| own | bit);
                     if own != 0 {
                         wanted.push(id, own);
                     }

@@ -52,13 +52,12 @@ impl List {
         starts[slice..].fill(ids.len() as u32);
     }
 
-    /// Calls `f` with each listed row of a slice and the tokens of the tile that want it.
-    pub(super) fn for_slice(
+    /// Calls `f` with each listed row of `rows`, which lie in one slice, and its bits of tokens that want it.
+    pub(super) fn for_rows(
         &self,
         slice: usize,
         rows: &Range<usize>,
-        tile: &Range<usize>,
-        f: &mut dyn FnMut(u32, u16),
+        f: &mut dyn FnMut(u32, &[u32]),
     ) {
         let (ids, starts) = (self.ids(), self.starts.reads_row(0));
         let part = match starts[0] {
@@ -70,12 +69,13 @@ impl List {
         for i in part {
             let id = ids[i];
             if rows.contains(&(id as usize)) {
-                let bits = &members[i * words..(i + 1) * words];
-                let (word, shift) = (tile.start / 32, tile.start % 32);
-                let low = u64::from(bits[word]);
-                let high = bits.get(word + 1).map_or(0, |&high| u64::from(high) << 32);
-                f(id, ((low | high) >> shift) as u16);
+                f(id, &members[i * words..(i + 1) * words]);
             }
         }
     }
+}
+
+/// Whether token `t` is among a row's bits, as a bit.
+pub(super) fn wants(members: &[u32], t: usize) -> u32 {
+    members[t / 32] >> (t % 32) & 1
 }

@@ -1,16 +1,18 @@
-//! Many tokens at once, all rows: gate and up by panels, down by panels or neuron by neuron.
+//! Many tokens at once: gate and up by panels where most of a panel's neurons and tokens are wanted, else by rows;
+//! down by panels or neuron by neuron.
 //!
 //! With groups, the tokens that use one are taken together wherever they stand in the tile; few of them go row by row.
 
 use std::ops::Range;
 
+use hal::Operand;
 use hal::op;
-use hal::{Operand, Rows};
 
 use super::super::operand::Weight;
 use super::super::panels::{FEW_TOKENS, PanelCut, Panels};
 use super::super::piece;
 use super::groups::Part;
+use super::list::wants;
 use super::{Output, SLICE, SparseFfn};
 use crate::buffer::Writes;
 use crate::simd::{ActView, PANEL_ROWS, RowIds, TokenRows};
@@ -49,8 +51,24 @@ pub(super) fn tile<T: Operand>(
     };
     let bytes = n_used * (group_rows + sums).max(1) * size_of::<f32>();
     let tile = (VALUE_BYTES / bytes).clamp(FEW_TOKENS + 1, TILE);
-    let all = matches!(op.rows, Rows::All);
-    (all && y.n_rows > FEW_TOKENS).then(|| tile.min(y.n_rows))
+    (y.n_rows > FEW_TOKENS).then(|| tile.min(y.n_rows))
+}
+
+/// A panel of neurons of a group, and the tokens that a worker computes it for.
+struct Panel<'a> {
+    /// Which of the group's panels.
+    number: usize,
+    part: Part<'a>,
+    tile: &'a Range<usize>,
+    worker: usize,
+}
+
+impl Panel<'_> {
+    /// Which of the panel's neurons a pair keeps.
+    #[allow(clippy::mut_from_ref, reason = "the part's own: see `crate::buffer`")]
+    fn kept<'a>(&self, prompt: &'a Prompt, pair: usize) -> &'a mut u32 {
+        &mut prompt.kept.part(pair, self.number..self.number + 1)[0]
+    }
 }
 
 impl SparseFfn {
@@ -86,127 +104,134 @@ impl SparseFfn {
         }
     }
 
-    /// A panel of rows times some tokens, in place `at` of the worker's sums.
+    /// A panel of rows times some tokens, in place `place` of the worker's sums.
     fn products<'a>(
         prompt: &'a Prompt,
         (weight, rows): (&Weight, &Range<usize>),
         (x, n): (&TokenRows<'_>, usize),
         worker: usize,
-        at: usize,
+        place: usize,
     ) -> &'a mut [[f32; PANEL_ROWS]] {
         match n > FEW_TOKENS {
-            true => prompt.panels.times(weight, rows, x, n, worker, at),
-            false => prompt.panels.times_few(weight, rows, x, n, worker, at),
+            true => prompt.panels.times(weight, rows, x, n, worker, place),
+            false => prompt.panels.times_few(weight, rows, x, n, worker, place),
         }
     }
 
     /// The values of a panel of neurons for some tokens that use them.
     fn prompt_neurons(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>, worker: usize) {
         let whole = self.groups.part(chunk);
-        let (members, panel_rows) =
-            PanelCut::new(whole.slots.len(), whole.rows.len()).chunk(whole.chunk);
+        let (members, rows) = PanelCut::new(whole.slots.len(), whole.rows.len()).chunk(whole.chunk);
         let start = whole.rows.start;
         let part = Part {
-            rows: start + panel_rows.start..start + panel_rows.end,
+            rows: start + rows.start..start + rows.end,
             pairs: whole.pairs.start + members.start..whole.pairs.start + members.end,
             slots: &whole.slots[members],
             ..whole
         };
-        let (rows, n, panel) = (&part.rows, part.slots.len(), panel_rows.start / PANEL_ROWS);
-        let product = |weight: &Weight, at: usize| {
-            let all = self.x.rows(weight.activation, tile.start, 0..tile.len(), self.n_in);
-            let x = TokenRows { ids: RowIds::List(part.slots), ..all };
-            Self::products(prompt, (weight, rows), (&x, n), worker, at)
-        };
+        let at = Panel { number: rows.start / PANEL_ROWS, part, tile, worker };
+        self.prompt_wanted(prompt, &at);
         let (first, bias) = match &self.gate {
             Some(gate) => (gate, &self.bias_gate),
             None => (&self.up, &self.bias_up),
         };
-        let tests = product(first, 0);
-        let mut n_kept = 0;
-        for (pair, tests) in part.pairs.clone().zip(&mut *tests) {
-            let mut kept = 0u32;
-            for ((id, test), bit) in rows.clone().zip(tests).zip(0..) {
+        let tests = self.prompt_wanted_products(prompt, &at, first, 0);
+        for (pair, tests) in at.part.pairs.clone().zip(&mut *tests) {
+            let kept = at.kept(prompt, pair);
+            for ((id, test), bit) in at.part.rows.clone().zip(tests).zip(0..) {
                 *test += bias.as_ref().map_or(0.0, |bias| bias.all()[id]);
-                kept |= u32::from(self.passes(id as u32, *test)) << bit;
+                *kept &= !(u32::from(!self.passes(id as u32, *test)) << bit);
             }
-            prompt.kept.part(pair, panel..panel + 1)[0] = kept;
-            n_kept += kept.count_ones() as usize;
         }
-        // A product of its own costs a neuron and token about twice its part of a panel.
-        let ups = match self.gate.is_some() && 2 * n_kept > n * rows.len() {
-            true => Some(&*product(&self.up, 1)),
-            false => None,
+        let ups = match &self.gate {
+            Some(_) => &*self.prompt_wanted_products(prompt, &at, &self.up, 1),
+            None => &*tests,
         };
-        let ups = match (ups, &self.gate) {
-            (Some(ups), _) => ups,
-            (None, Some(_)) => self.prompt_ups(prompt, &part, panel, tile, worker),
-            (None, None) => tests,
-        };
-        self.prompt_values(prompt, &part, panel, tile, (tests, ups));
+        self.prompt_values(prompt, &at, (tests, ups));
     }
 
-    /// Up only where it is wanted, four tokens at a time.
-    fn prompt_ups<'a>(
+    /// Which neurons of the panel each token wants: all, or those of the list that name it.
+    fn prompt_wanted(&self, prompt: &Prompt, at: &Panel<'_>) {
+        let part = &at.part;
+        let all = u32::MAX >> (PANEL_ROWS - part.rows.len());
+        let wanted = if self.list.is_some() { 0 } else { all };
+        part.pairs.clone().for_each(|pair| *at.kept(prompt, pair) = wanted);
+        let Some(list) = &self.list else { return };
+        let slice = self.groups.slice(part.group, at.number * PANEL_ROWS / self.cut.slice);
+        list.for_rows(slice, &part.rows, &mut |id, members| {
+            let bit = id as usize - part.rows.start;
+            for (pair, &slot) in part.pairs.clone().zip(part.slots) {
+                *at.kept(prompt, pair) |= wants(members, at.tile.start + slot as usize) << bit;
+            }
+        });
+    }
+
+    /// The products of the panel's rows of `weight` with the tokens that keep them, in place `place` of the sums;
+    /// those of others are unspecified.
+    fn prompt_wanted_products<'a>(
         &self,
         prompt: &'a Prompt,
-        part: &Part<'_>,
-        panel: usize,
-        tile: &Range<usize>,
-        worker: usize,
-    ) -> &'a [[f32; PANEL_ROWS]] {
-        let ups = prompt.panels.sums(part.slots.len(), worker, 1);
+        at: &Panel<'_>,
+        weight: &Weight,
+        place: usize,
+    ) -> &'a mut [[f32; PANEL_ROWS]] {
+        let (part, n) = (&at.part, at.part.slots.len());
+        let kept = part.pairs.clone().map(|pair| at.kept(prompt, pair).count_ones() as usize);
+        // A product of its own costs a neuron and token about twice its part of a panel.
+        if 2 * kept.sum::<usize>() > n * part.rows.len() {
+            let tile = at.tile;
+            let all = self.x.rows(weight.activation, tile.start, 0..tile.len(), self.n_in);
+            let x = TokenRows { ids: RowIds::List(part.slots), ..all };
+            return Self::products(prompt, (weight, &part.rows), (&x, n), at.worker, place);
+        }
+        let sums = prompt.panels.sums(n, at.worker, place);
         let view = |member: usize| {
             let slot = part.slots[member] as usize;
-            self.x.view(self.up.activation, tile.start + slot, slot)
+            self.x.view(weight.activation, at.tile.start + slot, slot)
         };
         for (i, row) in part.rows.clone().enumerate() {
-            let kept = |member: &usize| {
-                prompt.kept.reads_row(part.pairs.start + member)[panel] >> i & 1 == 1
-            };
-            let mut wants = (0..part.slots.len()).filter(kept);
+            let kept = |member: &usize| *at.kept(prompt, part.pairs.start + member) >> i & 1 == 1;
+            let mut wants = (0..n).filter(kept);
             while let Some(first) = wants.next() {
                 let mut four = [first; 4];
                 let rest = four.iter_mut().skip(1).zip(&mut wants);
                 let n = 1 + rest.map(|(to, member)| *to = member).count();
                 let xs: [ActView<'_>; 4] = four.map(view);
-                let values = self.up.times_row(self.up.rows.row(row), &xs[..n]);
+                let values = weight.times_row(weight.rows.row(row), &xs[..n]);
                 for (member, value) in four.into_iter().zip(values).take(n) {
-                    ups[member][i] = value;
+                    sums[member][i] = value;
                 }
             }
         }
-        ups
+        sums
     }
 
     /// From the products of a panel to what meets down.
     fn prompt_values(
         &self,
         prompt: &Prompt,
-        part: &Part<'_>,
-        panel: usize,
-        tile: &Range<usize>,
+        at: &Panel<'_>,
         (tests, ups): (&[[f32; PANEL_ROWS]], &[[f32; PANEL_ROWS]]),
     ) {
-        let n = part.rows.len();
-        let first = panel * PANEL_ROWS;
+        let part = &at.part;
+        let (first, n) = (at.number * PANEL_ROWS, part.rows.len());
         let tokens = part.pairs.clone().zip(part.slots);
         for ((pair, &slot), (tests, ups)) in tokens.zip(tests.iter().zip(ups)) {
-            let kept = prompt.kept.reads_row(pair)[panel];
+            let kept = *at.kept(prompt, pair);
             let (mut values, mut ups) = (*tests, *ups);
             if let (Some(_), Some(bias)) = (&self.gate, &self.bias_up) {
                 let bias = &bias.all()[part.rows.clone()];
                 ups.iter_mut().zip(bias).for_each(|(up, b)| *up += b);
             }
             self.neurons.values(&mut values, &mut ups);
-            let weight = self.groups.weight(part.group, tile.start + slot as usize);
+            let weight = self.groups.weight(part.group, at.tile.start + slot as usize);
             let values = &mut values[..n];
             for (i, value) in values.iter_mut().enumerate() {
                 *value = if kept >> i & 1 == 0 { 0.0 } else { *value * weight };
             }
             match &self.output {
                 Output::Across { acts, .. } if acts.rounds() => {
-                    acts.round_part(values, pair, panel);
+                    acts.round_part(values, pair, at.number);
                 }
                 Output::ByNeuron { .. } | Output::Across { .. } => {
                     prompt.h.part(pair, first..first + n).copy_from_slice(values);
