@@ -1,10 +1,10 @@
 //! How a row of each format is taken apart into the words of a panel.
 
-use hal::format::{E2M1_CODES, Format, IQ4_CODES, Unpacked, e8m0_scale};
+use hal::format::{E2M1_CODES, Format, IQ4_CODES, Unpacked};
 use half::f16;
 
 use super::panel::{MINS, SCALES, WORDS};
-use super::tile::six_bits;
+use super::tile::{e8m0_normal, six_bits};
 
 /// The codes of the IQ4 formats and of MXFP4, shifted.
 const IQ4_SHIFTED: [i8; 16] = shifted(IQ4_CODES);
@@ -67,7 +67,7 @@ pub(super) fn unpack(
             let blocks = row.as_chunks::<17>().0.iter().zip(codes.as_chunks_mut::<32>().0);
             for ((block, codes), scale) in blocks.zip(scales) {
                 look_up(&E2M1_SHIFTED, &block[1..], codes);
-                *scale = e8m0_scale(block[0]);
+                *scale = e8m0_normal(block[0]);
             }
         }
         Format::IQ4_XS => iq4_xs(row, codes, scales, look_up),

@@ -12,7 +12,7 @@ use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::for_tiles;
 use super::vector::{load_bytes, load_half, load_quarter, look_up};
-use super::{Products, scales_apart, totals};
+use super::{Products, four_lanes_each, scales_apart, totals};
 
 /// The codes of IQ4_NL and IQ4_XS, shifted up by 128.
 pub(super) const IQ4_SHIFTED: [u8; 16] = shifted(IQ4_CODES, 128);
@@ -60,38 +60,46 @@ pub(super) fn low_and_high(pairs: __m512i) -> [__m512i; 2] {
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn five_bits<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
     let [low, high] = nibbles::<STRIDE>(tile, at + 4);
-    let bits = |half: usize| {
-        let word = |i: usize| {
-            let at = at + STRIDE * i + 2 * half;
-            u64::from(u16::from_le_bytes([tile[at], tile[at + 1]])) << (16 * i)
-        };
-        word(0) | word(1) | word(2) | word(3)
+    let word = |i: usize| {
+        let at = at + STRIDE * i;
+        i32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]])
     };
-    let fifth = _mm512_set1_epi8(16);
-    [
-        _mm512_mask_add_epi8(low, bits(0), low, fifth),
-        _mm512_mask_add_epi8(high, bits(1), high, fifth),
-    ]
+    let words = _mm512_castsi128_si512(_mm_setr_epi32(word(0), word(1), word(2), word(3)));
+    let fifths = _mm512_permutexvar_epi32(four_lanes_each(0), words);
+    // Eight bytes look at the bits of one: of byte 0 and 1, then of byte 2 and 3.
+    let first = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0101_0101_0101_0101, 0));
+    let second = _mm512_add_epi8(first, _mm512_set1_epi8(2));
+    let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
+    let with = |codes: __m512i, each: __m512i| {
+        let set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(fifths, each), bit);
+        _mm512_mask_add_epi8(codes, set, codes, _mm512_set1_epi8(16))
+    };
+    [with(low, first), with(high, second)]
 }
 
 /// 16 f16 scales of consecutive blocks, the first at the beginning of `tile`, `STRIDE` bytes apart.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn wide_scales_apart<const STRIDE: usize>(tile: &[u8]) -> __m512 {
-    let words: [[u8; 2]; 16] = std::array::from_fn(|i| [tile[STRIDE * i], tile[STRIDE * i + 1]]);
-    _mm512_cvtph_ps(load_half(words.as_flattened(), 0))
+    let word = |i: usize| i16::from_le_bytes([tile[STRIDE * i], tile[STRIDE * i + 1]]);
+    let eight = |i: usize| {
+        let (a, b, c, d) = (word(i), word(i + 1), word(i + 2), word(i + 3));
+        let (e, f, g, h) = (word(i + 4), word(i + 5), word(i + 6), word(i + 7));
+        _mm_setr_epi16(a, b, c, d, e, f, g, h)
+    };
+    _mm512_cvtph_ps(_mm256_set_m128i(eight(8), eight(0)))
 }
 
-/// The scales of 16 blocks of MXFP4: [`hal::format::e8m0_scale`].
+/// The scales of 16 blocks of MXFP4: [`super::super::tile::e8m0_normal`].
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn exponents_apart(tile: &[u8]) -> __m512 {
-    let bytes: [u8; 16] = std::array::from_fn(|i| tile[17 * i]);
-    let exponents = _mm512_cvtepu8_epi32(load_quarter(&bytes, 0));
-    let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(exponents, _mm512_set1_epi32(1)));
-    let is_small = _mm512_cmplt_epi32_mask(exponents, _mm512_set1_epi32(2));
-    let small = _mm512_set1_epi32(0x0020_0000);
-    _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, is_small, small, exponents))
+    let word = |i: usize| {
+        i32::from_le_bytes([tile[17 * i], tile[17 * i + 17], tile[17 * i + 34], tile[17 * i + 51]])
+    };
+    let exponents = _mm_setr_epi32(word(0), word(4), word(8), word(12));
+    let less = _mm_subs_epu8(exponents, _mm_set1_epi8(1));
+    _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(less)))
 }
 
 #[inline]
