@@ -76,11 +76,11 @@ pub(super) fn even_signed(values: u64, seven: u32) -> [i8; 8] {
 #[inline]
 pub(super) fn eighths(place: usize, take_off: bool) -> [i8; 8] {
     let less = ONES * if take_off { 9 } else { 7 };
-    bytemuck::cast(((IQ1[place] - less) ^ 128 * ONES).to_le_bytes())
+    bytemuck::cast(((IQ1[place] - less) ^ (128 * ONES)).to_le_bytes())
 }
 
 /// Bytes of 16 where a bit is set, else of 0.
 #[inline]
 pub(super) fn sixteens(bits: u8) -> [u8; 8] {
-    (NEGATIVE[usize::from(bits)] & 16 * ONES).to_le_bytes()
+    (NEGATIVE[usize::from(bits)] & (16 * ONES)).to_le_bytes()
 }
