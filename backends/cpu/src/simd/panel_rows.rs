@@ -1,10 +1,10 @@
 //! How a row of each format is taken apart into the words of a panel.
 
-use hal::format::{E2M1_CODES, Format, IQ4_CODES, Unpacked, e8m0_scale};
+use hal::format::{E2M1_CODES, Format, IQ4_CODES, Unpacked};
 use half::f16;
 
 use super::panel::{MINS, SCALES, WORDS};
-use super::tile::six_bits;
+use super::tile::{e8m0_normal, six_bits};
 
 /// The codes of the IQ4 formats and of MXFP4, shifted.
 const IQ4_SHIFTED: [i8; 16] = shifted(IQ4_CODES);
@@ -55,6 +55,13 @@ pub(super) fn unpack(
             });
             widen(Format::F16, &halves, &mut scales[..16]);
         }
+        Format::Q5_0 => {
+            let halves = blocks_of_32::<22>(row, codes, |block, codes| {
+                five_bits(&block[2..], 112, codes);
+            });
+            widen(Format::F16, &halves, &mut scales[..16]);
+        }
+        Format::Q5_1 => q5_1(row, codes, scales, mins, widen),
         Format::Q4_K => q4_k(row, codes, scales, mins),
         Format::Q6_K => q6_k(row, codes, scales),
         Format::IQ4_NL => {
@@ -67,13 +74,11 @@ pub(super) fn unpack(
             let blocks = row.as_chunks::<17>().0.iter().zip(codes.as_chunks_mut::<32>().0);
             for ((block, codes), scale) in blocks.zip(scales) {
                 look_up(&E2M1_SHIFTED, &block[1..], codes);
-                *scale = e8m0_scale(block[0]);
+                *scale = e8m0_normal(block[0]);
             }
         }
         Format::IQ4_XS => iq4_xs(row, codes, scales, look_up),
         // Inlined, so that they are taken apart with this level's instructions.
-        Format::Q5_0 => any(Format::Q5_0, row, codes, scales, mins),
-        Format::Q5_1 => any(Format::Q5_1, row, codes, scales, mins),
         Format::Q2_K => any(Format::Q2_K, row, codes, scales, mins),
         Format::Q3_K => any(Format::Q3_K, row, codes, scales, mins),
         Format::F32
@@ -106,6 +111,41 @@ fn blocks_of_32<const BYTES: usize>(
         block(from, codes);
     }
     halves
+}
+
+/// 32 codes of five bits, shifted up by `shift`: fifth bits, then nibbles, the low ones first. Eight codes at a time,
+/// as the bytes of a word.
+#[inline(always)]
+fn five_bits(bytes: &[u8], shift: u8, codes: &mut [u8; 32]) {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let (fifths, pairs) = bytes.split_at(4);
+    let pairs = pairs.as_chunks::<8>().0;
+    for (i, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        // Byte j keeps bit j alone; then adding 127 sets its highest bit if there was one.
+        let bits = (u64::from(fifths[i]) * ONES) & 0x8040_2010_0804_0201;
+        let fifth = ((bits + 127 * ONES) & (128 * ONES)) >> 3;
+        let low = u64::from_le_bytes(pairs[i % 2]) >> (4 * (i / 2)) & (15 * ONES);
+        *codes = ((low | fifth) + u64::from(shift) * ONES).to_le_bytes();
+    }
+}
+
+#[inline(always)]
+fn q5_1(
+    row: &[u8],
+    codes: &mut [u8],
+    scales: &mut [f32],
+    mins: &mut [f32],
+    widen: impl Fn(Format, &[u8], &mut [f32]),
+) {
+    let halves = blocks_of_32::<24>(row, codes, |block, codes| five_bits(&block[4..], 128, codes));
+    widen(Format::F16, &halves, &mut scales[..16]);
+    let mut added = [0; 32];
+    let blocks = row.as_chunks::<24>().0.iter();
+    for (half, block) in added.as_chunks_mut::<2>().0.iter_mut().zip(blocks) {
+        *half = [block[2], block[3]];
+    }
+    widen(Format::F16, &added, &mut mins[..16]);
+    mins[..16].iter_mut().for_each(|min| *min = -*min);
 }
 
 #[inline(always)]

@@ -2,6 +2,8 @@
 
 use half::f16;
 
+use super::grid::sixteens;
+
 /// Rounds the values of one block.
 pub(super) type Quantize = fn(&[f32], &mut [u8]);
 
@@ -121,11 +123,11 @@ pub(super) fn look_up(pairs: &[u8], table: &[i8; 16], codes: &mut [i8]) {
 /// 32 codes of five bits: 4 bytes of fifth bits, then 16 bytes of nibbles, the low ones first.
 #[inline]
 pub(super) fn five_bits(bytes: &[u8], codes: &mut [i8]) {
-    let fifths = read_u32(bytes, 0);
-    let (low, high) = codes.split_at_mut(16);
-    for (j, ((low, high), &pair)) in low.iter_mut().zip(high).zip(&bytes[4..20]).enumerate() {
-        *low = ((pair & 15) | ((fifths >> j & 1) as u8) << 4) as i8;
-        *high = ((pair >> 4) | ((fifths >> (j + 16) & 1) as u8) << 4) as i8;
+    let (codes, pairs) = (codes.as_chunks_mut::<8>().0, bytes[4..20].as_chunks::<8>().0);
+    for (i, (codes, &fifths)) in codes.iter_mut().zip(&bytes[..4]).enumerate() {
+        for ((code, pair), fifth) in codes.iter_mut().zip(pairs[i % 2]).zip(sixteens(fifths)) {
+            *code = (pair >> (4 * (i / 2)) & 15 | fifth) as i8;
+        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! IQ1_M: for each 8 values the lower 8 bits of a place in [`grid::IQ1`], then a nibble with its upper 3 bits and the
+//! IQ1_M: for each 8 values the lower 8 bits of a place in the table of [`grid::eighths`], then a nibble with its upper 3 bits and the
 //! sign of an eighth that is added; 4 u16 with four scales of 3 bits each, for 16 values, and in their upper nibbles
 //! `d` (f16), the lowest first. `value = (d * (2 * scale + 1)) * (entry + eighth)`; codes are eighths, which is exact.
 
 use half::f16;
 
-use super::block::{Code, Quantize, Quants, Unpacked, nibble, read_u16};
+use super::block::{Code, Quantize, Quants, Unpacked, read_u16};
 use super::grid;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
@@ -21,12 +21,12 @@ fn unpack(block: &[u8], parts: &mut Unpacked) {
         *scale = d * f32::from(2 * (words[i / 4] >> (3 * (i % 4)) & 7) + 1) * 0.125;
     }
     parts.mins = [0.0; 16];
-    for (l, (codes, &low)) in parts.codes.chunks_exact_mut(8).zip(&block[..32]).enumerate() {
-        let upper = nibble(&block[32..48], l);
-        let eighth = if upper & 8 == 0 { 1 } else { -1 };
-        let place = usize::from(low) | usize::from(upper & 7) << 8;
-        for (code, entry) in codes.iter_mut().zip(&grid::IQ1[place]) {
-            *code = entry + eighth;
+    let lows = block[..32].as_chunks::<2>().0.iter().zip(&block[32..48]);
+    for (codes, (lows, &both)) in parts.codes.as_chunks_mut::<16>().0.iter_mut().zip(lows) {
+        for (l, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let upper = both >> (4 * l) & 15;
+            let place = usize::from(lows[l]) | usize::from(upper & 7) << 8;
+            *codes = grid::eighths(place, upper & 8 != 0);
         }
     }
 }

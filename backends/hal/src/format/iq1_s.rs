@@ -1,4 +1,4 @@
-//! IQ1_S: `d` (f16); for each 8 values the lower 8 bits of a place in [`grid::IQ1`]; then for each 32 values a u16 with the
+//! IQ1_S: `d` (f16); for each 8 values the lower 8 bits of a place in the table of [`grid::eighths`]; then for each 32 values a u16 with the
 //! upper 3 bits of their four places, a scale of 3 bits, and the sign of an eighth that is added to all values.
 //! `value = (d * (2 * scale + 1)) * (entry + eighth)`; codes are eighths, which is exact.
 
@@ -13,17 +13,15 @@ const PARTS: Quants =
 #[inline]
 fn unpack(block: &[u8], parts: &mut Unpacked) {
     let d = read_f16(block, 0);
-    let groups = parts.codes.chunks_exact_mut(32).zip(block[2..34].chunks_exact(4));
+    let groups = parts.codes.as_chunks_mut::<32>().0.iter_mut();
+    let groups = groups.zip(block[2..34].as_chunks::<4>().0);
     for (i, (codes, lows)) in groups.enumerate() {
         let word = read_u16(block, 17 + i);
         parts.scales[i] = d * f32::from(2 * (word >> 12 & 7) + 1) * 0.125;
         parts.mins[i] = 0.0;
-        let eighth = if word & 0x8000 == 0 { 1 } else { -1 };
-        for (l, (codes, &low)) in codes.chunks_exact_mut(8).zip(lows).enumerate() {
-            let place = usize::from(low) | usize::from(word >> (3 * l) & 7) << 8;
-            for (code, entry) in codes.iter_mut().zip(&grid::IQ1[place]) {
-                *code = entry + eighth;
-            }
+        for (l, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let place = usize::from(lows[l]) | usize::from(word >> (3 * l) & 7) << 8;
+            *codes = grid::eighths(place, word & 0x8000 != 0);
         }
     }
 }

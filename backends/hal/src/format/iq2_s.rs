@@ -16,11 +16,13 @@ fn unpack(block: &[u8], parts: &mut Unpacked) {
         *scale = d * (0.5 + f32::from(nibble(&block[74..82], i))) * 0.25;
     }
     parts.mins = [0.0; 16];
-    let places = block[2..34].iter().zip(&block[34..66]);
-    for (l, (codes, (&low, &signs))) in parts.codes.chunks_exact_mut(8).zip(places).enumerate() {
-        let upper = block[66 + l / 4] >> (2 * (l % 4)) & 3;
-        codes.copy_from_slice(&grid::IQ2_S[usize::from(low) | usize::from(upper) << 8]);
-        grid::set_signs(codes, signs);
+    let lows = block[2..34].as_chunks::<4>().0.iter().zip(block[34..66].as_chunks::<4>().0);
+    let groups = parts.codes.as_chunks_mut::<32>().0.iter_mut().zip(&block[66..74]);
+    for ((codes, &uppers), (lows, signs)) in groups.zip(lows) {
+        for (l, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let place = usize::from(lows[l]) | usize::from(uppers >> (2 * l) & 3) << 8;
+            *codes = grid::signed(grid::IQ2_S[place], signs[l]);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! IQ2_XS: `d` (f16), 32 u16 with a place in [`grid::IQ2_XS`] (9 bits) and the signs (7 bits) of 8 values each, then a
 //! scale of 4 bits for each 16 values. `value = (d * (0.5 + scale) / 4) * code`.
 
-use super::block::{Code, Quantize, Quants, Unpacked, nibble, read_f16, read_u16};
+use super::block::{Code, Quantize, Quants, Unpacked, nibble, read_f16};
 use super::grid;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
@@ -16,10 +16,10 @@ fn unpack(block: &[u8], parts: &mut Unpacked) {
         *scale = d * (0.5 + f32::from(nibble(&block[66..74], i))) * 0.25;
     }
     parts.mins = [0.0; 16];
-    for (l, codes) in parts.codes.chunks_exact_mut(8).enumerate() {
-        let word = read_u16(block, 1 + l);
-        codes.copy_from_slice(&grid::IQ2_XS[usize::from(word & 511)]);
-        grid::set_signs(codes, grid::even_signs(u32::from(word >> 9)));
+    let codes = parts.codes.as_chunks_mut::<8>().0.iter_mut();
+    for (codes, word) in codes.zip(block[2..66].as_chunks::<2>().0) {
+        let word = u16::from_le_bytes(*word);
+        *codes = grid::even_signed(grid::IQ2_XS[usize::from(word & 511)], u32::from(word >> 9));
     }
 }
 

@@ -12,14 +12,14 @@ const PARTS: Quants =
 #[inline]
 fn unpack(block: &[u8], parts: &mut Unpacked) {
     let d = read_f16(block, 0);
-    let groups = parts.codes.chunks_exact_mut(32).zip(block[2..66].chunks_exact(8));
+    let groups = parts.codes.as_chunks_mut::<32>().0.iter_mut();
+    let groups = groups.zip(block[2..66].as_chunks::<8>().0);
     for (i, (codes, bytes)) in groups.enumerate() {
         let bits = read_u32(bytes, 1);
         parts.scales[i] = d * (0.5 + (bits >> 28) as f32) * 0.25;
         parts.mins[i] = 0.0;
-        for (l, codes) in codes.chunks_exact_mut(8).enumerate() {
-            codes.copy_from_slice(&grid::IQ2_XXS[usize::from(bytes[l])]);
-            grid::set_signs(codes, grid::even_signs(bits >> (7 * l)));
+        for (l, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            *codes = grid::even_signed(grid::IQ2_XXS[usize::from(bytes[l])], bits >> (7 * l));
         }
     }
 }

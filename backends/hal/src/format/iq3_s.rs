@@ -16,12 +16,14 @@ fn unpack(block: &[u8], parts: &mut Unpacked) {
         parts.scales[i] = d * f32::from(1 + 2 * nibble(&block[106..110], i));
         parts.mins[i] = 0.0;
     }
-    for (l, (codes, &signs)) in parts.codes.chunks_exact_mut(8).zip(&block[74..106]).enumerate() {
-        let upper = usize::from(block[66 + l / 4]) >> (2 * (l % 4));
-        let place = |i: usize| usize::from(block[2 + 2 * l + i]) | (upper >> i & 1) << 8;
-        codes[..4].copy_from_slice(&grid::IQ3_S[place(0)]);
-        codes[4..].copy_from_slice(&grid::IQ3_S[place(1)]);
-        grid::set_signs(codes, signs);
+    let lows = block[2..66].as_chunks::<8>().0.iter().zip(block[74..106].as_chunks::<4>().0);
+    let groups = parts.codes.as_chunks_mut::<32>().0.iter_mut().zip(&block[66..74]);
+    for ((codes, &uppers), (lows, signs)) in groups.zip(lows) {
+        for (l, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let four =
+                |i: usize| grid::IQ3_S[usize::from(lows[i]) | usize::from(uppers >> i & 1) << 8];
+            *codes = grid::signed(four(2 * l) | four(2 * l + 1) << 32, signs[l]);
+        }
     }
 }
 

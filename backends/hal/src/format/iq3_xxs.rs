@@ -12,15 +12,16 @@ const PARTS: Quants =
 #[inline]
 fn unpack(block: &[u8], parts: &mut Unpacked) {
     let d = read_f16(block, 0);
-    let groups = parts.codes.chunks_exact_mut(32).zip(block[2..66].chunks_exact(8));
+    let groups = parts.codes.as_chunks_mut::<32>().0.iter_mut();
+    let groups = groups.zip(block[2..66].as_chunks::<8>().0);
     for (i, (codes, places)) in groups.enumerate() {
         let bits = read_u32(&block[66..98], i);
         parts.scales[i] = d * (0.5 + (bits >> 28) as f32) * 0.5;
         parts.mins[i] = 0.0;
-        for (l, (codes, two)) in codes.chunks_exact_mut(8).zip(places.chunks_exact(2)).enumerate() {
-            codes[..4].copy_from_slice(&grid::IQ3_XXS[usize::from(two[0])]);
-            codes[4..].copy_from_slice(&grid::IQ3_XXS[usize::from(two[1])]);
-            grid::set_signs(codes, grid::even_signs(bits >> (7 * l)));
+        for (l, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let four = |place: u8| grid::IQ3_XXS[usize::from(place)];
+            let values = four(places[2 * l]) | four(places[2 * l + 1]) << 32;
+            *codes = grid::even_signed(values, bits >> (7 * l));
         }
     }
 }

@@ -25,18 +25,17 @@ fn five_bits(tile: &[u8], at: usize) -> __m256i {
     _mm256_or_si256(nibbles(tile, at + 4), fifth)
 }
 
-/// The scales of 16 blocks of MXFP4: [`hal::format::e8m0_scale`].
+/// The scales of 16 blocks of MXFP4: [`super::super::tile::e8m0_normal`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn exponents_apart(tile: &[u8]) -> [__m256; 2] {
-    let eight = |first: usize| {
-        let bytes: [u8; 8] = std::array::from_fn(|i| tile[17 * (first + i)]);
-        let exponents = _mm256_cvtepu8_epi32(_mm_set_epi64x(0, i64::from_le_bytes(bytes)));
-        let less = _mm256_sub_epi32(exponents, _mm256_set1_epi32(1));
-        let normal = _mm256_slli_epi32::<23>(less);
-        let small = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), exponents);
-        let is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), exponents);
-        _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small))
+    let byte = |i: usize| tile[17 * i] as i8;
+    let eight = |i: usize| {
+        let (a, b, c, d) = (byte(i), byte(i + 1), byte(i + 2), byte(i + 3));
+        let (e, f, g, h) = (byte(i + 4), byte(i + 5), byte(i + 6), byte(i + 7));
+        let exponents = _mm_setr_epi8(a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0);
+        let less = _mm_subs_epu8(exponents, _mm_set1_epi8(1));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(less)))
     };
     [eight(0), eight(8)]
 }

@@ -12,7 +12,7 @@ use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::for_tiles;
 use super::vector::{load_bytes, load_half, load_quarter, look_up};
-use super::{Products, scales_apart, totals};
+use super::{Products, four_lanes_each, scales_apart, totals};
 
 /// The codes of IQ4_NL and IQ4_XS, shifted up by 128.
 pub(super) const IQ4_SHIFTED: [u8; 16] = shifted(IQ4_CODES, 128);
@@ -55,43 +55,55 @@ pub(super) fn low_and_high(pairs: __m512i) -> [__m512i; 2] {
     [_mm512_and_si512(pairs, low), _mm512_and_si512(_mm512_srli_epi16::<4>(pairs), low)]
 }
 
-/// The codes of four blocks of `STRIDE` bytes whose fifth bits begin at `at`, before the nibbles.
+/// The 4 bytes at `at` of each of 16 blocks of `STRIDE` bytes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn five_bits<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
-    let [low, high] = nibbles::<STRIDE>(tile, at + 4);
-    let bits = |half: usize| {
-        let word = |i: usize| {
-            let at = at + STRIDE * i + 2 * half;
-            u64::from(u16::from_le_bytes([tile[at], tile[at + 1]])) << (16 * i)
-        };
-        word(0) | word(1) | word(2) | word(3)
+fn words_apart<const STRIDE: usize>(tile: &[u8], at: usize) -> __m512i {
+    let blocks = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    let places = _mm512_mullo_epi32(blocks, _mm512_set1_epi32(STRIDE as i32));
+    let first = &tile[at..][..15 * STRIDE + 4];
+    // SAFETY: `first` ends with the last of the words.
+    unsafe { _mm512_i32gather_epi32::<1>(places, first.as_ptr().cast()) }
+}
+
+/// The f16 in the lower halves of 16 words.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn low_halves(words: __m512i) -> __m512 {
+    _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words))
+}
+
+/// The codes of blocks `4 * quad` to `4 * quad + 3` of `STRIDE` bytes whose nibbles begin at `at`, and `fifths`, the
+/// fifth bits of all blocks.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn five_bits<const STRIDE: usize>(
+    tile: &[u8],
+    at: usize,
+    quad: usize,
+    fifths: __m512i,
+) -> [__m512i; 2] {
+    let [low, high] = nibbles::<STRIDE>(tile, 4 * STRIDE * quad + at);
+    let fifths = _mm512_permutexvar_epi32(four_lanes_each(quad), fifths);
+    // Eight bytes look at the bits of one: of byte 0 and 1, then of byte 2 and 3.
+    let first = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0101_0101_0101_0101, 0));
+    let second = _mm512_add_epi8(first, _mm512_set1_epi8(2));
+    let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
+    let with = |codes: __m512i, each: __m512i| {
+        let set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(fifths, each), bit);
+        _mm512_mask_add_epi8(codes, set, codes, _mm512_set1_epi8(16))
     };
-    let fifth = _mm512_set1_epi8(16);
-    [
-        _mm512_mask_add_epi8(low, bits(0), low, fifth),
-        _mm512_mask_add_epi8(high, bits(1), high, fifth),
-    ]
+    [with(low, first), with(high, second)]
 }
 
-/// 16 f16 scales of consecutive blocks, the first at the beginning of `tile`, `STRIDE` bytes apart.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn wide_scales_apart<const STRIDE: usize>(tile: &[u8]) -> __m512 {
-    let words: [[u8; 2]; 16] = std::array::from_fn(|i| [tile[STRIDE * i], tile[STRIDE * i + 1]]);
-    _mm512_cvtph_ps(load_half(words.as_flattened(), 0))
-}
-
-/// The scales of 16 blocks of MXFP4: [`hal::format::e8m0_scale`].
+/// The scales of 16 blocks of MXFP4: [`super::super::tile::e8m0_normal`].
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn exponents_apart(tile: &[u8]) -> __m512 {
-    let bytes: [u8; 16] = std::array::from_fn(|i| tile[17 * i]);
-    let exponents = _mm512_cvtepu8_epi32(load_quarter(&bytes, 0));
-    let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(exponents, _mm512_set1_epi32(1)));
-    let is_small = _mm512_cmplt_epi32_mask(exponents, _mm512_set1_epi32(2));
-    let small = _mm512_set1_epi32(0x0020_0000);
-    _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, is_small, small, exponents))
+    let exponents = _mm512_and_si512(words_apart::<17>(tile, 0), _mm512_set1_epi32(255));
+    let one = _mm512_set1_epi32(1);
+    let less = _mm512_sub_epi32(_mm512_max_epi32(exponents, one), one);
+    _mm512_castsi512_ps(_mm512_slli_epi32::<23>(less))
 }
 
 #[inline]
@@ -148,11 +160,12 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
-        let scales = wide_scales_apart::<22>(tile);
+        let scales = low_halves(words_apart::<22>(tile, 0));
+        let fifths = words_apart::<22>(tile, 2);
         let mins = _mm512_mul_ps(scales, _mm512_set1_ps(16.0));
         let mut products = Products::with_mins(scales, mins, x);
         for i in 0..4 {
-            products.add_halves(i, five_bits::<22>(tile, 88 * i + 2), x);
+            products.add_halves(i, five_bits::<22>(tile, 6, i, fifths), x);
         }
         products.add_to(&mut acc);
     });
@@ -164,11 +177,13 @@ pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
-        let scales = wide_scales_apart::<24>(tile);
-        let mins = _mm512_sub_ps(_mm512_setzero_ps(), wide_scales_apart::<24>(&tile[2..]));
+        // A scale, and what is added, in each word.
+        let (words, fifths) = (words_apart::<24>(tile, 0), words_apart::<24>(tile, 4));
+        let (scales, added) = (low_halves(words), low_halves(_mm512_srli_epi32::<16>(words)));
+        let mins = _mm512_sub_ps(_mm512_setzero_ps(), added);
         let mut products = Products::with_mins(scales, mins, x);
         for i in 0..4 {
-            products.add_halves(i, five_bits::<24>(tile, 96 * i + 4), x);
+            products.add_halves(i, five_bits::<24>(tile, 8, i, fifths), x);
         }
         products.add_to(&mut acc);
     });

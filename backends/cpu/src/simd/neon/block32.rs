@@ -2,11 +2,11 @@
 
 use std::arch::aarch64::*;
 
-use hal::format::{E2M1_CODES, IQ4_CODES, e8m0_scale};
+use hal::format::{E2M1_CODES, IQ4_CODES};
 
 use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::for_tiles;
+use super::super::tile::{e8m0_normal, for_tiles};
 use super::vector::{load_bytes, load_ps, look_up, nibbles};
 use super::{Products, scales_apart, totals};
 
@@ -131,7 +131,7 @@ pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32;
 pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
-        let scales: [f32; 16] = std::array::from_fn(|i| e8m0_scale(tile[17 * i]));
+        let scales: [f32; 16] = std::array::from_fn(|i| e8m0_normal(tile[17 * i]));
         let ([a, b], [c, d]) = (load_ps(&scales, 0), load_ps(&scales, 8));
         let mut products = Products::new([a, b, c, d], None, x);
         for first in (0..16).step_by(4) {
