@@ -5,7 +5,8 @@
 //! - one row of the embedding; the norms; q, k, v and output of every layer with their offsets;
 //! - keys and values of the positions the token sees;
 //! - the output norm and matrix;
-//! - of a feed-forward block that is computed whole, all of it;
+//! - of a feed-forward block that is computed whole, all of it, or with experts those that a token uses; what every
+//!   token uses besides, and what chooses;
 //! - of one that skips neurons, with a share `d` of neurons carried through: gate whole (it is the test; up, where there
 //!   is no gate), or, where a predictor lists neurons, its two matrices, the table of slots and the listed share of gate; `d` of up, and of
 //!   down `d` of its rows. Where down was transposed at load, its scales stand in tables, one row for each
@@ -44,6 +45,8 @@ pub struct SkippingFfn {
     /// Bytes of the tables, and neurons that share a row of them.
     tables: f64,
     group: i32,
+    /// The share of the neurons whose experts a token uses: all others are as if they were not there.
+    used: f64,
 }
 
 impl Traffic {
@@ -57,15 +60,16 @@ impl Traffic {
         let mut always = embedding + position + size(&model.output);
         always += size(&model.output_norm.w) + model.output_norm.bias.as_ref().map_or(0.0, size);
         let (mut blocks, mut gates) = (Vec::new(), 0.0);
+        let used = model.hyper.experts.map_or(1.0, |e| e.n_used as f64 / e.n as f64);
         for layer in &model.layers {
             layer.frame.each(&mut |_, part| always += size(part));
-            always += layer.ffn.biases().map(size).sum::<f64>();
+            always += used * layer.ffn.biases().map(size).sum::<f64>();
             let predictor = layer.ffn.predictor.as_ref().filter(|_| engine.predicts());
             if let Some(predictor) = predictor {
                 let slots = TensorDesc::new(1, model.hyper.n_ff, Format::U32);
                 always += size(&predictor.fc1) + size(&predictor.fc2) + bytes(slots);
             }
-            let Ffn { gate, up, down, down_by_neuron, .. } = &layer.ffn;
+            let Ffn { gate, up, down, down_by_neuron, n_expert, .. } = &layer.ffn;
             match engine.is_sparse() {
                 true => {
                     let (tested, carried) = match gate {
@@ -73,9 +77,17 @@ impl Traffic {
                         None => (up, None),
                     };
                     gates += size(&tested.w);
-                    blocks.push(SkippingFfn::new(carried, down.w.desc(), *down_by_neuron));
+                    let mut down = down.w.desc();
+                    if let Some(n) = n_expert {
+                        (down.n_rows, down.n_cols) = (down.n_rows / n, down.n_cols * n);
+                    }
+                    let block = SkippingFfn::new(carried, down, *down_by_neuron);
+                    blocks.push(SkippingFfn { used, ..block });
                 }
-                false => always += layer.ffn.matrices().map(|(_, rows)| size(rows)).sum::<f64>(),
+                false => {
+                    let matrices = layer.ffn.matrices().map(|(_, rows)| size(rows));
+                    always += used * matrices.sum::<f64>();
+                }
             }
         }
         let value = |format: Format| format.block_bytes() as f64 / format.block_values() as f64;
@@ -102,7 +114,7 @@ impl SkippingFfn {
     #[must_use]
     pub fn new(up: Option<TensorDesc>, down: TensorDesc, by_neuron: bool) -> SkippingFfn {
         let up = up.map_or(0.0, bytes);
-        let whole = SkippingFfn { rows: up + bytes(down), tables: 0.0, group: 1 };
+        let whole = SkippingFfn { rows: up + bytes(down), tables: 0.0, group: 1, used: 1.0 };
         if by_neuron {
             return whole;
         }
@@ -114,6 +126,7 @@ impl SkippingFfn {
                 rows: up + (n_ff * (layout.row_bytes + number)) as f64,
                 tables: (layout.n_bytes - layout.scales_at) as f64,
                 group: i32::try_from(layout.group).unwrap_or(i32::MAX),
+                used: 1.0,
             }
         })
     }
@@ -121,8 +134,8 @@ impl SkippingFfn {
     /// Bytes read for a token that carries the share `density` of the neurons through.
     #[must_use]
     pub fn bytes(&self, density: f64) -> f64 {
-        let untouched = (1.0 - density).powi(self.group);
-        density * self.rows + (1.0 - untouched) * self.tables
+        let untouched = (1.0 - (density / self.used).min(1.0)).powi(self.group);
+        density * self.rows + self.used * (1.0 - untouched) * self.tables
     }
 }
 
@@ -155,10 +168,12 @@ mod tests {
 
     #[test]
     fn skipping_reads_between_nothing_and_all() {
-        let block = SkippingFfn { rows: 1000.0, tables: 320.0, group: 32 };
+        let block = SkippingFfn { rows: 1000.0, tables: 320.0, group: 32, used: 1.0 };
         assert_eq!(block.bytes(0.0), 0.0);
         assert_eq!(block.bytes(1.0), 1320.0);
         let tenth = block.bytes(0.1);
         assert!(tenth > 100.0 + 0.9 * 320.0 && tenth < 100.0 + 320.0, "{tenth}");
+        let of_a_fifth = SkippingFfn { used: 0.2, ..block }.bytes(0.1);
+        assert!(of_a_fifth > 100.0 + 0.9 * 64.0 && of_a_fifth < 100.0 + 64.0, "{of_a_fifth}");
     }
 }

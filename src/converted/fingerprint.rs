@@ -73,10 +73,18 @@ pub(super) fn fingerprint(model: &File, weights: &[Weight]) -> String {
         hash.add(&[facts.ctime().to_le_bytes(), facts.ctime_nsec().to_le_bytes()].concat());
     }
     for weight in weights {
-        if let Source::Mapped(bytes) | Source::Owned(bytes) = weight.source.source() {
-            let bytes = (**bytes).as_ref();
-            let middle = bytes.len().saturating_sub(SAMPLE) / 2;
-            hash.add(&bytes[middle..bytes.len().min(middle + SAMPLE)]);
+        match weight.source.source() {
+            Source::Mapped(bytes) | Source::Owned(bytes) => {
+                let bytes = (**bytes).as_ref();
+                let middle = bytes.len().saturating_sub(SAMPLE) / 2;
+                hash.add(&bytes[middle..bytes.len().min(middle + SAMPLE)]);
+            }
+            Source::Paged(_) => {
+                let middle = weight.source.desc().n_rows / 2;
+                if let Ok(row) = weight.source.rows(middle..middle + 1) {
+                    hash.add(&row[..row.len().min(SAMPLE)]);
+                }
+            }
         }
     }
     format!("{:016x}", hash.finish())

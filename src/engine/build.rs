@@ -176,7 +176,13 @@ impl Plan<'_> {
     pub(super) fn mailbox_shape(&self) -> MailboxShape {
         let n_embd = self.model.hyper.n_embd;
         let max_rows = if self.mode.predicts() { self.model.hyper.n_ff } else { 0 };
-        MailboxShape { max_tokens: self.options.n_ubatch, n_in: n_embd, n_out: n_embd, max_rows }
+        MailboxShape {
+            max_tokens: self.options.n_ubatch,
+            n_in: n_embd,
+            n_weights: self.model.hyper.experts.map_or(0, |experts| experts.n),
+            n_out: n_embd,
+            max_rows,
+        }
     }
 
     pub(super) fn scratch(&self) -> ScratchShape {

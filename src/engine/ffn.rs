@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
+use hal::op::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
 use hal::{
     Bytes, Device, HostRows, Layout, Operand, PackDesc, Rows, Select, Source, Tensor, TensorDesc,
 };
@@ -24,6 +24,8 @@ pub(super) struct FfnMode {
     /// Least score of a predictor; `None` where predictors are not used.
     threshold: Option<f32>,
     repack: bool,
+    /// Experts that a token uses.
+    n_used: usize,
 }
 
 impl FfnMode {
@@ -37,6 +39,7 @@ impl FfnMode {
             sparse,
             threshold: options.predicts(model).then_some(threshold),
             repack: options.repack,
+            n_used: model.hyper.experts.map_or(1, |experts| experts.n_used),
         }
     }
 
@@ -69,17 +72,23 @@ impl FfnMode {
         }
     }
 
-    /// Neurons that have to stay together: a block of the format where down lies across neurons.
+    /// Neurons that have to stay together: a block of the format where down lies across neurons, or an expert.
     pub(super) fn unit(self, model: &Model) -> usize {
         let blocks = model.layers.iter().map(|layer| match self.orientation(&layer.ffn) {
             Down::ByNeuron => 1,
+            Down::AcrossNeurons if layer.ffn.n_expert.is_some() => layer.ffn.down.w.desc().n_cols,
             Down::AcrossNeurons => layer.ffn.down.w.desc().format.block_values(),
         });
         blocks.max().unwrap_or(1)
     }
 
-    /// Packs of a share, in the order of [`Ffn::matrices`].
-    pub(super) fn packs(self, ffn: &Ffn, neurons: &Neurons) -> Vec<PackDesc> {
+    /// The matrices of a share, gate first: what they are called, where they come from, and the packs. What is
+    /// transposed of experts comes from their matrices side by side.
+    pub(super) fn packs(
+        self,
+        ffn: &Ffn,
+        neurons: &Neurons,
+    ) -> Vec<(&'static str, HostRows, PackDesc)> {
         let rows = match neurons {
             Neurons::All => Select::All,
             Neurons::List(list) => Select::Rows(Arc::clone(list)),
@@ -90,30 +99,57 @@ impl FfnMode {
             transpose,
             spare: 0,
         };
-        let down = ffn.down.w.desc();
+        let source = match ffn.n_expert {
+            Some(n) if self.transposes(ffn) => {
+                model::beside(&ffn.down.w, n).expect("experts' rows are whole blocks")
+            }
+            Some(_) | None => ffn.down.w.clone(),
+        };
+        let down = source.desc();
         let down = match (self.orientation(ffn), neurons) {
             (Down::ByNeuron, _) => of(down, &rows, self.transposes(ffn)),
             (Down::AcrossNeurons, Neurons::All) => of(down, &Select::All, false),
+            (Down::AcrossNeurons, Neurons::List(list)) if ffn.n_expert.is_some() => {
+                let (n_ff, n_out) = (down.n_cols as u32, ffn.up.w.desc().n_cols as u32);
+                let experts = list.iter().step_by(down.n_cols).map(|&first| first / n_ff);
+                let rows = experts.flat_map(|expert| expert * n_out..(expert + 1) * n_out);
+                of(down, &Select::Rows(rows.collect()), false)
+            }
             (Down::AcrossNeurons, Neurons::List(list)) => {
                 let block = down.format.block_values();
                 let blocks = list.iter().step_by(block).map(|&n| n / block as u32).collect();
                 of(down, &Select::ColumnBlocks(blocks), false)
             }
         };
-        let before = ffn.gate.iter().chain([&ffn.up]).map(|part| of(part.w.desc(), &rows, false));
-        before.chain([down]).collect()
+        let matrices = ffn.matrices().map(|(name, matrix)| match name {
+            "ffn_down" => (name, source.clone(), down.clone()),
+            _ => (name, matrix.clone(), of(matrix.desc(), &rows, false)),
+        });
+        matrices.collect()
+    }
+
+    /// The groups of a share, of whose neurons `n_below(n)` are below number `n` of all.
+    fn groups(self, ffn: &Ffn, n_below: impl Fn(usize) -> usize) -> Option<Groups> {
+        let n = ffn.n_expert?;
+        let n_ff = ffn.up.w.desc().n_rows / n;
+        let starts = (0..=n).map(|expert| n_below(expert * n_ff) as u32).collect();
+        Some(Groups { starts, n_used: self.n_used })
     }
 
     /// Bytes of a share of `n` neurons on `device`. Packs that a device uses in place cost nothing there.
     pub(super) fn size(self, device: &Device, ffn: &Ffn, neurons: &Neurons, n: usize) -> Bytes {
         let mapped = |transpose: bool| !transpose && *neurons == Neurons::All;
         let matrices = self.packs(ffn, neurons);
-        let matrices = matrices.iter().map(|p| device.pack_size(p, mapped(p.transpose)));
+        let matrices = matrices.iter().map(|(_, _, p)| device.pack_size(p, mapped(p.transpose)));
         let offset =
             |n| device.pack_size(&PackDesc::whole(TensorDesc::new(1, n, Format::F32)), false);
         let before = ffn.gate.iter().chain([&ffn.up]);
         let before = before.filter(|part| part.bias.is_some()).map(|_| offset(n));
-        let down = ffn.down.bias.as_ref().map(|bias| offset(bias.desc().n_cols));
+        let down = ffn
+            .down
+            .bias
+            .as_ref()
+            .map(|bias| device.pack_size(&PackDesc::whole(bias.desc()), false));
         matrices.chain(before).chain(down).sum()
     }
 
@@ -129,8 +165,11 @@ impl FfnMode {
         let ffn = &plan.model.layers[layer].ffn;
         let label = |part: &str| format!("blk.{layer}.{part}");
         let mut matrices = Vec::new();
-        for ((part, rows), pack) in ffn.matrices().zip(self.packs(ffn, neurons)) {
-            matrices.push(plan.import(device, &label(part), &pack, rows)?);
+        for (part, rows, pack) in self.packs(ffn, neurons) {
+            matrices.push(plan.import(device, &label(part), &pack, &rows)?);
+        }
+        if self.transposes(ffn) {
+            plan.release(&ffn.down.w);
         }
         let down = matrices.pop().expect("the last of the matrices is down");
         let up = matrices.pop().expect("up is before it");
@@ -145,6 +184,10 @@ impl FfnMode {
             bias_gate: offset("ffn_gate.bias", ffn.gate.as_ref().and_then(of))?,
             bias_up: offset("ffn_up.bias", of(&ffn.up))?,
             bias_down: offset("ffn_down.bias", ffn.down.bias.clone().filter(|_| bias_down))?,
+            groups: self.groups(ffn, |n| match neurons {
+                Neurons::All => n,
+                Neurons::List(list) => list.partition_point(|&neuron| (neuron as usize) < n),
+            }),
             orientation: self.orientation(ffn),
         })
     }
@@ -154,7 +197,7 @@ impl FfnMode {
         self,
         share: &FfnShare<T>,
         rows: Rows<T>,
-        FfnPlace { x, y, active, accumulate }: FfnPlace<T>,
+        FfnPlace { x, weights, y, active, accumulate }: FfnPlace<T>,
     ) -> SparseFfn<T> {
         let share = share.clone();
         SparseFfn {
@@ -165,8 +208,7 @@ impl FfnMode {
             bias_up: share.bias_up,
             bias_down: share.bias_down,
             threshold: None,
-            group_of: None,
-            group_weight: None,
+            group_weight: weights,
             rows,
             x,
             y,
@@ -175,6 +217,7 @@ impl FfnMode {
             activation: self.activation,
             skip: self.skip,
             orientation: share.orientation,
+            groups: share.groups,
             accumulate,
         }
     }
@@ -191,15 +234,19 @@ impl FfnMode {
             up: TensorDesc::new(n, n_embd, format),
             down: match orientation {
                 Down::ByNeuron if self.transposes(ffn) => TensorDesc {
-                    layout: Layout::Transposed { n_source: down.n_cols },
+                    layout: Layout::Transposed { n_source: ffn.up.w.desc().n_rows },
                     ..TensorDesc::new(n, n_embd, down.format)
                 },
                 Down::ByNeuron => TensorDesc::new(n, n_embd, down.format),
+                Down::AcrossNeurons if ffn.n_expert.is_some() => {
+                    TensorDesc::new(n.div_ceil(down.n_cols) * n_embd, down.n_cols, down.format)
+                }
                 Down::AcrossNeurons => TensorDesc::new(n_embd, n, down.format),
             },
             bias_gate: ffn.gate.as_ref().and_then(|gate| offset(gate, n)),
             bias_up: offset(&ffn.up, n),
-            bias_down: offset(&ffn.down, n_embd),
+            bias_down: ffn.down.bias.as_ref().map(HostRows::desc),
+            groups: self.groups(ffn, |below| below.min(n)),
             orientation,
         }
     }
@@ -220,6 +267,8 @@ fn chosen(bias: &HostRows, neurons: &Neurons) -> HostRows {
 /// Where a share's input and results are.
 pub(super) struct FfnPlace<T> {
     pub(super) x: T,
+    /// What each expert weighs for each token.
+    pub(super) weights: Option<T>,
     pub(super) y: T,
     pub(super) active: T,
     /// Add to `y`.
@@ -235,6 +284,7 @@ pub(super) struct FfnShare<T> {
     pub(super) bias_gate: Option<T>,
     pub(super) bias_up: Option<T>,
     pub(super) bias_down: Option<T>,
+    pub(super) groups: Option<Groups>,
     pub(super) orientation: Down,
 }
 

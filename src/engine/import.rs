@@ -27,12 +27,17 @@ impl Plan<'_> {
             return Ok(device.adopt(pack, bytes)?);
         }
         let tensor = device.import(label, pack, rows)?;
-        if let Source::Mapped(bytes) = rows.source()
-            && device.pack_size(pack, true) > Bytes(0)
-        {
-            self.model.file.release((**bytes).as_ref());
+        if device.pack_size(pack, true) > Bytes(0) {
+            self.release(rows);
         }
         Ok(tensor)
+    }
+
+    /// Drops pages of the file that will not be read again.
+    pub(super) fn release(&self, rows: &HostRows) {
+        if let Source::Mapped(bytes) = rows.source() {
+            self.model.file.release((**bytes).as_ref());
+        }
     }
 
     /// [`Plan::import`] of a matrix as stored.
@@ -65,9 +70,8 @@ pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Ve
         layer.frame.each(&mut |part, rows| {
             add(format!("blk.{i}.{part}"), PackDesc::whole(rows.desc()), rows);
         });
-        let packs = mode.packs(&layer.ffn, &Neurons::All);
-        for ((part, rows), pack) in layer.ffn.matrices().zip(packs) {
-            add(format!("blk.{i}.{part}"), pack, rows);
+        for (part, rows, pack) in mode.packs(&layer.ffn, &Neurons::All) {
+            add(format!("blk.{i}.{part}"), pack, &rows);
         }
     }
     for (label, rows) in [("token_embd", &model.token_embd), ("output", &model.output)] {

@@ -17,6 +17,8 @@ pub(super) struct ScratchShape {
     pub(super) n_layer: usize,
     pub(super) n_embd: usize,
     pub(super) n_vocab: usize,
+    /// Experts to choose from; 0 where there are none.
+    pub(super) n_expert: usize,
     /// `[n_ubatch, ...]`.
     pub(super) body: Scratch<TensorDesc>,
     pub(super) batch: BatchShape,
@@ -35,6 +37,7 @@ impl ScratchShape {
             n_layer: hyper.n_layer,
             n_embd: hyper.n_embd,
             n_vocab: model.n_vocab(),
+            n_expert: hyper.experts.map_or(0, |experts| experts.n),
             body: Scratch::shapes(hyper, options.n_ubatch),
             batch: BatchShape {
                 max_tokens: options.n_ubatch,
@@ -77,9 +80,9 @@ impl ScratchShape {
         body + Bytes(4 * self.n_vocab as u64)
     }
 
-    /// Staging for the residual and the counters of one rung.
+    /// Staging for the residual, the counters and the experts' weights of one rung.
     fn staging(&self, n: usize) -> usize {
-        4 * n * (self.n_embd + self.n_layer)
+        4 * n * (self.n_embd + self.n_layer + self.n_expert)
     }
 }
 
@@ -108,6 +111,10 @@ pub(super) struct Scratch<T> {
     pub(super) y: T,
     /// Input of shares that another lane handed over.
     pub(super) handed: T,
+    /// What each expert weighs, decided at a layer's home; present if there are experts.
+    pub(super) weights: Option<T>,
+    /// What the shared expert weighs.
+    pub(super) shared_weight: Option<T>,
     /// Present if keys and values are latent.
     pub(super) latent: Option<LatentScratch<T>>,
 }
@@ -124,7 +131,7 @@ pub(super) struct LatentScratch<T> {
 impl Scratch<TensorDesc> {
     fn shapes(hyper: &Hyper, n_tokens: usize) -> Scratch<TensorDesc> {
         let f32 = |cols| TensorDesc::new(n_tokens, cols, Format::F32);
-        let Hyper { n_embd, n_head, n_rot, d_head, d_value, d_latent, .. } = *hyper;
+        let Hyper { n_embd, n_head, n_rot, d_head, d_value, d_latent, experts, .. } = *hyper;
         Scratch {
             x: f32(n_embd),
             h: f32(n_embd),
@@ -134,6 +141,8 @@ impl Scratch<TensorDesc> {
             attention: f32(hyper.n_gathered()),
             y: f32(n_embd),
             handed: f32(n_embd),
+            weights: experts.map(|experts| f32(experts.n)),
+            shared_weight: experts.map(|_| f32(1)),
             latent: (d_latent > 0).then(|| LatentScratch {
                 folded: f32(d_latent),
                 normed: f32(d_latent),
@@ -144,11 +153,14 @@ impl Scratch<TensorDesc> {
     }
 }
 
+/// Makes one tensor of a scratch, of this label.
+type Alloc<'a, T, U, E> = dyn FnMut(&'static str, &T) -> std::result::Result<U, E> + 'a;
+
 impl<T> Scratch<T> {
-    fn try_map<U, E>(
-        &self,
-        f: &mut dyn FnMut(&'static str, &T) -> std::result::Result<U, E>,
-    ) -> std::result::Result<Scratch<U>, E> {
+    fn try_map<U, E>(&self, f: &mut Alloc<'_, T, U, E>) -> std::result::Result<Scratch<U>, E> {
+        let maybe = |label, part: &Option<T>, f: &mut Alloc<'_, T, U, E>| {
+            part.as_ref().map(|part| f(label, part)).transpose()
+        };
         Ok(Scratch {
             x: f("x", &self.x)?,
             h: f("h", &self.h)?,
@@ -158,6 +170,8 @@ impl<T> Scratch<T> {
             attention: f("attention", &self.attention)?,
             y: f("y", &self.y)?,
             handed: f("handed", &self.handed)?,
+            weights: maybe("weights", &self.weights, f)?,
+            shared_weight: maybe("shared_weight", &self.shared_weight, f)?,
             latent: match &self.latent {
                 Some(latent) => Some(LatentScratch {
                     folded: f("folded", &latent.folded)?,
@@ -199,6 +213,7 @@ impl Lane {
             active.push(device.alloc("active", shape.active(n))?);
             queue.reserve(4 * n * shape.n_embd)?;
             queue.reserve(4 * n * shape.n_layer)?;
+            queue.reserve(4 * n * shape.n_expert)?;
         }
         queue.reserve(4 * shape.batch.n_words())?;
         let lists = shape.lists.as_ref();

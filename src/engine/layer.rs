@@ -1,11 +1,15 @@
 //! A layer as ops: over tensors to record it, over their shapes to ask whether a device can run it.
 
 use hal::op::{
-    Add, Attention, CopyHeads, HeadColumns, MatMul, Merge, Norm, Op, Post, Rope, StoreKv,
+    Add, Attention, CopyHeads, Down, Groups, HeadColumns, MatMul, Merge, Norm, Op, Post, Rope,
+    Route, Scoring, StoreKv,
 };
 use hal::{Batch, KvCache, Operand, RowSet, Rows};
 
-use crate::model::{Affine, BlockKind, Frame, Kv, LayerWeights, Model, Positions, PredictorInput};
+use crate::model::{
+    Affine, BlockKind, Frame, Kv, LayerWeights, Model, Positions, PredictorInput, RouterInput,
+    Shared,
+};
 
 use super::ffn::{FfnMode, FfnPlace, FfnShare};
 use super::lane::Scratch;
@@ -59,7 +63,9 @@ impl<T: Operand> LayerOps<'_, T> {
     pub(super) fn list(self) -> Vec<Op<T>> {
         let (s, frame) = (self.scratch, self.frame);
         let parallel = self.model.spec.block == BlockKind::Parallel;
-        let mut ops = vec![self.norm(&s.x, &frame.attn_norm, &s.h)];
+        let mut ops = Vec::new();
+        self.route(&mut ops, RouterInput::Layer, &s.x);
+        ops.push(self.norm(&s.x, &frame.attn_norm, &s.h));
         self.attention(&mut ops);
         if !parallel {
             self.add(&mut ops, frame.post_attn_norm.as_ref());
@@ -67,6 +73,7 @@ impl<T: Operand> LayerOps<'_, T> {
         if let Some(norm) = &frame.ffn_norm {
             ops.push(self.norm(&s.x, norm, &s.h));
         }
+        self.route(&mut ops, RouterInput::Ffn, &s.h);
         self.neurons(&mut ops, parallel);
         self.add(&mut ops, frame.post_ffn_norm.as_ref());
         ops
@@ -89,6 +96,68 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(Add { a: a.clone(), x: s.x.clone() }.into());
     }
 
+    /// Chooses experts by `x` if the router reads `input`.
+    fn route(&self, ops: &mut Vec<Op<T>>, input: RouterInput, x: &T) {
+        let (Some(router), Some(weights), Some(experts)) =
+            (&self.frame.router, &self.scratch.weights, &self.model.hyper.experts)
+        else {
+            return;
+        };
+        if self.model.spec.routing.input == input {
+            let route = Route {
+                w: router.w.clone(),
+                bias: router.bias.clone(),
+                x: x.clone(),
+                weights: weights.clone(),
+                n_used: experts.n_used,
+                scoring: experts.scoring,
+                renormalise: experts.renormalise,
+                scale: experts.scale,
+            };
+            ops.push(route.into());
+        }
+    }
+
+    /// Adds what every token uses beside its experts to `y`, or puts it there unless `accumulate`.
+    fn shared(&self, ops: &mut Vec<Op<T>>, shared: &Shared<T>, accumulate: bool) {
+        let s = self.scratch;
+        let mut groups = None;
+        if let (Some(weight), Some(weights)) = (&shared.weight, &s.shared_weight) {
+            let route = Route {
+                w: weight.w.clone(),
+                bias: weight.bias.clone(),
+                x: s.h.clone(),
+                weights: weights.clone(),
+                n_used: 1,
+                scoring: Scoring::Sigmoid,
+                renormalise: false,
+                scale: 1.0,
+            };
+            ops.push(route.into());
+            let n_ff = shared.up.w.desc().n_rows as u32;
+            groups = Some(Groups { starts: [0, n_ff].into(), n_used: 1 });
+        }
+        let place = FfnPlace {
+            x: s.h.clone(),
+            weights: s.shared_weight.clone().filter(|_| groups.is_some()),
+            y: s.y.clone(),
+            active: self.active.clone(),
+            accumulate,
+        };
+        let Shared { gate, up, down, .. } = shared.clone();
+        let share = FfnShare {
+            gate: Some(gate.w),
+            up: up.w,
+            down: down.w,
+            bias_gate: gate.bias,
+            bias_up: up.bias,
+            bias_down: down.bias,
+            groups,
+            orientation: Down::AcrossNeurons,
+        };
+        ops.push(self.mode.op(&share, Rows::All, place).into());
+    }
+
     /// From the normed `h` to the block's output in `y`, added to what is there if `accumulate`.
     fn neurons(&self, ops: &mut Vec<Op<T>>, accumulate: bool) {
         let s = self.scratch;
@@ -103,16 +172,21 @@ impl<T: Operand> LayerOps<'_, T> {
         }
         if let Some(mailbox) = self.mailbox {
             let (x, batch) = (s.h.clone(), self.batch.clone());
-            ops.push(Post { x, batch, rows: absent, mailbox }.into());
+            ops.push(Post { x, batch, rows: absent, weights: s.weights.clone(), mailbox }.into());
         }
+        let mut accumulate = accumulate;
         if let Some(own) = self.own {
             let (x, y, active) = (s.h.clone(), s.y.clone(), self.active.clone());
-            let place = FfnPlace { x, y, active, accumulate };
+            let place = FfnPlace { x, weights: s.weights.clone(), y, active, accumulate };
             ops.push(self.mode.op(own, rows, place).into());
+            accumulate = true;
+        }
+        if let Some(shared) = &self.frame.shared {
+            self.shared(ops, shared, accumulate);
+            accumulate = true;
         }
         if let Some(mailbox) = self.mailbox {
             let (batch, y) = (self.batch.clone(), s.y.clone());
-            let accumulate = accumulate || self.own.is_some();
             ops.push(Merge { batch, y, mailbox, accumulate }.into());
         }
     }

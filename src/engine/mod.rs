@@ -28,7 +28,7 @@ use std::sync::atomic::AtomicBool;
 
 use hal::{BatchFacts, Bytes, Device, KvCache};
 
-use crate::model::Model;
+use crate::model::{LayerWeights, Model};
 use crate::placement::{CPU, Placement, plan};
 
 use build::{Loaded, Plan};
@@ -109,6 +109,9 @@ impl Engine {
             n_embd: hyper.n_embd,
             n_layer: hyper.n_layer,
             n_ff: hyper.n_ff,
+            n_shared: model.layers.iter().map(LayerWeights::n_shared).sum(),
+            n_expert: hyper.experts.map_or(0, |experts| experts.n),
+            n_used: hyper.experts.map_or(0, |experts| experts.n_used),
         };
         let mut engine = Engine {
             lost: vec![false; devices.len()],

@@ -167,7 +167,8 @@ impl Recording<'_> {
             let s = view(&lane.scratch, n);
             let active = lane.active[rung].rows(layer..layer + 1);
             let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, rung)));
-            let place = FfnPlace { x: s.handed, y: s.y, active, accumulate: false };
+            let (x, weights) = (s.handed, s.weights);
+            let place = FfnPlace { x, weights, y: s.y, active, accumulate: false };
             recorder.push(self.plan.mode.op(&remote.ffn, rows, place))?;
             Ok(recorder.finish()?)
         })

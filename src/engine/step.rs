@@ -16,8 +16,8 @@ pub struct StepStats {
     pub active: f64,
     /// Neurons there were.
     pub neurons: f64,
-    /// Gate rows that were computed, over all layers: all, or those that a predictor listed. Once for all tokens
-    /// of a step.
+    /// Gate rows that were computed, over all layers: all, those of the experts used, or those that a predictor listed.
+    /// Once for all tokens of a step.
     pub gates: f64,
 }
 
@@ -33,6 +33,7 @@ impl std::ops::AddAssign for StepStats {
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     x: Vec<f32>,
+    weights: Vec<f32>,
     y: Vec<f32>,
     sum: Vec<f32>,
     active: Vec<f32>,
@@ -132,6 +133,9 @@ impl Loaded {
             buffers.x.clear();
             buffers.x.extend_from_slice(posted.x);
             buffers.x.resize(sizes.rung(n) * sizes.n_embd, 0.0);
+            buffers.weights.clear();
+            buffers.weights.extend_from_slice(posted.weights);
+            buffers.weights.resize(sizes.rung(n) * sizes.n_expert, 0.0);
             let handed = Handed { layer, index, rows: posted.rows, n };
             remotes(&handed, lanes, sizes, buffers)?;
             run.answer(&buffers.sum[..n * sizes.n_embd])?;
@@ -166,9 +170,9 @@ impl Loaded {
             let rows = buffers.active.chunks_exact(sizes.rungs[rung]);
             stats.active += rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
         }
-        stats.neurons = (n * sizes.n_layer * sizes.n_ff) as f64;
+        stats.neurons = (n * (sizes.n_layer * sizes.n_ff + sizes.n_shared)) as f64;
         let unlisted = self.layers.iter().filter(|layer| layer.predictor.is_none()).count();
-        stats.gates = (unlisted * sizes.n_ff) as f64;
+        stats.gates = (unlisted * sizes.n_ff) as f64 * sizes.used(n) + sizes.n_shared as f64;
         for lane in self.lanes.iter_mut().flatten() {
             if let Some(lists) = &lane.lists {
                 buffers.counts.resize(sizes.n_layer, 0);
@@ -235,6 +239,9 @@ fn start(
             buffers.parcel.write(queue, &set)?;
         }
         queue.write(&scratch.handed, bytemuck::cast_slice(&buffers.x))?;
+        if let Some(weights) = &scratch.weights {
+            queue.write(weights, bytemuck::cast_slice(&buffers.weights))?;
+        }
         let program = remote.programs.at_least(n).expect("the ladder ends at n_ubatch");
         buffers.runs.push(queue.replay(program)?);
     }
@@ -250,9 +257,20 @@ pub(super) struct StepSizes {
     pub(super) n_embd: usize,
     pub(super) n_layer: usize,
     pub(super) n_ff: usize,
+    /// Neurons that every token uses beside those, over all layers.
+    pub(super) n_shared: usize,
+    /// Experts to choose from, and how many a token uses; none where the neurons fall into none.
+    pub(super) n_expert: usize,
+    pub(super) n_used: usize,
 }
 
 impl StepSizes {
+    /// The share of a layer's experts that `n` tokens use: exact for one token, for more as if each chose by itself.
+    fn used(&self, n: usize) -> f64 {
+        let each = self.n_used as f64 / self.n_expert.max(1) as f64;
+        if self.n_expert == 0 { 1.0 } else { 1.0 - (1.0 - each).powf(n as f64) }
+    }
+
     /// The ladder's size for `n` tokens.
     fn rung(&self, n: usize) -> usize {
         self.rungs.iter().copied().find(|&rung| rung >= n).unwrap_or(n)

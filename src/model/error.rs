@@ -42,14 +42,6 @@ pub enum Error {
         /// What of the file could be read.
         readable: String,
     },
-    /// A part of a known architecture that is not built.
-    #[error("{file}: {what} is not supported yet")]
-    Feature {
-        /// File name.
-        file: String,
-        /// The part.
-        what: String,
-    },
     /// A tensor that is needed is not there.
     #[error("{file}: tensor `{tensor}` is missing, expected shape [{expected}]")]
     MissingTensor {

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use hal::op::NormKind;
+use hal::op::{NormKind, Scoring};
 
 use crate::gguf::Metadata;
 
@@ -10,6 +10,23 @@ use super::{ArchSpec, Error, GlobalLayers, KvKind};
 
 /// Layers, heads or widths beyond this are a lie: it keeps every product of sizes far from overflow.
 const MOST: u32 = 1 << 24;
+
+/// Experts of every layer, and how a token chooses them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// Experts to choose from.
+    pub n: usize,
+    /// Experts that a token uses.
+    pub n_used: usize,
+    /// Neurons of each.
+    pub n_ff: usize,
+    /// How the router's products become scores.
+    pub scoring: Scoring,
+    /// The chosen weights are divided by their sum.
+    pub renormalise: bool,
+    /// Factor on the weights.
+    pub scale: f32,
+}
 
 /// Sizes of a model. The names are the field's.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +45,10 @@ pub struct Hyper {
     pub d_value: usize,
     /// Width of the vector that latent keys and values are unfolded from; 0 where they are not.
     pub d_latent: usize,
-    /// Neurons per layer.
+    /// Neurons per layer, of all experts together where there are some. Those of a shared expert are not among them.
     pub n_ff: usize,
+    /// How they fall into experts; `None` if they do not.
+    pub experts: Option<Experts>,
     /// Context the model was trained for, tokens.
     pub n_ctx_train: usize,
     /// Added to the mean square in norms.
@@ -116,6 +135,49 @@ impl Keys<'_> {
     }
 }
 
+impl Experts {
+    fn read(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<Experts>, Error> {
+        let n = match keys.metadata.u32(&keys.name("expert_count")) {
+            // How some files say that there are none.
+            Ok(Some(0)) => None,
+            _ => keys.count("expert_count")?,
+        };
+        let Some(n) = n else { return Ok(None) };
+        let n_used = keys.need("expert_used_count", "the experts that a token uses")?;
+        if n_used > n {
+            return Err(keys.wrong("expert_used_count", format!("at most {n}"), n_used));
+        }
+        let n_ff = match keys.count("expert_feed_forward_length")? {
+            Some(n_ff) => n_ff,
+            None => keys.need("feed_forward_length", "the number of neurons in an expert")?,
+        };
+        if n * n_ff > MOST as usize {
+            let expected = format!("at most {MOST} neurons in a layer");
+            return Err(keys.wrong("expert_count", expected, format!("{n} times {n_ff}")));
+        }
+        let scoring = match keys.metadata.u32(&keys.name("expert_gating_func"))? {
+            None | Some(0) => spec.routing.scoring,
+            Some(1) => Scoring::Softmax,
+            Some(2) => Scoring::Sigmoid,
+            Some(3) => Scoring::SoftmaxChosen,
+            Some(other) => return Err(keys.wrong("expert_gating_func", "0 to 3", other)),
+        };
+        let norm = keys.metadata.bool(&keys.name("expert_weights_norm"))?;
+        Ok(Some(Experts {
+            n,
+            n_used,
+            n_ff,
+            scoring,
+            renormalise: norm.unwrap_or(spec.routing.renormalise),
+            scale: match keys.positive("expert_weights_scale", 1.0)? {
+                // How some files say that there is none.
+                0.0 => 1.0,
+                scale => scale,
+            },
+        }))
+    }
+}
+
 impl Hyper {
     pub(super) fn read(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Hyper, Error> {
         let n_embd = keys.need("embedding_length", "the width of the residual")?;
@@ -157,6 +219,7 @@ impl Hyper {
         if spec.qk_norm && d_value != d_head {
             return Err(keys.wrong("attention.value_length", d_head, d_value));
         }
+        let experts = Experts::read(keys, spec)?;
         Ok(Hyper {
             n_layer,
             n_embd,
@@ -165,7 +228,11 @@ impl Hyper {
             d_head,
             d_value,
             d_latent,
-            n_ff: keys.need("feed_forward_length", "the number of neurons in a layer")?,
+            n_ff: match &experts {
+                Some(experts) => experts.n * experts.n_ff,
+                None => keys.need("feed_forward_length", "the number of neurons in a layer")?,
+            },
+            experts,
             n_ctx_train: keys.need("context_length", "the trained context")?,
             eps: epsilon(keys, spec)?,
             n_rot,

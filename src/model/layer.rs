@@ -42,7 +42,7 @@ pub struct Latent<T = HostRows> {
     pub unfold: Affine<T>,
 }
 
-/// Everything of a layer but its neurons: norms and attention.
+/// Everything of a layer but its neurons: norms and attention, and what holds for every token beside experts.
 #[derive(Clone, Debug)]
 pub struct Frame<T = HostRows> {
     /// Before attention.
@@ -63,8 +63,25 @@ pub struct Frame<T = HostRows> {
     pub post_attn_norm: Option<Affine<T>>,
     /// Before the feed-forward block; `None` where it reads what attention reads.
     pub ffn_norm: Option<Affine<T>>,
+    /// `[n_expert, n_embd]`: what chooses experts.
+    pub router: Option<Affine<T>>,
+    /// What every token uses besides.
+    pub shared: Option<Shared<T>>,
     /// After the feed-forward block, before it is added.
     pub post_ffn_norm: Option<Affine<T>>,
+}
+
+/// An expert that every token uses.
+#[derive(Clone, Debug)]
+pub struct Shared<T = HostRows> {
+    /// `[1, n_embd]`: what tells how much, by a sigmoid; `None` for 1.
+    pub weight: Option<Affine<T>>,
+    /// `[n_ff_shared, n_embd]`.
+    pub gate: Affine<T>,
+    /// `[n_ff_shared, n_embd]`.
+    pub up: Affine<T>,
+    /// `[n_embd, n_ff_shared]`.
+    pub down: Affine<T>,
 }
 
 /// A feed-forward block in the file.
@@ -74,8 +91,11 @@ pub struct Ffn {
     pub gate: Option<Affine>,
     /// `[n_ff, n_embd]`.
     pub up: Affine,
-    /// `[n_embd, n_ff]`, or `[n_ff, n_embd]` if [`Ffn::down_by_neuron`].
+    /// `[n_embd, n_ff]`, or `[n_ff, n_embd]` if [`Ffn::down_by_neuron`]. With experts, one such matrix for each, one
+    /// below the other, and offsets `[n_expert, n_embd]`.
     pub down: Affine,
+    /// Experts whose neurons these are, one after the other, equally many of each; `None` if all go together.
+    pub n_expert: Option<usize>,
     /// The file holds down with one row per neuron (PowerInfer's `ffn_down_t`).
     pub down_by_neuron: bool,
     /// What tells active neurons before their gate is known, if the file has it in a format that is built.
@@ -158,6 +178,16 @@ impl<T> Frame<T> {
             o: self.o.try_map("attn_output", f)?,
             post_attn_norm: try_map_maybe(&self.post_attn_norm, "post_attention_norm", f)?,
             ffn_norm: try_map_maybe(&self.ffn_norm, "ffn_norm", f)?,
+            router: try_map_maybe(&self.router, "ffn_gate_inp", f)?,
+            shared: match &self.shared {
+                Some(shared) => Some(Shared {
+                    weight: try_map_maybe(&shared.weight, "ffn_gate_inp_shexp", f)?,
+                    gate: shared.gate.try_map("ffn_gate_shexp", f)?,
+                    up: shared.up.try_map("ffn_up_shexp", f)?,
+                    down: shared.down.try_map("ffn_down_shexp", f)?,
+                }),
+                None => None,
+            },
             post_ffn_norm: try_map_maybe(&self.post_ffn_norm, "post_ffw_norm", f)?,
         })
     }
@@ -177,6 +207,14 @@ impl<T> Frame<T> {
             f(name, part);
             Ok(())
         });
+    }
+}
+
+impl LayerWeights {
+    /// Neurons that every token uses beside its experts.
+    #[must_use]
+    pub fn n_shared(&self) -> usize {
+        self.frame.shared.as_ref().map_or(0, |shared| shared.up.w.desc().n_rows)
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod arch;
 mod error;
 mod hyper;
+mod joined;
 mod layer;
 mod reader;
 mod rope;
@@ -10,8 +11,11 @@ mod spec;
 mod weights;
 
 pub use error::Error;
-pub use hyper::Hyper;
-pub use layer::{Affine, Ffn, Frame, Kv, Latent, LayerWeights, Part, Predictor};
+pub use hyper::{Experts, Hyper};
+pub use joined::beside;
+pub use layer::{Affine, Ffn, Frame, Kv, Latent, LayerWeights, Part, Predictor, Shared};
 pub use rope::RopeTable;
-pub use spec::{ArchSpec, BlockKind, GlobalLayers, KvKind, Positions, PredictorInput};
+pub use spec::{
+    ArchSpec, BlockKind, GlobalLayers, KvKind, Positions, PredictorInput, RouterInput, Routing,
+};
 pub use weights::{Model, ModelOptions, PositionTable};

@@ -10,7 +10,7 @@ use hal::{HostRows, Source};
 
 use crate::gguf::{Container, File, TensorInfo, TensorType};
 
-use super::{Affine, Error};
+use super::{Affine, Error, joined};
 
 pub(super) struct Reader<'a> {
     file: &'a File,
@@ -23,8 +23,13 @@ fn shape_list(shape: &[u64]) -> String {
     shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn shape_text(rows: usize, cols: usize) -> String {
-    if rows == 1 { cols.to_string() } else { format!("{cols}, {rows}") }
+/// The same of `n` matrices of `[rows, cols]`.
+fn shape_text(n: usize, rows: usize, cols: usize) -> String {
+    match (n, rows) {
+        (1, 1) => cols.to_string(),
+        (1, _) => format!("{cols}, {rows}"),
+        _ => format!("{cols}, {rows}, {n}"),
+    }
 }
 
 /// A tensor type, as errors show it.
@@ -40,9 +45,10 @@ fn weight_format(info: &TensorInfo) -> Option<Format> {
     format.filter(|format| format.is_weight())
 }
 
-fn owned(values: &[f32]) -> HostRows {
+fn owned(n_rows: usize, values: &[f32]) -> HostRows {
     let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
-    let rows = HostRows::new(Source::Owned(Arc::new(bytes)), 1, values.len(), Format::F32);
+    let n_cols = values.len() / n_rows;
+    let rows = HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, Format::F32);
     rows.expect("as many bytes as values")
 }
 
@@ -85,20 +91,25 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn find(&self, tensor: &str, rows: usize, cols: usize) -> Result<&TensorInfo, Error> {
+    fn find(
+        &self,
+        tensor: &str,
+        (n, rows, cols): (usize, usize, usize),
+    ) -> Result<&TensorInfo, Error> {
         let info = self.file.tensor(tensor).ok_or_else(|| Error::MissingTensor {
             file: self.name(),
             tensor: tensor.to_owned(),
-            expected: shape_text(rows, cols),
+            expected: shape_text(n, rows, cols),
         })?;
         let fits = info.shape.first() == Some(&(cols as u64))
             && info.shape.get(1).copied().unwrap_or(1) == rows as u64
-            && info.shape.iter().skip(2).all(|&n| n == 1);
+            && info.shape.get(2).copied().unwrap_or(1) == n as u64
+            && info.shape.iter().skip(3).all(|&n| n == 1);
         if !fits {
             return Err(Error::Shape {
                 file: self.name(),
                 tensor: tensor.to_owned(),
-                expected: shape_text(rows, cols),
+                expected: shape_text(n, rows, cols),
                 found: shape_list(&info.shape),
             });
         }
@@ -108,18 +119,17 @@ impl<'a> Reader<'a> {
 
     /// `[rows, cols]` in any weight format.
     pub(super) fn matrix(&self, tensor: &str, rows: usize, cols: usize) -> Result<HostRows, Error> {
-        self.rows_of(tensor, rows, cols, 0..rows)
+        self.rows_of(tensor, (1, rows, cols), 0..rows)
     }
 
-    /// Some rows of a matrix of `[rows, cols]`, where they are in the file.
+    /// Some of the rows of `n` matrices of `[rows, cols]`, one below the other, where they are in the file.
     fn rows_of(
         &self,
         tensor: &str,
-        rows: usize,
-        cols: usize,
+        (n, rows, cols): (usize, usize, usize),
         part: Range<usize>,
     ) -> Result<HostRows, Error> {
-        let info = self.find(tensor, rows, cols)?;
+        let info = self.find(tensor, (n, rows, cols))?;
         let Some(format) = weight_format(info) else {
             let known: Vec<_> =
                 Format::ALL.iter().filter(|f| f.is_weight()).map(Format::to_string).collect();
@@ -133,21 +143,21 @@ impl<'a> Reader<'a> {
         let shape = |error: hal::Error| Error::Shape {
             file: self.name(),
             tensor: tensor.to_owned(),
-            expected: shape_text(rows, cols),
+            expected: shape_text(n, rows, cols),
             found: error.to_string(),
         };
         let bytes = self.file.slice(info)?;
-        let whole = HostRows::new(Source::Mapped(Arc::new(bytes.clone())), rows, cols, format);
+        let whole = HostRows::new(Source::Mapped(Arc::new(bytes.clone())), n * rows, cols, format);
         let row = whole.map_err(shape)?.row_bytes();
         let bytes = bytes.slice(part.start * row..part.end * row);
         HostRows::new(Source::Mapped(Arc::new(bytes)), part.len(), cols, format).map_err(shape)
     }
 
-    /// The values of a vector, whatever its format.
-    fn floats(&self, tensor: &str, len: usize) -> Result<Vec<f32>, Error> {
-        let stored = self.matrix(tensor, 1, len)?;
-        let mut values = vec![0.0f32; len];
-        let bytes = stored.rows(0..1).expect("mapped rows are in memory");
+    /// The values of a matrix, whatever its format.
+    fn floats(&self, tensor: &str, rows: usize, cols: usize) -> Result<Vec<f32>, Error> {
+        let stored = self.matrix(tensor, rows, cols)?;
+        let mut values = vec![0.0f32; rows * cols];
+        let bytes = stored.rows(0..rows).expect("mapped rows are in memory");
         stored.desc().format.dequantize(&bytes, &mut values);
         Ok(values)
     }
@@ -157,7 +167,7 @@ impl<'a> Reader<'a> {
         tensor: &str,
         len: usize,
     ) -> Result<Option<Vec<f32>>, Error> {
-        self.file.tensor(tensor).map(|_| self.floats(tensor, len)).transpose()
+        self.file.tensor(tensor).map(|_| self.floats(tensor, 1, len)).transpose()
     }
 
     /// A vector as F32, if the file has it.
@@ -166,7 +176,7 @@ impl<'a> Reader<'a> {
         tensor: &str,
         len: usize,
     ) -> Result<Option<HostRows>, Error> {
-        Ok(self.optional_floats(tensor, len)?.map(|values| owned(&values)))
+        Ok(self.optional_floats(tensor, len)?.map(|values| owned(1, &values)))
     }
 
     /// `part.weight` of `[rows, cols]` and, if there is one, `part.bias`.
@@ -184,15 +194,57 @@ impl<'a> Reader<'a> {
     ) -> Result<Affine, Error> {
         let bias = self.optional_floats(&format!("{part}.bias"), rows)?;
         Ok(Affine {
-            w: self.rows_of(&format!("{part}.weight"), rows, cols, some.clone())?,
-            bias: bias.map(|values| owned(&values[some])),
+            w: self.rows_of(&format!("{part}.weight"), (1, rows, cols), some.clone())?,
+            bias: bias.map(|values| owned(1, &values[some])),
+        })
+    }
+
+    /// A matrix of `[rows, cols]` for each of `n` experts, one below the other, and their offsets in `[n_rows, ...]`: a
+    /// tensor for all of them (`part_exps`), or one for each (`part.7`).
+    pub(super) fn experts(
+        &self,
+        (blk, part): (&str, &str),
+        (n, rows, cols): (usize, usize, usize),
+        bias_rows: usize,
+    ) -> Result<Affine, Error> {
+        let all = format!("{blk}.{part}_exps");
+        let each = |e: usize| format!("{blk}.{part}.{e}.weight");
+        if !self.has(&format!("{all}.weight")) && self.has(&each(0)) {
+            let parts = (0..n).map(|e| self.matrix(&each(e), rows, cols));
+            let parts: Vec<HostRows> = parts.collect::<Result<_, _>>()?;
+            let format = parts[0].desc().format;
+            if let Some(other) = parts.iter().position(|part| part.desc().format != format) {
+                return Err(Error::Format {
+                    file: self.name(),
+                    tensor: each(other),
+                    expected: format!("{format}, as the first expert's"),
+                    found: parts[other].desc().format.to_string(),
+                });
+            }
+            let w = joined::below(parts);
+            let w = w.map_err(|error| Error::Shape {
+                file: self.name(),
+                tensor: each(0),
+                expected: shape_text(n, rows, cols),
+                found: error.to_string(),
+            })?;
+            return Ok(Affine { w, bias: None });
+        }
+        let bias = format!("{all}.bias");
+        let bias = match self.has(&bias) {
+            true => Some(owned(bias_rows, &self.floats(&bias, n, rows)?)),
+            false => None,
+        };
+        Ok(Affine {
+            w: self.rows_of(&format!("{all}.weight"), (n, rows, cols), 0..n * rows)?,
+            bias,
         })
     }
 
     /// Factors of a norm over `width` values, as F32, and what it adds.
     pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
         Ok(Affine {
-            w: owned(&self.floats(&format!("{part}.weight"), width)?),
+            w: owned(1, &self.floats(&format!("{part}.weight"), 1, width)?),
             bias: self.optional_vector(&format!("{part}.bias"), width)?,
         })
     }

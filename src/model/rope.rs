@@ -222,7 +222,7 @@ mod tests {
             let keys = Keys { metadata: file.metadata(), arch: "a", file: "f" };
             let hyper = Hyper {
                 n_layer: 1, n_embd: 64, n_head: 1, n_head_kv: 1, d_head: 64, d_value: 64,
-                d_latent: 0, n_ff: 1, n_ctx_train, eps: 0.0, n_rot: 2 * pairs, window: None,
+                d_latent: 0, n_ff: 1, experts: None, n_ctx_train, eps: 0.0, n_rot: 2 * pairs, window: None,
                 attn_scale: 1.0, attn_softcap: 0.0, logit_softcap: 0.0,
             };
             let factors = factors.map(|factors| factors[..pairs].to_vec());

@@ -1,6 +1,6 @@
 //! An architecture is a value. What would need an `if` in the engine is a field here.
 
-use hal::op::{Activation, FfnKind, NormKind, Pairing};
+use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
 /// How the two halves of a layer, attention and feed-forward block, hang together with their norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,26 @@ pub enum PredictorInput {
     Residual,
 }
 
+/// What the router of a layer's experts reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterInput {
+    /// What the experts read.
+    Ffn,
+    /// The residual before attention, unnormed: the choice is known early (SmallThinker).
+    Layer,
+}
+
+/// How a token chooses its experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routing {
+    /// What the router reads.
+    pub input: RouterInput,
+    /// How its products become scores, in a file that does not say.
+    pub scoring: Scoring,
+    /// The chosen weights are divided by their sum, in a file that does not say.
+    pub renormalise: bool,
+}
+
 /// A family of models. Offsets (`.bias`) are used wherever a file has them, matrices that a file joins (`attn_qkv`,
 /// gate and up in `ffn_up`) are taken apart, and a file without `output.weight` uses its embedding twice: none of that
 /// is a family's matter.
@@ -109,4 +129,8 @@ pub struct ArchSpec {
     pub sparse_activation: Activation,
     /// What a predictor reads.
     pub predictor_input: PredictorInput,
+    /// What the norm before the feed-forward block is called in files.
+    pub ffn_norm: &'static str,
+    /// How experts are chosen, in files that have some.
+    pub routing: Routing,
 }

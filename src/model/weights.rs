@@ -8,10 +8,10 @@ use hal::op::{Activation, FfnKind};
 use crate::gguf::{Container, File};
 
 use super::hyper::{self, Keys};
-use super::layer::{Ffn, Frame, Kv, Latent, LayerWeights, Predictor};
+use super::layer::{Ffn, Frame, Kv, Latent, LayerWeights, Predictor, Shared};
 use super::reader::Reader;
 use super::rope::{Factors, RopeTable, is_positive};
-use super::{Affine, ArchSpec, BlockKind, Error, Hyper, KvKind, Positions, arch};
+use super::{Affine, ArchSpec, BlockKind, Error, Experts, Hyper, KvKind, Positions, arch};
 
 /// What the user may say about a model.
 #[derive(Clone, Debug, Default)]
@@ -75,9 +75,6 @@ impl Model {
         let name = file.name().to_owned();
         let spec = family(&file)?;
         let keys = Keys { metadata: file.metadata(), arch: spec.name, file: &name };
-        if keys.count("expert_count").ok().flatten().is_some_and(|n| n > 1) {
-            return Err(Error::Feature { file: name, what: "a mixture of experts".into() });
-        }
         let hyper = Hyper::read(&keys, spec)?;
         let (ffn_kind, activation) = activation(&keys, spec, file.container(), options)?;
         let reader = Reader::new(&file, spec.name);
@@ -240,7 +237,9 @@ impl Layers<'_> {
             let rope = match (spec.positions, window) {
                 (Positions::Learned { .. }, _) => None,
                 (Positions::Rotary(_), Some(_)) => Some(Arc::clone(&local)),
-                (Positions::Rotary(_), None) if spec.global_rotary => Some(Arc::clone(&global)),
+                (Positions::Rotary(_), None) if spec.global_rotary || hyper.window.is_none() => {
+                    Some(Arc::clone(&global))
+                }
                 (Positions::Rotary(_), None) => None,
             };
             let (frame, ffn) = (self.frame(layer)?, self.ffn(layer)?);
@@ -260,7 +259,7 @@ impl Layers<'_> {
             |part: &str| (spec.block == BlockKind::Sandwich).then(|| norm(part)).transpose();
         let (attn_norm, ffn_norm) = match spec.block {
             BlockKind::Sequential | BlockKind::Sandwich => {
-                (norm("attn_norm")?, Some(norm("ffn_norm")?))
+                (norm("attn_norm")?, Some(norm(spec.ffn_norm)?))
             }
             BlockKind::Parallel if reader.has(&tensor("attn_norm_2.weight")) => {
                 (norm("attn_norm_2")?, Some(norm("attn_norm")?))
@@ -284,8 +283,33 @@ impl Layers<'_> {
             o: reader.affine(&tensor("attn_output"), n_embd, hyper.n_gathered())?,
             post_attn_norm: post_norm("post_attention_norm")?,
             ffn_norm,
+            router: match &hyper.experts {
+                Some(experts) => Some(reader.affine(&tensor("ffn_gate_inp"), experts.n, n_embd)?),
+                None => None,
+            },
+            shared: self.shared(layer)?,
             post_ffn_norm: post_norm("post_ffw_norm")?,
         })
+    }
+
+    /// What every token uses beside its experts.
+    fn shared(&self, layer: usize) -> Result<Option<Shared>, Error> {
+        let Layers { reader, hyper, .. } = *self;
+        let n_embd = hyper.n_embd;
+        let tensor = |part: &str| format!("blk.{layer}.{part}");
+        let up = tensor("ffn_up_shexp.weight");
+        if hyper.experts.is_none() || !reader.has(&up) {
+            return Ok(None);
+        }
+        let n_ff = reader.n_rows(&up, n_embd, "neurons")?;
+        let weight = tensor("ffn_gate_inp_shexp");
+        let weight = reader.has(&format!("{weight}.weight")).then_some(weight);
+        Ok(Some(Shared {
+            weight: weight.map(|weight| reader.affine(&weight, 1, n_embd)).transpose()?,
+            gate: reader.affine(&tensor("ffn_gate_shexp"), n_ff, n_embd)?,
+            up: reader.affine(&tensor("ffn_up_shexp"), n_ff, n_embd)?,
+            down: reader.affine(&tensor("ffn_down_shexp"), n_embd, n_ff)?,
+        }))
     }
 
     /// Queries, keys and values, in a matrix each or in one.
@@ -320,8 +344,29 @@ impl Layers<'_> {
         })
     }
 
+    fn experts(&self, layer: usize, experts: &Experts) -> Result<Ffn, Error> {
+        let Layers { reader, hyper, ffn_kind, .. } = *self;
+        let (n_embd, blk) = (hyper.n_embd, format!("blk.{layer}"));
+        let Experts { n, n_ff, .. } = *experts;
+        let part = |part: &str| reader.experts((&blk, part), (n, n_ff, n_embd), 1);
+        Ok(Ffn {
+            gate: match ffn_kind {
+                FfnKind::Plain => None,
+                FfnKind::Gated | FfnKind::GatedBoth => Some(part("ffn_gate")?),
+            },
+            up: part("ffn_up")?,
+            down: reader.experts((&blk, "ffn_down"), (n, n_embd, n_ff), n)?,
+            n_expert: Some(n),
+            down_by_neuron: false,
+            predictor: None,
+        })
+    }
+
     fn ffn(&self, layer: usize) -> Result<Ffn, Error> {
         let Layers { reader, hyper, ffn_kind, .. } = *self;
+        if let Some(experts) = &hyper.experts {
+            return self.experts(layer, experts);
+        }
         let Hyper { n_embd, n_ff, .. } = *hyper;
         let tensor = |part: &str| format!("blk.{layer}.{part}");
         let half = |first: usize| {
@@ -350,7 +395,8 @@ impl Layers<'_> {
             },
             false => reader.affine(&tensor("ffn_down"), n_embd, n_ff)?,
         };
-        Ok(Ffn { gate, up, down, down_by_neuron, predictor: self.predictor(layer)? })
+        let predictor = self.predictor(layer)?;
+        Ok(Ffn { gate, up, down, n_expert: None, down_by_neuron, predictor })
     }
 
     /// The predictor of a layer, of whatever rank; none if its format is not built: it can be done without.

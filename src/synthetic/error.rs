@@ -7,7 +7,7 @@ use crate::gguf;
 pub enum Error {
     /// Not three parts, or four.
     #[error(
-        "`{given}` is no synthetic model, expected SHAPE:TYPE:relu, SHAPE:TYPE:silu or SHAPE:TYPE:relu:pwri"
+        "`{given}` is no synthetic model, expected SHAPE:TYPE:relu, SHAPE:TYPE:silu, SHAPE:TYPE:relu:pwri or SHAPE*EXPERTS/USED:TYPE:silu"
     )]
     Syntax {
         /// What was given.
@@ -22,7 +22,7 @@ pub enum Error {
         known: String,
     },
     /// A format that weights cannot have.
-    #[error("unknown weight format `{given}`, expected one of {known}")]
+    #[error("no weights are made in format `{given}`, expected one of {known}")]
     Format {
         /// What was given.
         given: String,

@@ -34,6 +34,10 @@ pub(super) fn set(spec: &Spec, container: Container, writer: &mut Writer) -> Res
         writer.set("llama.attention.key_length", n(d_head))?;
         writer.set("llama.attention.value_length", n(d_head))?;
     }
+    if let Some([count, used]) = spec.experts {
+        writer.set("llama.expert_count", n(count))?;
+        writer.set("llama.expert_used_count", n(used))?;
+    }
     if let Some(window) = spec.window {
         writer.set("llama.attention.sliding_window", window)?;
     }
@@ -88,10 +92,24 @@ fn file_type(format: Format) -> u32 {
         Format::Q4_0 => 2,
         Format::Q4_1 => 3,
         Format::Q8_0 => 7,
+        Format::Q5_0 => 8,
+        Format::Q5_1 => 9,
+        Format::Q2_K => 10,
+        Format::Q3_K => 11,
         Format::Q4_K => 14,
         Format::Q5_K => 16,
         Format::Q6_K => 18,
+        Format::IQ2_XXS => 19,
+        Format::IQ2_XS => 20,
+        Format::IQ3_XXS => 23,
+        Format::IQ1_S => 24,
+        Format::IQ4_NL => 25,
+        Format::IQ3_S => 26,
+        Format::IQ2_S => 28,
+        Format::IQ4_XS => 30,
+        Format::IQ1_M => 31,
         Format::BF16 => 32,
+        Format::MXFP4 => 38,
     }
 }
 

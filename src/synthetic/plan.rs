@@ -39,6 +39,8 @@ pub(super) enum Part {
     DownByNeuron,
     Fc1,
     Fc2,
+    /// Chooses experts.
+    Router,
 }
 
 /// A tensor to be made.
@@ -48,6 +50,9 @@ pub(super) struct Tensor {
     pub(super) part: Part,
     /// Layer; 0 for those of the whole model.
     pub(super) layer: usize,
+    /// Matrices one below the other, one for each expert; 1 elsewhere.
+    pub(super) n: usize,
+    /// Rows of all of them.
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) format: Format,
@@ -91,9 +96,13 @@ impl Plan<'_> {
         let (d, n_ff, n_vocab) = (shape.n_embd, shape.n_ff, spec.n_vocab);
         let mut list = Vec::new();
         let mut add = |part, layer, name: &str, rows, cols| {
-            let format = if rows == 1 { Format::F32 } else { spec.format };
-            let name = format!("{name}.weight");
-            list.push(Tensor { name, part, layer, rows, cols, format });
+            let plain = rows == 1 || part == Part::Router;
+            let format = if plain { Format::F32 } else { spec.format };
+            let experts =
+                spec.experts.filter(|_| matches!(part, Part::Gate | Part::Up | Part::Down));
+            let ([n, _], suffix) = experts.map_or(([1, 1], ""), |experts| (experts, "_exps"));
+            let name = format!("{name}{suffix}.weight");
+            list.push(Tensor { name, part, layer, n, rows: n * rows, cols, format });
         };
         add(Part::TokenEmbd, 0, "token_embd", n_vocab, d);
         add(Part::OutputNorm, 0, "output_norm", 1, d);
@@ -113,6 +122,9 @@ impl Plan<'_> {
             add(Part::V, "attn_v", spec.n_kv(), d);
             add(Part::O, "attn_output", d, spec.n_q());
             add(Part::FfnNorm, "ffn_norm", 1, d);
+            if let Some([n, _]) = spec.experts {
+                add(Part::Router, "ffn_gate_inp", n, d);
+            }
             add(Part::Gate, "ffn_gate", n_ff, d);
             add(Part::Up, "ffn_up", n_ff, d);
             match container {

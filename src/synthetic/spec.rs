@@ -63,6 +63,8 @@ pub struct Spec {
     pub tied: bool,
     /// Positions a token sees; `None` for all.
     pub window: Option<u32>,
+    /// Experts of as many neurons as the shape has, and how many a token uses; `None` for a block without.
+    pub experts: Option<[usize; 2]>,
 }
 
 impl Spec {
@@ -81,10 +83,12 @@ impl Spec {
             rope: Rope::Plain,
             tied: false,
             window: None,
+            experts: None,
         }
     }
 
-    /// Reads `SHAPE:TYPE:relu`, `SHAPE:TYPE:silu` or `SHAPE:TYPE:relu:pwri`, in any case.
+    /// Reads `SHAPE:TYPE:relu`, `SHAPE:TYPE:silu` or `SHAPE:TYPE:relu:pwri`, in any case. `SHAPE*8/2` stands for 8
+    /// experts of the shape's neurons, of which a token uses 2; nothing is planted in them.
     ///
     /// # Errors
     /// What is not known, with what is; see [`Spec::check`] for sizes.
@@ -97,18 +101,23 @@ impl Spec {
             }
             _ => return Err(Error::Syntax { given: given.to_owned() }),
         };
+        let (shape, experts) = match shape.split_once('*') {
+            None => (shape, None),
+            Some((shape, experts)) => (shape, Some(parse_experts(given, experts)?)),
+        };
         let shape = shape.parse()?;
         let format = format
             .parse()
             .ok()
-            .filter(|format: &Format| format.is_weight())
+            .filter(|format: &Format| can_hold(*format))
             .ok_or_else(|| unknown_format(format))?;
         let relu = match activation {
             _ if activation.eq_ignore_ascii_case("relu") => true,
             _ if activation.eq_ignore_ascii_case("silu") => false,
             _ => return Err(Error::Activation { given: activation.to_owned() }),
         };
-        let spec = Spec { container, ..Spec::new(shape, format, relu) };
+        let mut spec = Spec { container, experts, ..Spec::new(shape, format, relu) };
+        spec.density = spec.density.filter(|_| experts.is_none());
         spec.check()?;
         Ok(spec)
     }
@@ -148,7 +157,7 @@ impl Spec {
     /// # Errors
     /// The first size that cannot be, and what it could be.
     pub fn check(&self) -> Result<(), Error> {
-        if !self.format.is_weight() {
+        if !can_hold(self.format) {
             return Err(unknown_format(self.format.name()));
         }
         let Shape { n_embd, n_layer, n_ff, n_head, n_head_kv } = self.shape;
@@ -173,6 +182,10 @@ impl Spec {
             let expected = format!("a divisor of the {n_head} heads");
             return Err(size("the number of key heads", n_head_kv, expected));
         }
+        if let Some([n, n_used]) = self.experts {
+            within("the number of experts", n, 1, MOST / n_ff)?;
+            within("the number of experts a token uses", n_used, 1, n)?;
+        }
         let block = self.format.block_values();
         for (what, found) in [
             ("the width", n_embd),
@@ -195,6 +208,9 @@ impl Spec {
     }
 
     fn check_density(&self) -> Result<(), Error> {
+        if let (Some(_), Some(density)) = (self.experts, self.density) {
+            return Err(size("the density", density, "left out: nothing is planted in experts"));
+        }
         if let Some(density) = self.density {
             if !DENSITIES.contains(&density) {
                 let expected = format!("{} to {}", DENSITIES.start(), DENSITIES.end());
@@ -218,8 +234,22 @@ impl Spec {
     }
 }
 
+/// `8/2`.
+fn parse_experts(given: &str, experts: &str) -> Result<[usize; 2], Error> {
+    let numbers = experts.split_once('/').map(|(n, n_used)| [n.parse().ok(), n_used.parse().ok()]);
+    match numbers {
+        Some([Some(n), Some(n_used)]) => Ok([n, n_used]),
+        _ => Err(Error::Syntax { given: given.to_owned() }),
+    }
+}
+
+/// Whether weights that are made here can be stored in this format.
+fn can_hold(format: Format) -> bool {
+    format.is_weight() && format.quantizes()
+}
+
 fn unknown_format(given: &str) -> Error {
-    let known: Vec<_> = Format::ALL.iter().filter(|f| f.is_weight()).map(|f| f.name()).collect();
+    let known: Vec<_> = Format::ALL.iter().filter(|f| can_hold(**f)).map(|f| f.name()).collect();
     Error::Format { given: given.to_owned(), known: known.join(", ") }
 }
 
@@ -238,7 +268,11 @@ impl fmt::Display for Spec {
     /// As [`Spec::parse`] reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let activation = if self.relu { "relu" } else { "silu" };
-        write!(f, "{}:{}:{activation}", self.shape, self.format)?;
+        write!(f, "{}", self.shape)?;
+        if let Some([n, n_used]) = self.experts {
+            write!(f, "*{n}/{n_used}")?;
+        }
+        write!(f, ":{}:{activation}", self.format)?;
         match self.container {
             Container::Gguf => Ok(()),
             Container::PowerInfer => f.write_str(":pwri"),

@@ -77,7 +77,7 @@ impl Weights<'_> {
                 self.stream(part).fill(first, plan.deviation_o(), out);
             }
             (Part::Gate, Some(planted)) => planted.gate(row, ffn_norm, out),
-            (Part::Gate | Part::Up, _) => {
+            (Part::Gate | Part::Up | Part::Router, _) => {
                 self.reading(part, row, plan.deviation_ffn(layer), out);
             }
             (Part::Down, _) => {

@@ -60,8 +60,10 @@ impl Spec {
         let mut writer = Writer::new(container);
         metadata::set(self, container, &mut writer)?;
         for tensor in tensors {
-            let shape = [tensor.cols as u64, tensor.rows as u64];
-            let shape = if tensor.rows == 1 { &shape[..1] } else { &shape };
+            let [cols, rows, n] = [tensor.cols, tensor.rows / tensor.n, tensor.n].map(|n| n as u64);
+            let shape = [cols, rows, n];
+            let n_dims = if n > 1 { 3 } else { 1 + usize::from(rows > 1) };
+            let shape = &shape[..n_dims];
             let id = tensor.format.gguf_id().expect("the spec was checked to have a weight format");
             writer.declare(&tensor.name, shape, TensorType::from_id(id, Container::Gguf))?;
         }

@@ -239,6 +239,7 @@ struct Letter {
     n_tokens: usize,
     x: Vec<f32>,
     rows: Option<HostRowSet>,
+    weights: Vec<f32>,
 }
 
 impl OracleRun {
@@ -292,8 +293,12 @@ fn real_tokens(batch: &Batch<Tensor>, n_rows: usize) -> usize {
 fn letter(op: &Post<Tensor>) -> Letter {
     debug_assert_eq!(op.x.desc().format, Format::F32);
     let n_tokens = real_tokens(&op.batch, op.x.desc().n_rows);
-    let mut x = f32s(&op.x);
-    x.truncate(n_tokens * op.x.desc().n_cols);
+    let first = |tensor: &Tensor| {
+        let mut values = f32s(tensor);
+        values.truncate(n_tokens * tensor.desc().n_cols);
+        values
+    };
+    let (x, weights) = (first(&op.x), op.weights.as_ref().map(first).unwrap_or_default());
     let rows = op.rows.as_ref().map(|set| {
         let count = u32s(&set.count)[0] as usize;
         let (held, words) = (set.members.desc().n_cols, n_tokens.div_ceil(32));
@@ -303,7 +308,7 @@ fn letter(op: &Post<Tensor>) -> Letter {
         let members = members.chunks_exact(held).take(count).flat_map(|row| &row[..words]);
         HostRowSet { ids, members: members.copied().collect(), words }
     });
-    Letter { mailbox: op.mailbox, n_tokens, x, rows }
+    Letter { mailbox: op.mailbox, n_tokens, x, rows, weights }
 }
 
 impl RawRun for OracleRun {
@@ -315,6 +320,7 @@ impl RawRun for OracleRun {
             n_tokens: letter.n_tokens,
             x: &letter.x,
             rows: letter.rows.as_ref(),
+            weights: &letter.weights,
         }))
     }
 

@@ -3,8 +3,8 @@
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, FfnKind, GatedDelta, MatMul, Norm, NormKind, Pairing, Predict,
-    Rope, Route, Scoring, ShortConv, Skip, SparseFfn, SsmScan,
+    Activation, Attention, Down, FfnKind, GatedDelta, Groups, MatMul, Norm, NormKind, Pairing,
+    Predict, Rope, Route, Scoring, ShortConv, Skip, SparseFfn, SsmScan,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
@@ -191,7 +191,7 @@ fn ffn(b: &mut Bench, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tenso
         bias_up: None,
         bias_down: None,
         threshold: None,
-        group_of: None,
+        groups: None,
         group_weight: None,
         rows: Rows::All,
         x: b.f32s(2, 1, &[1.0, -1.0]),
@@ -224,11 +224,10 @@ fn a_sparse_block_drops_by_the_gate() {
 fn groups_and_cuts() {
     let mut b = Bench::new();
     let op = ffn(&mut b, &[1.0, 2.0, 6.0], &[1.0, 1.0, 2.0], &[1.0, 10.0, 100.0]);
-    let of = b.u32s(1, 3, &[0, 1, 1]);
     let weight = b.f32s(2, 2, &[0.0, 0.5, 2.0, 1.0]);
     let bias = b.f32s(2, 1, &[1000.0, 4000.0]);
     let grouped = SparseFfn {
-        group_of: Some(of),
+        groups: Some(Groups { starts: [0, 1, 3].into(), n_used: 2 }),
         group_weight: Some(weight),
         bias_down: Some(bias),
         skip: Skip::Never,

@@ -164,7 +164,7 @@ impl Model {
             bias_up: None,
             bias_down: None,
             threshold: None,
-            group_of: None,
+            groups: None,
             group_weight: None,
             rows: Rows::All,
             x,

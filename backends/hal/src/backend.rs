@@ -90,6 +90,8 @@ pub struct MailboxShape {
     pub max_tokens: usize,
     /// Floats per token on the way out.
     pub n_in: usize,
+    /// Weights of groups per token beside them; 0 if none are sent.
+    pub n_weights: usize,
     /// Floats per token on the way back.
     pub n_out: usize,
     /// Most rows in the list; 0 if none is sent.
@@ -101,7 +103,7 @@ impl MailboxShape {
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         let words = self.max_tokens.div_ceil(32);
-        let floats = self.max_tokens * (self.n_in + self.n_out);
+        let floats = self.max_tokens * (self.n_in + self.n_weights + self.n_out);
         Bytes(4 * (4 + floats + self.max_rows * (1 + words)) as u64)
     }
 }
@@ -297,6 +299,8 @@ pub struct Posted<'a> {
     pub x: &'a [f32],
     /// Wanted rows, if the post carries a list.
     pub rows: Option<&'a HostRowSet>,
+    /// `[n_tokens, n_weights]`; empty if the post carries none.
+    pub weights: &'a [f32],
 }
 
 /// A copy in flight; it owns the staging memory until it is done.

@@ -101,12 +101,13 @@ impl Recorder {
 
     /// A post must fit its mailbox, and each mailbox is posted to and merged from once, in that order.
     fn check_hand_off(&self, op: &Op) -> Result<()> {
-        let (name, mailbox, tokens, cols, rows) = match op {
+        let (name, mailbox, of, rows, weights) = match op {
             Op::Post(op) => {
                 let rows = op.rows.as_ref().map_or(0, |set| set.ids.desc.n_cols);
-                ("Post", op.mailbox, op.x.desc.n_rows, op.x.desc.n_cols, rows)
+                let weights = op.weights.as_ref().map_or(0, |weights| weights.desc.n_cols);
+                ("Post", op.mailbox, op.x.desc, rows, weights)
             }
-            Op::Merge(op) => ("Merge", op.mailbox, op.y.desc.n_rows, op.y.desc.n_cols, 0),
+            Op::Merge(op) => ("Merge", op.mailbox, op.y.desc, 0, 0),
             Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::MatMul(_) | Op::Rope(_) => {
                 return Ok(());
             }
@@ -131,8 +132,9 @@ impl Recorder {
             ));
         }
         let floats = if name == "Post" { shape.n_in } else { shape.n_out };
-        if tokens > shape.max_tokens || cols != floats || rows > shape.max_rows {
-            let got = format!("{tokens} x {cols} with {rows} rows");
+        let fits = of.n_rows <= shape.max_tokens && of.n_cols == floats;
+        if !fits || rows > shape.max_rows || (name == "Post" && weights != shape.n_weights) {
+            let got = format!("{of} with {rows} rows and {weights} weights");
             return Err(Error::shape(name, "mailbox", format!("{shape:?}"), got));
         }
         Ok(())

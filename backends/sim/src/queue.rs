@@ -130,6 +130,7 @@ pub(crate) struct Post {
     pub(crate) n_tokens: usize,
     pub(crate) x: Vec<f32>,
     pub(crate) rows: Option<HostRowSet>,
+    pub(crate) weights: Vec<f32>,
 }
 
 #[derive(Debug)]
@@ -187,6 +188,7 @@ impl RawRun for SimRun {
             n_tokens: post.n_tokens,
             x: &post.x,
             rows: post.rows.as_ref(),
+            weights: &post.weights,
         }))
     }
 

@@ -317,19 +317,21 @@ fn n_tokens(batch: &Batch<Tensor>) -> usize {
         .read(|bytes| BatchView::new(bytemuck::cast_slice(&bytes[span]), batch.shape).n_tokens())
 }
 
-/// What goes into a mailbox: the real tokens of `x` and the wanted rows.
+/// What goes into a mailbox: the real tokens of `x`, the wanted rows, what groups weigh.
 fn post(op: &Post<Tensor>, shape: &MailboxShape) -> queue::Post {
     let n_tokens = n_tokens(&op.batch);
-    let n = n_tokens * op.x.desc().n_cols;
-    let span = span(&op.x);
-    let x = buffer(&op.x).read(|bytes| bytemuck::cast_slice(&bytes[span])[..n].to_vec());
+    let first = |tensor: &Tensor| -> Vec<f32> {
+        let (n, span) = (n_tokens * tensor.desc().n_cols, span(tensor));
+        buffer(tensor).read(|bytes| bytemuck::cast_slice(&bytes[span])[..n].to_vec())
+    };
+    let (x, weights) = (first(&op.x), op.weights.as_ref().map(first).unwrap_or_default());
     let rows = op.rows.as_ref().map(|set| host_set(set, n_tokens));
     let n_rows = rows.as_ref().map_or(0, |set| set.ids.len());
     assert!(
         n_tokens <= shape.max_tokens && n_rows <= shape.max_rows,
         "{n_tokens} tokens and {n_rows} rows for {shape:?}"
     );
-    queue::Post { mailbox: op.mailbox, n_tokens, x, rows }
+    queue::Post { mailbox: op.mailbox, n_tokens, x, rows, weights }
 }
 
 /// A set as the host reads it: the rows that count, and the membership words of the real tokens.

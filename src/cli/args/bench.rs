@@ -86,7 +86,7 @@ pub(crate) struct BenchArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) warmup: bool,
-    /// Build a model in memory and measure it: SHAPE:TYPE:relu or SHAPE:TYPE:silu
+    /// Build a model in memory and measure it: SHAPE:TYPE:relu, SHAPE:TYPE:silu, SHAPE*EXPERTS/USED:TYPE:silu
     #[arg(long, value_name = "SPEC", env = "THERMOCLINE_ARG_SYNTHETIC")]
     pub(crate) synthetic: Option<String>,
     /// Share of neurons that fire in the synthetic model

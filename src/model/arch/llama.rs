@@ -1,13 +1,13 @@
-//! Llama 1 to 3, CodeLlama, Mistral, TinyLlama, and ReLU-fied ones (ReluLLaMA, ProSparse).
+//! Llama 1 to 3, CodeLlama, Mistral, Mixtral, TinyLlama, and ReLU-fied ones (ReluLLaMA, ProSparse).
 
-use hal::op::{Activation, FfnKind, NormKind, Pairing};
+use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
-use crate::model::{ArchSpec, BlockKind, KvKind, Positions, PredictorInput};
+use crate::model::{ArchSpec, BlockKind, KvKind, Positions, PredictorInput, RouterInput, Routing};
 
 /// Most other families differ from this one in a few fields.
 pub(super) const LLAMA: ArchSpec = ArchSpec {
     name: "llama",
-    models: "Llama 1 to 3.x, CodeLlama, Mistral with its window, TinyLlama; ReLU: ReluLLaMA, ProSparse",
+    models: "Llama 1 to 3.x, CodeLlama, Mistral with its window, Mixtral, TinyLlama; ReLU: ReluLLaMA, ProSparse",
     norm: NormKind::Rms,
     eps: None,
     block: BlockKind::Sequential,
@@ -26,4 +26,6 @@ pub(super) const LLAMA: ArchSpec = ArchSpec {
     activation: Activation::Silu,
     sparse_activation: Activation::Relu,
     predictor_input: PredictorInput::Residual,
+    ffn_norm: "ffn_norm",
+    routing: Routing { input: RouterInput::Ffn, scoring: Scoring::Softmax, renormalise: true },
 };

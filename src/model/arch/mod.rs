@@ -3,11 +3,13 @@
 mod bamboo;
 mod falcon;
 mod gemma;
+mod gpt_oss;
 mod llama;
 mod opt;
 mod phi3;
 mod qwen;
 mod relu2;
+mod smallthinker;
 
 use super::ArchSpec;
 
@@ -23,6 +25,10 @@ pub const ALL: &[ArchSpec] = &[
     relu2::PLM,
     qwen::QWEN2,
     qwen::QWEN3,
+    qwen::QWEN2MOE,
+    qwen::QWEN3MOE,
+    gpt_oss::GPT_OSS,
+    smallthinker::SMALLTHINKER,
     phi3::PHI3,
     gemma::GEMMA,
     gemma::GEMMA2,

@@ -1,9 +1,9 @@
-//! Qwen 2, 2.5 (offsets on queries, keys and values) and 3 (their norms instead).
+//! Qwen 2, 2.5 (offsets on queries, keys and values) and 3 (their norms instead), dense and with experts.
 
 use hal::op::Pairing;
 
 use super::llama::LLAMA;
-use crate::model::{ArchSpec, Positions};
+use crate::model::{ArchSpec, Positions, Routing};
 
 pub(super) const QWEN2: ArchSpec = ArchSpec {
     name: "qwen2",
@@ -12,5 +12,16 @@ pub(super) const QWEN2: ArchSpec = ArchSpec {
     ..LLAMA
 };
 
+/// A shared expert beside the chosen ones.
+pub(super) const QWEN2MOE: ArchSpec = ArchSpec {
+    name: "qwen2moe",
+    models: "Qwen 1.5 and 2 with experts",
+    routing: Routing { renormalise: false, ..QWEN2.routing },
+    ..QWEN2
+};
+
 pub(super) const QWEN3: ArchSpec =
     ArchSpec { name: "qwen3", models: "Qwen 3", qk_norm: true, ..QWEN2 };
+
+pub(super) const QWEN3MOE: ArchSpec =
+    ArchSpec { name: "qwen3moe", models: "Qwen 3 with experts (30B-A3B, 235B-A22B)", ..QWEN3 };

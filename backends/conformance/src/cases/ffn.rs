@@ -4,6 +4,7 @@ use hal::format::Format;
 use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
 use hal::{Op, PackDesc, Result, Rows, Tensor};
 
+use super::ffn_experts::Experts;
 use super::widths;
 use crate::Case;
 use crate::rig::{POISON, Rig, f32_bytes};
@@ -51,7 +52,7 @@ pub(super) struct Spec {
     pub(super) listed: Listed,
     pub(super) n_tokens: usize,
     pub(super) biases: bool,
-    pub(super) n_group: Option<usize>,
+    pub(super) experts: Option<Experts>,
     pub(super) accumulate: bool,
 }
 
@@ -68,7 +69,7 @@ impl Spec {
             listed: Listed::All,
             n_tokens: 5,
             biases: false,
-            n_group: None,
+            experts: None,
             accumulate: false,
         }
     }
@@ -78,7 +79,11 @@ impl Spec {
     }
 
     pub(super) fn n_rows(&self) -> usize {
-        match (self.lie, self.down.block_values()) {
+        let block = self.down.block_values();
+        if let Some(experts) = self.experts {
+            return experts.n_rows(if self.lie == Lie::Stored { 1 } else { block });
+        }
+        match (self.lie, block) {
             (Lie::Stored, _) | (_, 1) => 67,
             (Lie::Transposed | Lie::Across, 32) => 96,
             (Lie::Transposed | Lie::Across, block) => 2 * block,
@@ -149,7 +154,11 @@ pub(super) fn import_down(rig: &mut Rig, spec: &Spec) -> Result<Tensor> {
     let (n_rows, n_out) = (spec.n_rows(), spec.n_out());
     let source = match spec.lie {
         Lie::Stored => rig.matrix(n_rows, n_out, spec.down)?,
-        Lie::Transposed | Lie::Across => rig.matrix(n_out, n_rows, spec.down)?,
+        Lie::Transposed => rig.matrix(n_out, n_rows, spec.down)?,
+        Lie::Across => {
+            let n_matrices = spec.experts.map_or(1, |experts| experts.n_filled());
+            rig.matrix(n_matrices * n_out, n_rows / n_matrices, spec.down)?
+        }
     };
     let transpose = spec.lie == Lie::Transposed;
     let pack = PackDesc { transpose, ..PackDesc::whole(source.desc()) };
@@ -173,7 +182,7 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
     };
     let bias_gate = if gate.is_some() { bias(rig, 1, n_rows)? } else { None };
     let bias_up = bias(rig, 1, n_rows)?;
-    let bias_down = bias(rig, spec.n_group.unwrap_or(1), n_out)?;
+    let bias_down = bias(rig, spec.experts.map_or(1, |experts| experts.n_group), n_out)?;
     let threshold = match spec.skip {
         Skip::BelowPerRow => {
             let values: Vec<f32> = rig.rng.floats(n_rows).iter().map(|v| v.abs() / 2.0).collect();
@@ -181,7 +190,10 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         }
         Skip::Never | Skip::NotPositive | Skip::Below(_) | Skip::GaussianCut(_) => None,
     };
-    let (group_of, group_weight) = groups(rig, spec)?;
+    let group_weight = match spec.experts {
+        Some(experts) => Some(experts.weights(rig, n_tokens)?),
+        None => None,
+    };
     let rows = rows(rig, spec)?;
     let old = match spec.accumulate {
         true => rig.rng.floats(n_tokens * n_out),
@@ -195,7 +207,6 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         bias_up,
         bias_down,
         threshold,
-        group_of,
         group_weight,
         rows,
         x: rig.input(n_tokens, spec.n_embd())?,
@@ -204,24 +215,10 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         kind: spec.kind,
         activation: spec.activation,
         skip: spec.skip,
+        groups: spec.experts.map(|experts| experts.groups(n_rows)),
         orientation: if spec.lie == Lie::Across { Down::AcrossNeurons } else { Down::ByNeuron },
         accumulate: spec.accumulate,
     })
-}
-
-/// Consecutive rows make a group; each token leaves some groups out.
-fn groups(rig: &mut Rig, spec: &Spec) -> Result<(Option<Tensor>, Option<Tensor>)> {
-    let Some(n_group) = spec.n_group else { return Ok((None, None)) };
-    let n_rows = spec.n_rows();
-    let of: Vec<u32> = (0..n_rows).map(|r| (r * n_group / n_rows) as u32).collect();
-    let mut weight = rig.rng.floats(spec.n_tokens * n_group);
-    for (i, weight) in weight.iter_mut().enumerate() {
-        if (i + i / n_group).is_multiple_of(2) {
-            *weight = 0.0;
-        }
-    }
-    let weight = rig.tensor(spec.n_tokens, n_group, &weight)?;
-    Ok((Some(rig.words(1, n_rows, &of)?), Some(weight)))
 }
 
 fn rows(rig: &mut Rig, spec: &Spec) -> Result<Rows<Tensor>> {

@@ -4,6 +4,7 @@ use hal::format::Format;
 use hal::op::{Activation, FfnKind, Skip};
 
 use super::ffn::{LIES, Lie, Listed, Spec};
+use super::ffn_experts::Experts;
 use crate::Case;
 
 const ACTIVATIONS: [(&str, Activation); 6] = [
@@ -59,14 +60,14 @@ pub(super) fn cases() -> Vec<Case> {
             ..Spec::new(format, lie)
         });
         each_lie(&mut cases, &format!("SparseFfn/{format}/groups"), &|lie| Spec {
-            n_group: Some(4),
+            experts: Some(Experts::mixed(4, 3, 17)),
             biases: true,
             skip: Skip::Never,
             activation: Activation::Silu,
             ..Spec::new(format, lie)
         });
         each_lie(&mut cases, &format!("SparseFfn/{format}/groups/one-token"), &|lie| Spec {
-            n_group: Some(67),
+            experts: Some(Experts::mixed(67, 40, 1)),
             n_tokens: 1,
             accumulate: true,
             ..Spec::new(format, lie)
@@ -80,7 +81,7 @@ pub(super) fn cases() -> Vec<Case> {
             }
             let spec = Spec {
                 listed: Listed::Some,
-                n_group: Some(3),
+                experts: Some(Experts::mixed(3, 2, 30)),
                 biases: true,
                 accumulate: true,
                 ..Spec::new(format, lie)

@@ -15,9 +15,11 @@ pub(super) fn cases() -> Vec<Case> {
     for (n_tokens, max_tokens) in [(1, 1), (3, 8), (40, 40)] {
         for list in [false, true] {
             let name = format!("HandOff/t{n_tokens}of{max_tokens}/list-{list}");
-            let body = move |rig: &mut Rig| one(rig, n_tokens, max_tokens, list);
+            let body = move |rig: &mut Rig| one(rig, [n_tokens, max_tokens, 1, 0], list);
             cases.push(Case::new(name, body));
         }
+        let body = move |rig: &mut Rig| one(rig, [n_tokens, max_tokens, 2, 5], true);
+        cases.push(Case::new(format!("HandOff/t{n_tokens}of{max_tokens}/weights"), body));
     }
     cases.push(Case::new("HandOff/empty-list", empty));
     cases.push(Case::new("HandOff/layers", layers));
@@ -34,7 +36,7 @@ struct Layers {
 
 fn build(
     rig: &mut Rig,
-    [n_tokens, max_tokens, n_layers]: [usize; 3],
+    [n_tokens, max_tokens, n_layers, n_weights]: [usize; 4],
     ids: Option<&[u32]>,
 ) -> Result<Layers> {
     if !rig.device.info().hand_off {
@@ -49,6 +51,7 @@ fn build(
         let shape = MailboxShape {
             max_tokens,
             n_in: N_IN,
+            n_weights,
             n_out: N_OUT,
             max_rows: if ids.is_some() { CAPACITY } else { 0 },
         };
@@ -63,7 +66,11 @@ fn build(
             }
             None => None,
         };
-        recorder.push(Post { x, batch: batch.clone(), rows, mailbox })?;
+        let weights = match n_weights {
+            0 => None,
+            n => Some(rig.input(max_tokens, n)?),
+        };
+        recorder.push(Post { x, batch: batch.clone(), rows, weights, mailbox })?;
         recorder.push(Add { a: a.clone(), x: y.clone() })?;
         recorder.push(merge(&batch, &y, mailbox, accumulate))?;
     }
@@ -84,7 +91,7 @@ fn serve(rig: &mut Rig, run: &mut Run) -> Result<bool> {
         let pairs = (0..rows.ids.len()).flat_map(|i| (0..n_tokens).map(move |t| (i, t)));
         facts.extend(pairs.map(|(i, t)| u32::from(rows.wants(i, t))));
     }
-    facts.extend(posted.x.iter().map(|v| v.to_bits()));
+    facts.extend(posted.x.iter().chain(posted.weights).map(|v| v.to_bits()));
     let value = |t: usize, i: usize| posted.x[t * N_IN + i % N_IN] * (1.0 + mailbox as f32);
     let answer: Vec<f32> = (0..n_tokens * N_OUT).map(|at| value(at / N_OUT, at % N_OUT)).collect();
     rig.note("post", Data::Words(facts));
@@ -99,30 +106,30 @@ fn serve_all(rig: &mut Rig, layers: &Layers) -> Result<()> {
     rig.watch("y", &layers.y.rows(0..layers.n_tokens))
 }
 
-fn one(rig: &mut Rig, n_tokens: usize, max_tokens: usize, list: bool) -> Result<()> {
+fn one(rig: &mut Rig, sizes: [usize; 4], list: bool) -> Result<()> {
     let ids = rig.rng.choose(CAPACITY - 2, 1000);
-    let layers = build(rig, [n_tokens, max_tokens, 1], list.then_some(&ids[..]))?;
+    let layers = build(rig, sizes, list.then_some(&ids[..]))?;
     serve_all(rig, &layers)?;
     serve_all(rig, &layers)
 }
 
 /// A list without rows is still posted: the other side answers zeros.
 fn empty(rig: &mut Rig) -> Result<()> {
-    let layers = build(rig, [2, 4, 1], Some(&[]))?;
+    let layers = build(rig, [2, 4, 1, 0], Some(&[]))?;
     serve_all(rig, &layers)
 }
 
 /// Several mailboxes, in program order.
 fn layers(rig: &mut Rig) -> Result<()> {
     let ids = rig.rng.choose(5, 50);
-    let layers = build(rig, [5, 8, 4], Some(&ids))?;
+    let layers = build(rig, [5, 8, 4, 0], Some(&ids))?;
     serve_all(rig, &layers)?;
     serve_all(rig, &layers)
 }
 
 /// A step that is dropped before, at and after an answer leaves nobody waiting, and the next one works.
 fn given_up(rig: &mut Rig) -> Result<()> {
-    let layers = build(rig, [3, 4, 3], None)?;
+    let layers = build(rig, [3, 4, 3, 0], None)?;
     let fresh = rig.rng.floats(4 * N_OUT);
     for answers in 0..3 {
         let mut run = rig.queue.replay(&layers.program)?;

@@ -3,6 +3,7 @@
 mod attention;
 mod elementwise;
 mod ffn;
+mod ffn_experts;
 mod ffn_packs;
 mod ffn_variants;
 mod handoff;
@@ -24,6 +25,7 @@ pub(crate) fn all() -> Vec<Case> {
         attention::cases(),
         ffn::cases(),
         ffn_variants::cases(),
+        ffn_experts::cases(),
         ffn_packs::cases(),
         predict::cases(),
         route::cases(),

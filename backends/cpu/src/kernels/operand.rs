@@ -198,7 +198,7 @@ impl Acts {
             (Activation::Q8, None) => unreachable!("room for rounded activations was planned"),
             (Activation::F32, _) => ActView::F32(self.x.rows(row..row + slots.len())),
         };
-        TokenRows { all, n_cols }
+        TokenRows { all, n_cols, ids: RowIds::From(0) }
     }
 
     /// Row `row`, or its rounded form in `slot`, as `kind` has it.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::operand::Weight;
 use super::{Context, piece};
 use crate::buffer::{Scratch, Span, Writes};
-use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, TokenRows, panel_stretch, prefetch};
+use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_stretch, prefetch};
 
 /// Programs of up to so many tokens go row by row, which gives a token the bits that it has alone (see the
 /// contract); larger ones go by panels.
@@ -96,6 +96,28 @@ impl Panels {
     #[allow(clippy::mut_from_ref, reason = "a worker's own: see `crate::buffer`")]
     pub(super) fn sums(&self, n: usize, worker: usize, at: usize) -> &mut [[f32; PANEL_ROWS]] {
         self.sums.part(worker, at * n..(at + 1) * n)
+    }
+
+    /// [`Panels::times`] for a few tokens, row by row: taking the rows apart would cost more than the products.
+    pub(super) fn times_few(
+        &self,
+        weight: &Weight,
+        rows: &Range<usize>,
+        x: &TokenRows<'_>,
+        n: usize,
+        worker: usize,
+        at: usize,
+    ) -> &mut [[f32; PANEL_ROWS]] {
+        let sums = self.sums(n, worker, at);
+        for first in (0..n).step_by(4) {
+            let xs = [0, 1, 2, 3].map(|i| x.view((first + i).min(n - 1)));
+            let sums = &mut sums[first..n.min(first + 4)];
+            let xs = &xs[..sums.len()];
+            weight.for_rows(RowIds::From(rows.start), rows.len(), xs, |i, products| {
+                sums.iter_mut().zip(products).for_each(|(sums, product)| sums[i] = *product);
+            });
+        }
+        sums
     }
 
     /// The products of rows `rows`, at most a panel, with `n` tokens: a row of sums for each,

@@ -32,12 +32,7 @@ pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
             }
             sums
         }
-        Down::AcrossNeurons => {
-            let format = op.down.desc().format;
-            let column = |t: usize| h.iter().map(|h| h[t] as f32).collect::<Vec<f32>>();
-            let h: Vec<_> = (0..n_tokens).map(|t| activations(&column(t), format)).collect();
-            times(memory, &op.down, &h)
-        }
+        Down::AcrossNeurons => across(op, memory, &h),
     };
     add_bias(op, memory, &mut sums);
     for (t, sums) in sums.into_iter().enumerate() {
@@ -70,12 +65,13 @@ fn list(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> Listed {
             (ids.collect(), (0..count).map(factor).collect())
         }
     };
-    if let (Some(of), Some(weight)) = (&op.group_of, &op.group_weight) {
-        let (of, n_group) = (words(memory, of), weight.desc().n_cols);
-        let weight = floats(memory, weight);
+    if let (Some(groups), Some(weight)) = (&op.groups, &op.group_weight) {
+        let of: Vec<usize> =
+            groups.rows().enumerate().flat_map(|(g, rows)| rows.map(move |_| g)).collect();
+        let (weight, n_group) = (floats(memory, weight), groups.n_group());
         for (&id, factor) in ids.iter().zip(&mut factor) {
             for (t, factor) in factor.iter_mut().enumerate() {
-                *factor *= f64::from(weight[t * n_group + of[id] as usize]);
+                *factor *= f64::from(weight[t * n_group + of[id]]);
             }
         }
     }
@@ -120,6 +116,22 @@ fn hidden(
         }
     }
     (h, carried)
+}
+
+/// `h` times down where that lies across neurons: a matrix for all rows, or one for each group that has some.
+fn across(op: &SparseFfn<Tensor>, memory: &dyn Memory, h: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let (n_tokens, n_out, n_cols) = (op.y.desc().n_rows, op.y.desc().n_cols, op.down.desc().n_cols);
+    let mut sums = vec![vec![0.0; n_out]; n_tokens];
+    for (i, h) in h.chunks(n_cols.max(1)).enumerate() {
+        let column = |t: usize| h.iter().map(|h| h[t] as f32).collect::<Vec<f32>>();
+        let format = op.down.desc().format;
+        let h: Vec<_> = (0..n_tokens).map(|t| activations(&column(t), format)).collect();
+        let products = times(memory, &op.down.rows(i * n_out..(i + 1) * n_out), &h);
+        for (sums, products) in sums.iter_mut().zip(products) {
+            sums.iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
+        }
+    }
+    sums
 }
 
 /// What [`Skip::GaussianCut`] lowers the test values of token `t` by.

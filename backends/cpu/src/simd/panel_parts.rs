@@ -19,10 +19,10 @@ macro_rules! panel_parts {
             sums: &mut [[f32; PANEL_ROWS]],
         ) {
             let n = sums.len();
-            let q = &x.all.q8().q[..n * x.n_cols];
+            let q = x.all.q8().q;
             let mut factors = [Factors::default(); TOKENS];
             for first in (0..n).step_by(TOKENS) {
-                let tokens = token_group::<TOKENS>(first, n);
+                let tokens = x.group::<TOKENS>(first, n);
                 for (factors, &t) in factors.iter_mut().zip(&tokens) {
                     factors.set::<GROUP, MIN>(x, t, k, sums_of_16);
                 }
@@ -56,9 +56,9 @@ macro_rules! panel_parts {
             sums: &mut [[f32; PANEL_ROWS]],
         ) {
             let n = sums.len();
-            let x_all = &x.all.f32()[..n * x.n_cols];
+            let x_all = x.all.f32();
             for first in (0..n).step_by(TOKENS) {
-                let x = token_group::<TOKENS>(first, n).map(|t| &x_all[t * x.n_cols..][k.clone()]);
+                let x = x.group::<TOKENS>(first, n).map(|t| &x_all[t * x.n_cols..][k.clone()]);
                 for part in (0..PANEL_ROWS).step_by(PART) {
                     let mut out = [[zero(); 2]; TOKENS];
                     let rows = &panel.as_chunks::<PANEL_ROWS>().0[..k.len()];

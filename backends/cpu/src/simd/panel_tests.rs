@@ -5,7 +5,7 @@ use hal::format::{Activation, Format, Q8_BLOCK};
 use super::tests::{
     all_kernels, assert_close, dequantized, q8, quantized, random, rounded, weights,
 };
-use super::{ActView, Kernels, PANEL_LEN, PANEL_ROWS, Q8View, TokenRows, panel_stretch};
+use super::{ActView, Kernels, PANEL_LEN, PANEL_ROWS, Q8View, RowIds, TokenRows, panel_stretch};
 
 /// A matrix and some tokens.
 struct Product {
@@ -34,7 +34,9 @@ impl Product {
             Activation::F32 => ActView::F32(&plain),
             Activation::Q8 => ActView::Q8(Q8View { q: &q, d: &d, sum: &sum }),
         };
-        let x = TokenRows { all, n_cols: self.n_cols };
+        // Last to first, so that a row is not where its token is.
+        let ids: Vec<u32> = (0..self.x.len() as u32).rev().collect();
+        let x = TokenRows { all, n_cols: self.n_cols, ids: RowIds::List(&ids) };
         let mut panel = vec![f32::NAN; PANEL_LEN];
         let mut sums = vec![[0.0; PANEL_ROWS]; self.x.len()];
         let stretch = panel_stretch(self.format);
@@ -46,6 +48,7 @@ impl Product {
             kernels.fill_panel(self.format, &rows, &mut panel);
             kernels.times_panel(self.format, &panel, k, &x, &mut sums);
         }
+        sums.reverse();
         sums
     }
 

@@ -17,6 +17,13 @@ pub(super) const FILL: FillFn = |format, rows, panel| {
         rows,
         panel,
         |format: Format, bytes, out| format.dequantize(bytes, out),
+        |table, pairs, codes| {
+            let (low, high) = codes.split_at_mut(16);
+            for ((low, high), &pair) in low.iter_mut().zip(high).zip(pairs) {
+                *low = table[usize::from(pair & 15)] as u8;
+                *high = table[usize::from(pair >> 4)] as u8;
+            }
+        },
         |words, at, panel, first| {
             for column in at..at + SIDE {
                 for (row, words) in words.0.iter().enumerate() {
@@ -30,6 +37,7 @@ pub(super) const FILL: FillFn = |format, rows, panel| {
 pub(super) const TIMES: PanelFn = |format, panel, k, x, sums| {
     x.check(sums.len(), &k, panel);
     for (t, sums) in sums.iter_mut().enumerate() {
+        let t = x.row(t);
         let more = match format.quants() {
             None => plain(panel, &x.all.f32()[t * x.n_cols..][k.clone()]),
             Some(Quants { group: 16, has_min, .. }) => quantised::<16>(panel, *has_min, &k, x, t),

@@ -9,6 +9,7 @@ op! {
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `x` | `[n_tokens, n_embd]` | F32 |
+    /// | `weights` | `[n_tokens, n_group]` | F32 |
     ///
     /// The host gets it from [`crate::Run::next_post`]. Only the step's real tokens are sent.
     Post {
@@ -18,6 +19,8 @@ op! {
         batch batch,
         /// Rows the other side is to compute; `None`: it computes all of its rows.
         maybe_set rows,
+        /// What its groups of rows weigh: decided here once, as the list is.
+        maybe weights,
         ;
         /// Which of the program's mailboxes.
         mailbox: usize,
@@ -30,6 +33,9 @@ impl<T: Operand> Post<T> {
         let x = self.x.desc();
         c.f32("x", &self.x, x.n_rows, x.n_cols)?;
         c.batch(&self.batch, x.n_rows)?;
+        if let Some(weights) = &self.weights {
+            c.f32("weights", weights, x.n_rows, weights.desc().n_cols)?;
+        }
         match &self.rows {
             Some(rows) => c.set("rows", rows, x.n_rows),
             None => Ok(()),

@@ -27,7 +27,7 @@ pub use predict::Predict;
 pub use recurrent::{GatedDelta, ShortConv, SsmScan};
 pub use rope::{Pairing, Rope};
 pub use route::{Route, Scoring};
-pub use sparse_ffn::{Activation, Down, FfnKind, Skip, SparseFfn};
+pub use sparse_ffn::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
 
 use crate::{Error, Operand, Result, Tensor, TensorDesc};
 

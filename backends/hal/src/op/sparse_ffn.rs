@@ -1,5 +1,8 @@
 //! The heart: a feed-forward block that computes only the neurons that count.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Layout, Operand, Result, Rows};
 
@@ -68,8 +71,32 @@ pub enum Down {
     /// rows of dropped neurons are not touched.
     ByNeuron,
     /// One row per output, `[n_out, n_rows]`, as ordinary files have it: nothing of it can be skipped. `h` is
-    /// rounded as the activations of [`super::MatMul`] are.
+    /// rounded as the activations of [`super::MatMul`] are. With groups, one such matrix for each group that has
+    /// rows, one below the other; these groups have equally many rows.
     AcrossNeurons,
+}
+
+/// Rows that a token uses together or not at all: the experts of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Where each group's rows begin, and where those of the last end: ascending from 0 to `n_rows`. A group may be
+    /// empty.
+    pub starts: Arc<[u32]>,
+    /// Most groups with a weight other than 0 for one token; more of them need not be computed.
+    pub n_used: usize,
+}
+
+impl Groups {
+    /// How many there are.
+    #[must_use]
+    pub fn n_group(&self) -> usize {
+        self.starts.len().saturating_sub(1)
+    }
+
+    /// The rows of each group.
+    pub fn rows(&self) -> impl Iterator<Item = Range<usize>> {
+        self.starts.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
+    }
 }
 
 op! {
@@ -79,10 +106,9 @@ op! {
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `gate`, `up` | `[n_rows, n_embd]` | any weight |
-    /// | `down` | `[n_rows, n_out]` or `[n_out, n_rows]`, see [`Down`] | any weight |
+    /// | `down` | `[n_rows, n_out]` or `[n_out, n_rows]`; with groups instead of the latter `[n_out * filled, n_rows / filled]` for `filled` groups that have rows, see [`Down`] | any weight |
     /// | `bias_gate`, `bias_up`, `threshold` | `[1, n_rows]` | F32 |
     /// | `bias_down` | `[1, n_out]`, or `[n_group, n_out]` weighted like the group's rows | F32 |
-    /// | `group_of` | `[1, n_rows]`: the group (expert) of each row | U32 |
     /// | `group_weight` | `[n_tokens, n_group]`: factor on `h`; a group of weight 0 is not computed | F32 |
     /// | `rows` | slots to compute; `All` for every row | |
     /// | `x`, `y` | `[n_tokens, n_embd]`, `[n_tokens, n_out]` | F32 |
@@ -105,8 +131,6 @@ op! {
         maybe bias_down,
         /// Cut per row, for [`Skip::BelowPerRow`].
         maybe threshold,
-        /// Group per row.
-        maybe group_of,
         /// Factor per token and group.
         maybe group_weight,
         /// Which rows.
@@ -126,6 +150,8 @@ op! {
         skip: Skip,
         /// Orientation of `down`.
         orientation: Down,
+        /// Groups of rows; given together with `group_weight`.
+        groups: Option<Groups>,
         /// Add to `y` instead of overwriting it.
         accumulate: bool,
     }
@@ -155,7 +181,8 @@ impl<T: Operand> SparseFfn<T> {
         match self.orientation {
             Down::ByNeuron => c.shape("down", &self.down, n_rows, y.n_cols)?,
             Down::AcrossNeurons => {
-                c.shape("down", &self.down, y.n_cols, n_rows)?;
+                let (n_matrices, n_cols) = self.stacked(&c, n_rows)?;
+                c.shape("down", &self.down, n_matrices * y.n_cols, n_cols)?;
                 let all = matches!(self.rows, Rows::All) && self.down.desc().layout == Layout::Rows;
                 c.that(all, "down", "one row per neuron, where rows are listed", self.down.desc())?;
             }
@@ -176,15 +203,30 @@ impl<T: Operand> SparseFfn<T> {
     }
 
     fn check_groups(&self, c: &Check, n_rows: usize, n_tokens: usize, n_out: usize) -> Result<()> {
-        let both = self.group_of.is_some() == self.group_weight.is_some();
-        c.that(both, "group_of", "given together with group_weight", "not")?;
+        let both = self.groups.is_some() == self.group_weight.is_some();
+        c.that(both, "groups", "given together with group_weight", "not")?;
         let mut n_group = 1;
-        if let (Some(of), Some(weight)) = (&self.group_of, &self.group_weight) {
-            n_group = weight.desc().n_cols;
-            c.shape("group_of", of, 1, n_rows)?;
-            c.format("group_of", of, &[crate::format::Format::U32])?;
+        if let (Some(groups), Some(weight)) = (&self.groups, &self.group_weight) {
+            n_group = groups.n_group();
+            let ends =
+                [groups.starts.first(), groups.starts.last()] == [Some(&0), Some(&(n_rows as u32))];
+            let ascending = groups.starts.windows(2).all(|pair| pair[0] <= pair[1]);
+            let expected = format!("rows ascending from 0 to {n_rows}");
+            c.that(ends && ascending && n_group > 0, "groups", expected, "something else")?;
+            let some = (1..=n_group).contains(&groups.n_used);
+            c.that(some, "groups", format!("1 to {n_group} used"), groups.n_used)?;
             c.f32("group_weight", weight, n_tokens, n_group)?;
         }
         c.maybe_f32("bias_down", &self.bias_down, n_group, n_out)
+    }
+
+    /// How many matrices down is where it lies across neurons, and the columns of each.
+    fn stacked(&self, c: &Check, n_rows: usize) -> Result<(usize, usize)> {
+        let Some(groups) = &self.groups else { return Ok((1, n_rows)) };
+        let filled: Vec<usize> = groups.rows().map(|rows| rows.len()).filter(|&n| n > 0).collect();
+        let first = filled.first().copied().unwrap_or(0);
+        let equal = filled.iter().all(|&n| n == first);
+        c.that(equal, "groups", "equally many rows or none", "not")?;
+        Ok((filled.len(), first))
     }
 }

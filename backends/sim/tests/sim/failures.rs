@@ -35,7 +35,7 @@ fn assert_all_lost(rig: &mut Rig, error: &Error) {
     assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
     let device = &rig.device;
     let desc = TensorDesc::new(1, 1, hal::format::Format::F32);
-    let shape = MailboxShape { max_tokens: 1, n_in: 1, n_out: 1, max_rows: 0 };
+    let shape = MailboxShape { max_tokens: 1, n_in: 1, n_weights: 0, n_out: 1, max_rows: 0 };
     assert_eq!(device.memory().err().as_ref(), Some(error));
     assert_eq!(device.alloc("test", desc).err().as_ref(), Some(error));
     assert_eq!(device.staging(Bytes(4)).err().as_ref(), Some(error));

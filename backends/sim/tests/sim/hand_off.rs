@@ -78,9 +78,12 @@ fn a_list_of_rows_is_sent_as_long_as_it_is() {
         // Two words a row for 40 tokens; two tokens are real.
         rig.queue.write(&set.members, &words(&[1, 9, 2, 9, 3, 9, 9, 9, 9, 9, 9, 9])).unwrap();
         let mut program = rig.device.record("rows");
-        let shape = MailboxShape { max_tokens: ROWS, n_in: COLS, n_out: COLS, max_rows: 6 };
+        let shape =
+            MailboxShape { max_tokens: ROWS, n_in: COLS, n_weights: 0, n_out: COLS, max_rows: 6 };
         let mailbox = program.mailbox(&rig.device.mailbox(shape).unwrap()).unwrap();
-        program.push(Post { x, batch: batch.clone(), rows: Some(set), mailbox }).unwrap();
+        program
+            .push(Post { x, batch: batch.clone(), rows: Some(set), weights: None, mailbox })
+            .unwrap();
         program.push(Merge { batch, y, mailbox, accumulate: true }).unwrap();
         let program = program.finish().unwrap();
         let mut run = rig.queue.replay(&program).unwrap();

@@ -90,7 +90,7 @@ fn the_nth_allocation_fails_once() {
     let fail = Failures { out_of_memory_at: Some(2), ..Failures::default() };
     let sim = SimBackend::new(SimOptions { fail, ..SimOptions::default() });
     let device = Device::new(Arc::clone(&sim) as _, DeviceId(0), Bytes::MAX);
-    let shape = MailboxShape { max_tokens: 1, n_in: 1, n_out: 1, max_rows: 0 };
+    let shape = MailboxShape { max_tokens: 1, n_in: 1, n_weights: 0, n_out: 1, max_rows: 0 };
     let _first = device.alloc_f32("first", 1, 64).unwrap();
     assert!(matches!(device.alloc_f32("second", 1, 64), Err(Error::OutOfMemory { .. })));
     let _third = device.alloc_f32("third", 1, 64).unwrap();

@@ -122,10 +122,24 @@ impl Rig {
         let batch = self.batch();
         let mut program = self.device.record("split");
         for _ in 0..n {
-            let shape = MailboxShape { max_tokens: ROWS, n_in: COLS, n_out: COLS, max_rows: 0 };
+            let shape = MailboxShape {
+                max_tokens: ROWS,
+                n_in: COLS,
+                n_weights: 0,
+                n_out: COLS,
+                max_rows: 0,
+            };
             let mailbox = program.mailbox(&self.device.mailbox(shape).unwrap()).unwrap();
             let batch = batch.clone();
-            program.push(Post { x: x.clone(), batch: batch.clone(), rows: None, mailbox }).unwrap();
+            program
+                .push(Post {
+                    x: x.clone(),
+                    batch: batch.clone(),
+                    rows: None,
+                    weights: None,
+                    mailbox,
+                })
+                .unwrap();
             program.push(Add { a: a.clone(), x: y.clone() }).unwrap();
             let y = y.clone();
             program.push(Merge { batch, y, mailbox, accumulate: true }).unwrap();

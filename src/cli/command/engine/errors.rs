@@ -13,7 +13,6 @@ impl From<model::Error> for Failure {
                 "architectures that run: {}; of this file could be read: {readable}",
                 known.join(", ")
             )),
-            E::Feature { .. } => failure.help("models with one feed-forward block per layer run"),
             E::Key { key, .. } if key.ends_with("hidden_activation") => {
                 failure.help("--ffn-activation NAME overrides what the file says")
             }

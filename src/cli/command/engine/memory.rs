@@ -42,7 +42,10 @@ impl Need {
             half(options.kv_formats.k, hyper.n_kv()) + half(options.kv_formats.v, hyper.n_value());
         let cache_per_token = product(&[hyper.n_layer, row]);
         let floats = |n: &[usize]| product(&[&[4], n].concat());
-        let body = 5 * hyper.n_embd + 2 * hyper.n_q() + 2 * hyper.n_kv() + 2 * hyper.n_ff;
+        // Of experts, those that a token uses.
+        let n_ff =
+            hyper.experts.map_or(hyper.n_ff, |experts| experts.n + experts.n_used * experts.n_ff);
+        let body = 5 * hyper.n_embd + 2 * hyper.n_q() + 2 * hyper.n_kv() + 2 * n_ff;
         let head = 2 * hyper.n_embd + model.n_vocab();
         Need {
             // Pages of the file that were only read to copy them can go, and some are never read.

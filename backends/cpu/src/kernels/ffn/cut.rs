@@ -6,6 +6,7 @@ use hal::op::{self, Down};
 
 use super::super::operand::Q8Span;
 use super::super::panels::PanelSpans;
+use super::groups::GroupSpans;
 use super::prompt;
 use crate::buffer::{Scratch, Span};
 use crate::simd::PANEL_ROWS;
@@ -14,7 +15,7 @@ use crate::simd::PANEL_ROWS;
 pub(super) const TILE: usize = 16;
 /// Most rows of a slice.
 pub(super) const SLICE: usize = 256;
-/// Slices that an ordinary block is cut into.
+/// Slices that what a token uses of an ordinary block is cut into.
 const N_SLICES: usize = 32;
 /// Bytes of partial sums above which tiles get smaller.
 const PARTIAL_BYTES: usize = 32 << 20;
@@ -23,9 +24,17 @@ const PARTIAL_BYTES: usize = 32 << 20;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     pub(super) n_tokens: usize,
-    pub(super) n_rows: usize,
     pub(super) n_out: usize,
+    /// Groups; one, of all rows, where the op has none.
+    pub(super) n_group: usize,
+    /// Groups a token uses.
+    pub(super) n_used: usize,
+    /// Rows of the largest group.
+    pub(super) group_rows: usize,
+    /// Rows of a slice.
     pub(super) slice: usize,
+    /// Slices of the largest group, and of all.
+    pub(super) group_slices: usize,
     pub(super) n_slices: usize,
     pub(super) tile: usize,
     pub(super) is_prompt: bool,
@@ -34,35 +43,65 @@ pub(super) struct Cut {
 impl Cut {
     pub(super) fn new<T: Operand>(op: &op::SparseFfn<T>) -> Cut {
         let (n_rows, y) = (op.up.desc().n_rows, op.y.desc());
+        let (n_group, n_used, group_rows) = match &op.groups {
+            None => (1, 1, n_rows),
+            Some(groups) => {
+                let most = groups.rows().map(|rows| rows.len()).max().unwrap_or(0);
+                (groups.n_group(), groups.n_used, most)
+            }
+        };
         // Whole groups of a transposed matrix: no two slices share a group's scales.
-        let slice = n_rows.div_ceil(N_SLICES).next_multiple_of(32).clamp(32, SLICE);
-        let n_slices = n_rows.div_ceil(slice);
-        let partial = n_slices * y.n_cols * size_of::<f32>();
+        let parts = N_SLICES.div_ceil(n_used);
+        let slice = group_rows.div_ceil(parts).next_multiple_of(32).clamp(32, SLICE);
+        let n_slices = match &op.groups {
+            None => n_rows.div_ceil(slice),
+            Some(groups) => groups.rows().map(|rows| rows.len().div_ceil(slice)).sum(),
+        };
+        let group_slices = group_rows.div_ceil(slice);
+        let partial = n_used * group_slices * y.n_cols * size_of::<f32>();
         let tile = match op.orientation {
             Down::ByNeuron => (PARTIAL_BYTES / partial.max(1)).clamp(1, TILE),
             Down::AcrossNeurons => TILE,
         };
-        let prompt = prompt::tile(op);
+        let prompt = prompt::tile(op, n_used, group_rows);
         let tile = prompt.unwrap_or(tile.min(y.n_rows));
-        let is_prompt = prompt.is_some();
-        Cut { n_tokens: y.n_rows, n_rows, n_out: y.n_cols, slice, n_slices, tile, is_prompt }
+        Cut {
+            n_tokens: y.n_rows,
+            n_out: y.n_cols,
+            n_group,
+            n_used,
+            group_rows,
+            slice,
+            group_slices,
+            n_slices,
+            tile,
+            is_prompt: prompt.is_some(),
+        }
+    }
+
+    /// Most pairs of a token and a group that it uses, in a tile.
+    pub(super) fn n_pairs(&self) -> usize {
+        self.tile * self.n_used
     }
 }
 
 /// Workspace of the op.
 pub(in super::super) struct Spans {
     pub(super) x: Option<Q8Span>,
-    /// Neurons carried through: `[n_slices, tile]`.
+    pub(super) groups: GroupSpans,
+    /// Neurons carried through: `[n_pairs, group_slices]`.
     pub(super) carried: Span<u32>,
     /// Where each slice begins in a list.
     pub(super) starts: Span<u32>,
-    /// `[n_slices * tile, n_out]`, where down lies by neuron.
+    /// Sums of some rows of down: `[n_pairs * group_slices, n_out]`, in a prompt one for each pair of a block with
+    /// groups.
     pub(super) partial: Span<f32>,
-    /// `[tile, n_rows]`, where it does not.
+    /// The neurons' values, unless they are rounded at once: `[n_pairs, group_rows]`.
     pub(super) h: Span<f32>,
     pub(super) h_q8: Option<Q8Span>,
     /// For prompts.
     pub(super) panels: PanelSpans,
+    /// Which neurons of each panel of a group are carried through: `[n_pairs, panels]`.
     pub(super) kept: Span<u32>,
 }
 
@@ -74,24 +113,29 @@ impl Spans {
     ) -> Spans {
         let cut = Cut::new(op);
         let formats = [op.gate.as_ref().map(|gate| gate.desc().format), Some(op.up.desc().format)];
+        let n_pairs = cut.n_pairs();
+        let (sliced, prompt) = if cut.is_prompt { (0, n_pairs) } else { (n_pairs, 0) };
         let (partial, h, down) = match op.orientation {
-            Down::ByNeuron if cut.is_prompt => (0, cut.tile, None),
-            Down::ByNeuron => (cut.n_slices * cut.tile, 0, None),
-            Down::AcrossNeurons => (0, cut.tile, Some(op.down.desc().format)),
+            Down::ByNeuron => {
+                let pairs = if op.groups.is_some() { prompt } else { 0 };
+                (sliced * cut.group_slices + pairs, prompt, None)
+            }
+            Down::AcrossNeurons => (0, n_pairs, Some(op.down.desc().format)),
         };
         // Whatever is rounded need not be kept as it was.
         let rounded = down.is_some_and(|down| down.activation() == Activation::Q8);
-        let plain = if cut.is_prompt && rounded { 0 } else { h };
-        let (sliced, prompt) = if cut.is_prompt { (0, cut.tile) } else { (cut.tile, 0) };
+        let plain = if rounded { 0 } else { h };
+        let tile = if cut.is_prompt { cut.tile } else { 0 };
         Spans {
             x: Q8Span::new(&formats, cut.tile, op.x.desc().n_cols, scratch),
-            carried: scratch.take(cut.n_slices, sliced),
+            groups: GroupSpans::new(&cut, scratch),
+            carried: scratch.take(sliced, cut.group_slices),
             starts: scratch.take(1, cut.n_slices + 1),
             partial: scratch.take(partial, cut.n_out),
-            h: scratch.take(plain, cut.n_rows),
-            h_q8: Q8Span::new(&[down], h, cut.n_rows, scratch),
-            panels: PanelSpans::new(prompt, 2, n_threads, scratch),
-            kept: scratch.take(prompt, cut.n_rows.div_ceil(PANEL_ROWS)),
+            h: scratch.take(plain, cut.group_rows),
+            h_q8: Q8Span::new(&[down], h, cut.group_rows, scratch),
+            panels: PanelSpans::new(tile, 2, n_threads, scratch),
+            kept: scratch.take(prompt, cut.group_rows.div_ceil(PANEL_ROWS)),
         }
     }
 }

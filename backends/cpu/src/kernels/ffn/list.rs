@@ -1,8 +1,7 @@
-//! Which rows a step wants: lists with membership bits, and groups with weights.
+//! Which rows a step wants: lists with membership bits.
 
 use std::ops::Range;
 
-use hal::op::SparseFfn;
 use hal::{RowSet, Tensor};
 
 use crate::buffer::{Reads, Writes};
@@ -36,16 +35,16 @@ impl List {
         &ids[..ids.len().min(self.count.all()[0] as usize)]
     }
 
-    /// Notes where the slices of `rows` rows each begin.
-    pub(super) fn index(&self, rows: usize) {
+    /// Notes where the slices with these first rows begin.
+    pub(super) fn index(&self, first_rows: &[u32]) {
         let (ids, starts) = (self.ids(), self.starts.row(0));
-        let (mut slice, rows) = (0, rows as u32);
+        let mut slice = 0;
         for (i, &id) in ids.iter().enumerate() {
-            if id < (slice as u32).saturating_sub(1) * rows {
+            if slice > 0 && id < first_rows[slice - 1] {
                 starts[0] = UNORDERED;
                 return;
             }
-            while slice < starts.len() - 1 && slice as u32 * rows <= id {
+            while slice < starts.len() - 1 && first_rows[slice] <= id {
                 starts[slice] = i as u32;
                 slice += 1;
             }
@@ -76,41 +75,7 @@ impl List {
     }
 }
 
-/// The bits of a tile of up to 16 tokens among a row's bits.
-pub(super) fn of_tile(members: &[u32], tile: &Range<usize>) -> u16 {
-    let (word, shift) = (tile.start / 32, tile.start % 32);
-    let low = u64::from(members[word]);
-    let high = members.get(word + 1).map_or(0, |&high| u64::from(high) << 32);
-    ((low | high) >> shift) as u16
-}
-
-/// Experts: which group a row belongs to and what it weighs for a token.
-#[derive(Debug)]
-pub(super) struct Groups {
-    of: Reads<u32>,
-    weight: Reads<f32>,
-}
-
-impl Groups {
-    pub(super) fn new(op: &SparseFfn<Tensor>, context: &Context<'_>) -> Option<Groups> {
-        let (of, weight) = (op.group_of.as_ref()?, op.group_weight.as_ref()?);
-        Some(Groups { of: context.bind.read(of), weight: context.bind.read(weight) })
-    }
-
-    /// The weight of group `group` for token `t`.
-    pub(super) fn of_group(&self, group: usize, t: usize) -> f32 {
-        self.weight.row(t)[group]
-    }
-
-    /// The weight of a row's group for token `t`.
-    pub(super) fn weight(&self, id: u32, t: usize) -> f32 {
-        self.of_group(self.of.all()[id as usize] as usize, t)
-    }
-
-    /// Tokens of the tile for which the row's group counts, as bits.
-    pub(super) fn tokens(&self, id: u32, tile: &Range<usize>) -> u16 {
-        let group = self.of.all()[id as usize] as usize;
-        let bit = |(slot, t)| u16::from(self.of_group(group, t) != 0.0) << slot;
-        tile.clone().enumerate().map(bit).fold(0, |bits, bit| bits | bit)
-    }
+/// Whether token `t` is among a row's bits, as a bit.
+pub(super) fn wants(members: &[u32], t: usize) -> u32 {
+    members[t / 32] >> (t % 32) & 1
 }

@@ -1,5 +1,7 @@
 //! Many tokens at once: gate and up by panels where most of a panel's neurons and tokens are wanted, else by rows;
 //! down by panels or neuron by neuron.
+//!
+//! With groups, the tokens that use one are taken together wherever they stand in the tile; few of them go row by row.
 
 use std::ops::Range;
 
@@ -9,11 +11,13 @@ use hal::op;
 use super::super::operand::Weight;
 use super::super::panels::{FEW_TOKENS, PanelCut, Panels};
 use super::super::piece;
+use super::groups::Part;
+use super::list::wants;
 use super::{Output, SLICE, SparseFfn};
 use crate::buffer::Writes;
-use crate::simd::{ActView, PANEL_ROWS};
+use crate::simd::{ActView, PANEL_ROWS, RowIds, TokenRows};
 
-/// Bytes of values between up and down above which tiles get smaller.
+/// Bytes of values between up and down, and of sums of groups, above which tiles get smaller.
 const VALUE_BYTES: usize = 32 << 20;
 /// Most tokens of a tile.
 const TILE: usize = 512;
@@ -21,59 +25,65 @@ const TILE: usize = 512;
 const N_CHUNKS: usize = 32;
 /// Most tokens of such a chunk: their sums stay in a core's cache while the rows pass by.
 const CHUNK_TOKENS: usize = 16;
+/// Panels whose neurons are summed at once.
+const PANELS: usize = SLICE / PANEL_ROWS;
 
 /// What else a tile of many tokens needs.
 #[derive(Debug)]
 pub(super) struct Prompt {
     pub(super) panels: Panels,
-    /// Which neurons of each panel are carried through: `[tile, n_panels]`.
+    /// Which neurons of each panel are carried through: `[n_pairs, panels of a group]`.
     pub(super) kept: Writes<u32>,
-    /// Their values: `[tile, n_rows]`, unless they are rounded at once.
+    /// Their values: `[n_pairs, group_rows]`, unless they are rounded at once.
     pub(super) h: Writes<f32>,
 }
 
 /// Tokens of a tile if an op goes this way.
-pub(super) fn tile<T: Operand>(op: &op::SparseFfn<T>) -> Option<usize> {
-    let n_tokens = op.y.desc().n_rows;
-    let row_bytes = op.up.desc().n_rows.max(1) * size_of::<f32>();
-    let tile = (VALUE_BYTES / row_bytes).clamp(FEW_TOKENS + 1, TILE);
-    (op.group_of.is_none() && n_tokens > FEW_TOKENS).then(|| tile.min(n_tokens))
+pub(super) fn tile<T: Operand>(
+    op: &op::SparseFfn<T>,
+    n_used: usize,
+    group_rows: usize,
+) -> Option<usize> {
+    let y = op.y.desc();
+    let sums = match (&op.groups, op.orientation) {
+        (Some(_), op::Down::ByNeuron) => y.n_cols,
+        (None, _) | (_, op::Down::AcrossNeurons) => 0,
+    };
+    let bytes = n_used * (group_rows + sums).max(1) * size_of::<f32>();
+    let tile = (VALUE_BYTES / bytes).clamp(FEW_TOKENS + 1, TILE);
+    (y.n_rows > FEW_TOKENS).then(|| tile.min(y.n_rows))
 }
 
-/// A panel of neurons and the tokens of a tile that a worker computes it for.
-struct Part<'a> {
+/// A panel of neurons of a group, and the tokens that a worker computes it for.
+struct Panel<'a> {
+    /// Which of the group's panels.
+    number: usize,
+    part: Part<'a>,
     tile: &'a Range<usize>,
-    slots: &'a Range<usize>,
-    rows: &'a Range<usize>,
     worker: usize,
 }
 
-impl Part<'_> {
-    fn panel(&self) -> usize {
-        self.rows.start / PANEL_ROWS
-    }
-
-    /// Which of the panel's neurons the token in `slot` keeps.
+impl Panel<'_> {
+    /// Which of the panel's neurons a pair keeps.
     #[allow(clippy::mut_from_ref, reason = "the part's own: see `crate::buffer`")]
-    fn kept<'a>(&self, prompt: &'a Prompt, slot: usize) -> &'a mut u32 {
-        &mut prompt.kept.part(slot, self.panel()..self.panel() + 1)[0]
+    fn kept<'a>(&self, prompt: &'a Prompt, pair: usize) -> &'a mut u32 {
+        &mut prompt.kept.part(pair, self.number..self.number + 1)[0]
     }
 }
 
 impl SparseFfn {
-    fn neuron_cut(&self, tokens: &Range<usize>) -> PanelCut {
-        PanelCut::new(tokens.len(), self.cut.n_rows)
-    }
-
     fn chunk_tokens(tokens: &Range<usize>) -> usize {
         tokens.len().div_ceil(N_CHUNKS).min(CHUNK_TOKENS)
     }
 
+    /// Chunks of a step but the first.
     pub(super) fn prompt_chunks(&self, step: usize, tokens: &Range<usize>) -> usize {
         match (step, &self.output) {
-            (0, _) if self.x.rounds() || self.list.is_some() => tokens.len(),
-            (1, _) => self.neuron_cut(tokens).n_chunks(),
-            (0 | 2, _) => 0,
+            (1, _) => self.groups.n_chunks(),
+            (2, Output::ByNeuron { .. }) if self.groups.are_chosen() => {
+                self.groups.n_pairs().div_ceil(CHUNK_TOKENS)
+            }
+            (2, _) => 0,
             (_, Output::ByNeuron { .. }) => tokens.len().div_ceil(Self::chunk_tokens(tokens)),
             (_, Output::Across { .. }) => PanelCut::new(tokens.len(), self.cut.n_out).n_chunks(),
         }
@@ -87,153 +97,239 @@ impl SparseFfn {
         worker: usize,
     ) {
         match (step, &self.output) {
-            (0, _) => self.prepare(tokens, chunk),
             (1, _) => self.prompt_neurons(prompt, chunk, tokens, worker),
+            (2, _) => self.prompt_sums(prompt, chunk),
             (_, Output::ByNeuron { .. }) => self.prompt_rows(prompt, chunk, tokens),
             (_, Output::Across { .. }) => self.prompt_product(prompt, chunk, tokens, worker),
         }
     }
 
-    /// The values of a panel of neurons for some tokens.
+    /// A panel of rows times some tokens, in place `place` of the worker's sums.
+    fn products<'a>(
+        prompt: &'a Prompt,
+        (weight, rows): (&Weight, &Range<usize>),
+        (x, n): (&TokenRows<'_>, usize),
+        worker: usize,
+        place: usize,
+    ) -> &'a mut [[f32; PANEL_ROWS]] {
+        match n > FEW_TOKENS {
+            true => prompt.panels.times(weight, rows, x, n, worker, place),
+            false => prompt.panels.times_few(weight, rows, x, n, worker, place),
+        }
+    }
+
+    /// The values of a panel of neurons for some tokens that use them.
     fn prompt_neurons(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>, worker: usize) {
-        let (slots, rows) = self.neuron_cut(tile).chunk(chunk);
-        let at = Part { tile, slots: &slots, rows: &rows, worker };
+        let whole = self.groups.part(chunk);
+        let (members, rows) = PanelCut::new(whole.slots.len(), whole.rows.len()).chunk(whole.chunk);
+        let start = whole.rows.start;
+        let part = Part {
+            rows: start + rows.start..start + rows.end,
+            pairs: whole.pairs.start + members.start..whole.pairs.start + members.end,
+            slots: &whole.slots[members],
+            ..whole
+        };
+        let at = Panel { number: rows.start / PANEL_ROWS, part, tile, worker };
         self.prompt_wanted(prompt, &at);
         let (first, bias) = match &self.gate {
             Some(gate) => (gate, &self.bias_gate),
             None => (&self.up, &self.bias_up),
         };
-        let tests = self.prompt_products(prompt, &at, first, 0);
-        for (slot, tests) in slots.clone().zip(&mut *tests) {
-            let kept = at.kept(prompt, slot);
-            for ((id, test), bit) in rows.clone().zip(tests).zip(0..) {
+        let tests = self.prompt_wanted_products(prompt, &at, first, 0);
+        for (pair, tests) in at.part.pairs.clone().zip(&mut *tests) {
+            let kept = at.kept(prompt, pair);
+            for ((id, test), bit) in at.part.rows.clone().zip(tests).zip(0..) {
                 *test += bias.as_ref().map_or(0.0, |bias| bias.all()[id]);
                 *kept &= !(u32::from(!self.passes(id as u32, *test)) << bit);
             }
         }
         let ups = match &self.gate {
-            Some(_) => &*self.prompt_products(prompt, &at, &self.up, 1),
+            Some(_) => &*self.prompt_wanted_products(prompt, &at, &self.up, 1),
             None => &*tests,
         };
-        for ((slot, tests), ups) in slots.clone().zip(&*tests).zip(ups) {
-            let kept = *at.kept(prompt, slot);
-            let (mut values, mut ups) = (*tests, *ups);
-            if let (Some(_), Some(bias)) = (&self.gate, &self.bias_up) {
-                ups.iter_mut().zip(&bias.all()[rows.clone()]).for_each(|(up, b)| *up += b);
-            }
-            self.neurons.values(&mut values, &mut ups);
-            let values = &mut values[..rows.len()];
-            for (i, value) in values.iter_mut().enumerate() {
-                if kept >> i & 1 == 0 {
-                    *value = 0.0;
-                }
-            }
-            match &self.output {
-                Output::Across { acts, .. } if acts.rounds() => {
-                    acts.round_part(values, slot, at.panel());
-                }
-                Output::ByNeuron { .. } | Output::Across { .. } => {
-                    prompt.h.part(slot, rows.clone()).copy_from_slice(values)
-                }
-            }
-        }
+        self.prompt_values(prompt, &at, (tests, ups));
     }
 
     /// Which neurons of the panel each token wants: all, or those of the list that name it.
-    fn prompt_wanted(&self, prompt: &Prompt, at: &Part<'_>) {
-        let all = u32::MAX >> (PANEL_ROWS - at.rows.len());
+    fn prompt_wanted(&self, prompt: &Prompt, at: &Panel<'_>) {
+        let part = &at.part;
+        let all = u32::MAX >> (PANEL_ROWS - part.rows.len());
         let wanted = if self.list.is_some() { 0 } else { all };
-        at.slots.clone().for_each(|slot| *at.kept(prompt, slot) = wanted);
+        part.pairs.clone().for_each(|pair| *at.kept(prompt, pair) = wanted);
         let Some(list) = &self.list else { return };
-        list.for_rows(at.rows.start / self.cut.slice, at.rows, &mut |id, members| {
-            let bit = id as usize - at.rows.start;
-            for slot in at.slots.clone() {
-                let t = at.tile.start + slot;
-                *at.kept(prompt, slot) |= (members[t / 32] >> (t % 32) & 1) << bit;
+        let slice = self.groups.slice(part.group, at.number * PANEL_ROWS / self.cut.slice);
+        list.for_rows(slice, &part.rows, &mut |id, members| {
+            let bit = id as usize - part.rows.start;
+            for (pair, &slot) in part.pairs.clone().zip(part.slots) {
+                *at.kept(prompt, pair) |= wants(members, at.tile.start + slot as usize) << bit;
             }
         });
     }
 
     /// The products of the panel's rows of `weight` with the tokens that keep them, in place `place` of the sums;
     /// those of others are unspecified.
-    fn prompt_products<'a>(
+    fn prompt_wanted_products<'a>(
         &self,
         prompt: &'a Prompt,
-        at: &Part<'_>,
+        at: &Panel<'_>,
         weight: &Weight,
         place: usize,
     ) -> &'a mut [[f32; PANEL_ROWS]] {
-        let (n, slots) = (at.slots.len(), at.slots);
-        let kept = slots.clone().map(|slot| at.kept(prompt, slot).count_ones() as usize);
+        let (part, n) = (&at.part, at.part.slots.len());
+        let kept = part.pairs.clone().map(|pair| at.kept(prompt, pair).count_ones() as usize);
         // A product of its own costs a neuron and token about twice its part of a panel.
-        if 2 * kept.sum::<usize>() > n * at.rows.len() {
-            let first = at.tile.start + slots.start;
-            let x = self.x.rows(weight.activation, first, slots.clone(), self.n_in);
-            return prompt.panels.times(weight, at.rows, &x, n, at.worker, place);
+        if 2 * kept.sum::<usize>() > n * part.rows.len() {
+            let tile = at.tile;
+            let all = self.x.rows(weight.activation, tile.start, 0..tile.len(), self.n_in);
+            let x = TokenRows { ids: RowIds::List(part.slots), ..all };
+            return Self::products(prompt, (weight, &part.rows), (&x, n), at.worker, place);
         }
         let sums = prompt.panels.sums(n, at.worker, place);
-        let view = |slot: usize| self.x.view(weight.activation, at.tile.start + slot, slot);
-        for (i, row) in at.rows.clone().enumerate() {
-            let mut wants = slots.clone().filter(|&slot| *at.kept(prompt, slot) >> i & 1 == 1);
+        let view = |member: usize| {
+            let slot = part.slots[member] as usize;
+            self.x.view(weight.activation, at.tile.start + slot, slot)
+        };
+        for (i, row) in part.rows.clone().enumerate() {
+            let kept = |member: &usize| *at.kept(prompt, part.pairs.start + member) >> i & 1 == 1;
+            let mut wants = (0..n).filter(kept);
             while let Some(first) = wants.next() {
                 let mut four = [first; 4];
                 let rest = four.iter_mut().skip(1).zip(&mut wants);
-                let n = 1 + rest.map(|(to, slot)| *to = slot).count();
+                let n = 1 + rest.map(|(to, member)| *to = member).count();
                 let xs: [ActView<'_>; 4] = four.map(view);
                 let values = weight.times_row(weight.rows.row(row), &xs[..n]);
-                for (slot, value) in four.into_iter().zip(values).take(n) {
-                    sums[slot - slots.start][i] = value;
+                for (member, value) in four.into_iter().zip(values).take(n) {
+                    sums[member][i] = value;
                 }
             }
         }
         sums
     }
 
-    /// Down across neurons: a panel of outputs for some tokens.
+    /// From the products of a panel to what meets down.
+    fn prompt_values(
+        &self,
+        prompt: &Prompt,
+        at: &Panel<'_>,
+        (tests, ups): (&[[f32; PANEL_ROWS]], &[[f32; PANEL_ROWS]]),
+    ) {
+        let part = &at.part;
+        let (first, n) = (at.number * PANEL_ROWS, part.rows.len());
+        let tokens = part.pairs.clone().zip(part.slots);
+        for ((pair, &slot), (tests, ups)) in tokens.zip(tests.iter().zip(ups)) {
+            let kept = *at.kept(prompt, pair);
+            let (mut values, mut ups) = (*tests, *ups);
+            if let (Some(_), Some(bias)) = (&self.gate, &self.bias_up) {
+                let bias = &bias.all()[part.rows.clone()];
+                ups.iter_mut().zip(bias).for_each(|(up, b)| *up += b);
+            }
+            self.neurons.values(&mut values, &mut ups);
+            let weight = self.groups.weight(part.group, at.tile.start + slot as usize);
+            let values = &mut values[..n];
+            for (i, value) in values.iter_mut().enumerate() {
+                *value = if kept >> i & 1 == 0 { 0.0 } else { *value * weight };
+            }
+            match &self.output {
+                Output::Across { acts, .. } if acts.rounds() => {
+                    acts.round_part(values, pair, at.number);
+                }
+                Output::ByNeuron { .. } | Output::Across { .. } => {
+                    prompt.h.part(pair, first..first + n).copy_from_slice(values);
+                }
+            }
+        }
+    }
+
+    /// Down across neurons: a panel of outputs for some tokens, group after group.
     fn prompt_product(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>, worker: usize) {
         let Output::Across { down, acts, .. } = &self.output else { return };
         let (slots, cols) = PanelCut::new(tile.len(), self.cut.n_out).chunk(chunk);
-        let h = acts.rows(down.activation, slots.start, slots.clone(), self.cut.n_rows);
-        let sums = prompt.panels.times(down, &cols, &h, slots.len(), worker, 0);
-        for (slot, sums) in slots.zip(sums) {
-            let y = self.begin(tile.start + slot, &cols);
-            y.iter_mut().zip(sums).for_each(|(y, sum)| *y += *sum);
+        for slot in slots.clone() {
+            self.begin(tile.start + slot, slot, &cols);
+        }
+        for part in self.groups.used_by(slots).filter(|part| !part.rows.is_empty()) {
+            let first = self.matrix_of(&part);
+            let rows = first + cols.start..first + cols.end;
+            let (pairs, n) = (part.pairs.clone(), part.slots.len());
+            let h = acts.rows(down.activation, pairs.start, pairs, self.cut.group_rows);
+            let sums = Self::products(prompt, (down, &rows), (&h, n), worker, 0);
+            for (&slot, sums) in part.slots.iter().zip(sums) {
+                let y = self.y.part(tile.start + slot as usize, cols.clone());
+                y.iter_mut().zip(sums).for_each(|(y, sum)| *y += *sum);
+            }
         }
         if chunk == 0 {
             (0..tile.len()).for_each(|slot| self.prompt_count(prompt, tile, slot));
         }
     }
 
-    /// Down by neuron: all outputs of some tokens, a run of neurons after the other.
-    fn prompt_rows(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>) {
-        const PANELS: usize = SLICE / PANEL_ROWS;
+    /// Adds the rows of down of a run of neurons that a pair carries through.
+    fn prompt_add(&self, prompt: &Prompt, part: &Part<'_>, run: usize, pair: usize, y: &mut [f32]) {
         let Output::ByNeuron { down, .. } = &self.output else { return };
+        let (kept, h) = (prompt.kept.reads_row(pair), prompt.h.reads_row(pair));
+        let (mut list, mut len) = ([(0, 0.0); SLICE], 0);
+        for panel in piece(run, PANELS, part.rows.len().div_ceil(PANEL_ROWS)) {
+            let mut left = kept[panel];
+            while left != 0 {
+                let row = panel * PANEL_ROWS + left.trailing_zeros() as usize;
+                list[len] = ((part.rows.start + row) as u32, h[row]);
+                len += 1;
+                left &= left - 1;
+            }
+        }
+        down.add(&list[..len], y);
+    }
+
+    /// Down by neuron with groups: sums for some pairs, a run of neurons after the other.
+    fn prompt_sums(&self, prompt: &Prompt, chunk: usize) {
+        let Output::ByNeuron { partial, .. } = &self.output else { return };
+        let pairs = piece(chunk, CHUNK_TOKENS, self.groups.n_pairs());
+        for part in self.groups.runs(pairs) {
+            part.pairs.clone().for_each(|pair| partial.row(pair).fill(0.0));
+            for run in 0..part.rows.len().div_ceil(SLICE) {
+                for pair in part.pairs.clone() {
+                    self.prompt_add(prompt, &part, run, pair, partial.row(pair));
+                }
+            }
+        }
+    }
+
+    /// Down by neuron: all outputs of some tokens. Without groups a run of neurons after the other, with them the
+    /// sums that are there.
+    fn prompt_rows(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>) {
+        let Output::ByNeuron { partial, .. } = &self.output else { return };
         let slots = piece(chunk, Self::chunk_tokens(tile), tile.len());
         for slot in slots.clone() {
-            self.begin(tile.start + slot, &(0..self.cut.n_out));
+            let y = self.begin(tile.start + slot, slot, &(0..self.cut.n_out));
             self.prompt_count(prompt, tile, slot);
-        }
-        let n_panels = self.cut.n_rows.div_ceil(PANEL_ROWS);
-        for slice in 0..n_panels.div_ceil(PANELS) {
-            for slot in slots.clone() {
-                let (kept, h) = (prompt.kept.reads_row(slot), prompt.h.reads_row(slot));
-                let (mut list, mut len) = ([(0, 0.0); SLICE], 0);
-                for panel in piece(slice, PANELS, n_panels) {
-                    let mut left = kept[panel];
-                    while left != 0 {
-                        let id = panel * PANEL_ROWS + left.trailing_zeros() as usize;
-                        list[len] = (id as u32, h[id]);
-                        len += 1;
-                        left &= left - 1;
-                    }
+            if self.groups.are_chosen() {
+                for pair in self.groups.of_token(slot) {
+                    y.iter_mut().zip(partial.reads_row(pair)).for_each(|(y, v)| *y += v);
                 }
-                down.add(&list[..len], self.y.row(tile.start + slot));
+            }
+        }
+        if self.groups.are_chosen() {
+            return;
+        }
+        for part in self.groups.used_by(slots) {
+            for run in 0..part.rows.len().div_ceil(SLICE) {
+                for (pair, &slot) in part.pairs.clone().zip(part.slots) {
+                    let y = self.y.row(tile.start + slot as usize);
+                    self.prompt_add(prompt, &part, run, pair, y);
+                }
             }
         }
     }
 
     fn prompt_count(&self, prompt: &Prompt, tile: &Range<usize>, slot: usize) {
-        let kept = prompt.kept.reads_row(slot).iter().map(|kept| kept.count_ones()).sum::<u32>();
-        self.active.part(0, tile.start + slot..tile.start + slot + 1)[0] += kept as f32;
+        let count = |pair: usize| {
+            let n_panels = self.groups.n_rows(self.groups.group(pair)).div_ceil(PANEL_ROWS);
+            prompt.kept.reads_row(pair)[..n_panels]
+                .iter()
+                .map(|kept| kept.count_ones())
+                .sum::<u32>()
+        };
+        let n: u32 = self.groups.of_token(slot).map(count).sum();
+        self.active.part(0, tile.start + slot..tile.start + slot + 1)[0] += n as f32;
     }
 }

@@ -11,7 +11,6 @@ use hal::format::Format;
 
 use super::super::panel::{
     Factors, FillFn, MINS, PANEL_ROWS, PanelFn, Rows, SCALES, TokenRows, fill_panel, panel_kernels,
-    token_group,
 };
 use super::super::tile::padded;
 use super::vector::*;
@@ -31,10 +30,10 @@ fn quantised<const GROUP: usize, const MIN: bool>(
     sums: &mut [[f32; PANEL_ROWS]],
 ) {
     let n = sums.len();
-    let q = &x.all.q8().q[..n * x.n_cols];
+    let q = x.all.q8().q;
     let mut factors = [Factors::default(); TOKENS];
     for first in (0..n).step_by(TOKENS) {
-        let tokens = token_group::<TOKENS>(first, n);
+        let tokens = x.group::<TOKENS>(first, n);
         for (factors, &t) in factors.iter_mut().zip(&tokens) {
             factors.set::<GROUP, MIN>(x, t, k, |q, sums| sums_of_16(q, sums));
         }
@@ -118,9 +117,9 @@ fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn plain(panel: &[f32], k: &Range<usize>, x: &TokenRows<'_>, sums: &mut [[f32; PANEL_ROWS]]) {
     let n = sums.len();
-    let x_all = &x.all.f32()[..n * x.n_cols];
+    let x_all = x.all.f32();
     for first in (0..n).step_by(PLAIN_TOKENS) {
-        let tokens = token_group::<PLAIN_TOKENS>(first, n);
+        let tokens = x.group::<PLAIN_TOKENS>(first, n);
         let x = tokens.map(|t| &x_all[t * x.n_cols..][k.clone()]);
         let mut out = [[zero(); 2]; PLAIN_TOKENS];
         for (i, weights) in panel.as_chunks::<PANEL_ROWS>().0[..k.len()].iter().enumerate() {

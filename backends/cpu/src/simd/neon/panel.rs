@@ -7,7 +7,7 @@ use hal::format::Format;
 
 use super::super::panel::{
     Factors, FillFn, MINS, PANEL_ROWS, PanelFn, Rows, SCALES, TokenRows, fill_panel, panel_kernels,
-    sums_of_16, token_group,
+    sums_of_16,
 };
 use super::super::panel_parts::panel_parts;
 use super::super::tile::padded;

@@ -1,0 +1,174 @@
+//! SparseFfn with experts: who uses which, in few and in many tokens.
+
+use hal::format::Format;
+use hal::op::{Activation, Groups, Skip};
+use hal::{Result, Tensor};
+
+use super::ffn::{LIES, Lie, Listed, Spec, build, finish};
+use crate::Case;
+use crate::rig::{Rig, f32_bytes};
+use crate::weights::weight_formats;
+
+/// Who uses which experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Each token some, up to as many as it may; some experts have no token.
+    Mixed,
+    /// Every token as many as it may.
+    Full,
+    /// All tokens the last one.
+    One,
+    /// Nobody any.
+    None,
+}
+
+/// The experts of a block. The second has no rows, as in a share of one that is elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Experts {
+    pub(super) n_group: usize,
+    n_used: usize,
+    /// Rows of an expert; more where they must be whole blocks.
+    rows: usize,
+    uses: Use,
+}
+
+impl Experts {
+    /// Each token uses some of `n_group` experts, up to `n_used`.
+    pub(super) fn mixed(n_group: usize, n_used: usize, rows: usize) -> Experts {
+        Experts { n_group, n_used, rows, uses: Use::Mixed }
+    }
+
+    /// Experts that have rows.
+    pub(super) fn n_filled(&self) -> usize {
+        self.n_group - 1
+    }
+
+    /// Rows of all, where an expert's are multiples of `block`.
+    pub(super) fn n_rows(&self, block: usize) -> usize {
+        self.n_filled() * self.rows.next_multiple_of(block)
+    }
+
+    /// What the op is told, for `n_rows`.
+    pub(super) fn groups(&self, n_rows: usize) -> Groups {
+        let each = (n_rows / self.n_filled()) as u32;
+        let start = |g: usize| (g - usize::from(g > 1)) as u32 * each;
+        Groups { starts: (0..=self.n_group).map(start).collect(), n_used: self.n_used }
+    }
+
+    /// What each expert weighs for each token.
+    pub(super) fn weights(&self, rig: &mut Rig, n_tokens: usize) -> Result<Tensor> {
+        let mut weights = vec![0.0; n_tokens * self.n_group];
+        for weights in weights.chunks_exact_mut(self.n_group) {
+            let used = match self.uses {
+                Use::Mixed => {
+                    let n = rig.rng.below(self.n_used + 1);
+                    rig.rng.choose(n, self.n_group)
+                }
+                Use::Full => rig.rng.choose(self.n_used, self.n_group),
+                Use::One => vec![self.n_group as u32 - 1],
+                Use::None => Vec::new(),
+            };
+            for g in used {
+                weights[g as usize] = rig.rng.float();
+            }
+        }
+        rig.tensor(n_tokens, self.n_group, &weights)
+    }
+
+    /// With uneven rows: only where down lies by neuron.
+    fn uneven(op: &mut Groups, rig: &mut Rig) {
+        let mut starts = op.starts.to_vec();
+        let n_rows = starts.last().map_or(0, |&end| end as usize);
+        let cuts = rig.rng.choose(starts.len() - 2, n_rows);
+        let inner = 1..starts.len() - 1;
+        starts[inner].copy_from_slice(&cuts);
+        op.starts = starts.into();
+    }
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in weight_formats() {
+        for lie in LIES {
+            // SiLU carries everything through, ReLU about half.
+            let silu = Spec {
+                skip: Skip::Never,
+                activation: Activation::Silu,
+                experts: Some(Experts::mixed(5, 2, 43)),
+                ..Spec::new(format, lie)
+            };
+            for n_tokens in [1, 5, 40] {
+                let name = format!("SparseFfn/{format}/{lie:?}/experts/t{n_tokens}");
+                cases.push(Spec { n_tokens, ..silu }.case(name));
+            }
+        }
+        let body = move |rig: &mut Rig| alone(rig, format, Lie::Across);
+        cases.push(Case::new(format!("SparseFfn/{format}/alone/experts"), body));
+    }
+    for format in [Format::F32, Format::Q4_0] {
+        for lie in LIES {
+            for uses in [Use::Mixed, Use::Full, Use::One, Use::None] {
+                for n_tokens in [1, 16, 17, 100, 530] {
+                    let experts = Experts { n_group: 7, n_used: 3, rows: 70, uses };
+                    let spec = Spec {
+                        n_tokens,
+                        biases: n_tokens % 2 == 0,
+                        accumulate: n_tokens == 17 && uses != Use::None,
+                        experts: Some(experts),
+                        ..Spec::new(format, lie)
+                    };
+                    let how = format!("experts-{uses:?}").to_lowercase();
+                    cases.push(spec.case(format!("SparseFfn/{format}/{lie:?}/{how}/t{n_tokens}")));
+                }
+            }
+        }
+        for lie in [Lie::Stored, Lie::Transposed] {
+            for n_tokens in [1, 9, 60] {
+                let experts = Some(Experts::mixed(6, 4, 300));
+                let spec = Spec { n_tokens, experts, ..Spec::new(format, lie) };
+                let body = move |rig: &mut Rig| uneven(rig, &spec);
+                let name = format!("SparseFfn/{format}/{lie:?}/experts-uneven/t{n_tokens}");
+                cases.push(Case::new(name, body));
+                let listed = Spec { listed: Listed::Some, ..spec };
+                let name = format!("SparseFfn/{format}/{lie:?}/experts-listed/t{n_tokens}");
+                cases.push(listed.case(name));
+            }
+        }
+        let body = move |rig: &mut Rig| alone(rig, format, Lie::Stored);
+        cases.push(Case::new(format!("SparseFfn/{format}/alone/experts-by-neuron"), body));
+    }
+    cases
+}
+
+fn uneven(rig: &mut Rig, spec: &Spec) -> Result<()> {
+    let mut op = build(rig, spec)?;
+    if let Some(groups) = &mut op.groups {
+        Experts::uneven(groups, rig);
+    }
+    finish(rig, op)
+}
+
+/// Up to 16 tokens, nobody's values depend on who else uses an expert.
+fn alone(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
+    let experts = Some(Experts::mixed(4, 3, 64));
+    let spec = Spec { n_tokens: 16, experts, ..Spec::new(format, lie) };
+    let op = build(rig, &spec)?;
+    let (n_embd, n_out, n_group) = (spec.n_embd(), spec.n_out(), 4);
+    let weights = op.group_weight.clone().map_or(Ok(Vec::new()), |weights| rig.read(&weights))?;
+    let x = rig.read(&op.x)?;
+    rig.run([op.clone().into()])?;
+    rig.watch("active", &op.active)?;
+    let whole = rig.read(&op.y)?;
+    for t in 0..spec.n_tokens {
+        let mut one = op.clone();
+        one.x = rig.input(1, n_embd)?;
+        rig.queue.write(&one.x, &f32_bytes(&x[t * n_embd..][..n_embd]))?;
+        one.group_weight = Some(rig.tensor(1, n_group, &weights[t * n_group..][..n_group])?);
+        one.y = rig.output(1, n_out)?;
+        one.active = rig.tensor(1, 1, &[0.0])?;
+        rig.run([one.clone().into()])?;
+        let y = rig.read(&one.y)?;
+        rig.same_bits(&format!("token {t}"), &whole[t * n_out..][..n_out], &y);
+    }
+    Ok(())
+}

@@ -1,0 +1,17 @@
+//! gpt-oss: attention with sinks, every other layer with a window; a clamped SwiGLU; offsets everywhere.
+
+use hal::op::{Activation, Pairing, Scoring};
+
+use super::llama::LLAMA;
+use crate::model::{ArchSpec, GlobalLayers, Positions, Routing};
+
+pub(super) const GPT_OSS: ArchSpec = ArchSpec {
+    name: "gpt-oss",
+    models: "gpt-oss 20B and 120B",
+    positions: Positions::Rotary(Pairing::Halves),
+    global_layers: Some(GlobalLayers { period: 2, first: false }),
+    activation: Activation::SwigluOai { alpha: 1.702, limit: 7.0 },
+    ffn_norm: "post_attention_norm",
+    routing: Routing { scoring: Scoring::SoftmaxChosen, renormalise: false, ..LLAMA.routing },
+    ..LLAMA
+};

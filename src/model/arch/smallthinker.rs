@@ -1,0 +1,17 @@
+//! SmallThinker: experts with a ReLU, chosen before attention; layers that see everything have no positions.
+
+use hal::op::{Activation, Pairing, Scoring};
+
+use super::llama::LLAMA;
+use crate::model::{ArchSpec, GlobalLayers, Positions, RouterInput, Routing};
+
+pub(super) const SMALLTHINKER: ArchSpec = ArchSpec {
+    name: "smallthinker",
+    models: "SmallThinker 4B-A0.6B and 21B-A3B",
+    positions: Positions::Rotary(Pairing::Halves),
+    global_layers: Some(GlobalLayers { period: 4, first: true }),
+    global_rotary: false,
+    activation: Activation::Relu,
+    routing: Routing { input: RouterInput::Layer, scoring: Scoring::Sigmoid, renormalise: true },
+    ..LLAMA
+};

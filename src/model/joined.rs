@@ -1,0 +1,96 @@
+//! Matrices of one shape that are read as one.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hal::{HostRows, Result, RowStore, Source};
+
+/// One below the other.
+#[derive(Debug)]
+struct Below(Vec<HostRows>);
+
+impl RowStore for Below {
+    fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let Some(first) = self.0.first() else { return Ok(()) };
+        let (n, row) = (first.desc().n_rows, first.row_bytes());
+        for (at, out) in rows.zip(out.chunks_exact_mut(row.max(1))) {
+            out.copy_from_slice(&self.0[at / n].rows(at % n..at % n + 1)?);
+        }
+        Ok(())
+    }
+}
+
+/// Matrices that lie one below the other in a file, side by side: row `i` is row `i` of each.
+#[derive(Debug)]
+struct Beside {
+    all: HostRows,
+    n: usize,
+}
+
+impl RowStore for Beside {
+    fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let (n_rows, row) = (self.all.desc().n_rows / self.n, self.all.row_bytes());
+        let places = rows.flat_map(|at| (0..self.n).map(move |part| part * n_rows + at));
+        for (at, out) in places.zip(out.chunks_exact_mut(row.max(1))) {
+            out.copy_from_slice(&self.all.rows(at..at + 1)?);
+        }
+        Ok(())
+    }
+}
+
+/// `parts`, of one shape and format, one below the other.
+///
+/// # Errors
+/// [`hal::Error::Shape`] if the result cannot be.
+pub(super) fn below(parts: Vec<HostRows>) -> Result<HostRows> {
+    let n = parts.len();
+    match <[HostRows; 1]>::try_from(parts) {
+        Ok([one]) => Ok(one),
+        Err(parts) => {
+            let desc = parts.first().map(HostRows::desc);
+            let (n_rows, n_cols, format) = desc
+                .map_or((0, 0, hal::format::Format::F32), |d| (n * d.n_rows, d.n_cols, d.format));
+            HostRows::new(Source::Paged(Arc::new(Below(parts))), n_rows, n_cols, format)
+        }
+    }
+}
+
+/// The `n` matrices that lie one below the other in `rows`, side by side.
+///
+/// # Errors
+/// [`hal::Error::Shape`] if the result cannot be.
+pub fn beside(rows: &HostRows, n: usize) -> Result<HostRows> {
+    let desc = rows.desc();
+    let store = Beside { all: rows.clone(), n: n.max(1) };
+    let (n_rows, n_cols) = (desc.n_rows / n.max(1), desc.n_cols * n);
+    HostRows::new(Source::Paged(Arc::new(store)), n_rows, n_cols, desc.format)
+}
+
+#[cfg(test)]
+mod tests {
+    use hal::format::Format;
+
+    use super::*;
+
+    fn matrix(values: &[f32], n_cols: usize) -> HostRows {
+        let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
+        let n_rows = values.len() / n_cols;
+        HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, Format::F32).unwrap()
+    }
+
+    fn values(rows: &HostRows, range: Range<usize>) -> Vec<f32> {
+        let bytes = rows.rows(range).unwrap();
+        bytes.chunks_exact(4).map(|v| f32::from_le_bytes(v.try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn below_and_beside() {
+        let (a, b) = (matrix(&[1., 2., 3., 4.], 2), matrix(&[5., 6., 7., 8.], 2));
+        let below = below(vec![a, b]).unwrap();
+        assert_eq!(values(&below, 1..4), [3., 4., 5., 6., 7., 8.]);
+        let beside = beside(&below, 2).unwrap();
+        assert_eq!((beside.desc().n_rows, beside.desc().n_cols), (2, 4));
+        assert_eq!(values(&beside, 0..2), [1., 2., 5., 6., 3., 4., 7., 8.]);
+        assert_eq!(values(&beside, 1..2), [3., 4., 7., 8.]);
+    }
+}
