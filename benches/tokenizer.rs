@@ -17,7 +17,8 @@ const RUNS: usize = 3;
 
 const PROSE: &str = "Once upon a time, there was a little girl named Lily. She didn't like the 12,345 \
     red balls; she'd rather play outside! \"Mum,\" she said, \"may I go?\"\n\n";
-const CODE: &str = "    fn walk(&self, text: &[u8]) -> Option<u32> {\n\t\tlet mut n = 0x1F_FFFF >> 3;\n    }\n\n";
+const CODE: &str =
+    "    fn walk(&self, text: &[u8]) -> Option<u32> {\n\t\tlet mut n = 0x1F_FFFF >> 3;\n    }\n\n";
 const SCRIPTS: &str = "我想在apple工作1314151天～ Ελληνικά Русский язык हिन्दी العربية 한국어 日本語 🦙🚀👩‍🚀 é e\u{301} ";
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -124,7 +124,8 @@ def spm(check):
     file.set("tokenizer.ggml.add_space_prefix", BOOL, False)
     check.against_llama("llama-spm, no prefix", file.write(check.folder / "spm.gguf"))
     tokens, types = file.strings("tokenizer.ggml.tokens"), file.numbers("tokenizer.ggml.token_type", "i")
-    new = ["\n", "\n\n", "\n\n\n", "  ", "    ", "<|user|>", "<|end|>", "[@BOS@]", "中文", "ab", "🦙", "<table>", "'s"]
+    new = ["\n", "\n\n", "\n\n\n", "  ", "    ", "<|user|>", "<|end|>", "[@BOS@]", "中文", "ab", "🦙", "<table>", "'s",
+           "<|endoftext|>"]
     rare = [i for i in range(31000, 32000) if types[i] == 1][:len(new)]
     for i, text in zip(rare, new):
         if text.encode() not in tokens:

@@ -17,12 +17,8 @@ pub(super) enum Kind {
     Unigram,
 }
 
-const NAMES: [(&str, Kind); 4] = [
-    ("llama", Kind::Llama),
-    ("gpt2", Kind::Gpt2),
-    ("gemma4", Kind::Gemma4),
-    ("t5", Kind::Unigram),
-];
+const NAMES: [(&str, Kind); 4] =
+    [("llama", Kind::Llama), ("gpt2", Kind::Gpt2), ("gemma4", Kind::Gemma4), ("t5", Kind::Unigram)];
 
 impl Kind {
     /// # Errors

@@ -252,12 +252,7 @@ impl Tokenizer {
 }
 
 /// The model of a kind that does not cut text into words.
-fn whole_texts(
-    vocab: &Vocab,
-    kind: Kind,
-    special: &SpecialIds,
-    ids: &Ids,
-) -> Result<Model, Error> {
+fn whole_texts(vocab: &Vocab, kind: Kind, special: &SpecialIds, ids: &Ids) -> Result<Model, Error> {
     if kind == Kind::Unigram {
         let unknown = special.unk.ok_or(Error::Missing { key: vocab::UNKNOWN })?;
         return Unigram::new(vocab, unknown).map(Model::Unigram);

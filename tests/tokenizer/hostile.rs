@@ -10,8 +10,8 @@ const PRE: &[&str] =
     &["default", "gemma4", "kimi-k2", "llama-bpe", "sarvam-moe", "glm4", "superbpe", "klingon"];
 const MODELS: &[&str] = &["llama", "gpt2", "gemma4", "t5", "bert"];
 const WORDS: &[&str] = &[
-    "a", "b", "ab", "Ġ", "Ġa", "▁", "▁a", "\n", "\n\n", "<s>", "</s>", "<0x0A>", "<0xF0>", "<|end|>",
-    "<|call|>", "中",
+    "a", "b", "ab", "Ġ", "Ġa", "▁", "▁a", "\n", "\n\n", "<s>", "</s>", "<0x0A>", "<0xF0>",
+    "<|end|>", "<|call|>", "中",
 ];
 
 fn token() -> impl Strategy<Value = Vec<u8>> + Clone {
@@ -44,7 +44,8 @@ fn ids() -> impl Strategy<Value = SpecialIds> {
 
 /// Bytes that may be a table: a size that fits and then units that lead anywhere.
 fn charsmap() -> impl Strategy<Value = Vec<u8>> {
-    let units = vec(prop_oneof![any::<u32>(), (0u32..8, 0u32..128).prop_map(|(d, b)| d << 10 | b)], 0..300);
+    let units =
+        vec(prop_oneof![any::<u32>(), (0u32..8, 0u32..128).prop_map(|(d, b)| d << 10 | b)], 0..300);
     let table = (units, vec(any::<u8>(), 0..20)).prop_map(|(units, rest)| {
         let size = 4 * units.len() as u32;
         let units = units.into_iter().flat_map(u32::to_le_bytes);
@@ -66,8 +67,7 @@ fn any_vocab() -> impl Strategy<Value = Vocab> {
             tokens.sort();
             tokens.dedup();
             let n = tokens.len();
-            let lists =
-                (list(n, score.clone()), list(n, kinds.clone()), vec(merge.clone(), 0..4));
+            let lists = (list(n, score.clone()), list(n, kinds.clone()), vec(merge.clone(), 0..4));
             lists.prop_map(move |(scores, types, merges)| Vocab {
                 model: model.into(),
                 pre: pre.map(str::to_owned),

@@ -55,8 +55,7 @@ fn gemma_4_merges_characters_within_lines() {
 
 #[test]
 fn gemma_4_has_its_begin_token_whatever_the_file_says() {
-    let tokenizer =
-        Tokenizer::new(Vocab { add_bos: Some(false), ..gemma4() }).expect("good");
+    let tokenizer = Tokenizer::new(Vocab { add_bos: Some(false), ..gemma4() }).expect("good");
     assert!(tokenizer.adds_bos());
     assert_eq!(tokenizer.warnings(), [Warning::BeginAdded { pre: "gemma4".into() }]);
     let ids = SpecialIds::default();
@@ -132,7 +131,9 @@ fn unigram_marks_spaces_as_the_file_says() {
 #[test]
 fn a_bad_table_of_replacements_is_an_error() {
     let with = |charsmap: Vec<u8>| Tokenizer::new(Vocab { charsmap, ..t5() });
-    for blob in [vec![1], vec![0, 0, 0, 0], vec![255, 255, 255, 255, 0], vec![4, 0, 0, 0, 0, 0, 0, 0]] {
+    for blob in
+        [vec![1], vec![0, 0, 0, 0], vec![255, 255, 255, 255, 0], vec![4, 0, 0, 0, 0, 0, 0, 0]]
+    {
         assert!(matches!(with(blob), Err(Error::BadCharsmap { .. })));
     }
     let good = charsmap(&[("a", "b")]);

@@ -54,12 +54,7 @@ static TABLE: &[Pre] = &[
     // What files without a name get.
     pre(
         &["default"],
-        &[
-            Plain(r"[\p{P}\$\+<=>\^\~\|]+"),
-            Words(GPT2),
-            Plain(r"\p{N}+"),
-            Plain("[0-9][0-9][0-9]"),
-        ],
+        &[Plain(r"[\p{P}\$\+<=>\^\~\|]+"), Words(GPT2), Plain(r"\p{N}+"), Plain("[0-9][0-9][0-9]")],
     ),
     Pre {
         whole: Whole::All,
@@ -118,10 +113,7 @@ static TABLE: &[Pre] = &[
         ],
         DIGITS_GPT2,
     ),
-    pre(
-        &["falcon"],
-        &[Plain(r"[\p{P}\$\+<=>\^\~\|`]+"), Words(GPT2), Plain("[0-9][0-9][0-9]")],
-    ),
+    pre(&["falcon"], &[Plain(r"[\p{P}\$\+<=>\^\~\|`]+"), Words(GPT2), Plain("[0-9][0-9][0-9]")]),
     pre(
         &[
             "qwen2",
@@ -162,10 +154,7 @@ static TABLE: &[Pre] = &[
         &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         &[Plain(THREE_DIGITS), Plain(HAN_KANA), Words(DEEPSEEK3)],
     ),
-    pre(
-        &["spark2_5"],
-        &[Plain(THREE_DIGITS), Plain(HAN_KANA), Words(SPARK), Plain(DIGIT)],
-    ),
+    pre(&["spark2_5"], &[Plain(THREE_DIGITS), Plain(HAN_KANA), Words(SPARK), Plain(DIGIT)]),
     Pre { whole: Whole::All, ..pre(&["youtu"], &[Plain(YOUTU_SCRIPTS), Words(YOUTU)]) },
     Pre { whole: Whole::All, begin: Begin::Default, ..pre(&["tekken"], &[Words(TEKKEN)]) },
     pre(&["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], &[Words(GPT4O)]),
@@ -255,7 +244,10 @@ mod tests {
 
     #[test]
     fn jais_cuts_white_space_into_powers_of_two() {
-        assert_eq!(words("jais-2", &format!("a{}b", " ".repeat(8))), ["a", "    ", "  ", " ", " b"]);
+        assert_eq!(
+            words("jais-2", &format!("a{}b", " ".repeat(8))),
+            ["a", "    ", "  ", " ", " b"]
+        );
         assert_eq!(words("jais-2", &" ".repeat(8)), [" ".repeat(8)]);
         assert_eq!(words("jais-2", "a   1"), ["a", "  ", " ", "1"]);
         assert_eq!(words("jais-2", " \n  x"), [" \n", " ", " x"]);
