@@ -134,16 +134,19 @@ def spm(check):
     for i in random.Random(1).sample(range(300, 30000), 500):
         types[i] = 4
     file.set_array("tokenizer.ggml.tokens", STRING, tokens)
-    file.set_array("tokenizer.ggml.token_type", I32, types)
     rng = random.Random(2)
     mixed = [t[:3] + rng.choice(new) + t[3:] + rng.choice(new + [" "]) + rng.choice([" ", "\n x", "y"]) for t in check.texts]
     for prefix in (False, True):
         file.set("tokenizer.ggml.add_space_prefix", BOOL, prefix)
         for name in ("gemma", "Phi-3-mini"):
+            # Phi-3's tokens swallow white space. Which of two tokens of the same length goes first is not defined in
+            # llama.cpp, so none is white space itself.
+            blank = {i for i in rare if name != "gemma" and not tokens[i].strip()}
+            file.set_array("tokenizer.ggml.token_type", I32, [1 if i in blank else t for i, t in enumerate(types)])
             file.set("general.name", STRING, name)
             path = file.write(check.folder / "spm.gguf")
             check.against_llama(f"user-defined tokens, {name}, prefix {prefix}", path, mixed)
-            check.against_llama(f"the same, not special", path, mixed, special=False)
+            check.against_llama("the same, not special", path, mixed, special=False)
 
 
 def t5(check):

@@ -1,6 +1,6 @@
-//! The patterns, as llama.cpp states them: upper and lower case are told apart in ASCII only, and `~`
-//! is not among the symbols. White space that llama.cpp's ranges would cover is white space first.
-//! What `Cut` adds at the end is left out.
+//! The patterns, as llama.cpp states them: upper and lower case are told apart in ASCII only. White
+//! space that llama.cpp's ranges would cover is white space first. What `Cut` adds at the end is left
+//! out.
 
 macro_rules! short {
     () => {
@@ -15,7 +15,7 @@ macro_rules! han {
 /// The words of the DeepSeek family.
 macro_rules! deepseek {
     () => {
-        r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}\~][A-Za-z]+|[^\r\n\p{L}\p{P}[\p{S}--\~]]?[\p{L}\p{M}]+| ?[\p{P}[\p{S}--\~]]+"##
+        r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}\~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"##
     };
 }
 
