@@ -1,6 +1,8 @@
 //! What sets the kinds of vocabulary apart, on small ones. That llama.cpp gives the same ids is
 //! checked by scripts/check_tokenizers.py.
 
+use std::time::{Duration, Instant};
+
 use thermocline::tokenizer::{
     Detokenizer, Error, SpecialIds, Start, TokenType, Tokenizer, Vocab, Warning,
 };
@@ -126,6 +128,20 @@ fn unigram_marks_spaces_as_the_file_says() {
     assert_eq!(ids(true, false, " a"), [3, 7]);
     assert_eq!(ids(true, true, "  a  b "), [7, 3, 5]);
     assert!(ids(true, true, "  ").is_empty());
+}
+
+#[test]
+fn long_words_do_not_get_slow() {
+    for vocab in [gemma4(), t5(), Vocab { add_space_prefix: Some(true), ..t5() }] {
+        let tokenizer = Tokenizer::new(vocab).expect("good");
+        for text in ["a", " ", "\n", "ab", "中", "ＡＢ", " a"] {
+            let text = text.repeat(1_000_000 / text.len());
+            let start = Instant::now();
+            assert!(!tokenizer.encode(&text, true, true).expect("encodable").is_empty());
+            // Unoptimised code on a shared machine; what is quadratic takes hours.
+            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", text.chars().next());
+        }
+    }
 }
 
 #[test]

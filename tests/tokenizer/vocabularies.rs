@@ -102,6 +102,11 @@ fn an_odd_vocabulary_works_with_a_warning() {
     assert_eq!((tokenizer.bos(), tokenizer.special().pad), (Some(1), None));
     assert_eq!(tokenizer.warnings().len(), 2);
 
+    // Kimi K2's files have no merges.
+    let kimi = Vocab { pre: Some("kimi-k2".into()), merges: Vec::new(), ..tiny_gpt2() };
+    let kimi = Tokenizer::new(kimi).expect("usable");
+    assert_eq!(kimi.encode("ab", false, false).expect("encodable"), [0, 1]);
+
     let mut unnamed = Vocab { pre: None, ..tiny_gpt2() };
     unnamed.tokens.push(Vec::new());
     let tokenizer = Tokenizer::new(unnamed).expect("usable");

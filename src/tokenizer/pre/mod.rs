@@ -225,6 +225,27 @@ mod tests {
     }
 
     #[test]
+    fn no_text_takes_more_than_its_length_asks() {
+        let texts = ["a", " ", "\n", " \n", "1", "'", "中", "\u{300}", "~", "a ", " \t1", "²3"];
+        for pre in TABLE {
+            let splitter = Splitter::new(pre);
+            for text in texts {
+                let text = text.repeat((1 << 18) / text.len());
+                let start = std::time::Instant::now();
+                assert!(!splitter.split(&text).is_empty());
+                // Unoptimised code on a shared machine; what is quadratic takes minutes.
+                let took = start.elapsed();
+                assert!(
+                    took.as_secs() < 5,
+                    "{:?}: {:?} took {took:?}",
+                    pre.names,
+                    text.chars().next()
+                );
+            }
+        }
+    }
+
+    #[test]
     fn no_name_stands_twice() {
         let mut names: Vec<_> = TABLE.iter().flat_map(|pre| pre.names).collect();
         let all = names.len();
