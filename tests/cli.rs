@@ -216,6 +216,8 @@ fn tokenize_reads_files_and_standard_input() {
     assert_eq!(stdout(&from_file), stdout(&from_flag), "escapes count in files as well");
     let raw = thermocline(&["tokenize", "-m", model, "-f", text, "--ids", "--no-escape"]);
     assert_ne!(stdout(&raw), stdout(&from_flag));
+    let lines = thermocline(&["tokenize", "-m", model, "-p", "a\nb\\n\n", "--lines", "--ids"]);
+    assert_eq!(stdout(&lines), "[64]\n[65, 198]\n", "the lines of the text, then its escapes");
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     command.args(["tokenize", "-m", model, "--stdin", "--ids"]);
     command.stdin(std::fs::File::open(file.path()).unwrap());

@@ -1,6 +1,10 @@
 //! Text to ids and back: llama.cpp's ids on its own test strings, an independent implementation on
 //! running text, round trips, hostile vocabularies, hostile texts.
 
+mod hostile;
+mod kinds;
+mod peers;
+mod texts;
 mod vocabularies;
 
 use std::path::{Path, PathBuf};
@@ -38,9 +42,10 @@ fn model() -> Option<Tokenizer> {
     Some(Tokenizer::new(vocab(&shared(MODEL)?)).expect("a good vocabulary"))
 }
 
-/// One of each kind, for the properties.
+/// All but Falcon, which has no tokens for control characters: they are lost, in llama.cpp too.
 static SOME: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
-    ["llama-spm", "gpt-2"].into_iter().filter_map(tokenizer).chain(model()).collect()
+    let whole = VOCABULARIES.into_iter().filter(|name| *name != "falcon");
+    whole.filter_map(tokenizer).chain(model()).collect()
 });
 
 fn text_of(tokenizer: &Tokenizer, ids: &[u32], start: Start) -> String {
@@ -215,7 +220,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_text_survives_a_round_trip(text in "\\PC{0,20}|[ \\t\\r\\na-c'0-9é中🦙]{0,40}", special: bool) {
+    fn any_text_survives_a_round_trip(text in texts::texts(), special: bool) {
         // U+2581 is how `llama` vocabularies write a space: it comes back as one.
         let text = text.replace('\u{2581}', "");
         for tokenizer in SOME.iter() {

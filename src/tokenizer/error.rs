@@ -15,10 +15,12 @@ pub enum Error {
         key: &'static str,
     },
     /// A kind of vocabulary that is not built.
-    #[error("tokenizer.ggml.model is `{model}`; known are llama, gpt2")]
+    #[error("tokenizer.ggml.model is `{model}`; known are {known}")]
     UnknownModel {
         /// What the file says.
         model: String,
+        /// All known names, with commas.
+        known: String,
     },
     /// A pre-tokenizer that is not built.
     #[error("tokenizer.ggml.pre is `{name}`; known are {known}")]
@@ -61,6 +63,30 @@ pub enum Error {
         id: u32,
         /// Its score.
         score: f32,
+    },
+    /// A token that is too long to be looked for at each place of a text.
+    #[error("tokenizer.ggml.tokens: token {id} has {bytes} bytes; at most {limit} can be")]
+    LongToken {
+        /// The token.
+        id: u32,
+        /// Length of its text.
+        bytes: usize,
+        /// The greatest length.
+        limit: usize,
+    },
+    /// More text than a table of tokens can hold.
+    #[error("tokenizer.ggml.tokens has {bytes} bytes of text; at most {limit} can be")]
+    TokenText {
+        /// Length of all tokens together.
+        bytes: usize,
+        /// The greatest length.
+        limit: usize,
+    },
+    /// A table of replacements that leads out of itself.
+    #[error("tokenizer.ggml.precompiled_charsmap: its {bytes} bytes point out of themselves")]
+    BadCharsmap {
+        /// Length of the table.
+        bytes: usize,
     },
     /// A byte token whose text is not `<0x00>` to `<0xFF>`.
     #[error("tokenizer.ggml.token_type calls {id} a byte, but its text is `{text}`")]
@@ -112,6 +138,12 @@ pub enum Warning {
         "tokenizer.ggml.pre is missing; text is split in a default way, which may cost quality"
     )]
     MissingPre,
+    /// The file wants no begin token, but the model needs one; llama.cpp adds it too.
+    #[error("tokenizer.ggml.add_bos_token is false, but the pre-tokenizer is {pre}; it is added")]
+    BeginAdded {
+        /// Name of the pre-tokenizer.
+        pre: String,
+    },
     /// A special token is not in the vocabulary; llama.cpp ignores such a key, and so do we.
     #[error("{key} is {id}, but there are {n_vocab} tokens; the key is ignored")]
     BadSpecialId {

@@ -1,22 +1,26 @@
-//! The `gpt2` vocabulary: byte-level BPE. Text is split into words by the pre-tokenizer, each byte
-//! of a word is a printable character of GPT-2's alphabet, and pairs merge by rank.
+//! The `gpt2` vocabulary: BPE. Text is split into words by the pre-tokenizer, and in each the pairs
+//! merge by rank: pairs of bytes, each written as a printable character of GPT-2's alphabet, or, for
+//! Gemma 4 and the like, of characters, with byte tokens `<0xNN>` for those that no token spells.
 //!
 //! Own code and not the `tokenizers` crate: its regex engine gives up on long runs of one character
 //! and then drops the rest of the text, and the merging is the same 100 lines as for `llama`.
 //! Source: the GPT-2 release (`encoder.py`) for the alphabet, llama.cpp for the rest.
 
+use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::merge::{Merger, NONE};
-use super::pre::Splitter;
+use super::pieces::{MARK, Spelling};
+use super::pre::{Pre, Splitter, Whole};
 use super::{Error, Ids};
 
 /// Merging by rank.
 #[derive(Debug)]
 pub(super) struct Gpt2 {
     splitter: Splitter,
-    /// A word that is a token as it stands is not merged up from its bytes.
-    whole_words: bool,
+    whole: Whole,
+    spelling: Spelling,
     /// Token of each byte; bytes that have none are dropped from the text, as llama.cpp does.
     bytes: Box<[u32; 256]>,
     /// `(left, right)` to rank (0 first) and token made.
@@ -25,23 +29,19 @@ pub(super) struct Gpt2 {
 }
 
 impl Gpt2 {
-    /// Builds the rank table from lines `left right` in the alphabet's characters.
+    /// Builds the rank table from lines `left right`, spelled as the tokens are.
     ///
     /// # Errors
     /// `BadMerge` for a line that is not two tokens whose union is a token.
-    pub(super) fn new(
-        splitter: Splitter,
-        whole_words: bool,
-        merges: &[Vec<u8>],
-        ids: &Ids,
-    ) -> Result<Gpt2, Error> {
+    pub(super) fn new(pre: &Pre, merges: &[Vec<u8>], ids: &Ids) -> Result<Gpt2, Error> {
         let alphabet = Box::new(alphabet());
         let mut bytes = Box::new([NONE; 256]);
-        for (slot, c) in bytes.iter_mut().zip(*alphabet) {
-            let mut utf8 = [0; 4];
-            if let Some(&id) = ids.get(c.encode_utf8(&mut utf8).as_bytes()) {
-                *slot = id;
-            }
+        for (b, slot) in bytes.iter_mut().enumerate() {
+            let name = match pre.spelling {
+                Spelling::Marks => format!("<0x{b:02X}>"),
+                Spelling::Alphabet => alphabet[b].into(),
+            };
+            *slot = ids.get(name.as_bytes()).copied().unwrap_or(NONE);
         }
         let mut table = HashMap::with_capacity(merges.len());
         let mut joined = Vec::new();
@@ -59,7 +59,8 @@ impl Gpt2 {
             // The first of two equal lines counts.
             table.entry((id(left)?, id(right)?)).or_insert((rank, made));
         }
-        Ok(Gpt2 { splitter, whole_words, bytes, merges: table, alphabet })
+        let Pre { whole, spelling, .. } = *pre;
+        Ok(Gpt2 { splitter: Splitter::new(pre), whole, spelling, bytes, merges: table, alphabet })
     }
 
     /// Appends the ids of `text`, which must be shorter than 1 GiB.
@@ -67,30 +68,62 @@ impl Gpt2 {
         &self,
         text: &str,
         ids: &Ids,
-        merger: &mut Merger<std::cmp::Reverse<u32>>,
+        merger: &mut Merger<Reverse<u32>>,
         out: &mut Vec<u32>,
     ) {
+        let text = match self.spelling {
+            Spelling::Marks => Cow::Owned(text.replace(' ', MARK)),
+            Spelling::Alphabet => Cow::Borrowed(text),
+        };
         let mut spelled = String::new();
-        for word in self.splitter.split(text) {
-            let word = &text.as_bytes()[word];
-            if self.whole_words {
-                spelled.clear();
-                spelled.extend(word.iter().map(|&b| self.alphabet[b as usize]));
-                if let Some(&id) = ids.get(spelled.as_bytes()) {
-                    out.push(id);
-                    continue;
-                }
+        for word in self.splitter.split(&text) {
+            let word = &text[word];
+            if let Some(id) = self.whole(word, ids, &mut spelled) {
+                out.push(id);
+                continue;
             }
             merger.clear();
-            for &b in word {
-                merger.push(1, self.bytes[b as usize]);
+            match self.spelling {
+                Spelling::Marks => word.char_indices().for_each(|(at, c)| {
+                    let id = ids.get(&word.as_bytes()[at..at + c.len_utf8()]);
+                    merger.push(c.len_utf8() as u32, id.copied().unwrap_or(NONE));
+                }),
+                Spelling::Alphabet => {
+                    word.bytes().for_each(|b| merger.push(1, self.bytes[b as usize]));
+                }
             }
             let rest = merger.run(|l, r| {
                 let &(rank, made) = self.merges.get(&(l.id, r.id))?;
-                Some((std::cmp::Reverse(rank), made))
+                Some((Reverse(rank), made))
             });
-            out.extend(rest.map(|s| s.id).filter(|&id| id != NONE));
+            for symbol in rest {
+                if symbol.id != NONE {
+                    out.push(symbol.id);
+                    continue;
+                }
+                let unspelled = &word.as_bytes()[symbol.start as usize..symbol.end() as usize];
+                let bytes = unspelled.iter().map(|&b| self.bytes[b as usize]);
+                out.extend(bytes.filter(|&id| id != NONE));
+            }
         }
+    }
+
+    /// The token that a word is as it stands, where such words are not merged up.
+    fn whole(&self, word: &str, ids: &Ids, spelled: &mut String) -> Option<u32> {
+        match self.whole {
+            Whole::None => return None,
+            Whole::Newlines if word.bytes().any(|b| b != b'\n') => return None,
+            Whole::Newlines | Whole::All => {}
+        }
+        let word = match self.spelling {
+            Spelling::Marks => word,
+            Spelling::Alphabet => {
+                spelled.clear();
+                spelled.extend(word.bytes().map(|b| self.alphabet[b as usize]));
+                spelled
+            }
+        };
+        ids.get(word.as_bytes()).copied()
     }
 }
 

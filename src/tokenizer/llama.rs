@@ -6,9 +6,7 @@
 
 use super::Ids;
 use super::merge::{Merger, NONE};
-
-/// U+2581, which stands for a space inside tokens.
-pub(super) const SPACE: &str = "\u{2581}";
+use super::pieces::MARK;
 
 /// Merging by score.
 #[derive(Debug)]
@@ -43,9 +41,9 @@ impl Llama {
         merger: &mut Merger<i32>,
         out: &mut Vec<u32>,
     ) {
-        let mut escaped = text.replace(' ', SPACE);
+        let mut escaped = text.replace(' ', MARK);
         if self.space_prefix && after_special {
-            escaped.insert_str(0, SPACE);
+            escaped.insert_str(0, MARK);
         }
         let bytes = escaped.as_bytes();
         merger.clear();

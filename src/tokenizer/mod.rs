@@ -1,9 +1,10 @@
 //! Text to token ids and back, with the ids that llama.cpp gives.
 //!
 //! Here: [`Vocab`] (what a file states), [`Tokenizer`] (what is derived from it), [`Detokenizer`]
-//! (text as it is generated). `llama` vocabularies merge by score (`llama.rs`), `gpt2` ones by rank
-//! within the words of a named pre-tokenizer (`gpt2.rs`, `pre.rs`); both share `merge.rs`.
-//! Not here: chat templates, `bert`, `t5` and other kinds of vocabulary.
+//! (text as it is generated). `llama` vocabularies merge by score (`llama.rs`), `gpt2` and `gemma4`
+//! ones by rank within the words of a named pre-tokenizer (`gpt2.rs`, `pre/`); both share `merge.rs`.
+//! `t5` vocabularies take the most probable pieces of a normalised text (`unigram.rs`).
+//! Not here: chat templates, `bert` and other kinds of vocabulary for embeddings.
 //!
 //! ```
 //! use thermocline::tokenizer::{Tokenizer, Vocab};
@@ -19,14 +20,18 @@
 //! # Ok::<(), thermocline::tokenizer::Error>(())
 //! ```
 
+mod charsmap;
 mod detokenize;
 mod error;
 mod gpt2;
+mod kind;
 mod llama;
 mod merge;
 mod pieces;
 mod pre;
 mod special;
+mod trie;
+mod unigram;
 mod vocab;
 
 use std::collections::HashMap;
@@ -37,11 +42,13 @@ pub use special::SpecialIds;
 pub use vocab::{TokenType, Vocab};
 
 use gpt2::Gpt2;
+use kind::Kind;
 use llama::Llama;
 use merge::Merger;
-use pieces::Pieces;
-use pre::Splitter;
+use pieces::{Pieces, Spelling};
+use pre::{Begin, Pre};
 use special::{Fragment, Matcher};
+use unigram::Unigram;
 
 /// Text of a token to its id.
 type Ids = HashMap<Vec<u8>, u32>;
@@ -69,6 +76,7 @@ pub struct Tokenizer {
 enum Model {
     Llama(Llama),
     Gpt2(Gpt2),
+    Unigram(Unigram),
 }
 
 impl Tokenizer {
@@ -78,24 +86,22 @@ impl Tokenizer {
     /// Whatever is wrong with the vocabulary, by the name of its key.
     pub fn new(mut vocab: Vocab) -> Result<Tokenizer, Error> {
         let mut warnings = Vec::new();
-        let is_llama = match vocab.model.as_str() {
-            "llama" => true,
-            "gpt2" => false,
-            _ => return Err(Error::UnknownModel { model: vocab.model }),
-        };
-        if !is_llama && vocab.pre.is_none() {
+        let kind = Kind::of(&vocab.model)?;
+        let pre = kind.pre(vocab.pre.as_deref())?;
+        if kind == Kind::Gpt2 && vocab.pre.is_none() {
             warnings.push(Warning::MissingPre);
         }
-        let pre = pre::find(match &vocab.pre {
-            Some(name) if !is_llama => name,
-            Some(_) | None => "default",
-        })?;
-        check_lists(&mut vocab)?;
+        check_lists(&mut vocab, kind)?;
         let ids = index(&mut vocab.tokens)?;
-        let mut special = special_ids(&vocab, is_llama, &mut warnings);
+        let mut special = special_ids(&vocab, kind, &mut warnings);
+        let model = match pre {
+            Some(pre) => Model::Gpt2(Gpt2::new(pre, &std::mem::take(&mut vocab.merges), &ids)?),
+            None => whole_texts(&vocab, kind, &special, &ids)?,
+        };
+        // After the model is made: some files call words what are control tokens.
         let eog = special::detect(&mut special, &ids, &mut vocab.types);
-        let add_bos = vocab.add_bos.unwrap_or(is_llama || pre.add_bos);
-        let add_eos = vocab.add_eos.unwrap_or(false);
+        let add_bos = adds_bos(&vocab, kind, pre, &mut warnings);
+        let add_eos = vocab.add_eos.unwrap_or(kind == Kind::Unigram);
         for (flag, on, key, id) in [
             (vocab::ADD_BOS, add_bos, "tokenizer.ggml.bos_token_id", special.bos),
             (vocab::ADD_EOS, add_eos, "tokenizer.ggml.eos_token_id", special.eos),
@@ -104,15 +110,9 @@ impl Tokenizer {
                 return Err(Error::NoSpecial { flag, key });
             }
         }
-        let model = if is_llama {
-            let prefix = vocab.add_space_prefix.unwrap_or(true);
-            Model::Llama(Llama::new(&vocab.scores, &ids, special.unk.unwrap_or(0), prefix))
-        } else {
-            let merges = std::mem::take(&mut vocab.merges);
-            Model::Gpt2(Gpt2::new(Splitter::new(pre), pre.whole_words, &merges, &ids)?)
-        };
+        let spelling = pre.map_or(Spelling::Marks, |pre| pre.spelling);
         Ok(Tokenizer {
-            pieces: Pieces::new(&vocab.tokens, &vocab.types, is_llama)?,
+            pieces: Pieces::new(&vocab.tokens, &vocab.types, spelling)?,
             matcher: Matcher::new(&vocab.tokens, &vocab.types, swallows_spaces(&vocab.name)),
             kinds: vocab.types,
             model,
@@ -129,7 +129,7 @@ impl Tokenizer {
     /// for; `parse_special` makes control tokens of their text (`<s>`), else it is text like any.
     ///
     /// # Errors
-    /// [`Error::TooLong`] over 1 GiB.
+    /// [`Error::TooLong`] over 1 GiB; [`Error::BadCharsmap`].
     pub fn encode(
         &self,
         text: &str,
@@ -141,36 +141,25 @@ impl Tokenizer {
         }
         let mut out = Vec::with_capacity(text.len() / 4 + 2);
         out.extend(self.special.bos.filter(|_| add_special && self.add_bos));
-        let fragments = self.matcher.partition(text, parse_special);
-        match &self.model {
-            Model::Llama(model) => {
-                let mut merger = Merger::new();
-                let mut after_special = true;
-                for fragment in fragments {
-                    after_special = match fragment {
-                        Fragment::Text(range) => {
-                            let text = &text[range];
-                            model.encode(text, after_special, &self.ids, &mut merger, &mut out);
-                            false
-                        }
-                        Fragment::Token(id) => {
-                            out.push(id);
-                            true
-                        }
-                    };
+        let (mut by_score, mut by_rank) = (Merger::new(), Merger::new());
+        let mut after_special = true;
+        for fragment in self.matcher.partition(text, parse_special) {
+            let text = match fragment {
+                Fragment::Text(range) => &text[range],
+                Fragment::Token(id) => {
+                    out.push(id);
+                    after_special = true;
+                    continue;
                 }
-            }
-            Model::Gpt2(model) => {
-                let mut merger = Merger::new();
-                for fragment in fragments {
-                    match fragment {
-                        Fragment::Text(range) => {
-                            model.encode(&text[range], &self.ids, &mut merger, &mut out);
-                        }
-                        Fragment::Token(id) => out.push(id),
-                    }
+            };
+            match &self.model {
+                Model::Llama(model) => {
+                    model.encode(text, after_special, &self.ids, &mut by_score, &mut out);
                 }
+                Model::Gpt2(model) => model.encode(text, &self.ids, &mut by_rank, &mut out),
+                Model::Unigram(model) => model.encode(text, &mut out)?,
             }
+            after_special = false;
         }
         out.extend(self.special.eos.filter(|_| add_special && self.add_eos));
         Ok(out)
@@ -251,6 +240,7 @@ impl Tokenizer {
     pub fn has_space_prefix(&self) -> bool {
         match &self.model {
             Model::Llama(model) => model.space_prefix,
+            Model::Unigram(model) => model.space_prefix,
             Model::Gpt2(_) => false,
         }
     }
@@ -261,8 +251,34 @@ impl Tokenizer {
     }
 }
 
+/// The model of a kind that does not cut text into words.
+fn whole_texts(vocab: &Vocab, kind: Kind, special: &SpecialIds, ids: &Ids) -> Result<Model, Error> {
+    if kind == Kind::Unigram {
+        let unknown = special.unk.ok_or(Error::Missing { key: vocab::UNKNOWN })?;
+        return Unigram::new(vocab, unknown).map(Model::Unigram);
+    }
+    let prefix = vocab.add_space_prefix.unwrap_or(true);
+    Ok(Model::Llama(Llama::new(&vocab.scores, ids, special.unk.unwrap_or(0), prefix)))
+}
+
+fn adds_bos(vocab: &Vocab, kind: Kind, pre: Option<&Pre>, warnings: &mut Vec<Warning>) -> bool {
+    let asked = vocab.add_bos;
+    match pre.map(|pre| pre.begin) {
+        None => asked.unwrap_or(kind == Kind::Llama),
+        Some(Begin::Asked) => asked.unwrap_or(false),
+        Some(Begin::Default) => asked.unwrap_or(true),
+        Some(Begin::Always) => {
+            if asked == Some(false) {
+                let pre = vocab.pre.as_ref().unwrap_or(&vocab.model).clone();
+                warnings.push(Warning::BeginAdded { pre });
+            }
+            true
+        }
+    }
+}
+
 /// Checks the lengths of the lists and fills in those that the file leaves out.
-fn check_lists(vocab: &mut Vocab) -> Result<(), Error> {
+fn check_lists(vocab: &mut Vocab, kind: Kind) -> Result<(), Error> {
     let n = vocab.tokens.len();
     if n == 0 || i32::try_from(n).is_err() {
         return Err(Error::TokenCount { found: n });
@@ -272,7 +288,12 @@ fn check_lists(vocab: &mut Vocab) -> Result<(), Error> {
             return Err(Error::Length { key, found, expected: n });
         }
     }
-    if vocab.model == "gpt2" && vocab.merges.is_empty() {
+    let merges = match kind {
+        Kind::Gpt2 => vocab.pre.as_deref() != Some("kimi-k2"),
+        Kind::Gemma4 => true,
+        Kind::Llama | Kind::Unigram => false,
+    };
+    if merges && vocab.merges.is_empty() {
         return Err(Error::Missing { key: vocab::MERGES });
     }
     vocab.scores.resize(n, 0.0);
@@ -299,18 +320,11 @@ fn index(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
 }
 
 /// The ids that the file gives, or else the kind's defaults; those out of range are left out.
-fn special_ids(vocab: &Vocab, is_llama: bool, warnings: &mut Vec<Warning>) -> SpecialIds {
+fn special_ids(vocab: &Vocab, kind: Kind, warnings: &mut Vec<Warning>) -> SpecialIds {
     let n_vocab = vocab.tokens.len();
     let exists = |id: &u32| (*id as usize) < n_vocab;
-    let glm = matches!(vocab.pre.as_deref(), Some("glm4" | "chatglm-bpe"));
-    // 11 is Falcon's; llama.cpp gives it to every gpt2 vocabulary that names none.
-    let (bos, eos, unk) = if is_llama {
-        (Some(1), Some(2), Some(0))
-    } else {
-        (Some(11).filter(|_| !glm), Some(11), None)
-    };
     let mut ids = vocab.ids;
-    let mut default = SpecialIds { bos, eos, unk, ..SpecialIds::default() };
+    let mut default = kind.special(vocab.pre.as_deref());
     for ((key, id), (_, default)) in
         vocab::keyed(&mut ids).into_iter().zip(vocab::keyed(&mut default))
     {

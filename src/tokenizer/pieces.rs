@@ -1,6 +1,18 @@
 //! What a token writes: the way from its text in the file back to bytes.
 
-use super::{Error, TokenType, gpt2, llama};
+use super::{Error, TokenType, gpt2};
+
+/// U+2581, which stands for a space inside tokens.
+pub(super) const MARK: &str = "\u{2581}";
+
+/// How tokens spell text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// As it is, with [`MARK`] for a space.
+    Marks,
+    /// In GPT-2's alphabet, a character for each byte.
+    Alphabet,
+}
 
 /// What each token writes, in one buffer.
 #[derive(Debug)]
@@ -13,14 +25,14 @@ impl Pieces {
     pub(super) fn new(
         tokens: &[Vec<u8>],
         kinds: &[TokenType],
-        is_llama: bool,
+        spelling: Spelling,
     ) -> Result<Pieces, Error> {
         let alphabet = gpt2::alphabet().into_iter().zip(0..=u8::MAX).collect();
         let mut bytes = Vec::new();
         let mut ends = Vec::with_capacity(tokens.len());
         for (id, (text, kind)) in (0u32..).zip(tokens.iter().zip(kinds)) {
             match kind {
-                TokenType::Normal if is_llama => replace_marks(text, &mut bytes),
+                TokenType::Normal if spelling == Spelling::Marks => replace_marks(text, &mut bytes),
                 // A token outside the alphabet was never split into bytes: it writes itself.
                 TokenType::Normal => match gpt2::unspell(text, &alphabet) {
                     Some(raw) => bytes.extend(raw),
@@ -52,7 +64,7 @@ impl Pieces {
 fn replace_marks(text: &[u8], out: &mut Vec<u8>) {
     let mut rest = text;
     while !rest.is_empty() {
-        if let Some(after) = rest.strip_prefix(llama::SPACE.as_bytes()) {
+        if let Some(after) = rest.strip_prefix(MARK.as_bytes()) {
             out.push(b' ');
             rest = after;
         } else {

@@ -6,6 +6,8 @@ use crate::gguf::{Array, Metadata};
 pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
 pub(super) const SCORES: &str = "tokenizer.ggml.scores";
 pub(super) const TYPES: &str = "tokenizer.ggml.token_type";
+pub(super) const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
+const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 pub(super) const MERGES: &str = "tokenizer.ggml.merges";
 pub(super) const MODEL: &str = "tokenizer.ggml.model";
 pub(super) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
@@ -48,7 +50,7 @@ impl TokenType {
 /// The vocabulary of a file. `None` and empty lists mean that the file does not say.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Vocab {
-    /// `llama` or `gpt2`.
+    /// `llama`, `gpt2`, `gemma4` or `t5`.
     pub model: String,
     /// Name of the pre-tokenizer of a `gpt2` vocabulary.
     pub pre: Option<String>,
@@ -66,8 +68,12 @@ pub struct Vocab {
     pub add_bos: Option<bool>,
     /// Whether an end token is put after.
     pub add_eos: Option<bool>,
-    /// Whether a space is put in front (`llama` only).
+    /// Whether a space is put in front (`llama` and `t5`).
     pub add_space_prefix: Option<bool>,
+    /// Whether several spaces are one, and none at the ends (`t5`).
+    pub remove_extra_whitespaces: Option<bool>,
+    /// SentencePiece's table of replacements, or nothing (`t5`).
+    pub charsmap: Vec<u8>,
     /// The model's name: some models' special tokens swallow the spaces after them.
     pub name: String,
 }
@@ -95,6 +101,8 @@ impl Vocab {
             add_bos: metadata.bool(ADD_BOS)?,
             add_eos: metadata.bool(ADD_EOS)?,
             add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
+            remove_extra_whitespaces: metadata.bool("tokenizer.ggml.remove_extra_whitespaces")?,
+            charsmap: charsmap(metadata)?,
             name: text("general.name")?,
         })
     }
@@ -108,6 +116,16 @@ fn scores(metadata: &Metadata) -> Result<Vec<f32>, Error> {
     Ok(metadata.f32_array(SCORES)?.unwrap_or_default().into_owned())
 }
 
+/// The table is bytes; converters wrote them with and without sign.
+fn charsmap(metadata: &Metadata) -> Result<Vec<u8>, Error> {
+    if let Some(Array::U8(bytes)) = metadata.get(CHARSMAP).and_then(|value| value.as_array()) {
+        return Ok(bytes.clone());
+    }
+    let numbers = metadata.i32_array(CHARSMAP)?.unwrap_or_default();
+    // The low byte is the byte, whatever its sign.
+    Ok(numbers.iter().map(|number| number.to_le_bytes()[0]).collect())
+}
+
 /// Key and place of every special id.
 pub(super) fn keyed(ids: &mut SpecialIds) -> [(&'static str, &mut Option<u32>); 10] {
     [
@@ -115,7 +133,7 @@ pub(super) fn keyed(ids: &mut SpecialIds) -> [(&'static str, &mut Option<u32>); 
         ("tokenizer.ggml.eos_token_id", &mut ids.eos),
         ("tokenizer.ggml.eot_token_id", &mut ids.eot),
         ("tokenizer.ggml.eom_token_id", &mut ids.eom),
-        ("tokenizer.ggml.unknown_token_id", &mut ids.unk),
+        (UNKNOWN, &mut ids.unk),
         // The missing letter is the format's.
         ("tokenizer.ggml.seperator_token_id", &mut ids.sep),
         ("tokenizer.ggml.padding_token_id", &mut ids.pad),

@@ -34,6 +34,9 @@ pub(crate) struct TokenizeArgs {
     /// Read the text from standard input
     #[arg(long)]
     pub(crate) stdin: bool,
+    /// Take each line of the text for a text of its own
+    #[arg(long, env = "THERMOCLINE_ARG_LINES", value_parser = boolish())]
+    pub(crate) lines: bool,
     /// Only the ids: [1, 2, 3]
     #[arg(long, env = "THERMOCLINE_ARG_IDS", value_parser = boolish())]
     pub(crate) ids: bool,

@@ -6,7 +6,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::Output;
 use crate::cli::terminal::Terminal;
 
-/// Prints the tokens of a text in llama-tokenize's forms.
+/// Prints the tokens of texts in llama-tokenize's forms.
 ///
 /// # Errors
 /// A model without a usable vocabulary; where standard output cannot be written.
@@ -17,13 +17,17 @@ pub(crate) fn run(options: &TokenizeOptions, terminal: &Terminal) -> Result<(), 
         terminal.note(&warning.to_string());
     }
     let failed = |e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e);
-    let ids = tokenizer.encode(&options.text, options.add_special, options.parse_special);
-    let ids = ids.map_err(failed)?;
     let mut out = Output::stdout();
-    if options.ids {
-        let list: Vec<_> = ids.iter().map(u32::to_string).collect();
-        out.line(&format!("[{}]", list.join(", ")))?;
-    } else {
+    let mut count = 0;
+    for text in &options.texts {
+        let ids = tokenizer.encode(text, options.add_special, options.parse_special);
+        let ids = ids.map_err(failed)?;
+        count += ids.len();
+        if options.ids {
+            let list: Vec<_> = ids.iter().map(u32::to_string).collect();
+            out.line(&format!("[{}]", list.join(", ")))?;
+            continue;
+        }
         for &id in &ids {
             // Pieces may be parts of characters: they go out as the bytes they are.
             out.write(format!("{id:6} -> '"))?;
@@ -32,7 +36,7 @@ pub(crate) fn run(options: &TokenizeOptions, terminal: &Terminal) -> Result<(), 
         }
     }
     if options.show_count {
-        out.line(&format!("Total number of tokens: {}", ids.len()))?;
+        out.line(&format!("Total number of tokens: {count}"))?;
     }
     out.flush()
 }

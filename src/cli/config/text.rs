@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 pub(crate) struct TokenizeOptions {
     /// The file; `None` is the built-in model.
     pub(crate) model: Option<PathBuf>,
-    /// The text, escapes replaced.
-    pub(crate) text: String,
-    /// Only the ids, as one list.
+    /// The texts, escapes replaced.
+    pub(crate) texts: Vec<String>,
+    /// Only the ids, as one list for each text.
     pub(crate) ids: bool,
     /// Add the tokens the model wants around a text.
     pub(crate) add_special: bool,
@@ -36,9 +36,15 @@ impl TokenizeOptions {
                 return Err(Failure::usage("no text to tokenize").help(help));
             }
         };
+        let texts = if args.lines {
+            let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n');
+            lines.map(|line| escaped(line.into(), args.escape)).collect::<Result<_, _>>()?
+        } else {
+            vec![escaped(text, args.escape)?]
+        };
         Ok(Self {
             model: args.model.clone(),
-            text: escaped(text, args.escape)?,
+            texts,
             ids: args.ids,
             add_special: !args.no_bos,
             parse_special: !args.no_parse_special,
