@@ -386,7 +386,7 @@ fn tensors_that_do_not_fit() {
     {
         shape(unknown, &[64], "has no meaning in architecture `llama`");
     }
-    for ty in [TensorType::Q5_0, TensorType::IQ4_NL, TensorType::I8, TensorType::F64] {
+    for ty in [TensorType::NVFP4, TensorType::I8, TensorType::I16, TensorType::F64] {
         let maker = Maker::new().tensor("blk.0.ffn_up.weight", &[64, 96], ty);
         maker.fails(&["`blk.0.ffn_up.weight` is ", ty.name(), "llama-quantize"]);
     }

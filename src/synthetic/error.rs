@@ -22,7 +22,7 @@ pub enum Error {
         known: String,
     },
     /// A format that weights cannot have.
-    #[error("unknown weight format `{given}`, expected one of {known}")]
+    #[error("no weights are made in format `{given}`, expected one of {known}")]
     Format {
         /// What was given.
         given: String,

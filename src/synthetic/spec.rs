@@ -101,7 +101,7 @@ impl Spec {
         let format = format
             .parse()
             .ok()
-            .filter(|format: &Format| format.is_weight())
+            .filter(|format: &Format| can_hold(*format))
             .ok_or_else(|| unknown_format(format))?;
         let relu = match activation {
             _ if activation.eq_ignore_ascii_case("relu") => true,
@@ -148,7 +148,7 @@ impl Spec {
     /// # Errors
     /// The first size that cannot be, and what it could be.
     pub fn check(&self) -> Result<(), Error> {
-        if !self.format.is_weight() {
+        if !can_hold(self.format) {
             return Err(unknown_format(self.format.name()));
         }
         let Shape { n_embd, n_layer, n_ff, n_head, n_head_kv } = self.shape;
@@ -218,8 +218,13 @@ impl Spec {
     }
 }
 
+/// Whether weights that are made here can be stored in this format.
+fn can_hold(format: Format) -> bool {
+    format.is_weight() && format.quantizes()
+}
+
 fn unknown_format(given: &str) -> Error {
-    let known: Vec<_> = Format::ALL.iter().filter(|f| f.is_weight()).map(|f| f.name()).collect();
+    let known: Vec<_> = Format::ALL.iter().filter(|f| can_hold(**f)).map(|f| f.name()).collect();
     Error::Format { given: given.to_owned(), known: known.join(", ") }
 }
 

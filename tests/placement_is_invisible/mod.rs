@@ -98,12 +98,7 @@ pub(crate) fn difference(expected: &Logits, got: &Logits) -> f32 {
 /// ones: an activation that lies at the edge of two 8-bit steps may fall to either side; a step is 1/127 of its
 /// block's largest value, which in rows of 64 moves a product by about 1 % of its spread, and a few of them add up.
 fn bound(format: Format) -> f32 {
-    match format {
-        Format::F32 | Format::F16 | Format::BF16 => 2e-3,
-        Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => 8e-2,
-        Format::Q4_K | Format::Q5_K | Format::Q6_K => 8e-2,
-        Format::U32 => unreachable!("no weights have it"),
-    }
+    if format.quants().is_some() { 8e-2 } else { 2e-3 }
 }
 
 /// A random placement on `n_devices`, neurons in blocks of `unit`.

@@ -28,6 +28,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use hal::{Device, Error};
 
 pub use oracle::oracle;
+pub use weights::random_weights;
 
 use compare::compare;
 use rig::{Output, Rig};

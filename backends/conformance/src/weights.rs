@@ -41,15 +41,46 @@ fn pool() -> &'static HashMap<Format, Vec<Vec<u8>>> {
 
 fn blocks(format: Format) -> Vec<Vec<u8>> {
     let mut rng = Rng::new(Rng::seed_of(format.name()));
-    let block = |i: usize| {
-        let (size, offset) = (0.01 + 0.4 * rng.float().abs(), 0.1 * rng.float());
-        let value = |v: f32| if i == 0 { 0.0 } else { size * v + offset };
-        let values: Vec<f32> = rng.floats(format.block_values()).into_iter().map(value).collect();
-        let mut bytes = vec![0; format.block_bytes()];
-        format.quantize(&values, &mut bytes);
-        bytes
+    let block = |i: usize| match format.quantizes() {
+        true => rounded_block(&mut rng, format, i == 0),
+        false if i == 0 => vec![0; format.block_bytes()],
+        false => found_block(&mut rng, format),
     };
     (0..61).map(block).collect()
+}
+
+fn rounded_block(rng: &mut Rng, format: Format, zeros: bool) -> Vec<u8> {
+    let (size, offset) = (0.01 + 0.4 * rng.float().abs(), 0.1 * rng.float());
+    let value = |v: f32| if zeros { 0.0 } else { size * v + offset };
+    let values: Vec<f32> = rng.floats(format.block_values()).into_iter().map(value).collect();
+    let mut bytes = vec![0; format.block_bytes()];
+    format.quantize(&values, &mut bytes);
+    bytes
+}
+
+/// Random bytes that happen to stand for values of the sizes of [`rounded_block`]: every pattern of codes and scales
+/// is as likely as any other, wherever the format has them.
+fn found_block(rng: &mut Rng, format: Format) -> Vec<u8> {
+    let mut values = vec![0.0; format.block_values()];
+    loop {
+        let bytes: Vec<u8> = (0..format.block_bytes()).map(|_| rng.word() as u8).collect();
+        format.dequantize(&bytes, &mut values);
+        let most = values.iter().map(|v| v.abs()).fold(0.0, f32::max);
+        if values.iter().all(|v| v.is_finite()) && (0.01..0.5).contains(&most) {
+            return bytes;
+        }
+    }
+}
+
+/// Random bytes of `n_values` values of ordinary size, for tests and measurements of formats that nothing rounds to
+/// ([`Format::quantizes`]).
+///
+/// # Panics
+/// If that is not a whole number of blocks.
+#[must_use]
+pub fn random_weights(format: Format, n_values: usize, seed: u64) -> Vec<u8> {
+    assert!(format.row_bytes(n_values).is_some(), "{n_values} values are not blocks of {format}");
+    random_bytes(&mut Rng::new(seed), 1, n_values, format)
 }
 
 /// Where the bytes of a test matrix come from.

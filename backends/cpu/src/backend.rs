@@ -161,11 +161,8 @@ fn in_place(pack: &PackDesc, source: &HostRows) -> Option<SharedBytes> {
         Source::Paged(_) => return None,
     };
     // Blocks are read at any address, but F32 and U32 tensors also serve as plain slices.
-    let aligned = match pack.source.format {
-        Format::F32 | Format::U32 => (**bytes).as_ref().as_ptr().cast::<f32>().is_aligned(),
-        Format::F16 | Format::BF16 | Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => true,
-        Format::Q4_K | Format::Q5_K | Format::Q6_K => true,
-    };
+    let aligned = !matches!(pack.source.format, Format::F32 | Format::U32)
+        || (**bytes).as_ref().as_ptr().cast::<f32>().is_aligned();
     (is_whole(pack) && aligned).then(|| Arc::clone(bytes))
 }
 

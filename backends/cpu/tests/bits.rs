@@ -200,9 +200,10 @@ impl Layer {
 }
 
 fn layers() -> impl Iterator<Item = Layer> {
-    let formats =
-        [Format::F32, Format::F16, Format::Q4_0, Format::Q8_0, Format::Q4_K, Format::Q6_K];
-    formats.into_iter().flat_map(|format| {
+    let plain = [Format::F32, Format::F16];
+    let small = [Format::Q4_0, Format::Q5_1, Format::Q8_0, Format::MXFP4];
+    let formats = plain.into_iter().chain(small).chain([Format::Q4_K, Format::Q6_K]);
+    formats.flat_map(|format| {
         let layer = move |down, transposed, skip| Layer { format, down, transposed, skip };
         [
             layer(Down::ByNeuron, true, Skip::NotPositive),

@@ -117,6 +117,7 @@ macro_rules! attention_kernels {
             softmax: |scores| unsafe { softmax(scores) },
         };
 
+        #[allow(clippy::wildcard_enum_match_arm, reason = "`hal::op::KV_FORMATS` has no others")]
         fn cache(format: Format) -> Option<CacheKernels> {
             macro_rules! entry {
                 ($name:ident, $store:expr) => {
@@ -143,8 +144,7 @@ macro_rules! attention_kernels {
                 Format::BF16 => entry!(of_bf16, |v, row| unsafe { store_bf16(v, row) }),
                 // SAFETY: the same.
                 Format::Q8_0 => entry!(of_q8_0, |v, row| unsafe { store_q8_0(v, row) }),
-                Format::Q4_0 | Format::Q4_1 | Format::Q4_K | Format::Q5_K | Format::Q6_K => None,
-                Format::U32 => None,
+                _ => None,
             }
         }
 

@@ -9,6 +9,8 @@
 #![allow(unsafe_code, reason = "instructions and loads that the compiler cannot vouch for")]
 
 mod activation;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod apart;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -19,6 +21,7 @@ mod neon;
 mod panel;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod panel_parts;
+mod panel_rows;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod plain;
 mod portable;

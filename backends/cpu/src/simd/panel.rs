@@ -18,11 +18,11 @@
 
 use std::ops::Range;
 
-use hal::format::{Format, Q8_BLOCK, Quants, Unpacked};
-use half::f16;
+use hal::format::{Format, Q8_BLOCK};
 
 use super::ActView;
-use super::tile::{padded, six_bits};
+use super::panel_rows::unpack;
+use super::tile::padded;
 
 /// Weight rows of a panel.
 pub const PANEL_ROWS: usize = 32;
@@ -87,8 +87,8 @@ pub const fn panel_stretch(format: Format) -> usize {
 #[repr(C, align(64))]
 pub(super) struct Rows<const L: usize>(pub [[u32; WORDS]; L]);
 
-/// Fills a panel, `L` rows at a time: `widen` makes floats of plain bytes, `transpose` sets `[L][L]` words, of
-/// all rows from column `at` on, into the panel from row `first` on.
+/// Fills a panel, `L` rows at a time: `widen` makes floats of plain bytes, `look_up` bytes of the nibbles of 16
+/// others, `transpose` sets `[L][L]` words, of all rows from column `at` on, into the panel from row `first` on.
 ///
 /// Always inlined: compiled for the caller's instructions.
 #[inline(always)]
@@ -97,6 +97,7 @@ pub(super) fn fill_panel<const L: usize>(
     rows: &[&[u8]],
     panel: &mut [f32],
     widen: impl Fn(Format, &[u8], &mut [f32]) + Copy,
+    look_up: impl Fn(&[i8; 16], &[u8], &mut [u8]) + Copy,
     transpose: impl Fn(&Rows<L>, usize, &mut [u32], usize),
 ) {
     assert!(rows.len() <= PANEL_ROWS && panel.len() == PANEL_LEN);
@@ -113,144 +114,10 @@ pub(super) fn fill_panel<const L: usize>(
     for first in (0..PANEL_ROWS).step_by(L) {
         // Rows that are not there keep the values of others: nobody looks at their products.
         for (row, words) in rows.iter().skip(first).zip(&mut words.0) {
-            unpack(format, row, words, widen);
+            unpack(format, row, words, widen, look_up);
         }
         for part in &parts {
             part.clone().step_by(L).for_each(|at| transpose(&words, at, panel, first));
-        }
-    }
-}
-
-/// Takes one row apart.
-#[inline(always)]
-fn unpack(
-    format: Format,
-    row: &[u8],
-    words: &mut [u32; WORDS],
-    widen: impl Fn(Format, &[u8], &mut [f32]),
-) {
-    if format.quants().is_none() {
-        let values: &mut [f32] = bytemuck::cast_slice_mut(words);
-        return widen(format, row, &mut values[..row.len() / format.block_bytes()]);
-    }
-    let (codes, tables) = words.split_at_mut(SCALES);
-    let (scales, mins) = tables.split_at_mut(MINS - SCALES);
-    let codes: &mut [u8] = bytemuck::cast_slice_mut(codes);
-    let (scales, mins): (&mut [f32], &mut [f32]) =
-        (bytemuck::cast_slice_mut(scales), bytemuck::cast_slice_mut(mins));
-    match format {
-        Format::Q4_0 => {
-            let halves = blocks_of_32::<18>(row, codes, |block, codes| {
-                for (j, &pair) in block[2..].iter().enumerate() {
-                    codes[j] = (pair & 15) + 120;
-                    codes[j + 16] = (pair >> 4) + 120;
-                }
-            });
-            widen(Format::F16, &halves, &mut scales[..16]);
-        }
-        Format::Q8_0 => {
-            let halves = blocks_of_32::<34>(row, codes, |block, codes| {
-                for (code, &byte) in codes.iter_mut().zip(&block[2..]) {
-                    *code = byte ^ 128;
-                }
-            });
-            widen(Format::F16, &halves, &mut scales[..16]);
-        }
-        Format::Q4_K => q4_k(row, codes, scales, mins),
-        Format::Q6_K => q6_k(row, codes, scales),
-        Format::F32 | Format::F16 | Format::BF16 | Format::U32 | Format::Q4_1 | Format::Q5_K => {
-            if let Some(quants) = format.quants() {
-                any(format, quants, row, codes, scales, mins);
-            }
-        }
-    }
-}
-
-/// Takes blocks of 32 values apart that begin with an f16 scale; `block` does the codes. Gives the scales.
-#[inline(always)]
-fn blocks_of_32<const BYTES: usize>(
-    row: &[u8],
-    codes: &mut [u8],
-    block: impl Fn(&[u8; BYTES], &mut [u8; 32]),
-) -> [u8; 32] {
-    let mut halves = [0; 32];
-    let blocks = row.as_chunks::<BYTES>().0.iter().zip(codes.as_chunks_mut::<32>().0);
-    for ((from, codes), half) in blocks.zip(halves.as_chunks_mut::<2>().0) {
-        *half = [from[0], from[1]];
-        block(from, codes);
-    }
-    halves
-}
-
-#[inline(always)]
-fn half_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
-}
-
-#[inline(always)]
-fn q4_k(row: &[u8], codes: &mut [u8], scales: &mut [f32], mins: &mut [f32]) {
-    for (b, block) in row.as_chunks::<144>().0.iter().enumerate() {
-        let (d, dmin) = (half_at(block, 0), half_at(block, 2));
-        let (six_scales, six_mins) = six_bits(&block[4..16]);
-        for (g, (scale, min)) in
-            six_scales.to_le_bytes().into_iter().zip(six_mins.to_le_bytes()).enumerate()
-        {
-            scales[8 * b + g] = d * f32::from(scale);
-            mins[8 * b + g] = dmin * f32::from(min);
-        }
-        let pairs = block[16..].as_chunks::<32>().0;
-        for (pairs, codes) in pairs.iter().zip(codes[256 * b..].as_chunks_mut::<64>().0) {
-            for (j, &pair) in pairs.iter().enumerate() {
-                codes[j] = (pair & 15) | 128;
-                codes[j + 32] = (pair >> 4) | 128;
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn q6_k(row: &[u8], codes: &mut [u8], scales: &mut [f32]) {
-    for (b, block) in row.as_chunks::<210>().0.iter().enumerate() {
-        let d = half_at(block, 208);
-        for (scale, &byte) in scales[16 * b..].iter_mut().zip(&block[192..208]) {
-            *scale = d * f32::from(byte as i8);
-        }
-        let nibbles = block[..128].as_chunks::<64>().0.iter();
-        let pairs = block[128..192].as_chunks::<32>().0;
-        let halves = codes[256 * b..].as_chunks_mut::<128>().0;
-        for ((nibbles, pairs), codes) in nibbles.zip(pairs).zip(halves) {
-            for (j, &pair) in pairs.iter().enumerate() {
-                let (first, second) = (nibbles[j], nibbles[j + 32]);
-                codes[j] = (first & 15 | (pair & 3) << 4) + 96;
-                codes[j + 32] = (second & 15 | (pair >> 2 & 3) << 4) + 96;
-                codes[j + 64] = (first >> 4 | (pair >> 4 & 3) << 4) + 96;
-                codes[j + 96] = (second >> 4 | (pair >> 6) << 4) + 96;
-            }
-        }
-    }
-}
-
-/// Any format, block by block.
-#[inline(never)]
-fn any(
-    format: Format,
-    quants: &Quants,
-    row: &[u8],
-    codes: &mut [u8],
-    scales: &mut [f32],
-    mins: &mut [f32],
-) {
-    let (n, n_groups) = (format.block_values(), format.block_values() / quants.group);
-    let mut parts = Unpacked::default();
-    for (b, block) in row.chunks_exact(format.block_bytes()).enumerate() {
-        quants.unpack(block, &mut parts);
-        for (to, &code) in codes[b * n..].iter_mut().zip(&parts.codes[..n]) {
-            *to = code as u8 ^ 128;
-        }
-        let groups = b * n_groups..(b + 1) * n_groups;
-        scales[groups.clone()].copy_from_slice(&parts.scales[..n_groups]);
-        if quants.has_min {
-            mins[groups].copy_from_slice(&parts.mins[..n_groups]);
         }
     }
 }
@@ -335,6 +202,7 @@ macro_rules! panel_kernels {
                 rows,
                 panel,
                 |format, bytes, out| widen(format, bytes, out),
+                |table, pairs, codes| look_up_pairs(table, pairs, codes),
                 |words, at, panel, first| transpose(words, at, panel, first),
             );
         }

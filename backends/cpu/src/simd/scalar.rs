@@ -1,6 +1,6 @@
 //! Plain Rust for every processor: written once against how a block comes apart.
 
-use hal::format::{Code, Format, TransposedLayout, Unpacked, quantize_q8};
+use hal::format::{Code, Format, Q8_BLOCK, TransposedLayout, Unpacked, quantize_q8};
 use half::f16;
 
 use super::rows::RowRun;
@@ -27,10 +27,24 @@ macro_rules! per_format {
             Format::BF16 => $entry!(BF16),
             Format::Q4_0 => $entry!(Q4_0),
             Format::Q4_1 => $entry!(Q4_1),
+            Format::Q5_0 => $entry!(Q5_0),
+            Format::Q5_1 => $entry!(Q5_1),
             Format::Q8_0 => $entry!(Q8_0),
+            Format::Q2_K => $entry!(Q2_K),
+            Format::Q3_K => $entry!(Q3_K),
             Format::Q4_K => $entry!(Q4_K),
             Format::Q5_K => $entry!(Q5_K),
             Format::Q6_K => $entry!(Q6_K),
+            Format::IQ2_XXS => $entry!(IQ2_XXS),
+            Format::IQ2_XS => $entry!(IQ2_XS),
+            Format::IQ3_XXS => $entry!(IQ3_XXS),
+            Format::IQ1_S => $entry!(IQ1_S),
+            Format::IQ4_NL => $entry!(IQ4_NL),
+            Format::IQ3_S => $entry!(IQ3_S),
+            Format::IQ2_S => $entry!(IQ2_S),
+            Format::IQ4_XS => $entry!(IQ4_XS),
+            Format::IQ1_M => $entry!(IQ1_M),
+            Format::MXFP4 => $entry!(MXFP4),
             Format::U32 => $entry!(U32),
         }
     };
@@ -105,7 +119,11 @@ fn dots<const N: usize>(format: Format, row: &[u8], x: [ActView<'_>; N]) -> [f32
                 let terms = codes.iter().zip(q).map(|(&c, &q)| i32::from(c) * i32::from(q));
                 *out += parts.scales[g] * x.d[first / 32] * terms.sum::<i32>() as f32;
                 if quants.has_min {
-                    *out -= parts.mins[g] * x.d[first / 32] * x.sum[first / 32] as f32;
+                    let total = match quants.group {
+                        Q8_BLOCK => x.sum[first / Q8_BLOCK],
+                        _ => q.iter().map(|&q| i32::from(q)).sum(),
+                    };
+                    *out -= parts.mins[g] * x.d[first / 32] * total as f32;
                 }
             }
         }

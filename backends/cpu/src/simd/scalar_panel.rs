@@ -17,6 +17,13 @@ pub(super) const FILL: FillFn = |format, rows, panel| {
         rows,
         panel,
         |format: Format, bytes, out| format.dequantize(bytes, out),
+        |table, pairs, codes| {
+            let (low, high) = codes.split_at_mut(16);
+            for ((low, high), &pair) in low.iter_mut().zip(high).zip(pairs) {
+                *low = table[usize::from(pair & 15)] as u8;
+                *high = table[usize::from(pair >> 4)] as u8;
+            }
+        },
         |words, at, panel, first| {
             for column in at..at + SIDE {
                 for (row, words) in words.0.iter().enumerate() {

@@ -86,7 +86,7 @@ pub(super) fn take_q6_k(block: &[u8; 210], parts: &mut Parts) {
 macro_rules! sum_rows_kernels {
     ($features:literal) => {
         use super::super::sum_rows::{Parts, take_q4_k, take_q5_k, take_q6_k};
-        use hal::format::Format;
+        use hal::format::{Format, Unpacked};
 
         use super::super::rows::Row;
         use super::super::{SumRowsFn, scalar};
@@ -126,6 +126,20 @@ macro_rules! sum_rows_kernels {
                 Format::Q4_K => entry!(q4_k),
                 Format::Q5_K => entry!(q5_k),
                 Format::Q6_K => entry!(q6_k),
+                Format::Q5_0 => entry!(q5_0),
+                Format::Q5_1 => entry!(q5_1),
+                Format::Q2_K => entry!(q2_k),
+                Format::Q3_K => entry!(q3_k),
+                Format::IQ2_XXS => entry!(iq2_xxs),
+                Format::IQ2_XS => entry!(iq2_xs),
+                Format::IQ3_XXS => entry!(iq3_xxs),
+                Format::IQ1_S => entry!(iq1_s),
+                Format::IQ4_NL => entry!(iq4_nl),
+                Format::IQ3_S => entry!(iq3_s),
+                Format::IQ2_S => entry!(iq2_s),
+                Format::IQ4_XS => entry!(iq4_xs),
+                Format::IQ1_M => entry!(iq1_m),
+                Format::MXFP4 => entry!(mxfp4),
                 Format::U32 => (scalar::TABLE.sum_rows)(Format::U32),
             }
         }
@@ -226,6 +240,69 @@ macro_rules! sum_rows_kernels {
                 }
             };
         }
+        /// The same for any format with blocks, which [`Quants`] takes apart; `ASK` bytes are 128 values or more.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn add_blocks<const ASK: usize, const N: usize>(
+            format: Format,
+            h: [f32; N],
+            rows: [Row<'_>; N],
+            y: &mut [f32],
+        ) {
+            let quants = format.quants().expect("a format with blocks");
+            let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
+            for row in rows {
+                assert_eq!(
+                    row.bytes.len() * n_values,
+                    y.len() * n_bytes,
+                    "a row of another length"
+                );
+            }
+            let mut parts = [const { Unpacked::ZERO }; N];
+            for (i, y) in y.chunks_exact_mut(n_values).enumerate() {
+                for (parts, row) in parts.iter_mut().zip(rows) {
+                    if (i * n_bytes).is_multiple_of(ASK) {
+                        row.ask::<ASK>(i * n_bytes);
+                    }
+                    quants.unpack(&row.bytes[i * n_bytes..][..n_bytes], parts);
+                }
+                for at in (0..n_values).step_by(LANES) {
+                    let (mut sum, group) = (load_ps(y, at), at / quants.group);
+                    for (h, parts) in h.into_iter().zip(&parts) {
+                        let codes = widen_i8(bytemuck::cast_slice(&parts.codes), at);
+                        let (scale, min) = (splat(parts.scales[group]), splat(-parts.mins[group]));
+                        sum = fmadd(splat(h), fmadd(scale, codes, min), sum);
+                    }
+                    store_ps(y, at, sum);
+                }
+            }
+        }
+
+        macro_rules! any_blocks {
+            ($name:ident, $format:ident) => {
+                #[target_feature(enable = $features)]
+                fn $name<const N: usize>(h: [f32; N], rows: [Row<'_>; N], y: &mut [f32]) {
+                    const FORMAT: Format = Format::$format;
+                    const BLOCKS: usize = if FORMAT.block_values() == BLOCK { 4 } else { 1 };
+                    const ASK: usize = BLOCKS * FORMAT.block_bytes();
+                    add_blocks::<ASK, N>(FORMAT, h, rows, y);
+                }
+            };
+        }
+        any_blocks!(q5_0, Q5_0);
+        any_blocks!(q5_1, Q5_1);
+        any_blocks!(q2_k, Q2_K);
+        any_blocks!(q3_k, Q3_K);
+        any_blocks!(iq2_xxs, IQ2_XXS);
+        any_blocks!(iq2_xs, IQ2_XS);
+        any_blocks!(iq3_xxs, IQ3_XXS);
+        any_blocks!(iq1_s, IQ1_S);
+        any_blocks!(iq4_nl, IQ4_NL);
+        any_blocks!(iq3_s, IQ3_S);
+        any_blocks!(iq2_s, IQ2_S);
+        any_blocks!(iq4_xs, IQ4_XS);
+        any_blocks!(iq1_m, IQ1_M);
+        any_blocks!(mxfp4, MXFP4);
         large_blocks!(q4_k, 144, take_q4_k);
         large_blocks!(q5_k, 176, take_q5_k);
         large_blocks!(q6_k, 210, take_q6_k);

@@ -98,6 +98,31 @@ pub(super) fn six_bits(packed: &[u8]) -> (u64, u64) {
     (join(scales, scales_4), join(mins, mins_4))
 }
 
+/// The scale of a block of MXFP4 as products take it: 0 for the two exponents whose scales are below the normal
+/// numbers. Those of blocks of zeros are, and processors take a hundred times as long for them.
+#[inline]
+pub(super) fn e8m0_normal(exponent: u8) -> f32 {
+    f32::from_bits(u32::from(exponent.saturating_sub(1)) << 23)
+}
+
+/// The scales of a Q3_K block from their 12 bytes.
+#[inline]
+pub(super) fn q3_scales(packed: &[u8]) -> [i8; 16] {
+    let word = |at: usize| {
+        u32::from_le_bytes(packed[at..at + 4].try_into().expect("four of twelve bytes"))
+    };
+    let (first, second, upper) = (word(0), word(4), word(8));
+    let four = |low: u32, upper: u32| low & 0x0F0F_0F0F | (upper & 0x0303_0303) << 4;
+    let words = [
+        four(first, upper),
+        four(second, upper >> 2),
+        four(first >> 4, upper >> 4),
+        four(second >> 4, upper >> 6),
+    ];
+    let bytes: [u8; 16] = bytemuck::cast(words.map(u32::to_le_bytes));
+    bytes.map(|six_bits| six_bits as i8 - 32)
+}
+
 /// Rounds `x` to Q8 blocks with `block`, which writes one block's `q` and returns its `d` and sum. The
 /// last block is padded with zeros.
 #[inline(always)]

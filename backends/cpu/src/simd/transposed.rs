@@ -125,13 +125,13 @@ macro_rules! transposed_kernels {
                     |layout, bytes, list, y| unsafe { $sum(layout, bytes, list, y) }
                 };
             }
-            match format {
-                Format::F32 | Format::F16 | Format::BF16 => entry!(sum_plain),
-                Format::Q4_0 | Format::Q4_1 => entry!(sum::<true, false>),
-                Format::Q4_K => entry!(sum::<true, true>),
-                Format::Q8_0 => entry!(sum::<false, false>),
-                Format::Q5_K | Format::Q6_K => entry!(sum::<false, true>),
-                Format::U32 => (scalar::TABLE.transposed)(format),
+            match format.quants().map(|quants| (quants.code, quants.wide_scales)) {
+                None if format.is_weight() => entry!(sum_plain),
+                None => (scalar::TABLE.transposed)(format),
+                Some((Code::Nibble { .. }, false)) => entry!(sum::<true, false>),
+                Some((Code::Nibble { .. }, true)) => entry!(sum::<true, true>),
+                Some((Code::Byte, false)) => entry!(sum::<false, false>),
+                Some((Code::Byte, true)) => entry!(sum::<false, true>),
             }
         }
 

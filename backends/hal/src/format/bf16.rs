@@ -2,9 +2,10 @@
 
 use half::bf16;
 
-use super::Quants;
+use super::{Quantize, Quants};
 
 pub(super) const QUANTS: Option<&Quants> = None;
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
@@ -12,6 +13,6 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 #[inline]
-pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], block: &mut [u8]) {
     block.copy_from_slice(&bf16::from_f32(values[0]).to_le_bytes());
 }

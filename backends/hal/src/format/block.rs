@@ -2,6 +2,11 @@
 
 use half::f16;
 
+use super::grid::sixteens;
+
+/// Rounds the values of one block.
+pub(super) type Quantize = fn(&[f32], &mut [u8]);
+
 /// How the codes of a format are kept where one row holds one neuron (`TransposedLayout`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Code {
@@ -42,9 +47,14 @@ pub struct Unpacked {
     pub mins: [f32; 16],
 }
 
+impl Unpacked {
+    /// All zeros.
+    pub const ZERO: Unpacked = Unpacked { codes: [0; 256], scales: [0.0; 16], mins: [0.0; 16] };
+}
+
 impl Default for Unpacked {
     fn default() -> Self {
-        Self { codes: [0; 256], scales: [0.0; 16], mins: [0.0; 16] }
+        Self::ZERO
     }
 }
 
@@ -80,6 +90,54 @@ pub(super) fn write_f16(bytes: &mut [u8], at: usize, value: f32) -> f32 {
     let stored = f16::from_f32(value);
     bytes[at..at + 2].copy_from_slice(&stored.to_le_bytes());
     stored.to_f32()
+}
+
+/// The `i`th u16 of `bytes`.
+#[inline]
+pub(super) fn read_u16(bytes: &[u8], i: usize) -> u16 {
+    u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])
+}
+
+/// The `i`th u32 of `bytes`.
+#[inline]
+pub(super) fn read_u32(bytes: &[u8], i: usize) -> u32 {
+    u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+}
+
+/// The `i`th nibble of `bytes`, the low one of a byte first.
+#[inline]
+pub(super) fn nibble(bytes: &[u8], i: usize) -> u8 {
+    bytes[i / 2] >> (4 * (i % 2)) & 15
+}
+
+/// The codes that the nibbles of 16 bytes name, those of the low ones first.
+#[inline]
+pub(super) fn look_up(pairs: &[u8], table: &[i8; 16], codes: &mut [i8]) {
+    let (low, high) = codes.split_at_mut(16);
+    for ((low, high), &pair) in low.iter_mut().zip(high).zip(pairs) {
+        *low = table[usize::from(pair & 15)];
+        *high = table[usize::from(pair >> 4)];
+    }
+}
+
+/// 32 codes of five bits: 4 bytes of fifth bits, then 16 bytes of nibbles, the low ones first.
+#[inline]
+pub(super) fn five_bits(bytes: &[u8], codes: &mut [i8]) {
+    let (codes, pairs) = (codes.as_chunks_mut::<8>().0, bytes[4..20].as_chunks::<8>().0);
+    for (i, (codes, &fifths)) in codes.iter_mut().zip(&bytes[..4]).enumerate() {
+        for ((code, pair), fifth) in codes.iter_mut().zip(pairs[i % 2]).zip(sixteens(fifths)) {
+            *code = (pair >> (4 * (i / 2)) & 15 | fifth) as i8;
+        }
+    }
+}
+
+/// Writes what [`five_bits`] reads.
+pub(super) fn write_five_bits(codes: &[u8; 32], bytes: &mut [u8]) {
+    let fifths = codes.iter().rev().fold(0, |bits, code| bits << 1 | u32::from(code >> 4));
+    bytes[..4].copy_from_slice(&fifths.to_le_bytes());
+    for (j, pair) in bytes[4..20].iter_mut().enumerate() {
+        *pair = (codes[j] & 15) | codes[j + 16] << 4;
+    }
 }
 
 /// `1 / scale`, and 0 for 0: the block of a zero scale has only zero codes.

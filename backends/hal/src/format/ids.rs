@@ -1,8 +1,9 @@
 //! U32: numbers of rows and tokens. As values they are the nearest f32, exact up to 2^24.
 
-use super::Quants;
+use super::{Quantize, Quants};
 
 pub(super) const QUANTS: Option<&Quants> = None;
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
@@ -10,6 +11,6 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 #[inline]
-pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], block: &mut [u8]) {
     block.copy_from_slice(&(values[0] as u32).to_le_bytes());
 }

@@ -8,6 +8,8 @@
 
 mod activation;
 mod block;
+mod grid;
+mod grid_codes;
 mod search;
 mod transpose;
 mod transposed;
@@ -16,9 +18,23 @@ mod bf16;
 mod f16;
 mod f32;
 mod ids;
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
+mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
+mod q5_0;
+mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
@@ -31,8 +47,12 @@ use std::{fmt, str::FromStr};
 
 pub use activation::{Activation, Q8_BLOCK, Q8Row, quantize_q8};
 pub use block::{Code, Quants, Unpacked};
+pub use iq4_nl::IQ4_CODES;
+pub use mxfp4::{E2M1_CODES, e8m0_scale};
 pub use transpose::TransposedPart;
 pub use transposed::{TransposedError, TransposedLayout};
+
+use block::Quantize;
 
 // `f32` names a module in this file, so the number type is written `primitive::f32`.
 macro_rules! formats {
@@ -96,17 +116,28 @@ macro_rules! formats {
                 }
             }
 
+            /// Whether [`Format::quantize`] can round to this format. Those whose codes would have to be searched
+            /// for can only be read.
+            #[must_use]
+            pub const fn quantizes(self) -> bool {
+                match self { $(Format::$name => $module::QUANTIZE.is_some(),)+ }
+            }
+
             /// Values to whole blocks: `values` `[n * block_values]`, `out` bytes of n blocks.
             ///
             /// # Panics
-            /// If the lengths are not of the same whole number of blocks.
+            /// If the lengths are not of the same whole number of blocks, or the format can only be read
+            /// ([`Format::quantizes`]).
             pub fn quantize(self, values: &[primitive::f32], out: &mut [u8]) {
                 self.check_lengths(out.len(), values.len());
                 match self {
                     $(Format::$name => {
+                        let Some(quantize) = $module::QUANTIZE else {
+                            panic!("{self} can only be read: nothing here rounds values to it");
+                        };
                         let blocks = out.chunks_exact_mut($bytes);
                         for (values, block) in values.chunks_exact($values).zip(blocks) {
-                            $module::quantize_block(values, block);
+                            quantize(values, block);
                         }
                     })+
                 }
@@ -127,14 +158,42 @@ formats! {
     Q4_0 => q4_0,  32,  18, Some(2);
     /// 4 bits, a scale and a minimum for 32 values.
     Q4_1 => q4_1,  32,  20, Some(3);
+    /// 5 bits and a scale for 32 values.
+    Q5_0 => q5_0,  32,  22, Some(6);
+    /// 5 bits, a scale and a minimum for 32 values.
+    Q5_1 => q5_1,  32,  24, Some(7);
     /// 8 bits and a scale for 32 values.
     Q8_0 => q8_0,  32,  34, Some(8);
+    /// 2 bits, 4-bit scales and minimums for each 16 of 256 values.
+    Q2_K => q2_k, 256,  84, Some(10);
+    /// 3 bits, 6-bit scales for each 16 of 256 values.
+    Q3_K => q3_k, 256, 110, Some(11);
     /// 4 bits, 6-bit scales and minimums for each 32 of 256 values.
     Q4_K => q4_k, 256, 144, Some(12);
     /// 5 bits, 6-bit scales and minimums for each 32 of 256 values.
     Q5_K => q5_k, 256, 176, Some(13);
     /// 6 bits, 8-bit scales for each 16 of 256 values.
     Q6_K => q6_k, 256, 210, Some(14);
+    /// One of 256 grid points for 8 values, signs, 4-bit scales for each 32 of 256.
+    IQ2_XXS => iq2_xxs, 256, 66, Some(16);
+    /// One of 512 grid points for 8 values, signs, 4-bit scales for each 16 of 256.
+    IQ2_XS => iq2_xs, 256, 74, Some(17);
+    /// One of 256 grid points for 4 values, signs, 4-bit scales for each 32 of 256.
+    IQ3_XXS => iq3_xxs, 256, 98, Some(18);
+    /// One of 2048 grid points for 8 values, 3-bit scales for each 32 of 256.
+    IQ1_S => iq1_s, 256, 50, Some(19);
+    /// One of 16 uneven steps, a scale for 32 values.
+    IQ4_NL => iq4_nl, 32, 18, Some(20);
+    /// One of 512 grid points for 4 values, signs, 4-bit scales for each 32 of 256.
+    IQ3_S => iq3_s, 256, 110, Some(21);
+    /// One of 1024 grid points for 8 values, signs, 4-bit scales for each 16 of 256.
+    IQ2_S => iq2_s, 256, 82, Some(22);
+    /// One of 16 uneven steps, 6-bit scales for each 32 of 256 values.
+    IQ4_XS => iq4_xs, 256, 136, Some(23);
+    /// One of 2048 grid points for 8 values, 3-bit scales for each 16 of 256.
+    IQ1_M => iq1_m, 256, 56, Some(29);
+    /// 4-bit floats and an exponent for 32 values.
+    MXFP4 => mxfp4, 32, 17, Some(39);
     /// Row and token numbers; no weights.
     U32  => ids,    1,   4, None;
 }

@@ -1,9 +1,10 @@
 //! Q4_0: `d` (f16), then 16 bytes; byte j holds value j in its low and value j + 16 in its high
 //! nibble. `value = d * (nibble - 8)`.
 
-use super::block::{Code, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const PARTS: Quants = Quants {
     group: 32,
     code: Code::Nibble { offset: 8 },
@@ -29,7 +30,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 /// The value farthest from zero becomes code -8, so the scale carries its sign.
-pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], block: &mut [u8]) {
     let farthest = values.iter().fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
     let scale = farthest / -8.0;
     let inverse = inverse(scale);

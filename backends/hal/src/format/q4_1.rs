@@ -1,8 +1,9 @@
 //! Q4_1: `d` and `m` (f16), then 16 bytes of nibbles in the order of Q4_0. `value = d * nibble + m`.
 
-use super::block::{Code, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const PARTS: Quants = Quants {
     group: 32,
     code: Code::Nibble { offset: 0 },
@@ -27,7 +28,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
 }
 
-pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], block: &mut [u8]) {
     let min = values.iter().copied().fold(f32::MAX, f32::min);
     let max = values.iter().copied().fold(-f32::MAX, f32::max);
     let scale = (max - min) / 15.0;

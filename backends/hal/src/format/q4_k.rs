@@ -2,10 +2,11 @@
 //! each run of 32 bytes holds 32 values in its low nibbles and the next 32 in its high ones.
 //! `value = (d * scale) * nibble - dmin * min`.
 
-use super::block::{Code, Quants, Unpacked};
+use super::block::{Code, Quantize, Quants, Unpacked};
 use super::search::{self, Fit};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const PARTS: Quants = Quants {
     group: 32,
     code: Code::Nibble { offset: 0 },
@@ -34,7 +35,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
 }
 
-pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], block: &mut [u8]) {
     let codes = FIT.quantize(values, block);
     for (codes, pairs) in codes.chunks_exact(64).zip(block[16..144].chunks_exact_mut(32)) {
         for (j, pair) in pairs.iter_mut().enumerate() {

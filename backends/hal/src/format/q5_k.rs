@@ -1,10 +1,11 @@
 //! Q5_K: Q4_K with a fifth bit. After the scales come 32 bytes of fifth bits (bit g of byte j
 //! belongs to value j of group g), then the nibbles of Q4_K.
 
-use super::block::{Code, Quants, Unpacked};
+use super::block::{Code, Quantize, Quants, Unpacked};
 use super::search::{self, Fit};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const PARTS: Quants =
     Quants { group: 32, code: Code::Byte, wide_scales: true, has_min: true, unpack };
 
@@ -30,7 +31,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
 }
 
-pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], block: &mut [u8]) {
     let codes = FIT.quantize(values, block);
     let (fifths, pairs) = block[16..176].split_at_mut(32);
     fifths.fill(0);

@@ -4,10 +4,11 @@
 //! Each half of the block (128 values) has 64 nibble bytes and 32 bytes of bit pairs; quarter k of
 //! a half takes nibble byte `32 * (k & 1) + j` (low nibbles for k < 2) and bit pair k of byte j.
 
-use super::block::{Code, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
 use super::search;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const PARTS: Quants =
     Quants { group: 16, code: Code::Byte, wide_scales: true, has_min: false, unpack };
 
@@ -36,7 +37,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 /// Every group's best scale first; then all of them rounded to 8 bits, the largest to -128.
-pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], block: &mut [u8]) {
     let mut wanted = [0.0f32; 16];
     for (scale, group) in wanted.iter_mut().zip(values.chunks_exact(16)) {
         *scale = search::signed_scale(group, 32);

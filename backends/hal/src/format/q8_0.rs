@@ -1,8 +1,9 @@
 //! Q8_0: `d` (f16), then 32 signed bytes. `value = d * byte`.
 
-use super::block::{Code, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const PARTS: Quants =
     Quants { group: 32, code: Code::Byte, wide_scales: false, has_min: false, unpack };
 
@@ -18,7 +19,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
 }
 
-pub(super) fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], block: &mut [u8]) {
     let farthest = values.iter().fold(0.0f32, |far, v| far.max(v.abs()));
     let scale = farthest / 127.0;
     let inverse = inverse(scale);

@@ -1,12 +1,14 @@
-//! Dots of the formats with blocks of 256: Q4_K, Q5_K, Q6_K. A tile is two blocks.
+//! Dots of the formats with blocks of 256 values. A tile is two blocks.
 
 use std::arch::x86_64::*;
 
+use hal::format::IQ4_CODES;
+
 use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::{for_tiles, six_bits};
-use super::vector::{load_bytes, load_quarter, one_scale, store_ps};
-use super::{Products, signed_products, totals};
+use super::super::tile::{for_tiles, q3_scales, six_bits};
+use super::vector::{load_bytes, load_quarter, look_up, one_scale, store_ps};
+use super::{Products, Sixteens, totals, vector};
 
 /// The scales and minimums of one Q4_K or Q5_K block, multiplied out.
 #[inline]
@@ -71,6 +73,19 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
+/// 16 signed bytes times `d`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sixteen_scales(bytes: &[u8], d: __m256) -> [f32; 16] {
+    let mut scales = [0.0; 16];
+    for part in 0..2 {
+        let bytes = load_quarter(bytes, 8 * part);
+        let wide = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+        store_ps(&mut scales, 8 * part, _mm256_mul_ps(d, wide));
+    }
+    scales
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
@@ -78,29 +93,109 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for half in 0..2 {
             let block = &tile[210 * half..][..210];
-            let d = one_scale(&block[208..]);
-            let mut scales = [0.0; 16];
-            for part in 0..2 {
-                let bytes = load_quarter(block, 192 + 8 * part);
-                let wide = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-                store_ps(&mut scales, 8 * part, _mm256_mul_ps(d, wide));
-            }
-            let mut sums = [_mm256_setzero_ps(); N];
+            let scales = sixteen_scales(&block[192..208], one_scale(&block[208..]));
+            let mut products = Sixteens::new(half, &scales, x);
             for (i, codes) in six_bit_codes(block).into_iter().enumerate() {
-                // Sixteen values, four lanes, have a scale.
-                let scale =
-                    _mm256_set_m128(_mm_set1_ps(scales[2 * i + 1]), _mm_set1_ps(scales[2 * i]));
-                for (sum, x) in sums.iter_mut().zip(x) {
-                    let q = load_bytes(bytemuck::cast_slice(x.q), 256 * half + 32 * i);
-                    let d = _mm256_set1_ps(x.d[8 * half + i]);
-                    let weight = _mm256_mul_ps(scale, d);
-                    *sum = _mm256_fmadd_ps(signed_products(codes, q), weight, *sum);
-                }
+                products.add_signed(i, codes, x);
             }
-            for (acc, sum) in acc.iter_mut().zip(sums) {
-                *acc = _mm256_add_ps(*acc, sum);
-            }
+            products.add_to(&mut acc);
         }
+    });
+    totals(acc)
+}
+
+/// The pairs of bits of 64 bytes, those of the first 32 first.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn bit_pairs(bytes: &[u8]) -> [__m256i; 8] {
+    let mut out = [_mm256_setzero_si256(); 8];
+    for (half, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let mut pairs = load_bytes(bytes, 32 * half);
+        for out in out {
+            *out = _mm256_and_si256(pairs, _mm256_set1_epi8(3));
+            pairs = _mm256_srli_epi16::<2>(pairs);
+        }
+    }
+    out
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
+        for half in 0..2 {
+            let block = &tile[84 * half..][..84];
+            // A scale in the low, a minimum in the high nibble of each byte.
+            let both = vector::load_half(block, 0);
+            let low = _mm_and_si128(both, _mm_set1_epi8(15));
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(both), _mm_set1_epi8(15));
+            let [low, high] = [low, high].map(|v| vector::bytes_of(v));
+            let scales = sixteen_scales(&low, one_scale(&block[80..]));
+            let mins = sixteen_scales(&high, one_scale(&block[82..]));
+            let mut products = Sixteens::new(half, &scales, x);
+            for (i, codes) in bit_pairs(&block[16..80]).into_iter().enumerate() {
+                products.add(i, codes, &mins, x);
+            }
+            products.add_to(&mut acc);
+        }
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for_tiles::<{ 2 * 110 }, N>(row, x, |tile, x| {
+        for half in 0..2 {
+            let block = &tile[110 * half..][..110];
+            let scales = q3_scales(&block[96..108]);
+            let scales = sixteen_scales(bytemuck::cast_slice(&scales), one_scale(&block[108..]));
+            let mut products = Sixteens::new(half, &scales, x);
+            // Bit 2 of each byte belongs to the next 32 values: bit i of the file's byte.
+            let thirds = load_bytes(block, 0);
+            let mut low = _mm256_slli_epi16::<2>(thirds);
+            let mut high = _mm256_srli_epi16::<2>(thirds);
+            for (i, pairs) in bit_pairs(&block[32..96]).into_iter().enumerate() {
+                let thirds = if i < 4 { &mut low } else { &mut high };
+                let third = _mm256_and_si256(*thirds, _mm256_set1_epi8(4));
+                *thirds = _mm256_srli_epi16::<1>(*thirds);
+                let codes = _mm256_or_si256(pairs, third);
+                products.add_signed(i, _mm256_sub_epi8(codes, _mm256_set1_epi8(4)), x);
+            }
+            products.add_to(&mut acc);
+        }
+    });
+    totals(acc)
+}
+
+/// The scales of one IQ4_XS block, multiplied out.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn iq4_scales(block: &[u8]) -> __m256 {
+    let low = _mm256_set1_epi32(i32::from_le_bytes([block[4], block[5], block[6], block[7]]));
+    let low = _mm256_srlv_epi32(low, _mm256_set_epi32(28, 24, 20, 16, 12, 8, 4, 0));
+    let upper = _mm256_set1_epi32(i32::from(u16::from_le_bytes([block[2], block[3]])));
+    let upper = _mm256_srlv_epi32(upper, _mm256_set_epi32(14, 12, 10, 8, 6, 4, 2, 0));
+    let upper = _mm256_slli_epi32::<4>(_mm256_and_si256(upper, _mm256_set1_epi32(3)));
+    let scales = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(15)), upper);
+    let scales = _mm256_sub_epi32(scales, _mm256_set1_epi32(32));
+    _mm256_mul_ps(one_scale(block), _mm256_cvtepi32_ps(scales))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for_tiles::<{ 2 * 136 }, N>(row, x, |tile, x| {
+        let scales = [iq4_scales(tile), iq4_scales(&tile[136..])];
+        let mut products = Products::new(scales, None, x);
+        for i in 0..16 {
+            let pairs = vector::nibbles(tile, 136 * (i / 8) + 8 + 16 * (i % 8));
+            products.add_signed(i, look_up(&IQ4_CODES, pairs), x);
+        }
+        products.add_to(&mut acc);
     });
     totals(acc)
 }

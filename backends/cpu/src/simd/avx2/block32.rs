@@ -1,20 +1,52 @@
-//! Dots of the formats with blocks of 32: Q4_0, Q4_1, Q8_0.
+//! Dots of the formats with blocks of 32 values.
 
 use std::arch::x86_64::*;
+
+use hal::format::{E2M1_CODES, IQ4_CODES};
 
 use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::for_tiles;
-use super::vector::{load_bytes, load_half};
+use super::vector::{load_bytes, look_up, nibbles};
 use super::{Products, scales_apart, totals};
 
-/// The codes of a block whose nibbles begin at `at`.
+/// The codes of a block whose fifth bits begin at `at` and whose nibbles follow.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn nibbles(tile: &[u8], at: usize) -> __m256i {
-    let low = load_half(tile, at);
-    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
-    _mm256_and_si256(both, _mm256_set1_epi8(15))
+fn five_bits(tile: &[u8], at: usize) -> __m256i {
+    let fifths = i32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]]);
+    // Eight bytes look at the bits of one.
+    let each =
+        _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(fifths), each);
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
+    let fifth = _mm256_and_si256(set, _mm256_set1_epi8(16));
+    _mm256_or_si256(nibbles(tile, at + 4), fifth)
+}
+
+/// The scales of 16 blocks of MXFP4: [`super::super::tile::e8m0_normal`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn exponents_apart(tile: &[u8]) -> [__m256; 2] {
+    let byte = |i: usize| tile[17 * i] as i8;
+    let eight = |i: usize| {
+        let (a, b, c, d) = (byte(i), byte(i + 1), byte(i + 2), byte(i + 3));
+        let (e, f, g, h) = (byte(i + 4), byte(i + 5), byte(i + 6), byte(i + 7));
+        let exponents = _mm_setr_epi8(a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0);
+        let less = _mm_subs_epu8(exponents, _mm_set1_epi8(1));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(less)))
+    };
+    [eight(0), eight(8)]
+}
+
+/// The scales and the minimums of 16 blocks of `STRIDE` bytes that begin with `d` and `m`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn scales_and_mins<const STRIDE: usize>(tile: &[u8]) -> ([__m256; 2], [__m256; 2]) {
+    let mins = scales_apart::<STRIDE>(&tile[2..]);
+    let negated = mins.map(|m| _mm256_sub_ps(_mm256_setzero_ps(), m));
+    (scales_apart::<STRIDE>(tile), negated)
 }
 
 #[inline]
@@ -37,11 +69,8 @@ pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 20 }, N>(row, x, |tile, x| {
-        let mut mins = scales_apart::<20>(&tile[2..]);
-        for min in &mut mins {
-            *min = _mm256_sub_ps(_mm256_setzero_ps(), *min);
-        }
-        let mut products = Products::new(scales_apart::<20>(tile), Some(mins), x);
+        let (scales, mins) = scales_and_mins::<20>(tile);
+        let mut products = Products::new(scales, Some(mins), x);
         for i in 0..16 {
             products.add(i, nibbles(tile, 20 * i + 4), x);
         }
@@ -58,6 +87,64 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
         let mut products = Products::new(scales_apart::<34>(tile), None, x);
         for i in 0..16 {
             products.add_signed(i, load_bytes(tile, 34 * i + 2), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(scales_apart::<22>(tile), None, x);
+        for i in 0..16 {
+            let codes = _mm256_sub_epi8(five_bits(tile, 22 * i + 2), _mm256_set1_epi8(16));
+            products.add_signed(i, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
+        let (scales, mins) = scales_and_mins::<24>(tile);
+        let mut products = Products::new(scales, Some(mins), x);
+        for i in 0..16 {
+            products.add(i, five_bits(tile, 24 * i + 4), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(scales_apart::<18>(tile), None, x);
+        for i in 0..16 {
+            products.add_signed(i, look_up(&IQ4_CODES, nibbles(tile, 18 * i + 2)), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(exponents_apart(tile), None, x);
+        for i in 0..16 {
+            products.add_signed(i, look_up(&E2M1_CODES, nibbles(tile, 17 * i + 1)), x);
         }
         products.add_to(&mut acc);
     });

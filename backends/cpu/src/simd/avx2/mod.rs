@@ -6,6 +6,7 @@
 //! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
 
 mod activation;
+mod apart;
 mod attention;
 mod block256;
 mod block32;
@@ -20,7 +21,8 @@ use std::arch::x86_64::*;
 
 use hal::format::Format;
 
-use super::rows::{RowRun, dot_of_rows};
+use super::apart::dot_apart;
+use super::rows::{Row, RowRun, dot_of_rows};
 use super::tile::Q8Tile;
 use super::{ActView, Dot, Panel, Table};
 use vector::*;
@@ -55,16 +57,35 @@ fn dot(format: Format) -> Dot {
             dot_of_rows!("avx2,fma,f16c", $dots)
         };
     }
+    macro_rules! apart {
+        ($format:ident) => {
+            dot_apart!("avx2,fma,f16c", $format)
+        };
+    }
     match format {
         Format::F32 => entry!(plain::of_f32::dots),
         Format::F16 => entry!(plain::of_f16::dots),
         Format::BF16 => entry!(plain::of_bf16::dots),
         Format::Q4_0 => entry!(block32::q4_0),
         Format::Q4_1 => entry!(block32::q4_1),
+        Format::Q5_0 => entry!(block32::q5_0),
+        Format::Q5_1 => entry!(block32::q5_1),
         Format::Q8_0 => entry!(block32::q8_0),
+        Format::Q2_K => entry!(block256::q2_k),
+        Format::Q3_K => entry!(block256::q3_k),
         Format::Q4_K => entry!(block256::q4_k),
         Format::Q5_K => entry!(block256::q5_k),
         Format::Q6_K => entry!(block256::q6_k),
+        Format::IQ4_NL => entry!(block32::iq4_nl),
+        Format::IQ4_XS => entry!(block256::iq4_xs),
+        Format::MXFP4 => entry!(block32::mxfp4),
+        Format::IQ2_XXS => apart!(IQ2_XXS),
+        Format::IQ2_XS => apart!(IQ2_XS),
+        Format::IQ2_S => apart!(IQ2_S),
+        Format::IQ3_XXS => apart!(IQ3_XXS),
+        Format::IQ3_S => apart!(IQ3_S),
+        Format::IQ1_S => apart!(IQ1_S),
+        Format::IQ1_M => apart!(IQ1_M),
         Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
     }
 }
@@ -138,6 +159,79 @@ impl<const N: usize> Products<N> {
             *acc = _mm256_add_ps(*acc, sum);
         }
     }
+}
+
+/// The products of a block of 256 values, the `half` of a tile, of which each 16 have a scale.
+struct Sixteens<const N: usize> {
+    half: usize,
+    scales: [f32; 16],
+    sums: [__m256; N],
+}
+
+impl<const N: usize> Sixteens<N> {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn new(half: usize, scales: &[f32; 16], _: &[Q8Tile<'_>; N]) -> Self {
+        Self { half, scales: *scales, sums: [_mm256_setzero_ps(); N] }
+    }
+
+    /// 32 activations and their scale.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn activations(&self, i: usize, x: &Q8Tile<'_>) -> (__m256i, __m256) {
+        let q = load_bytes(bytemuck::cast_slice(x.q), 256 * self.half + 32 * i);
+        (q, _mm256_set1_ps(x.d[8 * self.half + i]))
+    }
+
+    /// Adds the products of 32 values with signed codes.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_signed(&mut self, i: usize, codes: __m256i, x: &[Q8Tile<'_>; N]) {
+        let scale = two(&self.scales, i);
+        for (t, x) in x.iter().enumerate() {
+            let (q, d) = self.activations(i, x);
+            let weight = _mm256_mul_ps(scale, d);
+            self.sums[t] = _mm256_fmadd_ps(signed_products(codes, q), weight, self.sums[t]);
+        }
+    }
+
+    /// Adds the products of 32 values with unsigned codes and minimums.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add(&mut self, i: usize, codes: __m256i, mins: &[f32; 16], x: &[Q8Tile<'_>; N]) {
+        let (scale, min) = (two(&self.scales, i), two(mins, i));
+        for (t, x) in x.iter().enumerate() {
+            let (q, d) = self.activations(i, x);
+            let dot = quads(_mm256_maddubs_epi16(codes, q));
+            let total = quads(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q));
+            let value = _mm256_fnmadd_ps(min, total, _mm256_mul_ps(scale, dot));
+            self.sums[t] = _mm256_fmadd_ps(value, d, self.sums[t]);
+        }
+    }
+
+    /// Adds the products of all 256 values, whose codes are signed bytes.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_bytes(&mut self, codes: &[u8], x: &[Q8Tile<'_>; N]) {
+        for i in 0..8 {
+            self.add_signed(i, load_bytes(codes, 32 * i), x);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_to(self, acc: &mut [__m256; N]) {
+        for (acc, sum) in acc.iter_mut().zip(self.sums) {
+            *acc = _mm256_add_ps(*acc, sum);
+        }
+    }
+}
+
+/// Values `2 * i` and `2 * i + 1`, four lanes each: products of 16 values are in four lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn two(values: &[f32; 16], i: usize) -> __m256 {
+    _mm256_set_m128(_mm_set1_ps(values[2 * i + 1]), _mm_set1_ps(values[2 * i]))
 }
 
 /// Sums of two 16-bit sums each, as floats.

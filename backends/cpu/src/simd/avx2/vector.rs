@@ -79,6 +79,10 @@ vocabulary! {
         // SAFETY: `part` has 8 bytes.
         unsafe { _mm_loadl_epi64(part.as_ptr().cast()) }
     }
+    fn bytes_of(v: __m128i) -> [u8; 16] {
+        // SAFETY: both are 16 bytes in which every pattern is valid.
+        unsafe { std::mem::transmute(v) }
+    }
     fn load_ps(from: &[f32], at: usize) -> V {
         let part = &from[at..][..LANES];
         // SAFETY: `part` has 8 floats.
@@ -113,6 +117,32 @@ vocabulary! {
         // SAFETY: both are 16 bytes in which every pattern is valid.
         unsafe { std::mem::transmute(halves) }
     }
+}
+
+/// The low nibbles of 16 bytes, then the high ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn nibbles(bytes: &[u8], at: usize) -> __m256i {
+    let low = load_half(bytes, at);
+    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
+    _mm256_and_si256(both, _mm256_set1_epi8(15))
+}
+
+/// What `table` holds for each of 32 nibbles.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn look_up(table: &[i8; 16], nibbles: __m256i) -> __m256i {
+    let table = load_half(bytemuck::cast_slice(table), 0);
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles)
+}
+
+/// What `table` holds for each nibble of 16 bytes: for the low ones, then for the high ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
+    let (found, codes) = (look_up(table, nibbles(pairs, 0)), &mut codes[..32]);
+    // SAFETY: `codes` has 32 bytes.
+    unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), found) }
 }
 
 /// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for two sums

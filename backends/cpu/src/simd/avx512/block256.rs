@@ -1,12 +1,13 @@
-//! Dots of the formats with blocks of 256: Q4_K, Q5_K, Q6_K. A tile is two blocks.
+//! Dots of the formats with blocks of 256 values. A tile is two blocks.
 
 use std::arch::x86_64::*;
 
 use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::{for_tiles, six_bits};
-use super::vector::{load_bytes, load_half, load_ps, load_quarter, one_scale};
-use super::{Products, load_codes, shifted_dot, totals};
+use super::super::tile::{for_tiles, q3_scales, six_bits};
+use super::block32::{IQ4_SHIFTED, low_and_high};
+use super::vector::{load_bytes, load_half, load_quarter, look_up, one_scale};
+use super::{Products, Sixteens, times_d, totals};
 
 /// The scales and minimums of the 16 groups of a tile of two Q4_K or Q5_K blocks, multiplied out.
 #[inline]
@@ -92,8 +93,14 @@ fn six_bit_codes(block: &[u8], i: usize) -> __m512i {
     _mm512_or_si512(low, _mm512_and_si512(pairs, _mm512_set1_epi8(48)))
 }
 
-/// Scales belong to 16 values and sums of activations to 32, so the shift of the codes by 32 is taken
-/// back in integers: a second product, of 32s.
+/// 16 signed bytes times the f16 that `d` begins with.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn sixteen_scales(bytes: __m128i, d: &[u8]) -> __m512 {
+    let wide = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    _mm512_mul_ps(wide, one_scale(d))
+}
+
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
@@ -101,29 +108,113 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for half in 0..2 {
             let block = &tile[210 * half..][..210];
-            let scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_quarter(block, 192)));
-            let scales = _mm512_mul_ps(scales, one_scale(&block[208..]));
-            let twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-            let twice = _mm512_add_epi32(twice, _mm512_set1_epi32(8 * half as i32));
-            let zero = _mm512_setzero_ps();
-            let (mut weights, mut sums) = ([zero; N], [zero; N]);
-            for (weights, x) in weights.iter_mut().zip(x) {
-                *weights = _mm512_mul_ps(scales, _mm512_permutexvar_ps(twice, load_ps(x.d, 0)));
-            }
+            let scales = sixteen_scales(load_quarter(block, 192), &block[208..]);
+            let mut products = Sixteens::with(half, scales, x);
             for i in 0..4 {
-                let codes = six_bit_codes(block, i);
-                let four = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-                let spread = _mm512_add_epi32(four, _mm512_set1_epi32(4 * i as i32));
-                for (t, x) in x.iter().enumerate() {
-                    let dot = shifted_dot::<32>(codes, load_codes(x, 4 * half + i));
-                    let weights = _mm512_permutexvar_ps(spread, weights[t]);
-                    sums[t] = _mm512_fmadd_ps(dot, weights, sums[t]);
-                }
+                products.add::<32>(i, six_bit_codes(block, i), x);
             }
-            for (acc, sum) in acc.iter_mut().zip(sums) {
-                *acc = _mm512_add_ps(*acc, sum);
-            }
+            products.add_to(&mut acc);
         }
+    });
+    totals(acc)
+}
+
+/// Quarter i of the 256 values whose pairs of bits begin at `at`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn bit_pairs(block: &[u8], at: usize, i: usize) -> __m512i {
+    let pairs = _mm512_broadcast_i64x4(load_half(block, at + 32 * (i / 2)));
+    // Pair 0 or 2 for the first 32 values, pair 1 or 3 for the others.
+    let shift = if i.is_multiple_of(2) {
+        _mm512_set_epi64(2, 2, 2, 2, 0, 0, 0, 0)
+    } else {
+        _mm512_set_epi64(6, 6, 6, 6, 4, 4, 4, 4)
+    };
+    _mm512_and_si512(_mm512_srlv_epi64(pairs, shift), _mm512_set1_epi8(3))
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
+        for half in 0..2 {
+            let block = &tile[84 * half..][..84];
+            // A scale in the low, a minimum in the high nibble of each byte.
+            let (both, nibble) = (load_quarter(block, 0), _mm_set1_epi8(15));
+            let scales = sixteen_scales(_mm_and_si128(both, nibble), &block[80..]);
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(both), nibble);
+            let mins = times_d(half, sixteen_scales(high, &block[82..]), x);
+            let mut products = Sixteens::with(half, scales, x);
+            for i in 0..4 {
+                products.add_with_mins(i, bit_pairs(block, 16, i), &mins, x);
+            }
+            products.add_to(&mut acc);
+        }
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 2 * 110 }, N>(row, x, |tile, x| {
+        for half in 0..2 {
+            let block = &tile[110 * half..][..110];
+            let scales = q3_scales(&block[96..108]);
+            let scales = load_quarter(bytemuck::cast_slice(&scales), 0);
+            let mut products = Sixteens::with(half, sixteen_scales(scales, &block[108..]), x);
+            let thirds = _mm512_broadcast_i64x4(load_half(block, 0));
+            for i in 0..4 {
+                // Bit 2i for the first 32 values, bit 2i + 1 for the others.
+                let bit = _mm256_set1_epi8(1 << (2 * i));
+                let bits =
+                    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bit), _mm256_add_epi8(bit, bit));
+                let set = _mm512_test_epi8_mask(thirds, bits);
+                let codes = bit_pairs(block, 32, i);
+                let codes = _mm512_mask_add_epi8(codes, set, codes, _mm512_set1_epi8(4));
+                products.add::<4>(i, codes, x);
+            }
+            products.add_to(&mut acc);
+        }
+    });
+    totals(acc)
+}
+
+/// The scales of a tile of two IQ4_XS blocks, multiplied out.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn iq4_scales(first: &[u8], second: &[u8]) -> __m512 {
+    let twice = |a: i32, b: i32| {
+        let a = _mm512_castsi256_si512(_mm256_set1_epi32(a));
+        _mm512_inserti64x4::<1>(a, _mm256_set1_epi32(b))
+    };
+    let low = |block: &[u8]| i32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+    let upper = |block: &[u8]| i32::from(u16::from_le_bytes([block[2], block[3]]));
+    let places = _mm512_set_epi32(7, 6, 5, 4, 3, 2, 1, 0, 7, 6, 5, 4, 3, 2, 1, 0);
+    let places = _mm512_add_epi32(places, places);
+    let upper = _mm512_srlv_epi32(twice(upper(first), upper(second)), places);
+    let low = _mm512_srlv_epi32(twice(low(first), low(second)), _mm512_add_epi32(places, places));
+    let upper = _mm512_slli_epi32::<4>(_mm512_and_si512(upper, _mm512_set1_epi32(3)));
+    let scales = _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(15)), upper);
+    let scales = _mm512_cvtepi32_ps(_mm512_sub_epi32(scales, _mm512_set1_epi32(32)));
+    let d = _mm512_mask_blend_ps(0xff00, one_scale(first), one_scale(second));
+    _mm512_mul_ps(d, scales)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 2 * 136 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(iq4_scales(tile, &tile[136..]), x);
+        for i in 0..4 {
+            let [low, high] = low_and_high(load_bytes(tile, 136 * (i / 2) + 8 + 64 * (i % 2)));
+            let codes = [look_up(IQ4_SHIFTED, low), look_up(IQ4_SHIFTED, high)];
+            products.add_shifted_halves::<-128>(i, codes, x);
+        }
+        products.add_to(&mut acc);
     });
     totals(acc)
 }

@@ -1,16 +1,32 @@
-//! Dots of the formats with blocks of 32: Q4_0, Q4_1, Q8_0.
+//! Dots of the formats with blocks of 32 values.
 //!
 //! The nibbles of four blocks fill a register, 16 bytes each; their low and high halves meet the halves of the
 //! activations, so that a block's products end up in four lanes. About 62 vector instructions for the 288 bytes of
-//! a tile.
+//! a tile of Q4_0.
 
 use std::arch::x86_64::*;
+
+use hal::format::{E2M1_CODES, IQ4_CODES};
 
 use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::for_tiles;
-use super::vector::{load_bytes, load_half, load_quarter};
-use super::{Products, scales_apart, totals};
+use super::vector::{load_bytes, load_half, load_quarter, look_up};
+use super::{Products, four_lanes_each, scales_apart, totals};
+
+/// The codes of IQ4_NL and IQ4_XS, shifted up by 128.
+pub(super) const IQ4_SHIFTED: [u8; 16] = shifted(IQ4_CODES, 128);
+/// Those of MXFP4, shifted up by 12.
+const E2M1_SHIFTED: [u8; 16] = shifted(E2M1_CODES, 12);
+
+const fn shifted(codes: [i8; 16], shift: u8) -> [u8; 16] {
+    let (mut out, mut i) = ([0; 16], 0);
+    while i < 16 {
+        out[i] = (codes[i] as u8).wrapping_add(shift);
+        i += 1;
+    }
+    out
+}
 
 /// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: the low nibbles, then the high ones.
 #[inline]
@@ -28,9 +44,66 @@ fn nibbles<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
     };
     let three =
         _mm512_permutexvar_epi16(load_bytes(bytemuck::bytes_of(&pick), 0), load_bytes(tile, at));
-    let four = _mm512_inserti32x4::<3>(three, load_quarter(tile, at + 3 * STRIDE));
+    low_and_high(_mm512_inserti32x4::<3>(three, load_quarter(tile, at + 3 * STRIDE)))
+}
+
+/// The low nibbles of 64 bytes, then the high ones.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn low_and_high(pairs: __m512i) -> [__m512i; 2] {
     let low = _mm512_set1_epi8(15);
-    [_mm512_and_si512(four, low), _mm512_and_si512(_mm512_srli_epi16::<4>(four), low)]
+    [_mm512_and_si512(pairs, low), _mm512_and_si512(_mm512_srli_epi16::<4>(pairs), low)]
+}
+
+/// The 4 bytes at `at` of each of 16 blocks of `STRIDE` bytes.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn words_apart<const STRIDE: usize>(tile: &[u8], at: usize) -> __m512i {
+    let blocks = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    let places = _mm512_mullo_epi32(blocks, _mm512_set1_epi32(STRIDE as i32));
+    let first = &tile[at..][..15 * STRIDE + 4];
+    // SAFETY: `first` ends with the last of the words.
+    unsafe { _mm512_i32gather_epi32::<1>(places, first.as_ptr().cast()) }
+}
+
+/// The f16 in the lower halves of 16 words.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn low_halves(words: __m512i) -> __m512 {
+    _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words))
+}
+
+/// The codes of blocks `4 * quad` to `4 * quad + 3` of `STRIDE` bytes whose nibbles begin at `at`, and `fifths`, the
+/// fifth bits of all blocks.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn five_bits<const STRIDE: usize>(
+    tile: &[u8],
+    at: usize,
+    quad: usize,
+    fifths: __m512i,
+) -> [__m512i; 2] {
+    let [low, high] = nibbles::<STRIDE>(tile, 4 * STRIDE * quad + at);
+    let fifths = _mm512_permutexvar_epi32(four_lanes_each(quad), fifths);
+    // Eight bytes look at the bits of one: of byte 0 and 1, then of byte 2 and 3.
+    let first = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0101_0101_0101_0101, 0));
+    let second = _mm512_add_epi8(first, _mm512_set1_epi8(2));
+    let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
+    let with = |codes: __m512i, each: __m512i| {
+        let set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(fifths, each), bit);
+        _mm512_mask_add_epi8(codes, set, codes, _mm512_set1_epi8(16))
+    };
+    [with(low, first), with(high, second)]
+}
+
+/// The scales of 16 blocks of MXFP4: [`super::super::tile::e8m0_normal`].
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn exponents_apart(tile: &[u8]) -> __m512 {
+    let exponents = _mm512_and_si512(words_apart::<17>(tile, 0), _mm512_set1_epi32(255));
+    let one = _mm512_set1_epi32(1);
+    let less = _mm512_sub_epi32(_mm512_max_epi32(exponents, one), one);
+    _mm512_castsi512_ps(_mm512_slli_epi32::<23>(less))
 }
 
 #[inline]
@@ -76,6 +149,77 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
             let first = _mm512_castsi256_si512(load_half(tile, 68 * i + 2));
             let codes = _mm512_inserti64x4::<1>(first, load_half(tile, 68 * i + 36));
             products.add_signed(i, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
+        let scales = low_halves(words_apart::<22>(tile, 0));
+        let fifths = words_apart::<22>(tile, 2);
+        let mins = _mm512_mul_ps(scales, _mm512_set1_ps(16.0));
+        let mut products = Products::with_mins(scales, mins, x);
+        for i in 0..4 {
+            products.add_halves(i, five_bits::<22>(tile, 6, i, fifths), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
+        // A scale, and what is added, in each word.
+        let (words, fifths) = (words_apart::<24>(tile, 0), words_apart::<24>(tile, 4));
+        let (scales, added) = (low_halves(words), low_halves(_mm512_srli_epi32::<16>(words)));
+        let mins = _mm512_sub_ps(_mm512_setzero_ps(), added);
+        let mut products = Products::with_mins(scales, mins, x);
+        for i in 0..4 {
+            products.add_halves(i, five_bits::<24>(tile, 8, i, fifths), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(scales_apart::<18>(tile), x);
+        for i in 0..4 {
+            let [low, high] = nibbles::<18>(tile, 72 * i + 2);
+            let codes = [look_up(IQ4_SHIFTED, low), look_up(IQ4_SHIFTED, high)];
+            products.add_shifted_halves::<-128>(i, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(exponents_apart(tile), x);
+        for i in 0..4 {
+            let block = |k: usize| load_quarter(tile, 17 * (4 * i + k) + 1);
+            let pairs = _mm512_castsi128_si512(block(0));
+            let pairs = _mm512_inserti32x4::<1>(pairs, block(1));
+            let pairs = _mm512_inserti32x4::<2>(pairs, block(2));
+            let [low, high] = low_and_high(_mm512_inserti32x4::<3>(pairs, block(3)));
+            let codes = [look_up(E2M1_SHIFTED, low), look_up(E2M1_SHIFTED, high)];
+            products.add_shifted_halves::<12>(i, codes, x);
         }
         products.add_to(&mut acc);
     });

@@ -7,6 +7,7 @@
 //! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
 
 mod activation;
+mod apart;
 mod attention;
 mod block256;
 mod block32;
@@ -21,7 +22,8 @@ use std::arch::x86_64::*;
 
 use hal::format::Format;
 
-use super::rows::{RowRun, dot_of_rows};
+use super::apart::dot_apart;
+use super::rows::{Row, RowRun, dot_of_rows};
 use super::tile::Q8Tile;
 use super::{ActView, Dot, Panel, Table};
 use vector::*;
@@ -58,16 +60,35 @@ fn dot(format: Format) -> Dot {
             dot_of_rows!("avx512bw,avx512vl,avx512vnni", $dots)
         };
     }
+    macro_rules! apart {
+        ($format:ident) => {
+            dot_apart!("avx512bw,avx512vl,avx512vnni", $format)
+        };
+    }
     match format {
         Format::F32 => entry!(plain::of_f32::dots),
         Format::F16 => entry!(plain::of_f16::dots),
         Format::BF16 => entry!(plain::of_bf16::dots),
         Format::Q4_0 => entry!(block32::q4_0),
         Format::Q4_1 => entry!(block32::q4_1),
+        Format::Q5_0 => entry!(block32::q5_0),
+        Format::Q5_1 => entry!(block32::q5_1),
         Format::Q8_0 => entry!(block32::q8_0),
+        Format::Q2_K => entry!(block256::q2_k),
+        Format::Q3_K => entry!(block256::q3_k),
         Format::Q4_K => entry!(block256::q4_k),
         Format::Q5_K => entry!(block256::q5_k),
         Format::Q6_K => entry!(block256::q6_k),
+        Format::IQ4_NL => entry!(block32::iq4_nl),
+        Format::IQ4_XS => entry!(block256::iq4_xs),
+        Format::MXFP4 => entry!(block32::mxfp4),
+        Format::IQ2_XXS => apart!(IQ2_XXS),
+        Format::IQ2_XS => apart!(IQ2_XS),
+        Format::IQ2_S => apart!(IQ2_S),
+        Format::IQ3_XXS => apart!(IQ3_XXS),
+        Format::IQ3_S => apart!(IQ3_S),
+        Format::IQ1_S => apart!(IQ1_S),
+        Format::IQ1_M => apart!(IQ1_M),
         Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
     }
 }
@@ -117,18 +138,39 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_halves(&mut self, quad: usize, codes: [__m512i; 2], x: &[Q8Tile<'_>; N]) {
-        // Four lanes for each block.
-        let block = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-        let spread = _mm512_add_epi32(block, _mm512_set1_epi32(4 * quad as i32));
         for (t, x) in x.iter().enumerate() {
-            let (a, b) = (load_codes(x, 2 * quad), load_codes(x, 2 * quad + 1));
-            let firsts = _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b);
-            let seconds = _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b);
+            let [firsts, seconds] = load_halves(x, quad);
             let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[0], firsts);
-            let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(dot, codes[1], seconds));
-            let weights = _mm512_permutexvar_ps(spread, self.weights[t]);
-            self.sums[t] = fmadd(dot, weights, self.sums[t]);
+            let dot = _mm512_dpbusd_epi32(dot, codes[1], seconds);
+            self.add_quad(quad, t, _mm512_cvtepi32_ps(dot));
         }
+    }
+
+    /// The same with codes that were shifted up by `SHIFT` (as a byte).
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_shifted_halves<const SHIFT: i8>(
+        &mut self,
+        quad: usize,
+        codes: [__m512i; 2],
+        x: &[Q8Tile<'_>; N],
+    ) {
+        let (none, shift) = (_mm512_setzero_si512(), _mm512_set1_epi8(SHIFT));
+        for (t, x) in x.iter().enumerate() {
+            let [firsts, seconds] = load_halves(x, quad);
+            let dot = _mm512_dpbusd_epi32(none, codes[0], firsts);
+            let dot = _mm512_dpbusd_epi32(dot, codes[1], seconds);
+            let shifted = _mm512_dpbusd_epi32(none, shift, firsts);
+            let shifted = _mm512_dpbusd_epi32(shifted, shift, seconds);
+            self.add_quad(quad, t, _mm512_cvtepi32_ps(_mm512_sub_epi32(dot, shifted)));
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_quad(&mut self, quad: usize, t: usize, dot: __m512) {
+        let weights = _mm512_permutexvar_ps(four_lanes_each(quad), self.weights[t]);
+        self.sums[t] = fmadd(dot, weights, self.sums[t]);
     }
 
     /// Adds the products of two blocks with signed codes, which are shifted up by 128.
@@ -159,6 +201,102 @@ impl<const N: usize> Products<N> {
             *acc = add(*acc, sum);
         }
     }
+}
+
+/// Numbers `4 * quad` to `4 * quad + 3`, four lanes each.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn four_lanes_each(quad: usize) -> __m512i {
+    let four = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    _mm512_add_epi32(four, _mm512_set1_epi32(4 * quad as i32))
+}
+
+/// The first and the second halves of the activations of four blocks.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn load_halves(x: &Q8Tile<'_>, quad: usize) -> [__m512i; 2] {
+    let (a, b) = (load_codes(x, 2 * quad), load_codes(x, 2 * quad + 1));
+    [_mm512_shuffle_i64x2::<0b10_00_10_00>(a, b), _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b)]
+}
+
+/// The products of a block of 256 values, the `half` of a tile, of which each 16 have a scale.
+struct Sixteens<const N: usize> {
+    half: usize,
+    /// The scales times those of the activations.
+    weights: [__m512; N],
+    sums: [__m512; N],
+}
+
+impl<const N: usize> Sixteens<N> {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn new(half: usize, scales: &[f32; 16], x: &[Q8Tile<'_>; N]) -> Self {
+        Self::with(half, load_ps(scales, 0), x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn with(half: usize, scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
+        Self { half, weights: times_d(half, scales, x), sums: [zero(); N] }
+    }
+
+    /// Adds the products of quarter `i` of the values, whose codes are shifted up by `SHIFT` (as a byte). It is taken
+    /// back in integers.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add<const SHIFT: i8>(&mut self, i: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
+        for (t, x) in x.iter().enumerate() {
+            let dot = shifted_dot::<SHIFT>(codes, load_codes(x, 4 * self.half + i));
+            let weights = _mm512_permutexvar_ps(four_lanes_each(i), self.weights[t]);
+            self.sums[t] = fmadd(dot, weights, self.sums[t]);
+        }
+    }
+
+    /// The same with unsigned codes and minimums, multiplied by the scales of the activations.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_with_mins(&mut self, i: usize, codes: __m512i, mins: &[__m512; N], x: &[Q8Tile<'_>; N]) {
+        let none = _mm512_setzero_si512();
+        for (t, x) in x.iter().enumerate() {
+            let q = load_codes(x, 4 * self.half + i);
+            let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, codes, q));
+            let total = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, _mm512_set1_epi8(1), q));
+            let weights = _mm512_permutexvar_ps(four_lanes_each(i), self.weights[t]);
+            let mins = _mm512_permutexvar_ps(four_lanes_each(i), mins[t]);
+            self.sums[t] = fmadd(dot, weights, fnmadd(mins, total, self.sums[t]));
+        }
+    }
+
+    /// Adds the products of all 256 values, whose codes are signed bytes.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_bytes(&mut self, codes: &[u8], x: &[Q8Tile<'_>; N]) {
+        for i in 0..4 {
+            let codes = _mm512_xor_si512(load_bytes(codes, 64 * i), _mm512_set1_epi8(-128));
+            self.add::<-128>(i, codes, x);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_to(self, acc: &mut [__m512; N]) {
+        for (acc, sum) in acc.iter_mut().zip(self.sums) {
+            *acc = add(*acc, sum);
+        }
+    }
+}
+
+/// A factor of each 16 values of a half tile times the scales of the activations.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn times_d<const N: usize>(half: usize, factors: __m512, x: &[Q8Tile<'_>; N]) -> [__m512; N] {
+    let twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    let twice = _mm512_add_epi32(twice, _mm512_set1_epi32(8 * half as i32));
+    let mut out = [zero(); N];
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = mul(factors, _mm512_permutexvar_ps(twice, load_ps(x.d, 0)));
+    }
+    out
 }
 
 /// 64 activations: of blocks `2 * pair` and `2 * pair + 1`.

@@ -115,6 +115,28 @@ vocabulary! {
     }
 }
 
+/// What `table` holds for each of 64 nibbles.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn look_up(table: [u8; 16], nibbles: __m512i) -> __m512i {
+    let table = _mm512_broadcast_i32x4(load_quarter(&table, 0));
+    _mm512_shuffle_epi8(table, nibbles)
+}
+
+/// What `table` holds for each nibble of 16 bytes: for the low ones, then for the high ones.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
+    let pairs = load_quarter(pairs, 0);
+    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(pairs), pairs);
+    let table = load_quarter(bytemuck::cast_slice(table), 0);
+    let nibbles = _mm256_and_si256(both, _mm256_set1_epi8(15));
+    let found = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles);
+    let codes = &mut codes[..32];
+    // SAFETY: `codes` has 32 bytes.
+    unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), found) }
+}
+
 /// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for one sum and
 /// the high ones for the next.
 ///

@@ -1,12 +1,14 @@
-//! Dots of the formats with blocks of 256: Q4_K, Q5_K, Q6_K. A tile is two blocks.
+//! Dots of the formats with blocks of 256 values. A tile is two blocks.
 
 use std::arch::aarch64::*;
 
+use hal::format::IQ4_CODES;
+
 use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::{Q8Tile, for_tiles, six_bits};
-use super::vector::{V, load_bytes, load_ps, mul, nibbles, one_scale, widen_i8};
-use super::{Products, block_sums, load_codes, pairs_of, totals};
+use super::super::tile::{Q8Tile, for_tiles, q3_scales, six_bits};
+use super::vector::{V, load_bytes, look_up, mul, nibbles, one_scale, store_ps, widen_i8};
+use super::{Products, Sixteens, totals};
 
 /// The scales and the minimums of one Q4_K or Q5_K block, multiplied out.
 #[inline]
@@ -75,35 +77,123 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// Sixteen values have a scale.
+/// 16 signed bytes times the f16 that `d` begins with.
+#[inline]
+#[target_feature(enable = "neon")]
+fn sixteen_scales(bytes: &[u8], d: &[u8]) -> [f32; 16] {
+    let mut scales = [0.0; 16];
+    for at in [0, 8] {
+        store_ps(&mut scales, at, mul(one_scale(d), widen_i8(bytes, at)));
+    }
+    scales
+}
+
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
-        for (b, block) in tile.as_chunks::<210>().0.iter().enumerate() {
-            let d = one_scale(&block[208..]);
-            let mut sums = [vdupq_n_f32(0.0); N];
-            for half in 0..2 {
-                let codes = six_bit_codes(block, half);
-                let scales = mul(d, widen_i8(block, 192 + 8 * half));
-                for (sum, x) in sums.iter_mut().zip(x) {
-                    // Two groups in a row meet the same scale of the activations.
-                    let d = load_ps(x.d, 8 * b)[half];
-                    let weights = [vzip1q_f32(d, d), vzip2q_f32(d, d)];
-                    for (i, weight) in weights.into_iter().enumerate() {
-                        let dots = std::array::from_fn(|g| {
-                            let (codes, at) = (codes[4 * i + g], 256 * b + 128 * half + 64 * i);
-                            vpaddlq_s16(pairs_of(codes, load_codes(x, at + 16 * g)))
-                        });
-                        *sum = vfmaq_f32(*sum, block_sums(dots), vmulq_f32(scales[i], weight));
-                    }
-                }
+        for (half, block) in tile.as_chunks::<210>().0.iter().enumerate() {
+            let scales = sixteen_scales(&block[192..208], &block[208..]);
+            let mut products = Sixteens::new(half, &scales, x);
+            for part in 0..2 {
+                products.add(part, six_bit_codes(block, part), x);
             }
-            for (acc, sum) in acc.iter_mut().zip(sums) {
-                *acc = vaddq_f32(*acc, sum);
-            }
+            products.add_to(&mut acc);
         }
+    });
+    totals(acc)
+}
+
+/// The pairs of bits of 32 bytes.
+#[inline]
+#[target_feature(enable = "neon")]
+fn bit_pairs(bytes: &[u8], at: usize) -> [int8x16_t; 8] {
+    let mut out = [vdupq_n_s8(0); 8];
+    for part in 0..2 {
+        let mut pairs = load_bytes(bytes, at + 16 * part);
+        for k in 0..4 {
+            out[2 * k + part] = vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(3)));
+            pairs = vshrq_n_u8::<2>(pairs);
+        }
+    }
+    out
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [vdupq_n_f32(0.0); N];
+    for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
+        for (half, block) in tile.as_chunks::<84>().0.iter().enumerate() {
+            // A scale in the low, a minimum in the high nibble of each byte.
+            let [low, high] =
+                [0, 4].map(|shift| std::array::from_fn::<u8, 16, _>(|i| block[i] >> shift & 15));
+            let scales = sixteen_scales(&low, &block[80..]);
+            let mins = sixteen_scales(&high, &block[82..]);
+            let mut products = Sixteens::new(half, &scales, x);
+            for part in 0..2 {
+                products.add(part, bit_pairs(block, 16 + 32 * part), x);
+                products.take_off(part, &mins, x);
+            }
+            products.add_to(&mut acc);
+        }
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [vdupq_n_f32(0.0); N];
+    for_tiles::<{ 2 * 110 }, N>(row, x, |tile, x| {
+        for (half, block) in tile.as_chunks::<110>().0.iter().enumerate() {
+            let scales = q3_scales(&block[96..108]);
+            let scales = sixteen_scales(bytemuck::cast_slice(&scales), &block[108..]);
+            let mut products = Sixteens::new(half, &scales, x);
+            for part in 0..2 {
+                let mut codes = bit_pairs(block, 32 + 32 * part);
+                for (i, codes) in codes.iter_mut().enumerate() {
+                    // Bit g of each byte belongs to the values from 32 * g on.
+                    let bit = vdupq_n_u8(1 << (4 * part + i / 2));
+                    let set = vtstq_u8(load_bytes(block, 16 * (i % 2)), bit);
+                    // Where the third bit is not set, 4 is taken off.
+                    let less = vbicq_u8(vdupq_n_u8(4), set);
+                    *codes = vsubq_s8(*codes, vreinterpretq_s8_u8(less));
+                }
+                products.add(part, codes, x);
+            }
+            products.add_to(&mut acc);
+        }
+    });
+    totals(acc)
+}
+
+/// The scales of one IQ4_XS block, multiplied out.
+#[inline]
+#[target_feature(enable = "neon")]
+fn iq4_scales(block: &[u8]) -> V {
+    let low = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+    let upper = u16::from_le_bytes([block[2], block[3]]);
+    let scales: [i8; 8] = std::array::from_fn(|i| {
+        ((low >> (4 * i) & 15) as i8 | ((upper >> (2 * i) & 3) as i8) << 4) - 32
+    });
+    mul(one_scale(block), widen_i8(bytemuck::cast_slice(&scales), 0))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [vdupq_n_f32(0.0); N];
+    for_tiles::<{ 2 * 136 }, N>(row, x, |tile, x| {
+        let ([a, b], [c, d]) = (iq4_scales(tile), iq4_scales(&tile[136..]));
+        let mut products = Products::new([a, b, c, d], None, x);
+        for first in (0..16).step_by(4) {
+            let block = 136 * (first / 8) + 8 + 16 * (first % 8);
+            let codes = std::array::from_fn(|i| look_up(&IQ4_CODES, tile, block + 16 * i));
+            products.add::<true>(first, codes, x);
+        }
+        products.add_to(&mut acc);
     });
     totals(acc)
 }

@@ -6,6 +6,7 @@
 //! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
 
 mod activation;
+mod apart;
 mod attention;
 mod block256;
 mod block32;
@@ -21,7 +22,8 @@ use std::arch::is_aarch64_feature_detected;
 
 use hal::format::Format;
 
-use super::rows::{RowRun, dot_of_rows};
+use super::apart::dot_apart;
+use super::rows::{Row, RowRun, dot_of_rows};
 use super::tile::Q8Tile;
 use super::{ActView, Dot, Panel, Table};
 use vector::*;
@@ -54,16 +56,35 @@ fn dot(format: Format) -> Dot {
             dot_of_rows!("neon", $dots)
         };
     }
+    macro_rules! apart {
+        ($format:ident) => {
+            dot_apart!("neon", $format)
+        };
+    }
     match format {
         Format::F32 => entry!(plain::of_f32::dots),
         Format::F16 => entry!(plain::of_f16::dots),
         Format::BF16 => entry!(plain::of_bf16::dots),
         Format::Q4_0 => entry!(block32::q4_0),
         Format::Q4_1 => entry!(block32::q4_1),
+        Format::Q5_0 => entry!(block32::q5_0),
+        Format::Q5_1 => entry!(block32::q5_1),
         Format::Q8_0 => entry!(block32::q8_0),
+        Format::Q2_K => entry!(block256::q2_k),
+        Format::Q3_K => entry!(block256::q3_k),
         Format::Q4_K => entry!(block256::q4_k),
         Format::Q5_K => entry!(block256::q5_k),
         Format::Q6_K => entry!(block256::q6_k),
+        Format::IQ4_NL => entry!(block32::iq4_nl),
+        Format::IQ4_XS => entry!(block256::iq4_xs),
+        Format::MXFP4 => entry!(block32::mxfp4),
+        Format::IQ2_XXS => apart!(IQ2_XXS),
+        Format::IQ2_XS => apart!(IQ2_XS),
+        Format::IQ2_S => apart!(IQ2_S),
+        Format::IQ3_XXS => apart!(IQ3_XXS),
+        Format::IQ3_S => apart!(IQ3_S),
+        Format::IQ1_S => apart!(IQ1_S),
+        Format::IQ1_M => apart!(IQ1_M),
         Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
     }
 }
@@ -131,6 +152,80 @@ impl<const N: usize> Products<N> {
     }
 
     /// Adds the tile to the row's sums. A tile has a sum of its own so that tiles can overlap.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn add_to(self, acc: &mut [float32x4_t; N]) {
+        for (acc, sum) in acc.iter_mut().zip(self.sums) {
+            *acc = vaddq_f32(*acc, sum);
+        }
+    }
+}
+
+/// The products of a block of 256 values, the `half` of a tile, of which each 16 have a scale.
+struct Sixteens<const N: usize> {
+    half: usize,
+    scales: [f32; 16],
+    sums: [float32x4_t; N],
+}
+
+impl<const N: usize> Sixteens<N> {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn new(half: usize, scales: &[f32; 16], _: &[Q8Tile<'_>; N]) -> Self {
+        Self { half, scales: *scales, sums: [vdupq_n_f32(0.0); N] }
+    }
+
+    /// Adds the sums of integers of the 16 values from every `16 * i` on, of one half of the block, times `factors`.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn add_sums(
+        &mut self,
+        part: usize,
+        factors: &[f32; 16],
+        x: &[Q8Tile<'_>; N],
+        sums: impl Fn(usize, int8x16_t) -> int32x4_t,
+    ) {
+        let factors = load_ps(factors, 8 * part);
+        for (t, x) in x.iter().enumerate() {
+            // Two groups in a row meet the same scale of the activations.
+            let d = load_ps(x.d, 8 * self.half)[part];
+            for (i, d) in [vzip1q_f32(d, d), vzip2q_f32(d, d)].into_iter().enumerate() {
+                let dots = std::array::from_fn(|g| {
+                    let at = 256 * self.half + 128 * part + 64 * i + 16 * g;
+                    sums(4 * i + g, load_codes(x, at))
+                });
+                let weight = vmulq_f32(factors[i], d);
+                self.sums[t] = vfmaq_f32(self.sums[t], block_sums(dots), weight);
+            }
+        }
+    }
+
+    /// Adds the products of one half of the block.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn add(&mut self, part: usize, codes: [int8x16_t; 8], x: &[Q8Tile<'_>; N]) {
+        let scales = self.scales;
+        self.add_sums(part, &scales, x, |i, q| vpaddlq_s16(pairs_of(codes[i], q)));
+    }
+
+    /// Takes off what one half of the block is less by.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn take_off(&mut self, part: usize, mins: &[f32; 16], x: &[Q8Tile<'_>; N]) {
+        let mins = mins.map(|min| -min);
+        self.add_sums(part, &mins, x, |_, q| vpaddlq_s16(vpaddlq_s8(q)));
+    }
+
+    /// Adds the products of all 256 values, whose codes are signed bytes.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn add_bytes(&mut self, codes: &[u8], x: &[Q8Tile<'_>; N]) {
+        for part in 0..2 {
+            let load = |i| vreinterpretq_s8_u8(load_bytes(codes, 128 * part + 16 * i));
+            self.add(part, std::array::from_fn(load), x);
+        }
+    }
+
     #[inline]
     #[target_feature(enable = "neon")]
     fn add_to(self, acc: &mut [float32x4_t; N]) {

@@ -160,6 +160,24 @@ pub(super) fn nibbles(bytes: &[u8], at: usize) -> [int8x16_t; 2] {
     [vreinterpretq_s8_u8(low), vreinterpretq_s8_u8(vshrq_n_u8::<4>(pairs))]
 }
 
+/// What `table` holds for the low and for the high nibbles of 16 bytes.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn look_up(table: &[i8; 16], pairs: &[u8], at: usize) -> [int8x16_t; 2] {
+    let table = vreinterpretq_s8_u8(load_bytes(bytemuck::cast_slice(table), 0));
+    nibbles(pairs, at).map(|nibbles| vqtbl1q_s8(table, vreinterpretq_u8_s8(nibbles)))
+}
+
+/// The same into 32 bytes.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
+    for (found, codes) in look_up(table, pairs, 0).into_iter().zip(codes.as_chunks_mut::<16>().0) {
+        // SAFETY: `codes` has 16 bytes.
+        unsafe { vst1q_u8(codes.as_mut_ptr(), vreinterpretq_u8_s8(found)) }
+    }
+}
+
 /// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for two sums
 /// and the high ones for the next two.
 #[inline]

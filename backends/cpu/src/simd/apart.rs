@@ -1,0 +1,59 @@
+//! Dots of the formats whose codes are places in a table, written once for all levels with vectors (see `plain.rs`).
+//!
+//! A block is taken apart by [`hal::format::Quants`] into bytes and scales, next to the processor, and these are
+//! multiplied as those of any other format. Instructions that look up in tables of this size are slower than plain
+//! loads, so taking apart is the same at every level.
+
+/// The module `apart` of a level whose instructions are `$features`, over its `Sixteens` and `totals`; `$zero` is a
+/// register of sums.
+macro_rules! apart_kernels {
+    ($features:literal, $zero:expr) => {
+        use hal::format::{Format, Unpacked};
+
+        use super::super::ActView;
+        use super::super::rows::Row;
+        use super::super::tile::for_tiles;
+        use super::{Sixteens, totals};
+
+        /// A format with blocks of 256 values without minimums; `TILE` bytes are two of them.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(super) fn dots<const TILE: usize, const N: usize>(
+            format: Format,
+            row: Row<'_>,
+            x: [ActView<'_>; N],
+        ) -> [f32; N] {
+            let quants = format.quants().expect("a format with blocks");
+            let mut parts = Unpacked::default();
+            let mut acc = [$zero; N];
+            for_tiles::<TILE, N>(row, x, |tile, x| {
+                for half in 0..2 {
+                    quants.unpack(&tile[TILE / 2 * half..][..TILE / 2], &mut parts);
+                    let mut scales = parts.scales;
+                    if quants.group == 32 {
+                        scales = std::array::from_fn(|i| parts.scales[i / 2]);
+                    }
+                    let mut products = Sixteens::new(half, &scales, x);
+                    products.add_bytes(bytemuck::cast_slice(&parts.codes), x);
+                    products.add_to(&mut acc);
+                }
+            });
+            totals(acc)
+        }
+    };
+}
+pub(super) use apart_kernels;
+
+/// The dot of one such format.
+macro_rules! dot_apart {
+    ($features:literal, $format:ident) => {{
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn dots<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+            const TILE: usize = 2 * Format::$format.block_bytes();
+            apart::dots::<TILE, N>(Format::$format, row, x)
+        }
+        dot_of_rows!($features, dots)
+    }};
+}
+pub(super) use dot_apart;

@@ -1,0 +1,5 @@
+//! Dots of formats that are taken apart first.
+
+use std::arch::x86_64::_mm256_setzero_ps;
+
+super::super::apart::apart_kernels!("avx2,fma,f16c", _mm256_setzero_ps());

@@ -1,0 +1,5 @@
+//! Dots of formats that are taken apart first.
+
+use std::arch::x86_64::_mm512_setzero_ps;
+
+super::super::apart::apart_kernels!("avx512bw,avx512vl,avx512vnni", _mm512_setzero_ps());

@@ -1,0 +1,5 @@
+//! Dots of formats that are taken apart first.
+
+use std::arch::aarch64::vdupq_n_f32;
+
+super::super::apart::apart_kernels!("neon", vdupq_n_f32(0.0));

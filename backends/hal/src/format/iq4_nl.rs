@@ -1,0 +1,26 @@
+//! IQ4_NL: `d` (f16), then 16 bytes in the order of Q4_0 that name one of [`IQ4_CODES`]. `value = d * code`.
+
+use super::block::{Code, Quantize, Quants, Unpacked, look_up, read_f16};
+
+pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTIZE: Option<Quantize> = None;
+const PARTS: Quants =
+    Quants { group: 32, code: Code::Byte, wide_scales: false, has_min: false, unpack };
+
+/// What a nibble of the IQ4 formats stands for: steps that are small near zero.
+///
+/// Source: ggml.
+pub const IQ4_CODES: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+#[inline]
+fn unpack(block: &[u8], parts: &mut Unpacked) {
+    look_up(&block[2..18], &IQ4_CODES, &mut parts.codes[..32]);
+    parts.scales[0] = read_f16(block, 0);
+    parts.mins[0] = 0.0;
+}
+
+#[inline]
+pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    PARTS.dequantize_block(block, out);
+}

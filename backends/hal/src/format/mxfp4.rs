@@ -1,0 +1,54 @@
+//! MXFP4: an exponent, then 16 bytes in the order of Q4_0 that name one of [`E2M1_CODES`].
+//! `value = 2^(exponent - 128) * code`.
+//!
+//! Source: OCP Microscaling Formats 1.0; codes are its E2M1 numbers doubled.
+
+use super::block::{Code, Quantize, Quants, Unpacked, look_up};
+
+pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
+const PARTS: Quants =
+    Quants { group: 32, code: Code::Byte, wide_scales: true, has_min: false, unpack };
+
+/// Twice the numbers that four bits with sign, exponent and one bit of mantissa stand for.
+pub const E2M1_CODES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// The scale of a block: `2^(exponent - 128)`, a number for every exponent.
+#[inline]
+#[must_use]
+pub const fn e8m0_scale(exponent: u8) -> f32 {
+    // The two smallest are below the normal numbers.
+    f32::from_bits(match exponent {
+        0 | 1 => 0x0020_0000 << exponent,
+        _ => (exponent as u32 - 1) << 23,
+    })
+}
+
+#[inline]
+fn unpack(block: &[u8], parts: &mut Unpacked) {
+    look_up(&block[1..17], &E2M1_CODES, &mut parts.codes[..32]);
+    parts.scales[0] = e8m0_scale(block[0]);
+    parts.mins[0] = 0.0;
+}
+
+#[inline]
+pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    PARTS.dequantize_block(block, out);
+}
+
+/// The exponent is that of the largest value, so that this becomes one of the codes 8 and 12, or is cut off to 12.
+fn quantize_block(values: &[f32], block: &mut [u8]) {
+    let most = values.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    let exponent = if most > 0.0 { most.log2().floor() + 125.0 } else { 0.0 };
+    block[0] = exponent.clamp(0.0, 254.0) as u8;
+    let scale = e8m0_scale(block[0]);
+    // Halfway between two codes, the smaller one is taken.
+    let limits = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0].map(|limit: f32| limit * scale);
+    let nibble = |v: f32| {
+        let size = limits.iter().map(|limit| u8::from(v.abs() > *limit)).sum::<u8>();
+        if size > 0 && v < 0.0 { size + 8 } else { size }
+    };
+    for (j, pair) in block[1..17].iter_mut().enumerate() {
+        *pair = nibble(values[j]) | nibble(values[j + 16]) << 4;
+    }
+}
