@@ -6,7 +6,7 @@
 //! used in turn, so that none of them stays in a cache. Which neurons fire is chosen by the input: row r of gate is
 //! `u[r]` in its first half and 1 in its second, so `x = (1, .., -c, ..)` fires those with `u[r] > c`. The predictor
 //! wants the same: the halves of its hidden values read the halves of `p = (1, .., c, ..)`, and row r of its second
-//! matrix is `u[r]` and -1.
+//! matrix is `u[r]` and -1. Formats that nothing rounds to have random weights and no lines of skipping.
 #![allow(clippy::print_stdout, reason = "a table is what this program makes")]
 
 use std::error::Error;
@@ -153,6 +153,9 @@ impl Weights {
             bench.time(&program, 1.0)? / self.n_layer(),
             gate + up + down,
         )?;
+        if !format.quantizes() {
+            return Ok(());
+        }
         let program = bench.program(device, &self.layers, Kind::Sparse)?;
         for wanted in DENSITIES {
             let time = bench.time(&program, wanted)? / self.n_layer();
@@ -184,13 +187,16 @@ impl Weights {
             ("SparseFfn, dense", Kind::Dense, 1.0, 3.0 * matrix),
             ("SparseFfn at 10 %", Kind::Sparse, 0.1, 3.0 * matrix),
         ];
+        let ops = ops
+            .into_iter()
+            .filter(|(_, kind, _, _)| self.format.quantizes() || !matches!(kind, Kind::Sparse));
         let lines = ops.map(|(op, kind, density, products)| {
             let program = bench.program(device, &self.layers[..1], kind)?;
             let time = bench.time(&program, density)?;
             let (ms, rate) = (1e3 * time, products / time / 1e9);
             Ok(format!("| {op} | {} | {ms:.1} | {rate:.0} |", self.format))
         });
-        lines.into_iter().collect()
+        lines.collect()
     }
 
     fn n_layer(&self) -> f64 {
@@ -330,6 +336,11 @@ fn halves(
     n_cols: usize,
     values: impl Iterator<Item = (f32, f32)>,
 ) -> Result<HostRows> {
+    if !format.quantizes() {
+        let n_rows = values.count();
+        let some = conformance::random_weights(format, N_DISTINCT * n_cols, 1);
+        return rows(some.repeat(n_rows / N_DISTINCT), n_rows, n_cols, format);
+    }
     let block = |value: f32| {
         let mut bytes = vec![0; format.block_bytes()];
         format.quantize(&vec![value; format.block_values()], &mut bytes);
@@ -347,6 +358,10 @@ fn halves(
 
 /// A few random rows, again and again.
 fn random(format: Format, n_rows: usize, n_cols: usize, rng: &mut ChaCha8Rng) -> Result<Vec<u8>> {
+    if !format.quantizes() {
+        let some = conformance::random_weights(format, N_DISTINCT * n_cols, rng.random());
+        return Ok(some.repeat(n_rows / N_DISTINCT));
+    }
     let values: Vec<f32> =
         (0..N_DISTINCT * n_cols).map(|_| rng.random_range(-0.02..0.02)).collect();
     let mut bytes = vec![0; N_DISTINCT * format.row_bytes(n_cols).ok_or("whole blocks")?];
