@@ -235,6 +235,23 @@ impl File {
     }
 }
 
+impl Bytes {
+    /// Maps any regular file, whatever it holds, for reading. It must not be shortened while it is mapped.
+    ///
+    /// # Errors
+    /// [`Problem::Io`] and what is no regular file or empty.
+    pub fn open(path: &Path) -> Result<Bytes, Error> {
+        let backing = open_backing(path);
+        backing.map(Bytes::all).map_err(|problem| Error::new(&path.display().to_string(), problem))
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Bytes {
+        Bytes::all(Backing::Owned(bytes))
+    }
+}
+
 /// Checks that `part` is what its place among its siblings says.
 fn check_part(part: &Part, number: usize, whole: Split, of: Container) -> Result<(), Error> {
     let wrong = |what, expected: String, found: String| {
