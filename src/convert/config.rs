@@ -30,7 +30,8 @@ impl Json {
             return Err(Error::TooLarge { file, found, limit: MAX_BYTES });
         }
         let text = fs::read(path).map_err(refused("read"))?;
-        let root = serde_json::from_slice(&text).map_err(|reason| Error::Json { file: file.clone(), reason })?;
+        let root = serde_json::from_slice(&text)
+            .map_err(|reason| Error::Json { file: file.clone(), reason })?;
         Ok(Json { file, root })
     }
 
@@ -135,6 +136,11 @@ impl Json {
 
     pub(super) fn wrong(&self, key: &str, expected: &str, found: impl std::fmt::Display) -> Error {
         let found: String = found.to_string().chars().take(200).collect();
-        Error::Key { file: self.file.clone(), key: key.to_owned(), expected: expected.to_owned(), found }
+        Error::Key {
+            file: self.file.clone(),
+            key: key.to_owned(),
+            expected: expected.to_owned(),
+            found,
+        }
     }
 }

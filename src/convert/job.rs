@@ -9,7 +9,7 @@ use super::plan::Plan;
 use super::source::Checkpoint;
 use super::write::{self, Progress};
 use super::{Error, OutType, predictor, vocab};
-use crate::gguf::{Container, TensorType, Value, Writer};
+use crate::gguf::{Container, TensorType, Writer};
 
 /// What to convert, and how.
 #[derive(Clone, Debug)]
@@ -74,13 +74,18 @@ impl Conversion {
         outputs.extend(plan.outputs(&checkpoint)?);
         let mut notes = std::mem::take(&mut build.notes);
         let threshold = match &self.predictor {
-            Some(folder) => predictor::add(folder, build.n_layer()?, &mut outputs, self.out_type_in(container))?,
+            Some(folder) => {
+                predictor::add(folder, build.n_layer()?, &mut outputs, self.out_type_in(container))?
+            }
             None => None,
         };
         if container == Container::PowerInfer {
             untie(&mut outputs, family.arch)?;
         }
-        let n_vocab = outputs.iter().find(|output| output.name == "token_embd.weight").map_or(0, Output::n_rows);
+        let n_vocab = outputs
+            .iter()
+            .find(|output| output.name == "token_embd.weight")
+            .map_or(0, Output::n_rows);
         let wanted = vocab::Wanted {
             folder: &self.folder,
             config: &config,
@@ -123,17 +128,26 @@ impl Conversion {
             return refused("positions scaled by a table of factors");
         }
         if matches!(self.out_type, OutType::Bf16 | OutType::Q8_0) {
-            return refused("weights of this type that PowerInfer could skip; f16 and f32 it can, and `quantize` makes Q4_0 of them");
+            return refused(
+                "weights of this type that PowerInfer could skip; f16 and f32 it can, and `quantize` makes Q4_0 of them",
+            );
         }
         Ok(())
     }
 
-    fn general(&self, config: &Json, arch: &str, outputs: &[Output], writer: &mut Writer) -> Result<(), Error> {
+    fn general(
+        &self,
+        config: &Json,
+        arch: &str,
+        outputs: &[Output],
+        writer: &mut Writer,
+    ) -> Result<(), Error> {
         writer.set("general.architecture", arch)?;
         writer.set("general.type", "model")?;
         let path = std::fs::canonicalize(&self.folder).unwrap_or_else(|_| self.folder.clone());
         let own = config.text(&["_name_or_path"])?.filter(|name| !name.is_empty());
-        let own = own.and_then(|name| Some(Path::new(&name).file_name()?.to_string_lossy().into_owned()));
+        let own =
+            own.and_then(|name| Some(Path::new(&name).file_name()?.to_string_lossy().into_owned()));
         let folder = || path.file_name().map(|name| name.to_string_lossy().into_owned());
         let name = self.name.clone().or(own).or_else(folder);
         writer.set("general.name", name.unwrap_or_else(|| arch.to_owned()))?;

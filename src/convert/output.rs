@@ -219,14 +219,18 @@ impl Piece {
         if self.is_vector {
             for (outer, out) in rows.zip(out.chunks_exact_mut(self.n_out)) {
                 for (value, out) in out.iter_mut().enumerate() {
-                    self.decode(outer * self.n_source + self.map.source(value, self.n_out), std::slice::from_mut(out));
+                    self.decode(
+                        outer * self.n_source + self.map.source(value, self.n_out),
+                        std::slice::from_mut(out),
+                    );
                 }
             }
         } else if self.transposed {
             self.gather(rows, out);
         } else {
             for (row, out) in rows.zip(out.chunks_exact_mut(self.n_cols)) {
-                let source = row / self.n_out * self.n_source + self.map.source(row % self.n_out, self.n_out);
+                let source = row / self.n_out * self.n_source
+                    + self.map.source(row % self.n_out, self.n_out);
                 self.decode(source * self.n_cols, out);
             }
         }
@@ -245,7 +249,8 @@ impl Piece {
                 self.decode((outer * self.n_cols + col) * self.n_source + first, &mut line);
             } else {
                 for (value, row) in line.iter_mut().zip(rows.clone()) {
-                    let (outer, row) = (row / self.n_out, self.map.source(row % self.n_out, self.n_out));
+                    let (outer, row) =
+                        (row / self.n_out, self.map.source(row % self.n_out, self.n_out));
                     let at = (outer * self.n_cols + col) * self.n_source + row;
                     self.decode(at, std::slice::from_mut(value));
                 }
@@ -274,10 +279,15 @@ impl Piece {
 
     /// The bytes of output row `row` as the source has them, if they need no change for `format`.
     fn as_is(&self, row: usize, format: Format) -> Option<&[u8]> {
-        if self.encoding != Encoding::Plain(format) || self.transposed || self.plus != 0.0 || self.is_vector {
+        if self.encoding != Encoding::Plain(format)
+            || self.transposed
+            || self.plus != 0.0
+            || self.is_vector
+        {
             return None;
         }
-        let source = row / self.n_out * self.n_source + self.map.source(row % self.n_out, self.n_out);
+        let source =
+            row / self.n_out * self.n_source + self.map.source(row % self.n_out, self.n_out);
         let len = format.row_bytes(self.n_cols)?;
         Some(&self.bytes[source * len..(source + 1) * len])
     }
@@ -309,7 +319,9 @@ impl Output {
     pub(super) fn fill(&self, rows: Range<usize>, values: &mut Vec<f32>, bytes: &mut [u8]) {
         let row_bytes = self.row_bytes();
         match &self.content {
-            Content::Copy(all) => bytes.copy_from_slice(&all[rows.start * row_bytes..rows.end * row_bytes]),
+            Content::Copy(all) => {
+                bytes.copy_from_slice(&all[rows.start * row_bytes..rows.end * row_bytes])
+            }
             Content::Values(all) => {
                 let len = self.row_len();
                 self.encode(&all[rows.start * len..rows.end * len], bytes);
@@ -339,7 +351,13 @@ impl Output {
         }
     }
 
-    fn fill_from(&self, piece: &Piece, rows: Range<usize>, values: &mut Vec<f32>, bytes: &mut [u8]) {
+    fn fill_from(
+        &self,
+        piece: &Piece,
+        rows: Range<usize>,
+        values: &mut Vec<f32>,
+        bytes: &mut [u8],
+    ) {
         let format = format_of(self.ty).expect("the plan chose a type that can be written");
         if piece.as_is(rows.start, format).is_some() {
             for (row, out) in rows.zip(bytes.chunks_exact_mut(self.row_bytes())) {
@@ -353,7 +371,9 @@ impl Output {
     }
 
     fn encode(&self, values: &[f32], bytes: &mut [u8]) {
-        format_of(self.ty).expect("the plan chose a type that can be written").quantize(values, bytes);
+        format_of(self.ty)
+            .expect("the plan chose a type that can be written")
+            .quantize(values, bytes);
     }
 
     /// The bytes that were read for the tensor, to be let go of.

@@ -11,10 +11,20 @@ use super::{Error, OutType};
 use crate::gguf::TensorType;
 
 /// Prefixes of names that say nothing.
-const PREFIXES: &[&str] = &["model.language_model.", "language_model.model.", "language_model.", "model.", "transformer."];
+const PREFIXES: &[&str] = &[
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.",
+    "transformer.",
+];
 /// Tensors of parts that see and hear, and of tables that everybody works out.
-const DROPPED_PREFIXES: &[&str] =
-    &["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
+const DROPPED_PREFIXES: &[&str] = &[
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+];
 const DROPPED_SUFFIXES: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", ".attn.bias"];
 
 /// Pieces by their place among experts.
@@ -98,12 +108,17 @@ impl Plan<'_> {
         let half = || RowMap::Every { first: 0 };
         let d_head = || Ok::<_, Error>(self.build.d_head()? as usize);
         Ok(match how {
-            How::Same if name.ends_with(".ffn_down_t.weight") => Change { transpose: true, ..plain },
+            How::Same if name.ends_with(".ffn_down_t.weight") => {
+                Change { transpose: true, ..plain }
+            }
             How::Same | How::Drop | How::Mxfp4 | How::Mxfp4Even | How::Mxfp4Odd => plain,
-            How::RopeQuery | How::RopeKey => Change { map: RowMap::Rope { d_head: d_head()? }, ..plain },
+            How::RopeQuery | How::RopeKey => {
+                Change { map: RowMap::Rope { d_head: d_head()? }, ..plain }
+            }
             How::PlusOne => Change { plus: if is_vector { 0.0 } else { 1.0 }, ..plain },
             How::FalconQkv => {
-                let (n_head, n_head_kv) = (self.build.n_head()? as usize, self.build.n_head_kv()? as usize);
+                let (n_head, n_head_kv) =
+                    (self.build.n_head()? as usize, self.build.n_head_kv()? as usize);
                 Change { map: RowMap::FalconQkv { n_head, n_head_kv, d_head: d_head()? }, ..plain }
             }
             How::FirstHalf => Change { map: RowMap::Half { second: false }, ..plain },
@@ -126,11 +141,19 @@ impl Plan<'_> {
         let first = &pieces[0];
         if let Some(other) = pieces.iter().find(|piece| !piece.is_like(first)) {
             let expected = format!("{:?}, as that of the first expert", first.shape(None));
-            return Err(Error::Shape { tensor: name.to_owned(), expected, found: other.shape(None) });
+            return Err(Error::Shape {
+                tensor: name.to_owned(),
+                expected,
+                found: other.shape(None),
+            });
         }
         let shape = first.shape(is_stack.then_some(pieces.len()));
         if shape.len() > 4 {
-            return Err(Error::Shape { tensor: name.to_owned(), expected: "at most four axes".into(), found: shape });
+            return Err(Error::Shape {
+                tensor: name.to_owned(),
+                expected: "at most four axes".into(),
+                found: shape,
+            });
         }
         let ty = self.out_type.of(name, &shape, first.encoding());
         Ok(Output { name: name.to_owned(), shape, ty, content: Content::Rows(pieces) })
@@ -138,7 +161,8 @@ impl Plan<'_> {
 
     /// Every layer must have the tensors that the first one has.
     fn check_layers(&self, outputs: &[Output]) -> Result<(), Error> {
-        let names: std::collections::HashSet<&str> = outputs.iter().map(|o| o.name.as_str()).collect();
+        let names: std::collections::HashSet<&str> =
+            outputs.iter().map(|o| o.name.as_str()).collect();
         for needed in ["token_embd.weight", "output_norm.weight", "blk.0.attn_norm.weight"] {
             if !names.contains(needed) {
                 return Err(Error::MissingTensor { tensor: needed.to_owned() });
@@ -193,7 +217,8 @@ fn matches(pattern: &str, name: &str) -> Option<Vec<usize>> {
 /// Packed 4-bit experts: `[experts, rows, blocks, 16]` and `[experts, rows, blocks]`.
 fn mxfp4(tensor: &Tensor, checkpoint: &Checkpoint, name: &str, how: How) -> Result<Output, Error> {
     let scales_name = tensor.name.replace("_blocks", "_scales");
-    let scales = checkpoint.tensors.get(&scales_name).ok_or(Error::MissingTensor { tensor: scales_name })?;
+    let scales =
+        checkpoint.tensors.get(&scales_name).ok_or(Error::MissingTensor { tensor: scales_name })?;
     for tensor in [tensor, scales] {
         if tensor.encoding != Encoding::U8 {
             let (tensor, found) = (tensor.name.clone(), tensor.encoding.name().to_owned());
@@ -202,11 +227,19 @@ fn mxfp4(tensor: &Tensor, checkpoint: &Checkpoint, name: &str, how: How) -> Resu
     }
     let &[experts, rows, blocks, 16] = tensor.shape.as_slice() else {
         let expected = "experts, rows, blocks, 16".to_owned();
-        return Err(Error::Shape { tensor: tensor.name.clone(), expected, found: tensor.shape.clone() });
+        return Err(Error::Shape {
+            tensor: tensor.name.clone(),
+            expected,
+            found: tensor.shape.clone(),
+        });
     };
     if scales.shape != [experts, rows, blocks] || tensor.bytes.is_empty() {
         let expected = format!("{experts}, {rows}, {blocks}");
-        return Err(Error::Shape { tensor: scales.name.clone(), expected, found: scales.shape.clone() });
+        return Err(Error::Shape {
+            tensor: scales.name.clone(),
+            expected,
+            found: scales.shape.clone(),
+        });
     }
     let map = if how == How::Mxfp4 {
         RowMap::Same
@@ -214,8 +247,13 @@ fn mxfp4(tensor: &Tensor, checkpoint: &Checkpoint, name: &str, how: How) -> Resu
         RowMap::Every { first: usize::from(how == How::Mxfp4Odd) }
     };
     let (n_source, n_rows) = (rows as usize, map.n_rows(rows as usize));
-    let content =
-        Content::Mxfp4 { blocks: tensor.bytes.clone(), scales: scales.bytes.clone(), map, n_source, n_rows };
+    let content = Content::Mxfp4 {
+        blocks: tensor.bytes.clone(),
+        scales: scales.bytes.clone(),
+        map,
+        n_source,
+        n_rows,
+    };
     let shape = vec![blocks * 32, n_rows as u64, experts];
     Ok(Output { name: name.replace("_blocks", ""), shape, ty: TensorType::MXFP4, content })
 }
@@ -223,8 +261,16 @@ fn mxfp4(tensor: &Tensor, checkpoint: &Checkpoint, name: &str, how: How) -> Resu
 impl OutType {
     /// The type of a tensor: vectors and what is small and sensitive stay F32.
     pub(super) fn of(self, name: &str, shape: &[u64], source: Encoding) -> TensorType {
-        let sensitive = ["_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"];
-        if shape.len() < 2 || !name.ends_with(".weight") || sensitive.iter().any(|end| name.ends_with(end)) {
+        let sensitive = [
+            "_norm.weight",
+            "ffn_gate_inp.weight",
+            "ffn_gate_inp_shexp.weight",
+            "position_embd.weight",
+        ];
+        if shape.len() < 2
+            || !name.ends_with(".weight")
+            || sensitive.iter().any(|end| name.ends_with(end))
+        {
             return TensorType::F32;
         }
         let wanted = match self {
@@ -235,7 +281,8 @@ impl OutType {
             OutType::Auto if source == Encoding::Plain(Format::BF16) => TensorType::BF16,
             OutType::Auto => TensorType::F16,
         };
-        let fits = format_of(wanted).is_some_and(|format| shape[0].is_multiple_of(format.block_values() as u64));
+        let fits = format_of(wanted)
+            .is_some_and(|format| shape[0].is_multiple_of(format.block_values() as u64));
         if fits { wanted } else { TensorType::F16 }
     }
 }
@@ -255,8 +302,12 @@ mod tests {
 
     #[test]
     fn files_have_embeddings_first_and_the_output_last() {
-        let mut names = ["output.weight", "blk.10.x", "rope_freqs.weight", "blk.2.x", "token_embd.weight"];
+        let mut names =
+            ["output.weight", "blk.10.x", "rope_freqs.weight", "blk.2.x", "token_embd.weight"];
         names.sort_by_key(|name| Key::new(name));
-        assert_eq!(names, ["rope_freqs.weight", "token_embd.weight", "blk.2.x", "blk.10.x", "output.weight"]);
+        assert_eq!(
+            names,
+            ["rope_freqs.weight", "token_embd.weight", "blk.2.x", "blk.10.x", "output.weight"]
+        );
     }
 }

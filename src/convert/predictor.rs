@@ -20,13 +20,17 @@ pub(super) fn add(
         let tensors = read_torch(&path, &Bytes::open(&path)?)?;
         let up = format!("blk.{layer}.ffn_up.weight");
         let up = outputs.iter().find(|output| output.name == up).map(|output| output.shape.clone());
-        let up = up.ok_or_else(|| Error::MissingTensor { tensor: format!("blk.{layer}.ffn_up.weight") })?;
+        let up = up
+            .ok_or_else(|| Error::MissingTensor { tensor: format!("blk.{layer}.ffn_up.weight") })?;
         let mut rank = None;
         for part in ["fc1.weight", "fc2.weight"] {
             let name = format!("blk.{layer}.{part}");
             let tensor = tensors.iter().find(|tensor| tensor.name == part);
-            let tensor = tensor.ok_or_else(|| Error::MissingTensor { tensor: format!("{name} ({})", path.display()) })?;
-            let change = Change { map: RowMap::Same, is_vector: false, transpose: false, plus: 0.0 };
+            let tensor = tensor.ok_or_else(|| Error::MissingTensor {
+                tensor: format!("{name} ({})", path.display()),
+            })?;
+            let change =
+                Change { map: RowMap::Same, is_vector: false, transpose: false, plus: 0.0 };
             let piece = Piece::new(tensor, change)?;
             let shape = tensor.shape.iter().rev().copied().collect::<Vec<u64>>();
             // fc1 reads the residual and fc2 scores neurons, of whatever rank between.
@@ -36,7 +40,11 @@ pub(super) fn add(
             };
             if shape != expected {
                 let found = tensor.shape.clone();
-                return Err(Error::Shape { tensor: name, expected: format!("[{}, {}]", expected[1], expected[0]), found });
+                return Err(Error::Shape {
+                    tensor: name,
+                    expected: format!("[{}, {}]", expected[1], expected[0]),
+                    found,
+                });
             }
             rank = Some(shape[1]);
             let ty = out_type.of(&name, &shape, piece.encoding());

@@ -40,7 +40,13 @@ impl Drop for Made {
 ///
 /// # Errors
 /// A file that cannot be read, parts that exist already, what the system says, [`Error::Interrupted`].
-pub fn split(input: &Path, prefix: &Path, limit: Limit, force: bool, progress: Progress<'_>) -> Result<(Vec<PathBuf>, Summary), Error> {
+pub fn split(
+    input: &Path,
+    prefix: &Path,
+    limit: Limit,
+    force: bool,
+    progress: Progress<'_>,
+) -> Result<(Vec<PathBuf>, Summary), Error> {
     let file = File::open(input)?;
     let groups = groups(file.tensors(), limit);
     if groups.len() > MAX_PARTS {
@@ -48,7 +54,9 @@ pub fn split(input: &Path, prefix: &Path, limit: Limit, force: bool, progress: P
     }
     let name = prefix.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let count = groups.len();
-    let path = |number: usize| prefix.with_file_name(format!("{name}-{:05}-of-{count:05}.gguf", number + 1));
+    let path = |number: usize| {
+        prefix.with_file_name(format!("{name}-{:05}-of-{count:05}.gguf", number + 1))
+    };
     let inputs: Vec<_> = file.paths().iter().map(PathBuf::as_path).collect();
     for number in 0..count {
         write::check_target(&path(number), &inputs, force)?;
@@ -79,7 +87,12 @@ pub fn split(input: &Path, prefix: &Path, limit: Limit, force: bool, progress: P
 ///
 /// # Errors
 /// A part that is missing or cannot be read, a file that exists already, what the system says, [`Error::Interrupted`].
-pub fn merge(first: &Path, output: &Path, force: bool, progress: Progress<'_>) -> Result<Summary, Error> {
+pub fn merge(
+    first: &Path,
+    output: &Path,
+    force: bool,
+    progress: Progress<'_>,
+) -> Result<Summary, Error> {
     let file = File::open(first)?;
     let inputs: Vec<_> = file.paths().iter().map(PathBuf::as_path).collect();
     write::check_target(output, &inputs, force)?;
@@ -105,7 +118,12 @@ fn copy_all_keys(file: &File, writer: &mut Writer) -> Result<(), Error> {
 fn copies(file: &File, tensors: &[&TensorInfo]) -> Result<Vec<Output>, Error> {
     let copy = |tensor: &&TensorInfo| {
         let content = Content::Copy(file.slice(tensor)?);
-        Ok(Output { name: tensor.name.clone(), shape: tensor.shape.clone(), ty: tensor.ty, content })
+        Ok(Output {
+            name: tensor.name.clone(),
+            shape: tensor.shape.clone(),
+            ty: tensor.ty,
+            content,
+        })
     };
     tensors.iter().map(copy).collect()
 }

@@ -1,9 +1,9 @@
 //! Streams outputs into a file: a few megabytes of rows at a time, on all threads, in the order of the file.
 
+use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::fs;
 
 use rayon::prelude::*;
 
@@ -29,7 +29,8 @@ pub(super) fn write(
     for output in outputs {
         writer.declare(&output.name, &output.shape, output.ty)?;
     }
-    let total = outputs.iter().map(|output| output.n_rows() as u64 * output.row_bytes() as u64).sum();
+    let total =
+        outputs.iter().map(|output| output.n_rows() as u64 * output.row_bytes() as u64).sum();
     let mut data = writer.create(path)?;
     let mut done = 0;
     for output in outputs {
@@ -59,10 +60,13 @@ fn fill<S: Write>(
         }
         let n = at_once.min(n_rows - first);
         bytes.resize(n * row_bytes, 0);
-        bytes.par_chunks_mut(per_task * row_bytes).enumerate().for_each_init(Vec::new, |values, (task, bytes)| {
-            let start = first + task * per_task;
-            output.fill(start..start + bytes.len() / row_bytes, values, bytes);
-        });
+        bytes.par_chunks_mut(per_task * row_bytes).enumerate().for_each_init(
+            Vec::new,
+            |values, (task, bytes)| {
+                let start = first + task * per_task;
+                output.fill(start..start + bytes.len() / row_bytes, values, bytes);
+            },
+        );
         data.write(&output.name, &bytes)?;
         *done += bytes.len() as u64;
     }

@@ -45,7 +45,12 @@ pub(crate) fn split(args: &SplitArgs, terminal: &Terminal) -> Result<(), Failure
     for path in &paths {
         out.line(&printable(&path.display().to_string()))?;
     }
-    terminal.note(&format!("{} tensors in {} files, {}", summary.n_tensors, paths.len(), Bytes(summary.size)));
+    terminal.note(&format!(
+        "{} tensors in {} files, {}",
+        summary.n_tensors,
+        paths.len(),
+        Bytes(summary.size)
+    ));
     out.flush()
 }
 
@@ -94,7 +99,11 @@ impl From<Error> for Failure {
         let help = help(&error);
         let failure = if let Error::Interrupted = error {
             return Failure::interrupted();
-        } else if let Error::Target { .. } | Error::Exists { .. } | Error::SameFile { .. } | Error::Parts { .. } = error {
+        } else if let Error::Target { .. }
+        | Error::Exists { .. }
+        | Error::SameFile { .. }
+        | Error::Parts { .. } = error
+        {
             Failure::usage(error.to_string())
         } else if let Error::Io { .. } = error {
             Failure::new(Exit::Failed, "cannot make the file").caused_by(&error)
@@ -139,10 +148,17 @@ mod tests {
     fn codes_and_help() {
         let exists = Failure::from(Error::Exists { file: "x.gguf".into() });
         assert_eq!((exists.exit.code(), exists.help.as_deref()), (2, Some("--force replaces it")));
-        let unknown = Error::Architecture { file: "c".into(), found: "Mamba".into(), known: vec!["LlamaForCausalLM"] };
+        let unknown = Error::Architecture {
+            file: "c".into(),
+            found: "Mamba".into(),
+            known: vec!["LlamaForCausalLM"],
+        };
         let unknown = Failure::from(unknown);
         assert_eq!(unknown.exit.code(), 3);
-        assert!(unknown.causes[0].contains("Mamba") && unknown.help.unwrap().contains("LlamaForCausalLM"));
+        assert!(
+            unknown.causes[0].contains("Mamba")
+                && unknown.help.unwrap().contains("LlamaForCausalLM")
+        );
         assert_eq!(Failure::from(Error::Interrupted).exit.code(), 130);
     }
 }

@@ -92,7 +92,8 @@ mod tests {
 
     fn split(words: &[&str]) -> Result<Limit, Failure> {
         let words = ["thermocline", "split", "a", "b"].iter().chain(words);
-        let crate::cli::args::Command::Split(args) = Cli::try_parse_from(words).unwrap().command else {
+        let crate::cli::args::Command::Split(args) = Cli::try_parse_from(words).unwrap().command
+        else {
             panic!("another command");
         };
         limit(&args)

@@ -22,7 +22,8 @@ pub(super) const HEADS: &[&str] = &["num_attention_heads", "n_head"];
 const HEADS_KV: &[&str] = &["num_key_value_heads", "num_kv_heads", "n_head_kv"];
 pub(super) const WIDTH: &[&str] = &["hidden_size", "n_embd"];
 pub(super) const RMS_EPS: &[&str] = &["rms_norm_eps"];
-pub(super) const EPS: &[&str] = &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"];
+pub(super) const EPS: &[&str] =
+    &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"];
 const CONTEXT: &[&str] = &["max_position_embeddings", "n_positions", "seq_length"];
 
 impl<'a> Build<'a> {
@@ -65,7 +66,9 @@ impl<'a> Build<'a> {
         };
         match n_head % n {
             0 => Ok(n),
-            _ => Err(self.config.wrong(HEADS_KV[0], &format!("a divisor of the {n_head} heads"), n)),
+            _ => {
+                Err(self.config.wrong(HEADS_KV[0], &format!("a divisor of the {n_head} heads"), n))
+            }
         }
     }
 
@@ -134,7 +137,8 @@ impl<'a> Build<'a> {
     /// Number of experts and of those used for a token.
     pub(super) fn experts(&mut self) -> Result<(), Error> {
         let all = &["num_local_experts", "num_experts", "moe_num_primary_experts"];
-        let used = &["num_experts_per_tok", "num_experts_per_token", "moe_num_active_primary_experts"];
+        let used =
+            &["num_experts_per_tok", "num_experts_per_token", "moe_num_active_primary_experts"];
         let n = self.config.count(all, "the number of experts")?;
         let n_used = self.config.count(used, "the number of experts for a token")?;
         self.set("expert_count", n);

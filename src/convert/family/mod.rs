@@ -46,9 +46,11 @@ pub(super) fn find(config: &Json) -> Result<&'static Family, Error> {
     let Some(found) = named else {
         return Err(config.missing("architectures", "a list with the name of the model's class"));
     };
-    table::ALL.iter().find(|family| family.classes.contains(&found)).ok_or_else(|| Error::Architecture {
-        file: config.file().to_owned(),
-        found: found.to_owned(),
-        known: classes(),
+    table::ALL.iter().find(|family| family.classes.contains(&found)).ok_or_else(|| {
+        Error::Architecture {
+            file: config.file().to_owned(),
+            found: found.to_owned(),
+            known: classes(),
+        }
     })
 }

@@ -14,7 +14,11 @@ const ORIGINAL: &[&str] = &["original_max_position_embeddings"];
 /// The scaling of a checkpoint, wherever it says it.
 pub(super) fn settings(config: &Json) -> Result<Json, Error> {
     let newer = config.inner("rope_parameters")?;
-    let newer = if newer.get(&["full_attention"]).is_some() { newer.inner("full_attention")? } else { newer };
+    let newer = if newer.get(&["full_attention"]).is_some() {
+        newer.inner("full_attention")?
+    } else {
+        newer
+    };
     if newer.get(TYPE).is_some() || newer.get(&["rope_theta"]).is_some() {
         return Ok(newer);
     }
@@ -31,7 +35,8 @@ pub(super) fn partial(config: &Json) -> Result<f32, Error> {
 /// Sets base and scaling.
 pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
     let scaling = settings(build.config)?;
-    let base = build.config.f32(&["rope_theta", "rotary_emb_base"])?.or(scaling.f32(&["rope_theta"])?);
+    let base =
+        build.config.f32(&["rope_theta", "rotary_emb_base"])?.or(scaling.f32(&["rope_theta"])?);
     if let Some(base) = base {
         build.set("rope.freq_base", base);
     }
@@ -40,7 +45,8 @@ pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
         "linear" => linear(build, &scaling),
         "yarn" => yarn(build, &scaling),
         "llama3" => {
-            let factors = llama3(build.config, &scaling, f64::from(base.unwrap_or(10_000.0)), n_rot)?;
+            let factors =
+                llama3(build.config, &scaling, f64::from(base.unwrap_or(10_000.0)), n_rot)?;
             build.tensor("rope_freqs.weight", factors);
             Ok(())
         }
@@ -49,7 +55,11 @@ pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
             build.notes.push("the dynamic scaling of positions has no form in a file: beyond the trained context the model is not scaled".to_owned());
             Ok(())
         }
-        other => Err(scaling.wrong("rope_scaling.type", "default, linear, yarn, llama3 or longrope", other)),
+        other => Err(scaling.wrong(
+            "rope_scaling.type",
+            "default, linear, yarn, llama3 or longrope",
+            other,
+        )),
     }
 }
 
@@ -104,10 +114,14 @@ fn llama3(config: &Json, scaling: &Json, base: f64, n_rot: u32) -> Result<Vec<f3
 
 /// Two tables of factors, one for short and one for long contexts, and a magnitude.
 fn long(build: &mut Build<'_>, scaling: &Json, n_rot: u32) -> Result<(), Error> {
-    for (key, tensor) in [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")] {
-        let list = scaling.list(key)?.ok_or_else(|| scaling.missing(key, "a factor for each pair"))?;
+    for (key, tensor) in
+        [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")]
+    {
+        let list =
+            scaling.list(key)?.ok_or_else(|| scaling.missing(key, "a factor for each pair"))?;
         let numbers = list.iter().map(|number| number.as_f64().map(|number| number as f32));
-        let numbers = numbers.collect::<Option<Vec<f32>>>().filter(|list| list.len() == n_rot as usize / 2);
+        let numbers =
+            numbers.collect::<Option<Vec<f32>>>().filter(|list| list.len() == n_rot as usize / 2);
         let expected = format!("a list of {} numbers", n_rot / 2);
         let numbers = numbers.ok_or_else(|| scaling.wrong(key, &expected, "another list"))?;
         build.tensor(tensor, numbers);
@@ -115,7 +129,8 @@ fn long(build: &mut Build<'_>, scaling: &Json, n_rot: u32) -> Result<(), Error> 
     let n_ctx = build.config.count(&["max_position_embeddings"], "the context")?;
     let original = scaling.u32(ORIGINAL)?.or(build.config.u32(ORIGINAL)?).unwrap_or(n_ctx);
     let scale = f64::from(n_ctx) / f64::from(original.max(2));
-    let magnitude = if scale > 1.0 { (1.0 + scale.ln() / f64::from(original.max(2)).ln()).sqrt() } else { 1.0 };
+    let magnitude =
+        if scale > 1.0 { (1.0 + scale.ln() / f64::from(original.max(2)).ln()).sqrt() } else { 1.0 };
     let magnitude = scaling.f32(&["attention_factor"])?.unwrap_or(magnitude as f32);
     build.set("rope.scaling.original_context_length", original);
     build.set("rope.scaling.attn_factor", magnitude);
@@ -136,6 +151,10 @@ mod tests {
         assert_eq!((factors[0], factors[63]), (1.0, 8.0));
         // Pair 30: wave length 2 pi 500000^(60/128) = 2956 positions, between 2048 and 8192.
         let smooth = (8192.0 / 2948.3 - 1.0) / 3.0f64;
-        assert!((f64::from(factors[30]) - 1.0 / ((1.0 - smooth) / 8.0 + smooth)).abs() < 0.01, "{}", factors[30]);
+        assert!(
+            (f64::from(factors[30]) - 1.0 / ((1.0 - smooth) / 8.0 + smooth)).abs() < 0.01,
+            "{}",
+            factors[30]
+        );
     }
 }

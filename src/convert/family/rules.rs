@@ -53,11 +53,8 @@ const fn how(from: &'static str, to: &'static str, how: How) -> Rule {
     Rule { from, to, how }
 }
 
-pub(super) const EMBEDDINGS: &[Rule] = &[
-    same("embed_tokens", "token_embd"),
-    same("norm", "output_norm"),
-    same("lm_head", "output"),
-];
+pub(super) const EMBEDDINGS: &[Rule] =
+    &[same("embed_tokens", "token_embd"), same("norm", "output_norm"), same("lm_head", "output")];
 pub(super) const NORMS: &[Rule] = &[
     same("layers.*.input_layernorm", "blk.*.attn_norm"),
     same("layers.*.post_attention_layernorm", "blk.*.ffn_norm"),

@@ -7,25 +7,158 @@ use crate::convert::Error;
 
 /// Everything that can be converted.
 pub(super) const ALL: &[Family] = &[
-    Family { classes: &["LlamaForCausalLM", "LLaMAForCausalLM", "SparseLlamaForCausalLM", "MistralForCausalLM"], rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, GATED, UP_DOWN], power_infer: true, ..LLAMA },
-    Family { classes: &["MixtralForCausalLM"], rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, MIXTRAL, EXPERTS], keys: mixtral, ..LLAMA },
-    Family { arch: "bamboo", classes: &["BambooForCausalLM"], activation: "", rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, GATED, UP_DOWN], power_infer: true, ..LLAMA },
-    Family { arch: "arcee", classes: &["ArceeForCausalLM"], activation: "relu2", rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, UP_DOWN], ..LLAMA },
-    Family { arch: "falcon", classes: &["FalconForCausalLM", "RWForCausalLM"], activation: "gelu", rules: &[FALCON], keys: falcon, power_infer: true, ..LLAMA },
-    Family { arch: "opt", classes: &["OPTForCausalLM"], activation: "relu", rules: &[OPT], keys: opt, power_infer: true, ..LLAMA },
-    Family { arch: "nemotron", classes: &["NemotronForCausalLM"], activation: "relu2", rules: &[EMBEDDINGS_PLUS_ONE, NORMS_PLUS_ONE, QK, VO, UP_DOWN], keys: nemotron, ..LLAMA },
-    Family { arch: "jais2", classes: &["Jais2ForCausalLM"], activation: "relu2", rules: &[EMBEDDINGS, NORMS, QK, VO, UP_DOWN], keys: jais2, ..LLAMA },
-    Family { arch: "plm", classes: &["PLMForCausalLM"], activation: "relu2", rules: &[EMBEDDINGS, NORMS, LATENT, UP_DOWN], keys: plm, ..LLAMA },
-    Family { arch: "smallthinker", classes: &["SmallThinkerForCausalLM"], activation: "relu", rules: &[EMBEDDINGS, NORMS, QK, VO, SMALLTHINKER], keys: smallthinker, ..LLAMA },
-    Family { arch: "qwen2", classes: &["Qwen2ForCausalLM"], rules: &[EMBEDDINGS, NORMS, QK, VO, GATED, UP_DOWN], keys: qwen, ..LLAMA },
-    Family { arch: "qwen3", classes: &["Qwen3ForCausalLM"], rules: &[EMBEDDINGS, NORMS, QK, QK_NORMS, VO, GATED, UP_DOWN], keys: qwen, ..LLAMA },
-    Family { arch: "qwen2moe", classes: &["Qwen2MoeForCausalLM"], rules: &[EMBEDDINGS, NORMS, QK, VO, EXPERTS, SHARED_EXPERT], keys: qwen_moe, ..LLAMA },
-    Family { arch: "qwen3moe", classes: &["Qwen3MoeForCausalLM"], rules: &[EMBEDDINGS, NORMS, QK, QK_NORMS, VO, EXPERTS], keys: qwen_moe, ..LLAMA },
-    Family { arch: "phi3", classes: &["Phi3ForCausalLM"], rules: &[EMBEDDINGS, NORMS, FUSED], keys: phi3, ..LLAMA },
-    Family { arch: "gemma", classes: &["GemmaForCausalLM"], activation: "gelu", rules: &[TIED_PLUS_ONE, NORMS_PLUS_ONE, QK, VO, GATED, UP_DOWN], keys: gemma, space_prefix: Some(false), ..LLAMA },
-    Family { arch: "gemma2", classes: &["Gemma2ForCausalLM"], activation: "gelu", rules: &[TIED_PLUS_ONE, FOUR_NORMS_PLUS_ONE, QK, VO, GATED, UP_DOWN], keys: gemma2, space_prefix: Some(false), ..LLAMA },
-    Family { arch: "gemma3", classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"], activation: "gelu", rules: &[TIED_PLUS_ONE, FOUR_NORMS_PLUS_ONE, QK, QK_NORMS_PLUS_ONE, VO, GATED, UP_DOWN], keys: gemma3, space_prefix: Some(false), ..LLAMA },
-    Family { arch: "gpt-oss", classes: &["GptOssForCausalLM"], activation: "", rules: &[EMBEDDINGS, QK, VO, GPT_OSS], keys: gpt_oss, ..LLAMA },
+    Family {
+        classes: &[
+            "LlamaForCausalLM",
+            "LLaMAForCausalLM",
+            "SparseLlamaForCausalLM",
+            "MistralForCausalLM",
+        ],
+        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, GATED, UP_DOWN],
+        power_infer: true,
+        ..LLAMA
+    },
+    Family {
+        classes: &["MixtralForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, MIXTRAL, EXPERTS],
+        keys: mixtral,
+        ..LLAMA
+    },
+    Family {
+        arch: "bamboo",
+        classes: &["BambooForCausalLM"],
+        activation: "",
+        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, GATED, UP_DOWN],
+        power_infer: true,
+        ..LLAMA
+    },
+    Family {
+        arch: "arcee",
+        classes: &["ArceeForCausalLM"],
+        activation: "relu2",
+        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, UP_DOWN],
+        ..LLAMA
+    },
+    Family {
+        arch: "falcon",
+        classes: &["FalconForCausalLM", "RWForCausalLM"],
+        activation: "gelu",
+        rules: &[FALCON],
+        keys: falcon,
+        power_infer: true,
+        ..LLAMA
+    },
+    Family {
+        arch: "opt",
+        classes: &["OPTForCausalLM"],
+        activation: "relu",
+        rules: &[OPT],
+        keys: opt,
+        power_infer: true,
+        ..LLAMA
+    },
+    Family {
+        arch: "nemotron",
+        classes: &["NemotronForCausalLM"],
+        activation: "relu2",
+        rules: &[EMBEDDINGS_PLUS_ONE, NORMS_PLUS_ONE, QK, VO, UP_DOWN],
+        keys: nemotron,
+        ..LLAMA
+    },
+    Family {
+        arch: "jais2",
+        classes: &["Jais2ForCausalLM"],
+        activation: "relu2",
+        rules: &[EMBEDDINGS, NORMS, QK, VO, UP_DOWN],
+        keys: jais2,
+        ..LLAMA
+    },
+    Family {
+        arch: "plm",
+        classes: &["PLMForCausalLM"],
+        activation: "relu2",
+        rules: &[EMBEDDINGS, NORMS, LATENT, UP_DOWN],
+        keys: plm,
+        ..LLAMA
+    },
+    Family {
+        arch: "smallthinker",
+        classes: &["SmallThinkerForCausalLM"],
+        activation: "relu",
+        rules: &[EMBEDDINGS, NORMS, QK, VO, SMALLTHINKER],
+        keys: smallthinker,
+        ..LLAMA
+    },
+    Family {
+        arch: "qwen2",
+        classes: &["Qwen2ForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, QK, VO, GATED, UP_DOWN],
+        keys: qwen,
+        ..LLAMA
+    },
+    Family {
+        arch: "qwen3",
+        classes: &["Qwen3ForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, QK, QK_NORMS, VO, GATED, UP_DOWN],
+        keys: qwen,
+        ..LLAMA
+    },
+    Family {
+        arch: "qwen2moe",
+        classes: &["Qwen2MoeForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, QK, VO, EXPERTS, SHARED_EXPERT],
+        keys: qwen_moe,
+        ..LLAMA
+    },
+    Family {
+        arch: "qwen3moe",
+        classes: &["Qwen3MoeForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, QK, QK_NORMS, VO, EXPERTS],
+        keys: qwen_moe,
+        ..LLAMA
+    },
+    Family {
+        arch: "phi3",
+        classes: &["Phi3ForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, FUSED],
+        keys: phi3,
+        ..LLAMA
+    },
+    Family {
+        arch: "gemma",
+        classes: &["GemmaForCausalLM"],
+        activation: "gelu",
+        rules: &[TIED_PLUS_ONE, NORMS_PLUS_ONE, QK, VO, GATED, UP_DOWN],
+        keys: gemma,
+        space_prefix: Some(false),
+        ..LLAMA
+    },
+    Family {
+        arch: "gemma2",
+        classes: &["Gemma2ForCausalLM"],
+        activation: "gelu",
+        rules: &[TIED_PLUS_ONE, FOUR_NORMS_PLUS_ONE, QK, VO, GATED, UP_DOWN],
+        keys: gemma2,
+        space_prefix: Some(false),
+        ..LLAMA
+    },
+    Family {
+        arch: "gemma3",
+        classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+        activation: "gelu",
+        rules: &[TIED_PLUS_ONE, FOUR_NORMS_PLUS_ONE, QK, QK_NORMS_PLUS_ONE, VO, GATED, UP_DOWN],
+        keys: gemma3,
+        space_prefix: Some(false),
+        ..LLAMA
+    },
+    Family {
+        arch: "gpt-oss",
+        classes: &["GptOssForCausalLM"],
+        activation: "",
+        rules: &[EMBEDDINGS, QK, VO, GPT_OSS],
+        keys: gpt_oss,
+        ..LLAMA
+    },
 ];
 
 /// What most families share.
@@ -137,7 +270,9 @@ fn smallthinker(build: &mut Build<'_>) -> Result<(), Error> {
 
 fn qwen(build: &mut Build<'_>) -> Result<(), Error> {
     if build.config.bool(&["use_sliding_window"])? == Some(true) {
-        build.notes.push("use_sliding_window: the window is left out, every layer sees all positions".to_owned());
+        build.notes.push(
+            "use_sliding_window: the window is left out, every layer sees all positions".to_owned(),
+        );
     }
     build.sizes()?;
     build.feed_forward()?;
@@ -201,7 +336,8 @@ fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
     build.set("context_length", config.u32(&["max_position_embeddings"])?.unwrap_or(131_072));
     build.shape()?;
     build.feed_forward()?;
-    build.set("attention.layer_norm_rms_epsilon", config.f32(super::keys::RMS_EPS)?.unwrap_or(1e-6));
+    build
+        .set("attention.layer_norm_rms_epsilon", config.f32(super::keys::RMS_EPS)?.unwrap_or(1e-6));
     let d_head = config.u32(&["head_dim"])?.unwrap_or(256);
     build.set("attention.key_length", d_head);
     build.set("attention.value_length", d_head);

@@ -42,9 +42,18 @@ impl<'a> Mix<'a> {
     /// The type of a tensor in the copy, and a note where its shape forbids the one it should have.
     pub(super) fn choose(&self, tensor: &TensorInfo) -> (TensorType, Option<String>) {
         let name = tensor.name.as_str();
-        let sensitive = ["_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"];
-        let is_matrix = tensor.shape.len() >= 2 && name.ends_with("weight") && !name.contains("_norm.weight");
-        if !is_matrix || sensitive.iter().any(|end| name.ends_with(end)) || tensor.ty.block().is_none() {
+        let sensitive = [
+            "_norm.weight",
+            "ffn_gate_inp.weight",
+            "ffn_gate_inp_shexp.weight",
+            "position_embd.weight",
+        ];
+        let is_matrix =
+            tensor.shape.len() >= 2 && name.ends_with("weight") && !name.contains("_norm.weight");
+        if !is_matrix
+            || sensitive.iter().any(|end| name.ends_with(end))
+            || tensor.ty.block().is_none()
+        {
             return (tensor.ty, None);
         }
         if name == "output.weight" && self.job.leave_output {
@@ -52,7 +61,12 @@ impl<'a> Mix<'a> {
         }
         let wanted = self.wanted(tensor);
         let fits = fitting(tensor.shape[0], wanted);
-        let note = || format!("`{name}` has rows of {} values, which {wanted} cannot hold: it is {fits}", tensor.shape[0]);
+        let note = || {
+            format!(
+                "`{name}` has rows of {} values, which {wanted} cannot hold: it is {fits}",
+                tensor.shape[0]
+            )
+        };
         (fits, (fits != wanted).then(note))
     }
 
@@ -65,14 +79,17 @@ impl<'a> Mix<'a> {
             TensorType::from_id(id, Container::Gguf)
         };
         let asked = [(is_output, self.job.output_type), (is_embedding, self.job.embedding_type)];
-        if let Some(format) = asked.iter().find_map(|(applies, format)| format.filter(|_| *applies)) {
+        if let Some(format) = asked.iter().find_map(|(applies, format)| format.filter(|_| *applies))
+        {
             return as_type(format);
         }
         if self.job.pure || self.job.target.extra == Extra::None {
             return base;
         }
         if is_output {
-            let is_wide = self.is_falcon || self.job.target.extra == Extra::Experts || base == TensorType::Q8_0;
+            let is_wide = self.is_falcon
+                || self.job.target.extra == Extra::Experts
+                || base == TensorType::Q8_0;
             return if is_wide { TensorType::Q8_0 } else { TensorType::Q6_K };
         }
         if self.job.target.extra == Extra::Experts {
@@ -91,7 +108,9 @@ impl<'a> Mix<'a> {
         let is_many = layer < n / 8 || layer >= 7 * n / 8 || layer.wrapping_sub(n / 8) % 3 == 2;
         match part {
             // PowerInfer quantises predictors so.
-            "fc1.weight" | "fc2.weight" if self.container == Container::PowerInfer && base != TensorType::Q4_0 => {
+            "fc1.weight" | "fc2.weight"
+                if self.container == Container::PowerInfer && base != TensorType::Q4_0 =>
+            {
                 TensorType::Q5_0
             }
             "attn_v.weight" | "attn_qkv.weight" | "attn_kv_b.weight" => match extra {
@@ -102,7 +121,9 @@ impl<'a> Mix<'a> {
                 Extra::None | Extra::Output | Extra::Some | Extra::More | Extra::Experts => base,
             },
             "attn_k.weight" if self.n_expert == 8 => TensorType::Q8_0,
-            "attn_output.weight" if self.n_expert == 8 && base == TensorType::Q4_K && !self.is_falcon => {
+            "attn_output.weight"
+                if self.n_expert == 8 && base == TensorType::Q4_K && !self.is_falcon =>
+            {
                 TensorType::Q5_K
             }
             _ if part.starts_with("ffn_down") && !part.starts_with("ffn_down_t") => match extra {
@@ -123,7 +144,8 @@ impl<'a> Mix<'a> {
 /// `wanted`, or the next type whose blocks fit rows of `n_cols` values.
 fn fitting(n_cols: u64, wanted: TensorType) -> TensorType {
     let fits = |ty: TensorType| {
-        ty.block().is_some_and(|block| n_cols.is_multiple_of(block.values)) && format_of(ty).is_some()
+        ty.block().is_some_and(|block| n_cols.is_multiple_of(block.values))
+            && format_of(ty).is_some()
     };
     let smaller = [
         (TensorType::Q4_K, [TensorType::Q5_0, TensorType::Q8_0]),

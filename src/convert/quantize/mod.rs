@@ -16,8 +16,13 @@ use mix::Mix;
 pub use target::Target;
 
 /// Keys that the copy states anew.
-const OWN_KEYS: [&str; 5] =
-    ["general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count"];
+const OWN_KEYS: [&str; 5] = [
+    "general.file_type",
+    "general.quantization_version",
+    "split.no",
+    "split.count",
+    "split.tensors.count",
+];
 
 /// What to quantise, and how.
 #[derive(Clone, Debug)]
@@ -69,7 +74,12 @@ impl Quantization {
         Ok(Summary { n_tensors: outputs.len(), size, notes })
     }
 
-    fn output_of(&self, file: &File, tensor: &TensorInfo, wanted: TensorType) -> Result<Output, Error> {
+    fn output_of(
+        &self,
+        file: &File,
+        tensor: &TensorInfo,
+        wanted: TensorType,
+    ) -> Result<Output, Error> {
         let bytes = file.slice(tensor)?;
         let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
         if wanted == tensor.ty {
@@ -77,7 +87,11 @@ impl Quantization {
         }
         let Some(format) = format_of(tensor.ty) else {
             let found = tensor.ty.to_string();
-            return Err(Error::Encoding { tensor: name, expected: "a format that can be read", found });
+            return Err(Error::Encoding {
+                tensor: name,
+                expected: "a format that can be read",
+                found,
+            });
         };
         if format.quants().is_some() && !self.requantize {
             return Err(Error::Requantize { tensor: name, found: tensor.ty.to_string() });

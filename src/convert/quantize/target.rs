@@ -96,9 +96,11 @@ impl FromStr for Target {
     fn from_str(name: &str) -> Result<Target, Error> {
         let alias = ALIASES.iter().find(|(alias, _)| alias.eq_ignore_ascii_case(name));
         let wanted = alias.map_or(name, |(_, meant)| meant);
-        Target::all().find(|target| target.name.eq_ignore_ascii_case(wanted)).ok_or_else(|| Error::Target {
-            found: name.to_owned(),
-            known: Target::all().map(|target| target.name.to_owned()).collect(),
+        Target::all().find(|target| target.name.eq_ignore_ascii_case(wanted)).ok_or_else(|| {
+            Error::Target {
+                found: name.to_owned(),
+                known: Target::all().map(|target| target.name.to_owned()).collect(),
+            }
         })
     }
 }

@@ -63,7 +63,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
     let bytes = Bytes::open(path)?;
     if path.extension().is_some_and(|end| end == "safetensors") {
         let file = || path.display().to_string();
-        return safetensors::read(&bytes).map_err(|problem| Error::Safetensors { file: file(), problem });
+        return safetensors::read(&bytes)
+            .map_err(|problem| Error::Safetensors { file: file(), problem });
     }
     torch::read(path, &bytes)
 }
@@ -72,12 +73,17 @@ pub(super) fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
 fn indexed(path: &Path) -> Result<Option<BTreeSet<PathBuf>>, Error> {
     let Some(index) = Json::open_if_there(path)? else { return Ok(None) };
     let mut files = BTreeSet::new();
-    let map = index.object("weight_map")?.ok_or_else(|| index.missing("weight_map", "the file of each tensor"))?;
+    let map = index
+        .object("weight_map")?
+        .ok_or_else(|| index.missing("weight_map", "the file of each tensor"))?;
     for shard in map.values() {
         let name = shard.as_str().unwrap_or_default();
         // A name with a path in it would let an index read any file of the machine.
         if name.is_empty() || Path::new(name).file_name() != Some(name.as_ref()) {
-            return Err(Error::Shard { file: path.display().to_string(), shard: shard.to_string() });
+            return Err(Error::Shard {
+                file: path.display().to_string(),
+                shard: shard.to_string(),
+            });
         }
         files.insert(path.with_file_name(name));
     }

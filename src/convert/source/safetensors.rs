@@ -149,7 +149,8 @@ pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
     let mut seen = HashSet::new();
     let mut tensors = Vec::new();
     let mut ranges: Vec<(Range<u64>, usize)> = Vec::new();
-    let kinds: HashMap<_, _> = KINDS.iter().map(|(name, _, kind, each)| (*name, (*kind, *each))).collect();
+    let kinds: HashMap<_, _> =
+        KINDS.iter().map(|(name, _, kind, each)| (*name, (*kind, *each))).collect();
     for (name, entry) in entries {
         let range = check(&name, &entry, &kinds, data.len() as u64)?;
         if !seen.insert(name.clone()) {

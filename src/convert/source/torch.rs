@@ -16,7 +16,8 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
     let archive = |problem| Error::Archive { file: file.clone(), problem };
     let members = zip::members(bytes).map_err(archive)?;
     let missing = |member: &str| archive(zip::Problem::Missing { member: member.to_owned() });
-    let pickle = members.keys().filter(|name| name.ends_with("/data.pkl")).min_by_key(|name| name.len());
+    let pickle =
+        members.keys().filter(|name| name.ends_with("/data.pkl")).min_by_key(|name| name.len());
     let pickle = pickle.ok_or_else(|| missing("data.pkl"))?;
     let folder = pickle.strip_suffix("data.pkl").unwrap_or_default();
     let order = members.get(&format!("{folder}byteorder"));
@@ -38,9 +39,11 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
 /// The bytes of a view, proved to lie inside the member at `member`.
 fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Tensor, Error> {
     let kind = KINDS.iter().find(|(_, class, ..)| *class == view.class);
-    let &(_, _, encoding, each) = kind.expect("the pickle's storage classes are those of the table");
+    let &(_, _, encoding, each) =
+        kind.expect("the pickle's storage classes are those of the table");
     let pickle::View { name, shape, strides, offset, n_stored, .. } = view;
-    let wrong = |expected: String| Error::Shape { tensor: name.clone(), expected, found: shape.clone() };
+    let wrong =
+        |expected: String| Error::Shape { tensor: name.clone(), expected, found: shape.clone() };
     let rows_first: Vec<u64> = strides_of(&shape);
     let is_dense = |expected: &[u64]| {
         let axes = shape.iter().zip(&strides).zip(expected);
@@ -69,4 +72,3 @@ fn strides_of(shape: &[u64]) -> Vec<u64> {
     }
     strides
 }
-

@@ -22,7 +22,9 @@ const ELSEWHERE: u64 = 0xffff_ffff;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// No directory where one must be.
-    #[error("it is no zip archive (checkpoints from before PyTorch 1.6 are none; load and save it with a newer one)")]
+    #[error(
+        "it is no zip archive (checkpoints from before PyTorch 1.6 are none; load and save it with a newer one)"
+    )]
     NotZip,
     /// The file ends inside its directory, or the directory points outside.
     #[error("it is truncated at {place}")]

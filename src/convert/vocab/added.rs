@@ -40,7 +40,13 @@ fn put_object(vocab: &mut Vocab, file: &str, id: Option<u64>, token: &Value) -> 
     put(vocab, file, id, text, special)
 }
 
-fn put(vocab: &mut Vocab, file: &str, id: Option<u64>, text: Option<&str>, special: bool) -> Result<(), Error> {
+fn put(
+    vocab: &mut Vocab,
+    file: &str,
+    id: Option<u64>,
+    text: Option<&str>,
+    special: bool,
+) -> Result<(), Error> {
     let id = id.and_then(|id| usize::try_from(id).ok()).filter(|&id| id < MAX_TOKENS);
     let (Some(id), Some(text)) = (id, text) else {
         let what = "an added token has no text or an id that cannot be".to_owned();
@@ -57,7 +63,12 @@ fn put(vocab: &mut Vocab, file: &str, id: Option<u64>, text: Option<&str>, speci
     let looks_special = |open, close| text.starts_with(open) && text.ends_with(close);
     if special || looks_special("<|", "|>") || looks_special("<\u{ff5c}", "\u{ff5c}>") {
         let is_unk = text == "<unk>" && vocab.model != "gpt2";
-        vocab.set(id, text.to_owned(), if is_unk { kind::UNKNOWN } else { kind::CONTROL }, ADDED_SCORE);
+        vocab.set(
+            id,
+            text.to_owned(),
+            if is_unk { kind::UNKNOWN } else { kind::CONTROL },
+            ADDED_SCORE,
+        );
     } else {
         // The mark of a space is one inside a vocabulary only; added tokens are cut out of the text itself.
         vocab.set(id, text.replace('\u{2581}', " "), kind::USER_DEFINED, ADDED_SCORE);

@@ -12,7 +12,8 @@ use crate::convert::config::Json;
 
 /// Reads a `tokenizer.json`.
 pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
-    let wrong = |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
+    let wrong =
+        |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
     let model = json.inner("model")?;
     let kind = model.text(&["type"])?;
     match kind.as_deref() {
@@ -25,17 +26,25 @@ pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
 }
 
 fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error> {
-    let wrong = |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
-    let ids = model.object("vocab")?.ok_or_else(|| model.missing("model.vocab", "the id of each token"))?;
-    let merges = model.list("merges")?.ok_or_else(|| model.missing("model.merges", "the merges in order"))?;
+    let wrong =
+        |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
+    let ids = model
+        .object("vocab")?
+        .ok_or_else(|| model.missing("model.vocab", "the id of each token"))?;
+    let merges = model
+        .list("merges")?
+        .ok_or_else(|| model.missing("model.merges", "the merges in order"))?;
     let merges = merges.iter().map(merge).collect::<Option<Vec<_>>>();
-    let merges = merges.ok_or_else(|| wrong("a merge is neither `left right` nor a list of two"))?;
+    let merges =
+        merges.ok_or_else(|| wrong("a merge is neither `left right` nor a list of two"))?;
     // Made from SentencePiece: text of characters, with bytes for what has none.
     let is_llama = model.bool(&["byte_fallback"])?.unwrap_or(false);
     let (name, pre) = match (is_llama, pre_name) {
         (true, _) => ("llama", "default".to_owned()),
         (false, Some(name)) => ("gpt2", name.to_owned()),
-        (false, None) => ("gpt2", pre::name(json, model.bool(&["ignore_merges"])?.unwrap_or(false))?.to_owned()),
+        (false, None) => {
+            ("gpt2", pre::name(json, model.bool(&["ignore_merges"])?.unwrap_or(false))?.to_owned())
+        }
     };
     let mut vocab = Vocab { model: name, pre, ..Vocab::default() };
     place(&mut vocab, ids.iter().map(|(text, id)| (text.as_str(), id.as_u64())))
@@ -46,7 +55,8 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
     } else {
         // A space inside a token stands as the character that the byte-level alphabet has for it.
         let part = |text: &str| text.replace(' ', "\u{120}");
-        vocab.merges = merges.iter().map(|(left, right)| format!("{} {}", part(left), part(right))).collect();
+        vocab.merges =
+            merges.iter().map(|(left, right)| format!("{} {}", part(left), part(right))).collect();
     }
     Ok(vocab)
 }
@@ -62,7 +72,10 @@ fn merge(value: &Value) -> Option<(String, String)> {
 }
 
 /// Puts tokens at their ids.
-fn place<'a>(vocab: &mut Vocab, tokens: impl Iterator<Item = (&'a str, Option<u64>)>) -> Option<()> {
+fn place<'a>(
+    vocab: &mut Vocab,
+    tokens: impl Iterator<Item = (&'a str, Option<u64>)>,
+) -> Option<()> {
     for (text, id) in tokens {
         let id = usize::try_from(id?).ok().filter(|&id| id < MAX_TOKENS)?;
         if id >= vocab.tokens.len() {
@@ -75,7 +88,8 @@ fn place<'a>(vocab: &mut Vocab, tokens: impl Iterator<Item = (&'a str, Option<u6
 
 /// Scores that merge in the same order as the list: the earlier the merge that makes a token, the higher.
 fn scores(vocab: &mut Vocab, merges: &[(String, String)]) {
-    let ids: HashMap<&str, usize> = vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
+    let ids: HashMap<&str, usize> =
+        vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
     let mut ranks = vec![None; vocab.tokens.len()];
     for (rank, (left, right)) in merges.iter().enumerate() {
         if let Some(&id) = ids.get(format!("{left}{right}").as_str()) {
@@ -109,18 +123,28 @@ fn prepends(json: &Json) -> Result<bool, Error> {
 }
 
 fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
-    let wrong = |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
-    let list = model.list("vocab")?.ok_or_else(|| model.missing("model.vocab", "tokens with their scores"))?;
+    let wrong =
+        |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
+    let list = model
+        .list("vocab")?
+        .ok_or_else(|| model.missing("model.vocab", "tokens with their scores"))?;
     if list.len() > MAX_TOKENS {
         return Err(wrong("it holds more tokens than any vocabulary"));
     }
     let mut vocab = Vocab { model: "t5", pre: "default".to_owned(), ..Vocab::default() };
     vocab.grow(list.len());
     for (id, entry) in list.iter().enumerate() {
-        let pair = entry.as_array().and_then(|pair| Some((pair.first()?.as_str()?, pair.get(1)?.as_f64()?)));
+        let pair = entry
+            .as_array()
+            .and_then(|pair| Some((pair.first()?.as_str()?, pair.get(1)?.as_f64()?)));
         let (text, score) = pair.ok_or_else(|| wrong("a token is no pair of text and score"))?;
         let is_byte = text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
-        vocab.set(id, text.to_owned(), if is_byte { kind::BYTE } else { kind::NORMAL }, score as f32);
+        vocab.set(
+            id,
+            text.to_owned(),
+            if is_byte { kind::BYTE } else { kind::NORMAL },
+            score as f32,
+        );
     }
     vocab.unk = model.u32(&["unk_id"])?;
     if let Some(unk) = vocab.unk.map(|id| id as usize).filter(|&id| id < vocab.types.len()) {
@@ -133,8 +157,10 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
 /// Reads `vocab.json` and `merges.txt`, the form of GPT-2 and OPT.
 pub(super) fn read_pair(folder: &Path, pre: Option<&str>) -> Result<Vocab, Error> {
     let ids = Json::open(&folder.join("vocab.json"))?;
-    let mut vocab = Vocab { model: "gpt2", pre: pre.unwrap_or("gpt-2").to_owned(), ..Vocab::default() };
-    let wrong = |what: &str| Error::Tokenizer { file: ids.file().to_owned(), what: what.to_owned() };
+    let mut vocab =
+        Vocab { model: "gpt2", pre: pre.unwrap_or("gpt-2").to_owned(), ..Vocab::default() };
+    let wrong =
+        |what: &str| Error::Tokenizer { file: ids.file().to_owned(), what: what.to_owned() };
     place(&mut vocab, ids.entries().map(|(text, id)| (text, id.as_u64())))
         .ok_or_else(|| wrong("a token has an id that cannot be"))?;
     let path = folder.join("merges.txt");

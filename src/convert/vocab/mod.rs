@@ -90,14 +90,18 @@ pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Vec<(String, Value)>, Vec<Str
     added::add(wanted.folder, json.as_ref(), settings.as_ref(), &mut vocab)?;
     if vocab.tokens.len() > wanted.n_vocab {
         let (n, n_vocab) = (vocab.tokens.len(), wanted.n_vocab);
-        notes.push(format!("the tokenizer has {n} tokens and the model {n_vocab}: those beyond are left out"));
+        notes.push(format!(
+            "the tokenizer has {n} tokens and the model {n_vocab}: those beyond are left out"
+        ));
         vocab.tokens.truncate(n_vocab);
         vocab.types.truncate(n_vocab);
         vocab.scores.truncate(n_vocab);
     }
     vocab.grow(wanted.n_vocab);
     vocab.space_prefix = wanted.space_prefix.or(match &settings {
-        Some(settings) if vocab.model == "llama" => settings.bool(&["add_prefix_space"])?.or(vocab.space_prefix),
+        Some(settings) if vocab.model == "llama" => {
+            settings.bool(&["add_prefix_space"])?.or(vocab.space_prefix)
+        }
         Some(_) | None => vocab.space_prefix,
     });
     let mut keys = into_keys(&vocab);

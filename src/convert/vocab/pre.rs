@@ -83,14 +83,17 @@ fn flatten(value: &Value, depth: usize, steps: &mut Vec<String>) {
     let is = |key: &str, default: bool| value.get(key).and_then(Value::as_bool).unwrap_or(default);
     match text("type").unwrap_or_default() {
         "Sequence" if depth < 8 => {
-            for inner in value.get("pretokenizers").and_then(Value::as_array).into_iter().flatten() {
+            for inner in value.get("pretokenizers").and_then(Value::as_array).into_iter().flatten()
+            {
                 flatten(inner, depth + 1, steps);
             }
         }
         "ByteLevel" if is("use_regex", true) => steps.push(BYTES.to_owned()),
         // Only a change of alphabet.
         "ByteLevel" => {}
-        "Digits" => steps.push(if is("individual_digits", false) { DIGIT } else { DIGITS }.to_owned()),
+        "Digits" => {
+            steps.push(if is("individual_digits", false) { DIGIT } else { DIGITS }.to_owned())
+        }
         "Punctuation" => steps.push(PUNCTUATION.to_owned()),
         "Split" => {
             let pattern = value.get("pattern");
@@ -128,7 +131,10 @@ mod tests {
         assert_eq!(name_of(&split(QWEN2), false).unwrap(), "qwen2");
         assert_eq!(name_of(&split(LLAMA3), true).unwrap(), "llama-bpe");
         assert_eq!(name_of(&split(LLAMA3), false).unwrap(), "smaug-bpe");
-        assert_eq!(name_of(r#"{"type": "ByteLevel", "add_prefix_space": false}"#, false).unwrap(), "gpt-2");
+        assert_eq!(
+            name_of(r#"{"type": "ByteLevel", "add_prefix_space": false}"#, false).unwrap(),
+            "gpt-2"
+        );
         let falcon = r#"{"type": "Sequence", "pretokenizers": [{"type": "Punctuation", "behavior": "Contiguous"},
             {"type": "ByteLevel"}, {"type": "Digits", "individual_digits": false},
             {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}}]}"#;

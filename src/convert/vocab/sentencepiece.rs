@@ -52,7 +52,11 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
             (2, Field::Bytes(trainer)) => fields(trainer, |number, field| {
                 match (number, field) {
                     (3, Field::Number(kind @ 1..=2)) => is_unigram = kind == 1,
-                    (3, Field::Number(_)) => return Err("is of SentencePiece's kind `word` or `char`, expected bpe or unigram"),
+                    (3, Field::Number(_)) => {
+                        return Err(
+                            "is of SentencePiece's kind `word` or `char`, expected bpe or unigram",
+                        );
+                    }
                     (_, _) => {}
                 }
                 Ok(())
@@ -90,7 +94,9 @@ fn piece_of(bytes: &[u8]) -> Result<(String, f32, i32), &'static str> {
     fields(bytes, |number, field| {
         match (number, field) {
             (1, Field::Bytes(bytes)) => {
-                text = std::str::from_utf8(bytes).map_err(|_| "has a piece that is not UTF-8")?.to_owned();
+                text = std::str::from_utf8(bytes)
+                    .map_err(|_| "has a piece that is not UTF-8")?
+                    .to_owned();
             }
             (2, Field::Float(value)) => score = value,
             // Its numbers of kinds are those of the file.
@@ -117,7 +123,8 @@ fn fields<'a>(
                 continue;
             }
             2 => {
-                let len = usize::try_from(varint(&mut bytes).ok_or(TRUNCATED)?).map_err(|_| TRUNCATED)?;
+                let len =
+                    usize::try_from(varint(&mut bytes).ok_or(TRUNCATED)?).map_err(|_| TRUNCATED)?;
                 Field::Bytes(bytes.split_off(..len).ok_or(TRUNCATED)?)
             }
             5 => {

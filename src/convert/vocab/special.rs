@@ -31,12 +31,15 @@ pub(super) fn keys(
     json: Option<&Json>,
     settings: Option<&Json>,
 ) -> Result<Vec<(String, Value)>, Error> {
-    let ids: HashMap<&str, usize> = vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
+    let ids: HashMap<&str, usize> =
+        vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
     let generation = Json::open_if_there(&wanted.folder.join("generation_config.json"))?;
     let mut keys = Vec::new();
     let mut texts = HashMap::new();
     for &(role, key) in ROLES {
-        let named = settings.and_then(|settings| token_text(settings, role)).and_then(|text| ids.get(text.as_str()).copied());
+        let named = settings
+            .and_then(|settings| token_text(settings, role))
+            .and_then(|text| ids.get(text.as_str()).copied());
         let numbered = || {
             let sources = [Some(wanted.config), generation.as_ref()];
             sources.into_iter().flatten().find_map(|source| token_id(source, role))
@@ -78,13 +81,19 @@ fn token_id(settings: &Json, role: &str) -> Option<usize> {
 /// Whether the template of `tokenizer.json` begins with the begin token and ends with the end token.
 fn around(json: &Json, texts: &HashMap<&str, &str>) -> Result<(Option<bool>, Option<bool>), Error> {
     let Some(processor) = json.object("post_processor")? else { return Ok((None, None)) };
-    let kind = |value: &Setting| value.get("type").and_then(Setting::as_str).unwrap_or_default().to_owned();
+    let kind = |value: &Setting| {
+        value.get("type").and_then(Setting::as_str).unwrap_or_default().to_owned()
+    };
     let processor = Setting::Object(processor.clone());
     let steps = match kind(&processor).as_str() {
-        "Sequence" => processor.get("processors").and_then(Setting::as_array).cloned().unwrap_or_default(),
+        "Sequence" => {
+            processor.get("processors").and_then(Setting::as_array).cloned().unwrap_or_default()
+        }
         _ => vec![processor],
     };
-    let Some(template) = steps.iter().find(|step| kind(step) == "TemplateProcessing") else { return Ok((None, None)) };
+    let Some(template) = steps.iter().find(|step| kind(step) == "TemplateProcessing") else {
+        return Ok((None, None));
+    };
     let single = template.get("single").and_then(Setting::as_array);
     let is_role = |step: Option<&Setting>, role: &str| {
         let text = step.and_then(|step| step.get("SpecialToken")?.get("id")?.as_str());
@@ -97,13 +106,20 @@ fn around(json: &Json, texts: &HashMap<&str, &str>) -> Result<(Option<bool>, Opt
 }
 
 /// The chat template and those with a name.
-pub(super) fn templates(folder: &Path, settings: Option<&Json>) -> Result<Vec<(String, Value)>, Error> {
+pub(super) fn templates(
+    folder: &Path,
+    settings: Option<&Json>,
+) -> Result<Vec<(String, Value)>, Error> {
     let mut default = text_of(&folder.join("chat_template.jinja"))?;
     let mut named: Vec<(String, String)> = Vec::new();
-    if default.is_none() && let Some(json) = Json::open_if_there(&folder.join("chat_template.json"))? {
+    if default.is_none()
+        && let Some(json) = Json::open_if_there(&folder.join("chat_template.json"))?
+    {
         default = json.text(&["chat_template"])?;
     }
-    if let Some(settings) = settings && let Some((_, template)) = settings.get(&["chat_template"]) {
+    if let Some(settings) = settings
+        && let Some((_, template)) = settings.get(&["chat_template"])
+    {
         if let Some(text) = template.as_str() {
             default.get_or_insert(text.to_owned());
         }
@@ -112,7 +128,13 @@ pub(super) fn templates(folder: &Path, settings: Option<&Json>) -> Result<Vec<(S
             match (part("name"), part("template")) {
                 (Some(name), Some(text)) if name == "default" => drop(default.get_or_insert(text)),
                 (Some(name), Some(text)) => named.push((name, text)),
-                (_, _) => return Err(settings.wrong("chat_template", "a text, or objects of name and template", entry)),
+                (_, _) => {
+                    return Err(settings.wrong(
+                        "chat_template",
+                        "a text, or objects of name and template",
+                        entry,
+                    ));
+                }
             }
         }
     }
@@ -121,14 +143,21 @@ pub(super) fn templates(folder: &Path, settings: Option<&Json>) -> Result<Vec<(S
         keys.push(("tokenizer.chat_template".to_owned(), Value::from(text)));
     }
     // In a key, a name is of letters, digits and the underscore.
-    let clean = |name: &str| name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_', "_").to_lowercase();
+    let clean = |name: &str| {
+        name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_', "_").to_lowercase()
+    };
     named.sort();
     named.dedup_by(|(a, _), (b, _)| clean(a) == clean(b));
     if !named.is_empty() {
         let names = named.iter().map(|(name, _)| clean(name));
-        keys.push(("tokenizer.chat_templates".to_owned(), Value::Array(Array::String(Strings::from_iter(names)))));
+        keys.push((
+            "tokenizer.chat_templates".to_owned(),
+            Value::Array(Array::String(Strings::from_iter(names))),
+        ));
     }
-    keys.extend(named.into_iter().map(|(name, text)| (format!("tokenizer.chat_template.{}", clean(&name)), Value::from(text))));
+    keys.extend(named.into_iter().map(|(name, text)| {
+        (format!("tokenizer.chat_template.{}", clean(&name)), Value::from(text))
+    }));
     Ok(keys)
 }
 

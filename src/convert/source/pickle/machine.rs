@@ -1,121 +1,10 @@
-//! Reads the pickle of a PyTorch checkpoint without running anything: a stack machine over an arena, with the few
-//! opcodes and the few names that a dictionary of tensors needs.
-//!
-//! A pickle is a program. What makes it dangerous are names (`os.system`) and calls: each name outside of [`GLOBALS`] is
-//! refused where it stands, each opcode outside of the list by its name, and a call does one of three known things.
-//! Values are numbers of nodes, so neither depth nor sharing can exhaust stack or memory: every opcode adds one node at
-//! most, and a pickle has no more opcodes than bytes.
-//!
-//! Source: the opcode table in Python's `pickletools`; the tuple of a storage as `torch.save` writes it.
+//! The stack machine: opcodes, stack, memo, and nodes that name each other by number.
 
 use std::collections::HashMap;
 
-/// Most nodes: a checkpoint has some twenty for each tensor.
-const MAX_NODES: usize = 8 << 20;
+use super::{GLOBALS, Global, MAX_NODES, Problem, REFUSED, View};
 
-/// What is wrong with a pickle.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
-    /// The pickle ends inside an opcode or before its end mark.
-    #[error("it ends inside an opcode")]
-    Truncated,
-    /// An opcode that a dictionary of tensors has no use for.
-    #[error("the opcode {name} is not allowed in a checkpoint")]
-    Opcode {
-        /// Its name.
-        name: String,
-    },
-    /// A name that a dictionary of tensors has no use for.
-    #[error("the name `{name}` is not allowed in a checkpoint: only tensors are read, nothing is run")]
-    Global {
-        /// Module and name.
-        name: String,
-    },
-    /// An opcode that finds something else on the stack than it needs.
-    #[error("the opcode {name} found no {expected} on the stack")]
-    Stack {
-        /// The opcode.
-        name: &'static str,
-        /// What it needs.
-        expected: &'static str,
-    },
-    /// A protocol that is not known.
-    #[error("it has the protocol {found}, expected 2 to 5")]
-    Protocol {
-        /// The number in the file.
-        found: u8,
-    },
-    /// More values than any checkpoint has.
-    #[error("it holds more than {MAX_NODES} values")]
-    TooMany,
-    /// A tensor or a storage that is put together wrongly.
-    #[error("{what} is put together wrongly: expected {expected}")]
-    Arguments {
-        /// The thing.
-        what: &'static str,
-        /// What it is made of.
-        expected: &'static str,
-    },
-    /// Text that is not UTF-8.
-    #[error("a text is not UTF-8")]
-    Text,
-    /// A result that is no dictionary.
-    #[error("it holds no dictionary of tensors")]
-    NoDictionary,
-}
-
-/// What a name in a pickle may stand for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Global {
-    Dict,
-    Tensor,
-    Parameter,
-    /// A class of storages; its name says the kind of numbers.
-    Storage(&'static str),
-}
-
-/// Every name that is allowed.
-const GLOBALS: &[(&str, Global)] = &[
-    ("collections.OrderedDict", Global::Dict),
-    ("torch._utils._rebuild_tensor", Global::Tensor),
-    ("torch._utils._rebuild_tensor_v2", Global::Tensor),
-    ("torch._utils._rebuild_parameter", Global::Parameter),
-    ("torch.FloatStorage", Global::Storage("FloatStorage")),
-    ("torch.HalfStorage", Global::Storage("HalfStorage")),
-    ("torch.BFloat16Storage", Global::Storage("BFloat16Storage")),
-    ("torch.DoubleStorage", Global::Storage("DoubleStorage")),
-    ("torch.ByteStorage", Global::Storage("ByteStorage")),
-    ("torch.CharStorage", Global::Storage("CharStorage")),
-    ("torch.ShortStorage", Global::Storage("ShortStorage")),
-    ("torch.IntStorage", Global::Storage("IntStorage")),
-    ("torch.LongStorage", Global::Storage("LongStorage")),
-    ("torch.BoolStorage", Global::Storage("BoolStorage")),
-];
-
-/// The opcodes that are refused, for the message.
-const REFUSED: &[(u8, &str)] = &[
-    (b'2', "DUP"), (b'F', "FLOAT"), (b'I', "INT"), (b'L', "LONG"), (b'P', "PERSID"), (b'S', "STRING"),
-    (b'V', "UNICODE"), (b'd', "DICT"), (b'g', "GET"), (b'i', "INST"), (b'l', "LIST"), (b'o', "OBJ"),
-    (b'p', "PUT"), (b'\x81', "NEWOBJ"), (b'\x82', "EXT1"), (b'\x83', "EXT2"), (b'\x84', "EXT4"),
-    (b'\x8b', "LONG4"), (b'\x8f', "EMPTY_SET"), (b'\x90', "ADDITEMS"), (b'\x91', "FROZENSET"),
-    (b'\x92', "NEWOBJ_EX"), (b'\x96', "BYTEARRAY8"), (b'\x97', "NEXT_BUFFER"), (b'\x98', "READONLY_BUFFER"),
-];
-
-/// A tensor as the pickle describes it: a view of a storage, counted in values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct View {
-    pub(crate) name: String,
-    /// PyTorch's class of the storage.
-    pub(crate) class: &'static str,
-    /// The archive's member that holds it.
-    pub(crate) key: String,
-    pub(crate) n_stored: u64,
-    pub(crate) offset: u64,
-    pub(crate) shape: Vec<u64>,
-    pub(crate) strides: Vec<u64>,
-}
-
-type Id = u32;
+pub(super) type Id = u32;
 
 #[derive(Clone, Debug)]
 enum Node {
@@ -128,37 +17,30 @@ enum Node {
     List,
     Dict(Vec<(Id, Id)>),
     Global(Global),
-    Storage { class: &'static str, key: String, n_stored: u64 },
+    Storage {
+        class: &'static str,
+        key: String,
+        n_stored: u64,
+    },
     Tensor(View),
 }
 
-/// The tensors of the dictionary that `bytes` describe, or of its `state_dict`.
-///
-/// # Errors
-/// The [`Problem`] and the offset of the opcode that has it.
-pub(crate) fn read(bytes: &[u8]) -> Result<Vec<View>, (usize, Problem)> {
-    let mut machine = Machine { bytes, at: 0, nodes: Vec::new(), stack: Vec::new(), memo: HashMap::new() };
-    loop {
-        let start = machine.at;
-        match machine.step() {
-            Ok(None) => {}
-            Ok(Some(top)) => return machine.tensors(top).map_err(|problem| (start, problem)),
-            Err(problem) => return Err((start, problem)),
-        }
-    }
-}
-
-struct Machine<'a> {
+pub(super) struct Machine<'a> {
     bytes: &'a [u8],
-    at: usize,
+    /// Where the next opcode is.
+    pub(super) at: usize,
     nodes: Vec<Node>,
     stack: Vec<Id>,
     memo: HashMap<u64, Id>,
 }
 
 impl<'a> Machine<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Machine<'a> {
+        Machine { bytes, at: 0, nodes: Vec::new(), stack: Vec::new(), memo: HashMap::new() }
+    }
+
     /// Does one opcode; gives the result after the last.
-    fn step(&mut self) -> Result<Option<Id>, Problem> {
+    pub(super) fn step(&mut self) -> Result<Option<Id>, Problem> {
         match self.byte()? {
             b'\x80' => self.protocol()?,
             b'\x95' => drop(self.take(8)?),
@@ -205,7 +87,8 @@ impl<'a> Machine<'a> {
                 self.global(&format!("{module}.{name}"))?;
             }
             b'\x93' => {
-                let (name, module) = (self.pop_text("STACK_GLOBAL")?, self.pop_text("STACK_GLOBAL")?);
+                let (name, module) =
+                    (self.pop_text("STACK_GLOBAL")?, self.pop_text("STACK_GLOBAL")?);
                 self.global(&format!("{module}.{name}"))?;
             }
             b'R' => self.reduce()?,
@@ -291,13 +174,21 @@ impl<'a> Machine<'a> {
 
     fn pop_text(&mut self, name: &'static str) -> Result<String, Problem> {
         let id = self.pop(name, "text")?;
-        if let Node::Text(text) = self.node(id) { Ok(text.clone()) } else { Err(Problem::Stack { name, expected: "text" }) }
+        if let Node::Text(text) = self.node(id) {
+            Ok(text.clone())
+        } else {
+            Err(Problem::Stack { name, expected: "text" })
+        }
     }
 
     /// What stands above the last mark.
     fn pop_mark(&mut self, name: &'static str) -> Result<Vec<Id>, Problem> {
         let is_mark = |&id: &Id| matches!(self.node(id), Node::Mark);
-        let at = self.stack.iter().rposition(is_mark).ok_or(Problem::Stack { name, expected: "mark" })?;
+        let at = self
+            .stack
+            .iter()
+            .rposition(is_mark)
+            .ok_or(Problem::Stack { name, expected: "mark" })?;
         let items = self.stack.split_off(at + 1);
         self.stack.pop();
         Ok(items)
@@ -367,7 +258,11 @@ impl<'a> Machine<'a> {
 
     fn check_list(&mut self, name: &'static str) -> Result<(), Problem> {
         let top = self.top(name)?;
-        if matches!(self.node(top), Node::List) { Ok(()) } else { Err(Problem::Stack { name, expected: "list" }) }
+        if matches!(self.node(top), Node::List) {
+            Ok(())
+        } else {
+            Err(Problem::Stack { name, expected: "list" })
+        }
     }
 
     fn set_items(&mut self, name: &'static str, items: Vec<Id>) -> Result<(), Problem> {
@@ -377,12 +272,17 @@ impl<'a> Machine<'a> {
         };
         let (whole, rest) = items.as_chunks::<2>();
         pairs.extend(whole.iter().map(|[key, value]| (*key, *value)));
-        if rest.is_empty() { Ok(()) } else { Err(Problem::Stack { name, expected: "value for each key" }) }
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(Problem::Stack { name, expected: "value for each key" })
+        }
     }
 
     /// A persistent id: `("storage", class, key, device, values)`.
     fn storage(&mut self) -> Result<(), Problem> {
-        let wrong = Problem::Arguments { what: "a storage", expected: "its class, key, device and size" };
+        let wrong =
+            Problem::Arguments { what: "a storage", expected: "its class, key, device and size" };
         let id = self.pop("BINPERSID", "tuple")?;
         let Node::Tuple(parts) = self.node(id) else { return Err(wrong) };
         let &[kind, class, key, _device, n, ..] = parts.as_slice() else { return Err(wrong) };
@@ -391,7 +291,9 @@ impl<'a> Machine<'a> {
         else {
             return Err(wrong);
         };
-        let (Ok(n_stored), "storage") = (u64::try_from(*n), kind.as_str()) else { return Err(wrong) };
+        let (Ok(n_stored), "storage") = (u64::try_from(*n), kind.as_str()) else {
+            return Err(wrong);
+        };
         let storage = Node::Storage { class, key: key.clone(), n_stored };
         self.push(storage)
     }
@@ -428,7 +330,8 @@ impl<'a> Machine<'a> {
         let expected = "a storage, an offset, a shape and as many strides";
         let wrong = Problem::Arguments { what: "a tensor", expected };
         let &[storage, offset, shape, strides, ..] = arguments else { return Err(wrong) };
-        let (Node::Storage { class, key, n_stored }, Node::Int(offset)) = (self.node(storage), self.node(offset))
+        let (Node::Storage { class, key, n_stored }, Node::Int(offset)) =
+            (self.node(storage), self.node(offset))
         else {
             return Err(wrong);
         };
@@ -445,14 +348,18 @@ impl<'a> Machine<'a> {
 
     fn numbers(&self, id: Id) -> Option<Vec<u64>> {
         let Node::Tuple(items) = self.node(id) else { return None };
-        let number = |&id: &Id| if let Node::Int(n) = self.node(id) { u64::try_from(*n).ok() } else { None };
+        let number =
+            |&id: &Id| if let Node::Int(n) = self.node(id) { u64::try_from(*n).ok() } else { None };
         items.iter().map(number).collect()
     }
 
     /// The tensors of the dictionary at `top` by their names.
-    fn tensors(&self, top: Id) -> Result<Vec<View>, Problem> {
-        let Node::Dict(mut pairs) = self.node(top).clone() else { return Err(Problem::NoDictionary) };
-        let named = |id: Id| if let Node::Text(text) = self.node(id) { Some(text.as_str()) } else { None };
+    pub(super) fn tensors(&self, top: Id) -> Result<Vec<View>, Problem> {
+        let Node::Dict(mut pairs) = self.node(top).clone() else {
+            return Err(Problem::NoDictionary);
+        };
+        let named =
+            |id: Id| if let Node::Text(text) = self.node(id) { Some(text.as_str()) } else { None };
         if let Some((_, inner)) = pairs.iter().find(|(key, _)| named(*key) == Some("state_dict"))
             && let Node::Dict(inner) = self.node(*inner)
         {
