@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn mxfp4_codes_move_and_stay_what_they_are() {
-        let pairs: Vec<u8> = (0..16).map(|j| (2 * j % 16) | (2 * j + 1) % 16 << 4).collect();
+        let pairs: Vec<u8> = (0..16).map(|j| (2 * j % 16) | ((2 * j + 1) % 16) << 4).collect();
         let mut out = [0u8; 17];
         repack_mxfp4(120, &pairs, &mut out);
         assert_eq!(out[0], 120);

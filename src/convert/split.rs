@@ -66,7 +66,7 @@ pub fn split(
     for (number, group) in groups.iter().enumerate() {
         let mut writer = Writer::new(file.container());
         if number == 0 {
-            copy_all_keys(&file, &mut writer)?;
+            copy_keys(file.metadata(), &[], &mut writer)?;
         }
         // Both fit: there are at most as many parts as 16 bits count, and tensors as a header can hold.
         writer.set("split.no", Value::U16(number as u16))?;
@@ -97,22 +97,11 @@ pub fn merge(
     let inputs: Vec<_> = file.paths().iter().map(PathBuf::as_path).collect();
     write::check_target(output, &inputs, force)?;
     let mut writer = Writer::new(file.container());
-    copy_all_keys(&file, &mut writer)?;
+    copy_keys(file.metadata(), &[], &mut writer)?;
     let all: Vec<&TensorInfo> = file.tensors().iter().collect();
     let outputs = copies(&file, &all)?;
     let size = write::write(writer, &outputs, output, progress)?;
     Ok(Summary { n_tensors: outputs.len(), size, notes: Vec::new() })
-}
-
-/// All keys but those of a split.
-fn copy_all_keys(file: &File, writer: &mut Writer) -> Result<(), Error> {
-    copy_keys(file.metadata(), writer)?;
-    for key in ["general.file_type", "general.quantization_version"] {
-        if let Some(value) = file.metadata().get(key) {
-            writer.set(key, value.clone())?;
-        }
-    }
-    Ok(())
 }
 
 fn copies(file: &File, tensors: &[&TensorInfo]) -> Result<Vec<Output>, Error> {

@@ -53,7 +53,7 @@ pub(crate) fn quantization(args: &QuantizeArgs) -> Result<Quantization, Failure>
 
 /// A type of one tensor: those that a mix is made of.
 fn format(name: &str) -> Result<Format, Failure> {
-    let known: Vec<Format> = Target::all().map(Target::format).collect();
+    let known: Vec<Format> = Target::all().filter_map(Target::format).collect();
     let found = Format::from_str(name).ok().filter(|format| known.contains(format));
     found.ok_or_else(|| {
         let mut names: Vec<&str> = known.iter().map(|format| format.name()).collect();

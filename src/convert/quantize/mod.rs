@@ -16,13 +16,9 @@ use mix::Mix;
 pub use target::Target;
 
 /// Keys that the copy states anew.
-const OWN_KEYS: [&str; 5] = [
-    "general.file_type",
-    "general.quantization_version",
-    "split.no",
-    "split.count",
-    "split.tensors.count",
-];
+const OWN_KEYS: &[&str] = &["general.file_type", "general.quantization_version"];
+/// Keys of one part among several.
+const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
 
 /// What to quantise, and how.
 #[derive(Clone, Debug)]
@@ -65,9 +61,9 @@ impl Quantization {
             outputs.push(self.output_of(&file, tensor, wanted)?);
         }
         let mut writer = Writer::new(file.container());
-        copy_keys(file.metadata(), &mut writer)?;
+        copy_keys(file.metadata(), OWN_KEYS, &mut writer)?;
         writer.set("general.file_type", self.target.file_type())?;
-        if self.target.format().quants().is_some() {
+        if self.target.format().is_some_and(|format| format.quants().is_some()) {
             writer.set("general.quantization_version", 2_u32)?;
         }
         let size = write::write(writer, &outputs, &self.output, progress)?;
@@ -103,9 +99,14 @@ impl Quantization {
     }
 }
 
-/// Copies all keys but those that the copy states anew.
-pub(super) fn copy_keys(metadata: &Metadata, writer: &mut Writer) -> Result<(), Error> {
-    for (key, value) in metadata.iter().filter(|(key, _)| !OWN_KEYS.contains(key)) {
+/// Copies all keys but some, and those of a split.
+pub(super) fn copy_keys(
+    metadata: &Metadata,
+    but: &[&str],
+    writer: &mut Writer,
+) -> Result<(), Error> {
+    let kept = metadata.iter().filter(|(key, _)| !but.contains(key) && !SPLIT_KEYS.contains(key));
+    for (key, value) in kept {
         writer.set(key, value.clone())?;
     }
     Ok(())

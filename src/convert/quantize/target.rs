@@ -74,12 +74,13 @@ impl Target {
         self.file_type
     }
 
-    /// The type of most tensors.
+    /// The format of most tensors; `None` only for a mix that [`Target::all`] leaves out.
     #[must_use]
-    pub fn format(self) -> Format {
-        format(self.base).expect("only mixes of known formats are handed out")
+    pub fn format(self) -> Option<Format> {
+        format(self.base)
     }
 
+    /// The type of most tensors, as the container names it.
     pub(super) fn base(self) -> TensorType {
         self.base
     }

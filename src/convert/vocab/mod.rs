@@ -81,8 +81,11 @@ pub(super) struct Wanted<'a> {
     pub(super) space_prefix: Option<bool>,
 }
 
+/// Keys of a file with their values.
+type Keys = Vec<(String, Value)>;
+
 /// The `tokenizer.*` keys, and what the user should know.
-pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Vec<(String, Value)>, Vec<String>), Error> {
+pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
     let mut notes = Vec::new();
     let json = Json::open_if_there(&wanted.folder.join("tokenizer.json"))?;
     let settings = Json::open_if_there(&wanted.folder.join("tokenizer_config.json"))?;
