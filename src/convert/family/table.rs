@@ -318,7 +318,20 @@ fn gemma(build: &mut Build<'_>) -> Result<(), Error> {
 fn gemma2(build: &mut Build<'_>) -> Result<(), Error> {
     gemma(build)?;
     build.window()?;
+    scale(build)?;
     softcaps(build)
+}
+
+/// What scores are scaled by, where it is not the width of a head.
+fn scale(build: &mut Build<'_>) -> Result<(), Error> {
+    let d_head = build.d_head()? as f32;
+    match build.config.f32(&["query_pre_attn_scalar"])? {
+        Some(scalar) if scalar > 0.0 && scalar != d_head => {
+            build.set("attention.scale", scalar.powf(-0.5));
+            Ok(())
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 fn softcaps(build: &mut Build<'_>) -> Result<(), Error> {
@@ -348,6 +361,7 @@ fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
     if let Some(period) = period {
         build.set("attention.sliding_window_pattern", period);
     }
+    scale(build)?;
     softcaps(build)?;
     let local = config.inner("rope_parameters")?.inner("sliding_attention")?;
     let local = config.f32(&["rope_local_base_freq"])?.or(local.f32(&["rope_theta"])?);

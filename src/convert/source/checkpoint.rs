@@ -58,15 +58,19 @@ impl Checkpoint {
     }
 }
 
-/// The tensors of one file, safetensors or PyTorch's by its name.
-pub(super) fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
-    let bytes = Bytes::open(path)?;
+/// The tensors of the file at `path`.
+fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
+    parse(path, &Bytes::open(path)?)
+}
+
+/// The tensors of the file `path` that `bytes` are, safetensors or PyTorch's by its name.
+pub(super) fn parse(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
     if path.extension().is_some_and(|end| end == "safetensors") {
         let file = || path.display().to_string();
-        return safetensors::read(&bytes)
+        return safetensors::read(bytes)
             .map_err(|problem| Error::Safetensors { file: file(), problem });
     }
-    torch::read(path, &bytes)
+    torch::read(path, bytes)
 }
 
 /// The files that an index names.

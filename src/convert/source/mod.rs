@@ -12,8 +12,11 @@ pub(super) mod zip;
 pub(super) use checkpoint::Checkpoint;
 pub(super) use torch::read as read_torch;
 
+use std::path::Path;
+
 use hal::format::Format;
 
+use super::Error;
 use crate::gguf::Bytes;
 
 /// How a tensor's numbers are stored.
@@ -72,6 +75,16 @@ pub(super) struct Tensor {
     pub(super) bytes: Bytes,
     /// The bytes hold the columns of a matrix, not its rows.
     pub(super) transposed: bool,
+}
+
+/// Names and shapes (slowest axis first) of the tensors in the checkpoint file that `bytes` are: safetensors by the name
+/// `file`, PyTorch's otherwise.
+///
+/// # Errors
+/// Anything wrong in the file.
+pub fn tensors(file: &str, bytes: Vec<u8>) -> Result<Vec<(String, Vec<u64>)>, Error> {
+    let found = checkpoint::parse(Path::new(file), &Bytes::from(bytes))?;
+    Ok(found.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect())
 }
 
 /// Bytes of a tensor of `shape`, if 64 bits can count them.
