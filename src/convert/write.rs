@@ -35,9 +35,6 @@ pub(super) fn write(
     let mut done = 0;
     for output in outputs {
         fill(output, &mut data, &mut done, total, progress)?;
-        for source in output.sources() {
-            source.release(source);
-        }
     }
     data.finish()?;
     Ok(fs::metadata(path).map_or(total, |file| file.len()))
@@ -69,6 +66,10 @@ fn fill<S: Write>(
         );
         data.write(&output.name, &bytes)?;
         *done += bytes.len() as u64;
+        // Pages that were read would count as this process's memory until the end.
+        for source in output.sources() {
+            source.release(source);
+        }
     }
     let _ = progress(*done, total);
     Ok(())

@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(split(&["--split-max-size", "3G"]).unwrap(), Limit::Bytes(3_000_000_000));
         assert_eq!(split(&["--split-max-size", "500M"]).unwrap(), Limit::Bytes(500_000_000));
         for wrong in ["", "G", "3", "3T", "-1G", "0M", "99999999999999999999G", "\u{e9}"] {
-            assert!(split(&["--split-max-size", wrong]).is_err(), "{wrong}");
+            assert!(split(&[&format!("--split-max-size={wrong}")]).is_err(), "{wrong}");
         }
         assert!(split(&["--split-max-tensors", "0"]).is_err());
     }
