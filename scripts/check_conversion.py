@@ -97,17 +97,33 @@ def tokenizer(folder):
 
 
 
-def llama_cpp(path, ids):
+def llama_cpp(path, ids, n):
+    """Logits of the tokens, and the greedy text of `n` tokens after them."""
     import llama_cpp
     m = llama_cpp.Llama(path, n_ctx=64, logits_all=True, verbose=False, n_threads=2, n_gpu_layers=0)
     m.eval(ids)
-    return np.array(m.scores[:len(ids)])
+    logits = np.array(m.scores[:len(ids)])
+    text = b""
+    for _ in range(n):
+        best = int(np.argmax(m.scores[m.n_tokens - 1]))
+        if best == m.token_eos():
+            break
+        text += m.detokenize([best])
+        m.eval([best])
+    return logits, text
 
 
-def own(binary, path, text):
-    run = subprocess.run([binary, "run", "-m", path, "-p", text, "-n", "16", "--temp", "0", "--no-perf"],
-                         capture_output=True, text=True)
-    return run.stdout if run.returncode == 0 else "error: " + run.stderr.strip().replace("\n", "; ")[-200:]
+def own(binary, path, text, n, theirs):
+    run = subprocess.run([binary, "run", "-m", path, "-p", text, "-n", str(n), "--temp", "0", "--no-perf",
+                          "--no-display-prompt", "-c", "64"], capture_output=True)
+    if run.returncode:
+        return "the engine says: " + run.stderr.decode(errors="replace").strip().replace("\n", "; ")[:120]
+    ours = run.stdout.strip()
+    if theirs is None:
+        return f"the engine's text: {ours!r}"
+    # Bytes that are no text are shown in one way or another.
+    plain = lambda t: t.decode(errors="replace").replace("\ufffd", "").strip()  # noqa: E731
+    return "same greedy text" if plain(ours) == plain(theirs) else f"OTHER TEXT: {ours!r}, llama.cpp {theirs!r}"
 
 
 def check(a, name, kind, settings, folder):
@@ -139,16 +155,17 @@ def check(a, name, kind, settings, folder):
                           "--model-name", "tiny"], capture_output=True, text=True)
     if run.returncode:
         return "FAILED to convert: " + run.stderr.strip().replace("\n", "; ")
+    n = 16
     try:
-        have = llama_cpp(path, ids)
+        have, theirs = llama_cpp(path, ids, n)
     except Exception as e:  # noqa: BLE001, whatever llama.cpp cannot load
-        return f"llama.cpp cannot load it ({e})" + (f"; own: {own(a.binary, path, text)!r}" if a.own else "")
+        return f"llama.cpp cannot load it ({e})" + ("; " + own(a.binary, path, text, n, None) if a.own else "")
     have = have[:, :want.shape[1]]
     worst = float(np.abs(have - want).max() / np.abs(want).max())
     greedy = (have.argmax(1) == want.argmax(1)).mean()
     verdict = "ok" if worst < 5e-3 else "FAILED"
     return f"{verdict}: worst difference {worst:.2e} of the logits' scale, same choice for {greedy:.0%} of tokens" + (
-        f"; own: {own(a.binary, path, text)!r}" if a.own else "")
+        "; " + own(a.binary, path, text, n, theirs) if a.own else "")
 
 
 def main():
