@@ -7,6 +7,10 @@ use super::{Quantization, format_of};
 use crate::convert::Error;
 use crate::gguf::{Container, File, TensorInfo, TensorType};
 
+/// Small matrices that decide much.
+const SENSITIVE: [&str; 3] =
+    ["ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"];
+
 /// What the choices depend on.
 pub(super) struct Mix<'a> {
     job: &'a Quantization,
@@ -39,35 +43,18 @@ impl<'a> Mix<'a> {
         })
     }
 
-    /// The type of a tensor in the copy, and a note where its shape forbids the one it should have.
-    pub(super) fn choose(&self, tensor: &TensorInfo) -> (TensorType, Option<String>) {
+    /// The type of a tensor in the copy, and the type that it should have, which its shape may forbid.
+    pub(super) fn choose(&self, tensor: &TensorInfo) -> (TensorType, TensorType) {
         let name = tensor.name.as_str();
-        let sensitive = [
-            "_norm.weight",
-            "ffn_gate_inp.weight",
-            "ffn_gate_inp_shexp.weight",
-            "position_embd.weight",
-        ];
         let is_matrix =
             tensor.shape.len() >= 2 && name.ends_with("weight") && !name.contains("_norm.weight");
-        if !is_matrix
-            || sensitive.iter().any(|end| name.ends_with(end))
-            || tensor.ty.block().is_none()
-        {
-            return (tensor.ty, None);
-        }
-        if name == "output.weight" && self.job.leave_output {
-            return (tensor.ty, None);
+        let is_kept = SENSITIVE.iter().any(|end| name.ends_with(end))
+            || (name == "output.weight" && self.job.leave_output);
+        if !is_matrix || is_kept || tensor.ty.block().is_none() {
+            return (tensor.ty, tensor.ty);
         }
         let wanted = self.wanted(tensor);
-        let fits = fitting(tensor.shape[0], wanted);
-        let note = || {
-            format!(
-                "`{name}` has rows of {} values, which {wanted} cannot hold: it is {fits}",
-                tensor.shape[0]
-            )
-        };
-        (fits, (fits != wanted).then(note))
+        (fitting(tensor.shape[0], wanted), wanted)
     }
 
     fn wanted(&self, tensor: &TensorInfo) -> TensorType {

@@ -3,6 +3,7 @@
 mod mix;
 mod target;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use hal::format::Format;
@@ -53,13 +54,18 @@ impl Quantization {
         let inputs: Vec<_> = file.paths().iter().map(PathBuf::as_path).collect();
         write::check_target(&self.output, &inputs, self.force)?;
         let mix = Mix::new(&file, self)?;
-        let mut notes = Vec::new();
+        let mut misfits: BTreeMap<String, usize> = BTreeMap::new();
         let mut outputs = Vec::new();
         for tensor in file.tensors() {
-            let (wanted, note) = mix.choose(tensor);
-            notes.extend(note);
-            outputs.push(self.output_of(&file, tensor, wanted)?);
+            let (ty, wanted) = mix.choose(tensor);
+            if ty != wanted {
+                let misfit =
+                    format!("rows of {} values do not fit {wanted}, {ty} is", tensor.shape[0]);
+                *misfits.entry(misfit).or_default() += 1;
+            }
+            outputs.push(self.output_of(&file, tensor, ty)?);
         }
+        let notes = misfits.iter().map(|(why, n)| format!("{why} taken for {n} tensors")).collect();
         let mut writer = Writer::new(file.container());
         copy_keys(file.metadata(), OWN_KEYS, &mut writer)?;
         writer.set("general.file_type", self.target.file_type())?;
