@@ -300,7 +300,8 @@ fn hint_for_directory(path: &Path) -> String {
         names.iter().filter(|name| name.ends_with(".gguf")).map(String::as_str).collect();
     match models.as_slice() {
         [] if names.iter().any(|name| name == "config.json") => {
-            "; it looks like a Hugging Face model folder, convert it to GGUF first".to_owned()
+            "; it looks like a Hugging Face model folder, which `thermocline convert` makes a file of"
+                .to_owned()
         }
         [] => "; it holds none".to_owned(),
         [model] => format!("; it holds {model}"),
