@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod cli;
+pub mod convert;
 pub mod converted;
 pub mod devices;
 pub mod embedded;

@@ -5,6 +5,7 @@
 mod bad_models;
 mod bench;
 mod cli;
+mod convert;
 mod converted;
 mod embedded;
 mod evaluate;

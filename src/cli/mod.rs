@@ -90,6 +90,10 @@ fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
             command::perplexity::run(&config::PerplexityOptions::resolve(args)?, terminal)
         }
         Command::Info(args) => command::info::run(args.model.as_deref(), args.json),
+        Command::Convert(args) => command::convert::convert(args, terminal),
+        Command::Quantize(args) => command::convert::quantize(args, terminal),
+        Command::Split(args) => command::convert::split(args, terminal),
+        Command::Merge(args) => command::convert::merge(args, terminal),
         Command::Tokenize(args) => {
             command::tokenize::run(&config::TokenizeOptions::resolve(args)?, terminal)
         }
@@ -142,6 +146,12 @@ mod tests {
                     "stdin",
                     "shell",
                     "action",
+                    "model_folder",
+                    "predictor_folder",
+                    "input",
+                    "outfile",
+                    "target",
+                    "prefix",
                     "help",
                     "version",
                 ];

@@ -92,16 +92,3 @@ fn names(folder: &Path, ends: &[&str]) -> io::Result<Vec<PathBuf>> {
     paths.sort();
     Ok(paths)
 }
-
-/// Bytes that this process may still write where `folder` is, if the system tells.
-#[cfg(unix)]
-pub(super) fn free_bytes(folder: &Path) -> Option<Bytes> {
-    let disk = rustix::fs::statvfs(folder).ok()?;
-    Some(Bytes(disk.f_bavail.saturating_mul(disk.f_frsize)))
-}
-
-/// Bytes that this process may still write where `folder` is, if the system tells.
-#[cfg(not(unix))]
-pub(super) fn free_bytes(_folder: &Path) -> Option<Bytes> {
-    None
-}

@@ -10,7 +10,7 @@ use super::{
     FINGERPRINT_KEY, MODEL_KEY, PACKS_KEY, SUMS, VERSION, VERSION_KEY, Weight, files, full_path,
     size,
 };
-use crate::gguf::{Array, Container, File, Strings, TensorType, Value, Writer};
+use crate::gguf::{Array, Container, File, Strings, TensorType, Value, Writer, free_bytes};
 
 /// What stays free on the disk.
 const MARGIN: Bytes = Bytes(1 << 30);
@@ -61,7 +61,7 @@ pub fn write(
         .map_err(|reason| WriteError::Folder { folder: folder.display().to_string(), reason })?;
     files::drop_leftovers(folder);
     let total = size(weights);
-    check_disk(total, files::free_bytes(folder))?;
+    check_disk(total, free_bytes(folder).map(Bytes))?;
     let mut data = header(model, weights)?.create(path)?;
     let (mut pack, mut sums, mut done) = (Vec::new(), Vec::new(), 0);
     for weight in weights {

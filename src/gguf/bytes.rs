@@ -38,7 +38,7 @@ impl Bytes {
 
     /// Takes the pages of `part`, a slice of these bytes, out of this process's memory where they are mapped; they
     /// come back when they are read. Gives whether it is such a slice.
-    pub(super) fn release(&self, part: &[u8]) -> bool {
+    pub(crate) fn release(&self, part: &[u8]) -> bool {
         let own = self.as_ptr_range();
         let part = part.as_ptr_range();
         if part.start < own.start || part.end > own.end {

@@ -41,6 +41,14 @@ pub enum Problem {
         /// What the system said.
         reason: io::Error,
     },
+    /// Writing: the disk is too full.
+    #[error("takes {wanted} bytes, and the disk has {free} bytes free")]
+    Disk {
+        /// Bytes of the file to be.
+        wanted: u64,
+        /// Bytes that may be written.
+        free: u64,
+    },
     /// A directory where a file is expected.
     #[error("is a directory, expected a GGUF file{hint}")]
     Directory {

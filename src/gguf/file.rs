@@ -235,6 +235,23 @@ impl File {
     }
 }
 
+impl Bytes {
+    /// Maps any regular file, whatever it holds, for reading. It must not be shortened while it is mapped.
+    ///
+    /// # Errors
+    /// [`Problem::Io`] and what is no regular file or empty.
+    pub fn open(path: &Path) -> Result<Bytes, Error> {
+        let backing = open_backing(path);
+        backing.map(Bytes::all).map_err(|problem| Error::new(&path.display().to_string(), problem))
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Bytes {
+        Bytes::all(Backing::Owned(bytes))
+    }
+}
+
 /// Checks that `part` is what its place among its siblings says.
 fn check_part(part: &Part, number: usize, whole: Split, of: Container) -> Result<(), Error> {
     let wrong = |what, expected: String, found: String| {
@@ -283,7 +300,8 @@ fn hint_for_directory(path: &Path) -> String {
         names.iter().filter(|name| name.ends_with(".gguf")).map(String::as_str).collect();
     match models.as_slice() {
         [] if names.iter().any(|name| name == "config.json") => {
-            "; it looks like a Hugging Face model folder, convert it to GGUF first".to_owned()
+            "; it looks like a Hugging Face model folder, which `thermocline convert` makes a file of"
+                .to_owned()
         }
         [] => "; it holds none".to_owned(),
         [model] => format!("; it holds {model}"),

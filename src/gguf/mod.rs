@@ -26,6 +26,7 @@
 //! Source: the GGUF specification in the ggml repository; `PWRI` as PowerInfer's converters write it.
 
 mod bytes;
+mod disk;
 mod error;
 mod file;
 mod header;
@@ -39,6 +40,7 @@ mod value;
 mod write;
 
 pub use bytes::Bytes;
+pub use disk::free_bytes;
 pub use error::{Error, Problem};
 pub use file::File;
 pub use magic::Container;

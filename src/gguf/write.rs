@@ -14,6 +14,7 @@ use std::{
 
 use super::{
     Container, Error, Problem, TensorInfo, TensorType, Value,
+    disk::free_bytes,
     header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DEPTH, MAX_HEADER, MAX_NAME, check_alignment},
     value::encode_string,
 };
@@ -100,9 +101,15 @@ impl Writer {
     /// Starts the file at `path`, under a temporary name beside it.
     ///
     /// # Errors
-    /// What the system says; a header or a data section that is too large.
+    /// What the system says; a disk without room; a header or a data section that is too large.
     pub fn create(self, path: &Path) -> Result<DataWriter<PartFile>, Error> {
         let name = path.display().to_string();
+        let wanted = self.tensors.iter().fold(0, |sum: u64, t| sum.saturating_add(t.n_bytes()));
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let free = free_bytes(folder.unwrap_or(Path::new(".")));
+        if let Some(free) = free.filter(|&free| wanted > free) {
+            return Err(Error::new(&name, Problem::Disk { wanted, free }));
+        }
         let part = PartFile::create(path).map_err(|problem| Error::new(&name, problem))?;
         self.start(name, part)
     }

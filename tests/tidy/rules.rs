@@ -36,6 +36,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("synthetic", &["gguf"]),
     ("model", &["gguf"]),
     ("converted", &["gguf"]),
+    ("convert", &["gguf"]),
     ("engine", &["converted", "model", "placement"]),
     ("evaluate", &["engine", "gguf"]),
     ("generate", &["engine", "sample", "tokenizer"]),
@@ -46,7 +47,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 
 /// Modules that never see a device: data in, data out.
 const PURE: &[&str] =
-    &["gguf", "sample", "placement", "tokenizer", "embedded", "synthetic", "model"];
+    &["gguf", "sample", "placement", "tokenizer", "embedded", "synthetic", "model", "convert"];
 
 /// Names in `hal` that stand for a device.
 const DEVICE_NAMES: &[&str] = &[

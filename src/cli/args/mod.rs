@@ -6,6 +6,7 @@
 //! the environment, named as llama.cpp names it with `THERMOCLINE_` in place of `LLAMA_`.
 
 mod bench;
+mod convert;
 mod model;
 mod perplexity;
 mod processor;
@@ -14,6 +15,9 @@ mod run;
 mod sampling;
 
 pub(crate) use bench::{BenchArgs, OutputFormat};
+pub(crate) use convert::{
+    ContainerName, ConvertArgs, MergeArgs, OutTypeName, QuantizeArgs, SplitArgs,
+};
 pub(crate) use model::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
 pub(crate) use perplexity::{Against, PerplexityArgs};
 pub(crate) use processor::{NumaName, ProcessorArgs};
@@ -53,6 +57,14 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Measure quality: perplexity, and divergence of the skipping path from the dense one
     Perplexity(Box<PerplexityArgs>),
+    /// Make a GGUF file of a Hugging Face folder
+    Convert(ConvertArgs),
+    /// Copy a model with its weights in another type
+    Quantize(QuantizeArgs),
+    /// Cut a model into several files
+    Split(SplitArgs),
+    /// Join the parts of a model into one file
+    Merge(MergeArgs),
     /// Show the token ids of a text
     Tokenize(TokenizeArgs),
     /// List or remove the weights that were laid out anew and kept on disk
@@ -68,7 +80,14 @@ impl Command {
             Self::Run(args) => Some(&args.model.placement),
             Self::Bench(args) => Some(&args.placement),
             Self::Perplexity(args) => Some(&args.model.placement),
-            Self::Info(_) | Self::Tokenize(_) | Self::Cache(_) | Self::Completions(_) => None,
+            Self::Info(_)
+            | Self::Convert(_)
+            | Self::Quantize(_)
+            | Self::Split(_)
+            | Self::Merge(_)
+            | Self::Tokenize(_)
+            | Self::Cache(_)
+            | Self::Completions(_) => None,
         }
     }
 
@@ -79,6 +98,10 @@ impl Command {
             Self::Info(args) => &args.common,
             Self::Bench(args) => &args.common,
             Self::Perplexity(args) => &args.common,
+            Self::Convert(args) => &args.common,
+            Self::Quantize(args) => &args.common,
+            Self::Split(args) => &args.common,
+            Self::Merge(args) => &args.common,
             Self::Tokenize(args) => &args.common,
             Self::Cache(args) => &args.common,
             Self::Completions(args) => &args.common,

@@ -3,6 +3,7 @@
 pub(super) mod bench;
 pub(super) mod cache;
 pub(super) mod completions;
+pub(super) mod convert;
 pub(super) mod devices;
 mod engine;
 pub(super) mod info;

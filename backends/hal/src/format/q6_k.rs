@@ -39,7 +39,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 /// Every group's best scale first; then all of them rounded to 8 bits, the largest to -128.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
     let mut wanted = [0.0f32; 16];
-    for (scale, group) in wanted.iter_mut().zip(values.chunks_exact(16)) {
+    for (scale, group) in wanted.iter_mut().zip(values.as_chunks().0) {
         *scale = search::signed_scale(group, 32);
     }
     let farthest = wanted.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
@@ -51,7 +51,7 @@ fn quantize_block(values: &[f32], block: &mut [u8]) {
         block[192 + g] = scale as u8;
         let inverse = inverse(d * f32::from(scale));
         for (i, v) in group.iter().enumerate() {
-            let code = (search::round(v * inverse).clamp(-32, 31) + 32) as u8;
+            let code = (search::nearest((v * inverse).clamp(-32.0, 31.0)) as i32 + 32) as u8;
             let at = 16 * g + i;
             let (half, k, j) = (at / 128, at % 128 / 32, at % 32);
             block[64 * half + 32 * (k & 1) + j] |= (code & 15) << (4 * (k >> 1));

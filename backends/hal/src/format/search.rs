@@ -10,6 +10,33 @@ pub(super) fn round(v: f32) -> i32 {
     v.round_ties_even() as i32
 }
 
+/// To the nearest integer, ties to even, of numbers far below 2^22. Adding rounds in any vector unit; the function that
+/// is made for it is a call where the processor's least version has no such instruction.
+#[inline]
+pub(super) fn nearest(v: f32) -> f32 {
+    const BIG: f32 = 12_582_912.0; // 1.5 * 2^23: the sum has no bits behind the point
+    (v + BIG) - BIG
+}
+
+/// `v`, from `low` to `high`; `low` for what is no number. Two instructions, where `f32::clamp` keeps a NaN with more.
+#[inline]
+fn clamped(v: f32, low: f32, high: f32) -> f32 {
+    let v = if v > low { v } else { low };
+    if v < high { v } else { high }
+}
+
+/// The sum of `of(i)` for each of the `N` values of a group, eight running sums beside each other.
+#[inline]
+fn sum<const N: usize>(of: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0f32; 8];
+    for first in (0..N).step_by(8) {
+        for (lane, sum) in lanes.iter_mut().enumerate() {
+            *sum += of(first + lane);
+        }
+    }
+    lanes.iter().sum()
+}
+
 /// Reads the head of a Q4_K or Q5_K block: 8 scales and minimums, already multiplied out.
 ///
 /// Of the 12 bytes, byte j < 4 holds scale j and byte j + 4 minimum j in six bits; the upper two
@@ -39,7 +66,7 @@ impl Fit {
     /// Writes the 16 bytes of scales to `block` and returns the 256 codes.
     pub(super) fn quantize(&self, values: &[f32], block: &mut [u8]) -> [u8; 256] {
         let (mut scales, mut mins) = ([0.0f32; 8], [0.0f32; 8]);
-        for (g, group) in values.chunks_exact(32).enumerate() {
+        for (g, group) in values.as_chunks().0.iter().enumerate() {
             (scales[g], mins[g]) = self.scale_and_min(group);
         }
         let top_scale = scales.iter().copied().fold(0.0, f32::max) / 63.0;
@@ -61,27 +88,23 @@ impl Fit {
             let inverse = inverse(d * f32::from(scales[g]));
             let min = dmin * f32::from(mins[g]);
             for (code, v) in codes.iter_mut().zip(values) {
-                *code = round((v + min) * inverse).clamp(0, i32::from(self.max_code)) as u8;
+                *code = nearest(clamped((v + min) * inverse, 0.0, f32::from(self.max_code))) as u8;
             }
         }
         codes
     }
 
     /// The scale, and the minimum to take away (never negative), of one group.
-    fn scale_and_min(&self, values: &[f32]) -> (f32, f32) {
+    fn scale_and_min(&self, values: &[f32; 32]) -> (f32, f32) {
         let min = values.iter().copied().fold(0.0, f32::min);
         let max = values.iter().copied().fold(f32::MIN, f32::max);
         let range = max - min;
         if range <= 0.0 || !range.is_finite() {
             return (0.0, -min);
         }
-        let mean_square = values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32;
-        let root = mean_square.sqrt();
-        let weight = |v: f32| root + v.abs();
+        let root = (sum::<32>(|i| values[i] * values[i]) / 32.0).sqrt();
+        let weights = values.map(|v| root + v.abs());
         let top = f32::from(self.max_code);
-        let code = |v: f32, per_unit: f32, min: f32| {
-            ((v - min) * per_unit).round_ties_even().clamp(0.0, top)
-        };
         let mut best = (range / top, min);
         let mut best_error = f32::INFINITY;
         for step in 0..=self.n_steps {
@@ -89,14 +112,10 @@ impl Fit {
             let start = best.1;
             let extra = if step == 0 { 0.0 } else { self.first_step + 0.1 * f32::from(step - 1) };
             let per_unit = (top + extra) / (max - start);
-            let mut sums = Sums::default();
-            for &v in values {
-                sums.add(weight(v), v, code(v, per_unit, start));
-            }
-            let fit = if step == 0 { Some(best) } else { sums.solve() };
+            let codes = values.map(|v| nearest(clamped((v - start) * per_unit, 0.0, top)));
+            let fit = if step == 0 { Some(best) } else { solve(&weights, values, &codes) };
             let Some((scale, min)) = fit else { continue };
-            let error = |&v: &f32| weight(v) * (scale * code(v, per_unit, start) + min - v).powi(2);
-            let error = values.iter().map(error).sum::<f32>();
+            let error = sum::<32>(|i| weights[i] * (scale * codes[i] + min - values[i]).powi(2));
             if error < best_error {
                 (best, best_error) = ((scale, min), error);
             }
@@ -105,56 +124,39 @@ impl Fit {
     }
 }
 
-/// The weighted sums of a line fit of values to codes.
-#[derive(Default)]
-struct Sums {
-    w: f32,
-    v: f32,
-    c: f32,
-    cc: f32,
-    cv: f32,
-}
-
-impl Sums {
-    fn add(&mut self, weight: f32, value: f32, code: f32) {
-        self.w += weight;
-        self.v += weight * value;
-        self.c += weight * code;
-        self.cc += weight * code * code;
-        self.cv += weight * code * value;
+/// Scale and offset of the line that fits values to codes best; the offset is not allowed above zero.
+fn solve(weights: &[f32; 32], values: &[f32; 32], codes: &[f32; 32]) -> Option<(f32, f32)> {
+    let weighed: [f32; 32] = core::array::from_fn(|i| weights[i] * codes[i]);
+    let w = sum::<32>(|i| weights[i]);
+    let v = sum::<32>(|i| weights[i] * values[i]);
+    let c = sum::<32>(|i| weighed[i]);
+    let cc = sum::<32>(|i| weighed[i] * codes[i]);
+    let cv = sum::<32>(|i| weighed[i] * values[i]);
+    let determinant = w * cc - c * c;
+    if determinant <= 0.0 {
+        return None;
     }
-
-    /// Scale and offset; the offset is not allowed above zero.
-    fn solve(&self) -> Option<(f32, f32)> {
-        let determinant = self.w * self.cc - self.c * self.c;
-        if determinant <= 0.0 {
-            return None;
-        }
-        let offset = (self.cc * self.v - self.c * self.cv) / determinant;
-        if offset > 0.0 {
-            return (self.cc > 0.0).then(|| (self.cv / self.cc, 0.0));
-        }
-        Some(((self.w * self.cv - self.v * self.c) / determinant, offset))
+    let offset = (cc * v - c * cv) / determinant;
+    if offset > 0.0 {
+        return (cc > 0.0).then(|| (cv / cc, 0.0));
     }
+    Some(((w * cv - v * c) / determinant, offset))
 }
 
 /// The best scale of a group with signed codes in `-n..n`; the value farthest from zero gets the
 /// negative end, so that the scale carries its sign.
-pub(super) fn signed_scale(values: &[f32], n: i8) -> f32 {
+pub(super) fn signed_scale(values: &[f32; 16], n: i8) -> f32 {
     let farthest = values.iter().fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
     if farthest.abs() < 1e-15 || !farthest.is_finite() {
         return 0.0;
     }
     let n = f32::from(n);
+    let weights = values.map(|v| v * v);
     // Weights are squares, and the best scale for given codes explains `cv^2 / cc` of the sum.
     let explained = |per_unit: f32| {
-        let (mut cv, mut cc) = (0.0f32, 0.0f32);
-        for &v in values {
-            let code = (v * per_unit).round_ties_even().clamp(-n, n - 1.0);
-            cv += v * v * code * v;
-            cc += v * v * code * code;
-        }
-        (cv, cc)
+        let codes = values.map(|v| nearest(clamped(v * per_unit, -n, n - 1.0)));
+        let cv = sum::<16>(|i| weights[i] * codes[i] * values[i]);
+        (cv, sum::<16>(|i| weights[i] * codes[i] * codes[i]))
     };
     let mut best = (0.0f32, 0.0f32);
     // The full range first: it wins the ties.

@@ -226,7 +226,7 @@ pub(crate) fn load(
 }
 
 /// A bar over `size` bytes, hidden where nobody looks or it would be gone at once.
-fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> ProgressBar {
+pub(crate) fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> ProgressBar {
     if !terminal.shows_progress() || size < BAR_FROM {
         return ProgressBar::hidden();
     }

@@ -1,0 +1,8 @@
+//! Any bytes as a safetensors file: read or refused.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = thermocline::convert::tensors("x.safetensors", bytes.to_vec());
+});

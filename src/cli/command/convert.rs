@@ -1,0 +1,164 @@
+//! `thermocline convert`, `quantize`, `split` and `merge`.
+
+use super::engine::bar;
+use crate::cli::args::{ConvertArgs, MergeArgs, QuantizeArgs, SplitArgs};
+use crate::cli::config::convert as config;
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::interrupt::Interrupt;
+use crate::cli::output::Output;
+use crate::cli::terminal::{Terminal, printable};
+use crate::convert::{self, Error, Progress, Summary};
+use hal::Bytes;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+/// Converts a folder.
+///
+/// # Errors
+/// What is wrong with it; nothing is left behind.
+pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let job = config::conversion(args);
+    let summary = with_bar("converting", terminal, |progress| job.run(progress))?;
+    tell(&args.outfile, &summary, terminal)
+}
+
+/// Quantises a file.
+///
+/// # Errors
+/// A type that cannot be made, a file that cannot be read; nothing is left behind.
+pub(crate) fn quantize(args: &QuantizeArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let job = config::quantization(args)?;
+    let summary = with_bar("quantising", terminal, |progress| job.run(progress))?;
+    tell(&args.outfile, &summary, terminal)
+}
+
+/// Splits a file.
+///
+/// # Errors
+/// A file that cannot be read, parts that are there; nothing is left behind.
+pub(crate) fn split(args: &SplitArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let limit = config::limit(args)?;
+    let (paths, summary) = with_bar("splitting", terminal, |progress| {
+        convert::split(&args.input, &args.prefix, limit, args.force, progress)
+    })?;
+    let mut out = Output::stdout();
+    for path in &paths {
+        out.line(&printable(&path.display().to_string()))?;
+    }
+    terminal.note(&format!(
+        "{} tensors in {} files, {}",
+        summary.n_tensors,
+        paths.len(),
+        Bytes(summary.size)
+    ));
+    out.flush()
+}
+
+/// Joins parts.
+///
+/// # Errors
+/// A part that is missing, a file that is there; nothing is left behind.
+pub(crate) fn merge(args: &MergeArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let summary = with_bar("joining", terminal, |progress| {
+        convert::merge(&args.input, &args.outfile, args.force, progress)
+    })?;
+    tell(&args.outfile, &summary, terminal)
+}
+
+/// Runs a job under a bar, which Ctrl-C ends.
+fn with_bar<T>(
+    what: &'static str,
+    terminal: &Terminal,
+    job: impl FnOnce(Progress<'_>) -> Result<T, Error>,
+) -> Result<T, Failure> {
+    let interrupt = Interrupt::install()?;
+    // The size is known when the first bytes are made; a hidden bar would stay hidden.
+    let bar = bar(what, Bytes(u64::MAX), terminal);
+    let done = job(&|done, of| {
+        bar.set_length(of);
+        bar.set_position(done);
+        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    Ok(done?)
+}
+
+/// The path on standard output, all else on standard error.
+fn tell(path: &Path, summary: &Summary, terminal: &Terminal) -> Result<(), Failure> {
+    for note in &summary.notes {
+        terminal.note(&printable(note));
+    }
+    terminal.note(&format!("{} tensors, {}", summary.n_tensors, Bytes(summary.size)));
+    let mut out = Output::stdout();
+    out.line(&printable(&path.display().to_string()))?;
+    out.flush()
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let help = help(&error);
+        let failure = if let Error::Interrupted = error {
+            return Failure::interrupted();
+        } else if let Error::Target { .. }
+        | Error::Exists { .. }
+        | Error::SameFile { .. }
+        | Error::Parts { .. } = error
+        {
+            Failure::usage(error.to_string())
+        } else if let Error::Io { .. } = error {
+            Failure::new(Exit::Failed, "cannot make the file").caused_by(&error)
+        } else {
+            Failure::new(Exit::BadModel, "cannot make the file").caused_by(&error)
+        };
+        Failure { help, ..failure }
+    }
+}
+
+/// What may help.
+fn help(error: &Error) -> Option<String> {
+    if let Error::Architecture { known, .. } = error {
+        return Some(format!("these can be converted: {}", known.join(", ")));
+    }
+    if let Error::Target { known, .. } = error {
+        return Some(format!("types: {}", known.join(", ")));
+    }
+    let help = if let Error::Exists { .. } = error {
+        "--force replaces it"
+    } else if let Error::SameFile { .. } = error {
+        "name another file to be written"
+    } else if let Error::Requantize { .. } = error {
+        "start from the F16 file, or give --allow-requantize"
+    } else if let Error::PreTokenizer { .. } = error {
+        "--pre NAME names it, as `tokenizer.ggml.pre` does in a file of the same family"
+    } else if let Error::Pickle { .. } = error {
+        "a checkpoint with such content may be an attack; look for the model as safetensors"
+    } else if let Error::Parts { .. } = error {
+        "a larger limit makes fewer parts"
+    } else {
+        return None;
+    };
+    Some(help.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_help() {
+        let exists = Failure::from(Error::Exists { file: "x.gguf".into() });
+        assert_eq!((exists.exit.code(), exists.help.as_deref()), (2, Some("--force replaces it")));
+        let unknown = Error::Architecture {
+            file: "c".into(),
+            found: "Mamba".into(),
+            known: vec!["LlamaForCausalLM"],
+        };
+        let unknown = Failure::from(unknown);
+        assert_eq!(unknown.exit.code(), 3);
+        assert!(
+            unknown.causes[0].contains("Mamba")
+                && unknown.help.unwrap().contains("LlamaForCausalLM")
+        );
+        assert_eq!(Failure::from(Error::Interrupted).exit.code(), 130);
+    }
+}

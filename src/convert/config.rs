@@ -1,0 +1,146 @@
+//! JSON settings with getters that say which file and key is wrong.
+
+use std::path::Path;
+use std::{fs, io};
+
+use serde_json::{Map, Value};
+
+use super::Error;
+
+/// The largest vocabularies take a tenth of it.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// One JSON file that holds an object.
+#[derive(Clone, Debug)]
+pub(super) struct Json {
+    file: String,
+    root: Map<String, Value>,
+}
+
+impl Json {
+    /// Reads the file at `path`.
+    pub(super) fn open(path: &Path) -> Result<Json, Error> {
+        let file = path.display().to_string();
+        let refused = |action| {
+            let file = file.clone();
+            move |reason| Error::Io { file, action, reason }
+        };
+        let found = fs::metadata(path).map_err(refused("open"))?.len();
+        if found > MAX_BYTES {
+            return Err(Error::TooLarge { file, found, limit: MAX_BYTES });
+        }
+        let text = fs::read(path).map_err(refused("read"))?;
+        let root = serde_json::from_slice(&text)
+            .map_err(|reason| Error::Json { file: file.clone(), reason })?;
+        Ok(Json { file, root })
+    }
+
+    /// As [`Json::open`]; `None` where there is no such file.
+    pub(super) fn open_if_there(path: &Path) -> Result<Option<Json>, Error> {
+        match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Ok(_) | Err(_) => Json::open(path).map(Some),
+        }
+    }
+
+    /// The settings of the text model stand in an object of their own where a model sees pictures too: they count first.
+    pub(super) fn flatten(mut self, inner: &str) -> Json {
+        if let Some(Value::Object(object)) = self.root.get(inner).cloned() {
+            self.root.extend(object);
+        }
+        self
+    }
+
+    pub(super) fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The value under the first of `keys` that is there and not null.
+    pub(super) fn get<'a>(&self, keys: &[&'a str]) -> Option<(&'a str, &Value)> {
+        keys.iter().find_map(|key| {
+            let value = self.root.get(*key).filter(|value| !value.is_null())?;
+            Some((*key, value))
+        })
+    }
+
+    fn typed<T>(
+        &self,
+        keys: &[&str],
+        expected: &str,
+        convert: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let Some((key, value)) = self.get(keys) else { return Ok(None) };
+        convert(value).map(Some).ok_or_else(|| self.wrong(key, expected, value))
+    }
+
+    pub(super) fn u32(&self, keys: &[&str]) -> Result<Option<u32>, Error> {
+        let whole = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        self.typed(keys, "a whole number from 0 to 4294967295", whole)
+    }
+
+    pub(super) fn f32(&self, keys: &[&str]) -> Result<Option<f32>, Error> {
+        self.typed(keys, "a number", |value| Some(value.as_f64()? as f32))
+    }
+
+    pub(super) fn bool(&self, keys: &[&str]) -> Result<Option<bool>, Error> {
+        self.typed(keys, "true or false", Value::as_bool)
+    }
+
+    pub(super) fn text(&self, keys: &[&str]) -> Result<Option<String>, Error> {
+        self.typed(keys, "a text", |value| value.as_str().map(str::to_owned))
+    }
+
+    pub(super) fn object(&self, key: &str) -> Result<Option<&Map<String, Value>>, Error> {
+        match self.get(&[key]) {
+            None => Ok(None),
+            Some((_, Value::Object(object))) => Ok(Some(object)),
+            Some((_, other)) => Err(self.wrong(key, "an object", other)),
+        }
+    }
+
+    pub(super) fn list(&self, key: &str) -> Result<Option<&Vec<Value>>, Error> {
+        match self.get(&[key]) {
+            None => Ok(None),
+            Some((_, Value::Array(list))) => Ok(Some(list)),
+            Some((_, other)) => Err(self.wrong(key, "a list", other)),
+        }
+    }
+
+    /// Keys and values in the order of the file.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.root.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// The object under `key` with getters of its own; empty if it is not there.
+    pub(super) fn inner(&self, key: &str) -> Result<Json, Error> {
+        let root = self.object(key)?.cloned().unwrap_or_default();
+        Ok(Json { file: self.file.clone(), root })
+    }
+
+    /// A count that must be there, from 1 to 2^24: products of two never overflow.
+    pub(super) fn count(&self, keys: &[&str], expected: &'static str) -> Result<u32, Error> {
+        match self.u32(keys)? {
+            None => Err(self.missing(&keys.join("` or `"), expected)),
+            Some(n @ 1..=0x100_0000) => Ok(n),
+            Some(n) => Err(self.wrong(keys[0], "1 to 16777216", n)),
+        }
+    }
+
+    pub(super) fn need_f32(&self, keys: &[&str], expected: &'static str) -> Result<f32, Error> {
+        self.f32(keys)?.ok_or_else(|| self.missing(&keys.join("` or `"), expected))
+    }
+
+    pub(super) fn missing(&self, key: &str, expected: &'static str) -> Error {
+        Error::MissingKey { file: self.file.clone(), key: key.to_owned(), expected }
+    }
+
+    pub(super) fn wrong(&self, key: &str, expected: &str, found: impl std::fmt::Display) -> Error {
+        let found: String = found.to_string().chars().take(200).collect();
+        Error::Key {
+            file: self.file.clone(),
+            key: key.to_owned(),
+            expected: expected.to_owned(),
+            found,
+        }
+    }
+}

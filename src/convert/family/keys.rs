@@ -1,0 +1,162 @@
+//! Keys that many families share.
+//!
+//! Source: the key names of llama.cpp's gguf-py.
+
+use super::rope;
+use crate::convert::Error;
+use crate::convert::config::Json;
+use crate::convert::output::{Content, Output};
+use crate::gguf::{TensorType, Value};
+
+/// What `config.json` adds to the file: keys, and tensors that are worked out from it.
+pub(in crate::convert) struct Build<'a> {
+    pub(in crate::convert) config: &'a Json,
+    pub(in crate::convert) arch: &'static str,
+    pub(in crate::convert) keys: Vec<(String, Value)>,
+    pub(in crate::convert) extra: Vec<Output>,
+    /// What the user should know.
+    pub(in crate::convert) notes: Vec<String>,
+}
+
+pub(super) const HEADS: &[&str] = &["num_attention_heads", "n_head"];
+const HEADS_KV: &[&str] = &["num_key_value_heads", "num_kv_heads", "n_head_kv"];
+pub(super) const WIDTH: &[&str] = &["hidden_size", "n_embd"];
+pub(super) const RMS_EPS: &[&str] = &["rms_norm_eps"];
+pub(super) const EPS: &[&str] =
+    &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"];
+const CONTEXT: &[&str] = &["max_position_embeddings", "n_positions", "seq_length"];
+
+impl<'a> Build<'a> {
+    pub(in crate::convert) fn new(config: &'a Json, arch: &'static str) -> Build<'a> {
+        Build { config, arch, keys: Vec::new(), extra: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Sets `<arch>.<key>`.
+    pub(super) fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.keys.push((format!("{}.{key}", self.arch), value.into()));
+    }
+
+    /// A tensor of values, one row.
+    pub(super) fn tensor(&mut self, name: &str, values: Vec<f32>) {
+        let shape = vec![values.len() as u64];
+        let content = Content::Values(values);
+        self.extra.push(Output { name: name.to_owned(), shape, ty: TensorType::F32, content });
+    }
+
+    pub(in crate::convert) fn n_layer(&self) -> Result<u32, Error> {
+        self.config.count(&["num_hidden_layers", "n_layer", "n_layers"], "the number of layers")
+    }
+
+    pub(in crate::convert) fn n_head(&self) -> Result<u32, Error> {
+        self.config.count(HEADS, "the number of heads")
+    }
+
+    /// Key and value heads; as many as there are heads where it does not say.
+    pub(in crate::convert) fn n_head_kv(&self) -> Result<u32, Error> {
+        let falcon = self.arch == "falcon" && self.config.get(&["n_head_kv"]).is_none();
+        // Falcon names a number of them and means one, unless it is of the newer kind.
+        let newer = self.config.bool(&["new_decoder_architecture"])?.unwrap_or(false);
+        if falcon && !newer && self.config.bool(&["multi_query"])?.unwrap_or(true) {
+            return Ok(1);
+        }
+        let n_head = self.n_head()?;
+        let n = match self.config.get(HEADS_KV) {
+            Some(_) => self.config.count(HEADS_KV, "the number of key and value heads")?,
+            None => n_head,
+        };
+        match n_head % n {
+            0 => Ok(n),
+            _ => {
+                Err(self.config.wrong(HEADS_KV[0], &format!("a divisor of the {n_head} heads"), n))
+            }
+        }
+    }
+
+    pub(in crate::convert) fn n_embd(&self) -> Result<u32, Error> {
+        self.config.count(WIDTH, "the width of the residual")
+    }
+
+    /// Values per head.
+    pub(in crate::convert) fn d_head(&self) -> Result<u32, Error> {
+        match self.config.get(&["head_dim"]) {
+            Some(_) => self.config.count(&["head_dim"], "the width of a head"),
+            None => Ok(self.n_embd()? / self.n_head()?),
+        }
+    }
+
+    /// Sizes that every family states, with the epsilon of its norms.
+    pub(super) fn sizes(&mut self) -> Result<(), Error> {
+        let n_ctx = self.config.count(CONTEXT, "the trained context")?;
+        self.set("context_length", n_ctx);
+        self.shape()
+    }
+
+    /// As [`Build::sizes`] without the context.
+    pub(super) fn shape(&mut self) -> Result<(), Error> {
+        let (n_embd, n_layer) = (self.n_embd()?, self.n_layer()?);
+        let (n_head, n_head_kv) = (self.n_head()?, self.n_head_kv()?);
+        self.set("embedding_length", n_embd);
+        self.set("block_count", n_layer);
+        self.set("attention.head_count", n_head);
+        self.set("attention.head_count_kv", n_head_kv);
+        if let Some(n_vocab) = self.config.u32(&["vocab_size"])? {
+            self.set("vocab_size", n_vocab);
+        }
+        Ok(())
+    }
+
+    pub(super) fn feed_forward(&mut self) -> Result<(), Error> {
+        let keys = &["intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"];
+        let n_ff = self.config.count(keys, "the number of neurons in a layer")?;
+        self.set("feed_forward_length", n_ff);
+        Ok(())
+    }
+
+    pub(super) fn rms(&mut self) -> Result<(), Error> {
+        let eps = self.config.need_f32(RMS_EPS, "the epsilon of the norms")?;
+        self.set("attention.layer_norm_rms_epsilon", eps);
+        Ok(())
+    }
+
+    pub(super) fn layer_norm(&mut self) -> Result<(), Error> {
+        let eps = self.config.need_f32(EPS, "the epsilon of the norms")?;
+        self.set("attention.layer_norm_epsilon", eps);
+        Ok(())
+    }
+
+    /// Widths of keys and values, where the file says that heads do not simply share the width.
+    pub(super) fn heads(&mut self) -> Result<(), Error> {
+        if self.config.get(&["head_dim"]).is_some() {
+            let d_head = self.d_head()?;
+            self.set("attention.key_length", d_head);
+            self.set("attention.value_length", d_head);
+        }
+        Ok(())
+    }
+
+    /// Number of experts and of those used for a token.
+    pub(super) fn experts(&mut self) -> Result<(), Error> {
+        let all = &["num_local_experts", "num_experts", "moe_num_primary_experts"];
+        let used =
+            &["num_experts_per_tok", "num_experts_per_token", "moe_num_active_primary_experts"];
+        let n = self.config.count(all, "the number of experts")?;
+        let n_used = self.config.count(used, "the number of experts for a token")?;
+        self.set("expert_count", n);
+        self.set("expert_used_count", n_used);
+        Ok(())
+    }
+
+    /// A window that is not null.
+    pub(super) fn window(&mut self) -> Result<(), Error> {
+        if let Some(window) = self.config.u32(&["sliding_window", "sliding_window_size"])? {
+            self.set("attention.sliding_window", window);
+        }
+        Ok(())
+    }
+
+    /// Rotary positions: how many values turn, the base, and the scaling.
+    pub(super) fn rope(&mut self, n_rot: u32) -> Result<(), Error> {
+        self.set("rope.dimension_count", n_rot);
+        rope::set(self, n_rot)
+    }
+}

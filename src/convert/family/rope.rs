@@ -1,0 +1,160 @@
+//! Scalings of rotary positions, as keys or as tensors of factors.
+//!
+//! Source: `rope_scaling` (later `rope_parameters`) of `transformers`, the keys of llama.cpp's gguf-py.
+
+use std::f64::consts::TAU;
+
+use super::keys::Build;
+use crate::convert::Error;
+use crate::convert::config::Json;
+
+const TYPE: &[&str] = &["rope_type", "type"];
+const ORIGINAL: &[&str] = &["original_max_position_embeddings"];
+
+/// The scaling of a checkpoint, wherever it says it.
+pub(super) fn settings(config: &Json) -> Result<Json, Error> {
+    let newer = config.inner("rope_parameters")?;
+    let newer = if newer.get(&["full_attention"]).is_some() {
+        newer.inner("full_attention")?
+    } else {
+        newer
+    };
+    if newer.get(TYPE).is_some() || newer.get(&["rope_theta"]).is_some() {
+        return Ok(newer);
+    }
+    config.inner("rope_scaling")
+}
+
+/// The share of a head that turns.
+pub(super) fn partial(config: &Json) -> Result<f32, Error> {
+    let keys = &["partial_rotary_factor", "rope_pct", "rope_percent"];
+    let own = config.f32(keys)?;
+    Ok(own.or(settings(config)?.f32(keys)?).unwrap_or(1.0))
+}
+
+/// Sets base and scaling.
+pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
+    let scaling = settings(build.config)?;
+    let base =
+        build.config.f32(&["rope_theta", "rotary_emb_base"])?.or(scaling.f32(&["rope_theta"])?);
+    if let Some(base) = base {
+        build.set("rope.freq_base", base);
+    }
+    match scaling.text(TYPE)?.as_deref().unwrap_or("default") {
+        "default" => Ok(()),
+        "linear" => linear(build, &scaling),
+        "yarn" => yarn(build, &scaling),
+        "llama3" => {
+            let factors =
+                llama3(build.config, &scaling, f64::from(base.unwrap_or(10_000.0)), n_rot)?;
+            build.tensor("rope_freqs.weight", factors);
+            Ok(())
+        }
+        "longrope" | "su" => long(build, &scaling, n_rot),
+        "dynamic" => {
+            build.notes.push("the dynamic scaling of positions has no form in a file: beyond the trained context the model is not scaled".to_owned());
+            Ok(())
+        }
+        other => Err(scaling.wrong(
+            "rope_scaling.type",
+            "default, linear, yarn, llama3 or longrope",
+            other,
+        )),
+    }
+}
+
+fn linear(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
+    let factor = scaling.need_f32(&["factor"], "how much positions are stretched")?;
+    build.set("rope.scaling.type", "linear");
+    build.set("rope.scaling.factor", factor);
+    Ok(())
+}
+
+fn yarn(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
+    linear(build, scaling)?;
+    build.keys.retain(|(key, _)| !key.ends_with("rope.scaling.type"));
+    build.set("rope.scaling.type", "yarn");
+    let original = scaling.u32(ORIGINAL)?.or(build.config.u32(ORIGINAL)?);
+    if let Some(original) = original {
+        build.set("rope.scaling.original_context_length", original);
+    }
+    let numbers = [
+        ("attention_factor", "rope.scaling.attn_factor"),
+        ("beta_fast", "rope.scaling.yarn_beta_fast"),
+        ("beta_slow", "rope.scaling.yarn_beta_slow"),
+    ];
+    for (from, to) in numbers {
+        if let Some(number) = scaling.f32(&[from])? {
+            build.set(to, number);
+        }
+    }
+    Ok(())
+}
+
+/// What the frequency of each pair is divided by (Llama 3.1): slow ones by the factor, fast ones by 1, a mix between.
+fn llama3(config: &Json, scaling: &Json, base: f64, n_rot: u32) -> Result<Vec<f32>, Error> {
+    let number = |key: &str, default: f32| -> Result<f64, Error> {
+        match scaling.f32(&[key])?.unwrap_or(default) {
+            value if value > 0.0 => Ok(f64::from(value)),
+            value => Err(scaling.wrong(key, "a positive number", value)),
+        }
+    };
+    let factor = number("factor", 8.0)?;
+    let (low, high) = (number("low_freq_factor", 1.0)?, number("high_freq_factor", 4.0)?);
+    let original = scaling.u32(ORIGINAL)?.or(config.u32(ORIGINAL)?).unwrap_or(8192);
+    let factor_of = |pair: u32| {
+        let freq = base.powf(-2.0 * f64::from(pair) / f64::from(n_rot));
+        let turns = f64::from(original) * freq / TAU;
+        let fast = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        let fast = if fast.is_nan() { 1.0 } else { fast };
+        (1.0 / ((1.0 - fast) / factor + fast)) as f32
+    };
+    Ok((0..n_rot / 2).map(factor_of).collect())
+}
+
+/// Two tables of factors, one for short and one for long contexts, and a magnitude.
+fn long(build: &mut Build<'_>, scaling: &Json, n_rot: u32) -> Result<(), Error> {
+    for (key, tensor) in
+        [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")]
+    {
+        let list =
+            scaling.list(key)?.ok_or_else(|| scaling.missing(key, "a factor for each pair"))?;
+        let numbers = list.iter().map(|number| number.as_f64().map(|number| number as f32));
+        let numbers =
+            numbers.collect::<Option<Vec<f32>>>().filter(|list| list.len() == n_rot as usize / 2);
+        let expected = format!("a list of {} numbers", n_rot / 2);
+        let numbers = numbers.ok_or_else(|| scaling.wrong(key, &expected, "another list"))?;
+        build.tensor(tensor, numbers);
+    }
+    let n_ctx = build.config.count(&["max_position_embeddings"], "the context")?;
+    let original = scaling.u32(ORIGINAL)?.or(build.config.u32(ORIGINAL)?).unwrap_or(n_ctx);
+    let scale = f64::from(n_ctx) / f64::from(original.max(2));
+    let magnitude =
+        if scale > 1.0 { (1.0 + scale.ln() / f64::from(original.max(2)).ln()).sqrt() } else { 1.0 };
+    let magnitude = scaling.f32(&["attention_factor"])?.unwrap_or(magnitude as f32);
+    build.set("rope.scaling.original_context_length", original);
+    build.set("rope.scaling.attn_factor", magnitude);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama3_factors_are_those_of_the_published_scaling() {
+        let file = tempfile::tempdir().unwrap();
+        let path = file.path().join("config.json");
+        std::fs::write(&path, r#"{"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}"#).unwrap();
+        let config = Json::open(&path).unwrap();
+        let factors = llama3(&config, &config, 500_000.0, 128).unwrap();
+        assert_eq!((factors[0], factors[63]), (1.0, 8.0));
+        // Pair 30: wave length 2 pi 500000^(60/128) = 2956 positions, between 2048 and 8192.
+        let smooth = (8192.0 / 2948.3 - 1.0) / 3.0f64;
+        assert!(
+            (f64::from(factors[30]) - 1.0 / ((1.0 - smooth) / 8.0 + smooth)).abs() < 0.01,
+            "{}",
+            factors[30]
+        );
+    }
+}

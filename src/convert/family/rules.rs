@@ -1,0 +1,193 @@
+//! What a tensor of a checkpoint becomes.
+//!
+//! Names stand without `model.` or `transformer.` in front and without `.weight` or `.bias` behind; `*` is a number, the
+//! first that of the layer, the second that of the expert.
+//!
+//! Source: the tensor names of llama.cpp's gguf-py and of PowerInfer's converters.
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::convert) struct Rule {
+    /// The name in the checkpoint.
+    pub(in crate::convert) from: &'static str,
+    /// The name in the file; `*` is the layer.
+    pub(in crate::convert) to: &'static str,
+    pub(in crate::convert) how: How,
+}
+
+/// What is done on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::convert) enum How {
+    /// Nothing.
+    Same,
+    /// Not needed.
+    Drop,
+    /// Rows of query heads, or of key heads, are put into the order of adjacent pairs.
+    RopeQuery,
+    RopeKey,
+    /// Norms that are stored less one.
+    PlusOne,
+    /// Falcon's fused queries, keys and values.
+    FalconQkv,
+    /// The first or second half of each matrix's rows.
+    FirstHalf,
+    SecondHalf,
+    /// Rows of even or odd number.
+    Even,
+    Odd,
+    /// As those two and as nothing, of matrices that are stored by columns.
+    EvenColumns,
+    OddColumns,
+    Columns,
+    /// 4-bit blocks with their scales beside them, of all, even or odd rows.
+    Mxfp4,
+    Mxfp4Even,
+    Mxfp4Odd,
+}
+
+const fn same(from: &'static str, to: &'static str) -> Rule {
+    Rule { from, to, how: How::Same }
+}
+
+const fn how(from: &'static str, to: &'static str, how: How) -> Rule {
+    Rule { from, to, how }
+}
+
+pub(super) const EMBEDDINGS: &[Rule] =
+    &[same("embed_tokens", "token_embd"), same("norm", "output_norm"), same("lm_head", "output")];
+pub(super) const NORMS: &[Rule] = &[
+    same("layers.*.input_layernorm", "blk.*.attn_norm"),
+    same("layers.*.post_attention_layernorm", "blk.*.ffn_norm"),
+];
+pub(super) const QK: &[Rule] = &[
+    same("layers.*.self_attn.q_proj", "blk.*.attn_q"),
+    same("layers.*.self_attn.k_proj", "blk.*.attn_k"),
+];
+pub(super) const TURNED_QK: &[Rule] = &[
+    how("layers.*.self_attn.q_proj", "blk.*.attn_q", How::RopeQuery),
+    how("layers.*.self_attn.k_proj", "blk.*.attn_k", How::RopeKey),
+];
+pub(super) const QK_NORMS: &[Rule] = &[
+    same("layers.*.self_attn.q_norm", "blk.*.attn_q_norm"),
+    same("layers.*.self_attn.k_norm", "blk.*.attn_k_norm"),
+];
+pub(super) const VO: &[Rule] = &[
+    same("layers.*.self_attn.v_proj", "blk.*.attn_v"),
+    same("layers.*.self_attn.o_proj", "blk.*.attn_output"),
+];
+pub(super) const GATED: &[Rule] = &[same("layers.*.mlp.gate_proj", "blk.*.ffn_gate")];
+pub(super) const UP_DOWN: &[Rule] = &[
+    same("layers.*.mlp.up_proj", "blk.*.ffn_up"),
+    same("layers.*.mlp.down_proj", "blk.*.ffn_down"),
+];
+pub(super) const MIXTRAL: &[Rule] = &[
+    same("layers.*.block_sparse_moe.gate", "blk.*.ffn_gate_inp"),
+    same("layers.*.block_sparse_moe.experts.*.w1", "blk.*.ffn_gate_exps"),
+    same("layers.*.block_sparse_moe.experts.*.w2", "blk.*.ffn_down_exps"),
+    same("layers.*.block_sparse_moe.experts.*.w3", "blk.*.ffn_up_exps"),
+];
+/// Qwen's names, each expert by itself or all in one tensor; Mixtral's too in newer checkpoints.
+pub(super) const EXPERTS: &[Rule] = &[
+    same("layers.*.mlp.gate", "blk.*.ffn_gate_inp"),
+    same("layers.*.mlp.experts.*.gate_proj", "blk.*.ffn_gate_exps"),
+    same("layers.*.mlp.experts.*.up_proj", "blk.*.ffn_up_exps"),
+    same("layers.*.mlp.experts.*.down_proj", "blk.*.ffn_down_exps"),
+    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_gate_exps", How::FirstHalf),
+    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_up_exps", How::SecondHalf),
+    same("layers.*.mlp.experts.down_proj", "blk.*.ffn_down_exps"),
+];
+pub(super) const SHARED_EXPERT: &[Rule] = &[
+    same("layers.*.mlp.shared_expert.gate_proj", "blk.*.ffn_gate_shexp"),
+    same("layers.*.mlp.shared_expert.up_proj", "blk.*.ffn_up_shexp"),
+    same("layers.*.mlp.shared_expert.down_proj", "blk.*.ffn_down_shexp"),
+    same("layers.*.mlp.shared_expert_gate", "blk.*.ffn_gate_inp_shexp"),
+];
+pub(super) const SMALLTHINKER: &[Rule] = &[
+    same("layers.*.block_sparse_moe.primary_router", "blk.*.ffn_gate_inp"),
+    same("layers.*.block_sparse_moe.experts.*.gate", "blk.*.ffn_gate_exps"),
+    same("layers.*.block_sparse_moe.experts.*.up", "blk.*.ffn_up_exps"),
+    same("layers.*.block_sparse_moe.experts.*.down", "blk.*.ffn_down_exps"),
+];
+pub(super) const FUSED: &[Rule] = &[
+    same("layers.*.self_attn.qkv_proj", "blk.*.attn_qkv"),
+    same("layers.*.self_attn.o_proj", "blk.*.attn_output"),
+    same("layers.*.mlp.gate_up_proj", "blk.*.ffn_up"),
+    same("layers.*.mlp.down_proj", "blk.*.ffn_down"),
+];
+pub(super) const LATENT: &[Rule] = &[
+    same("layers.*.self_attn.q_proj", "blk.*.attn_q"),
+    same("layers.*.self_attn.kv_a_proj_with_mqa", "blk.*.attn_kv_a_mqa"),
+    same("layers.*.self_attn.kv_a_layernorm", "blk.*.attn_kv_a_norm"),
+    same("layers.*.self_attn.kv_b_proj", "blk.*.attn_kv_b"),
+    same("layers.*.self_attn.o_proj", "blk.*.attn_output"),
+];
+pub(super) const EMBEDDINGS_PLUS_ONE: &[Rule] = &[
+    same("embed_tokens", "token_embd"),
+    how("norm", "output_norm", How::PlusOne),
+    same("lm_head", "output"),
+];
+/// The output is the embedding again; some tools write it out.
+pub(super) const TIED_PLUS_ONE: &[Rule] = &[
+    same("embed_tokens", "token_embd"),
+    how("norm", "output_norm", How::PlusOne),
+    how("lm_head", "", How::Drop),
+];
+pub(super) const NORMS_PLUS_ONE: &[Rule] = &[
+    how("layers.*.input_layernorm", "blk.*.attn_norm", How::PlusOne),
+    how("layers.*.post_attention_layernorm", "blk.*.ffn_norm", How::PlusOne),
+];
+pub(super) const FOUR_NORMS_PLUS_ONE: &[Rule] = &[
+    how("layers.*.input_layernorm", "blk.*.attn_norm", How::PlusOne),
+    how("layers.*.post_attention_layernorm", "blk.*.post_attention_norm", How::PlusOne),
+    how("layers.*.pre_feedforward_layernorm", "blk.*.ffn_norm", How::PlusOne),
+    how("layers.*.post_feedforward_layernorm", "blk.*.post_ffw_norm", How::PlusOne),
+];
+pub(super) const QK_NORMS_PLUS_ONE: &[Rule] = &[
+    how("layers.*.self_attn.q_norm", "blk.*.attn_q_norm", How::PlusOne),
+    how("layers.*.self_attn.k_norm", "blk.*.attn_k_norm", How::PlusOne),
+];
+pub(super) const FALCON: &[Rule] = &[
+    same("word_embeddings", "token_embd"),
+    same("ln_f", "output_norm"),
+    same("lm_head", "output"),
+    // 7B has one norm for both branches, 40B one for each.
+    same("h.*.input_layernorm", "blk.*.attn_norm"),
+    same("h.*.ln_mlp", "blk.*.attn_norm"),
+    same("h.*.ln_attn", "blk.*.attn_norm_2"),
+    how("h.*.self_attention.query_key_value", "blk.*.attn_qkv", How::FalconQkv),
+    same("h.*.self_attention.dense", "blk.*.attn_output"),
+    same("h.*.mlp.dense_h_to_4h", "blk.*.ffn_up"),
+    same("h.*.mlp.dense_4h_to_h", "blk.*.ffn_down"),
+];
+pub(super) const OPT: &[Rule] = &[
+    same("decoder.embed_tokens", "token_embd"),
+    same("decoder.embed_positions", "position_embd"),
+    same("decoder.final_layer_norm", "output_norm"),
+    how("lm_head", "", How::Drop),
+    same("decoder.layers.*.self_attn_layer_norm", "blk.*.attn_norm"),
+    same("decoder.layers.*.self_attn.q_proj", "blk.*.attn_q"),
+    same("decoder.layers.*.self_attn.k_proj", "blk.*.attn_k"),
+    same("decoder.layers.*.self_attn.v_proj", "blk.*.attn_v"),
+    same("decoder.layers.*.self_attn.out_proj", "blk.*.attn_output"),
+    same("decoder.layers.*.final_layer_norm", "blk.*.ffn_norm"),
+    same("decoder.layers.*.fc1", "blk.*.ffn_up"),
+    same("decoder.layers.*.fc2", "blk.*.ffn_down"),
+];
+pub(super) const GPT_OSS: &[Rule] = &[
+    same("layers.*.input_layernorm", "blk.*.attn_norm"),
+    same("layers.*.post_attention_layernorm", "blk.*.post_attention_norm"),
+    same("layers.*.self_attn.sinks", "blk.*.attn_sinks"),
+    same("layers.*.mlp.router", "blk.*.ffn_gate_inp"),
+    // Packed weights come as two tensors, `_blocks` and `_scales`; the rule stands at the first.
+    how("layers.*.mlp.experts.gate_up_proj_blocks", "blk.*.ffn_gate_exps", How::Mxfp4Even),
+    how("layers.*.mlp.experts.gate_up_proj_blocks", "blk.*.ffn_up_exps", How::Mxfp4Odd),
+    how("layers.*.mlp.experts.down_proj_blocks", "blk.*.ffn_down_exps", How::Mxfp4),
+    how("layers.*.mlp.experts.gate_up_proj_scales", "", How::Drop),
+    how("layers.*.mlp.experts.down_proj_scales", "", How::Drop),
+    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_gate_exps", How::EvenColumns),
+    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_up_exps", How::OddColumns),
+    how("layers.*.mlp.experts.down_proj", "blk.*.ffn_down_exps", How::Columns),
+    how("layers.*.mlp.experts.gate_up_proj_bias", "blk.*.ffn_gate_exps", How::Even),
+    how("layers.*.mlp.experts.gate_up_proj_bias", "blk.*.ffn_up_exps", How::Odd),
+    same("layers.*.mlp.experts.down_proj_bias", "blk.*.ffn_down_exps"),
+];

@@ -1,0 +1,388 @@
+//! The table.
+
+use super::keys::Build;
+use super::rules::*;
+use super::{Family, rope};
+use crate::convert::Error;
+
+/// Everything that can be converted.
+pub(super) const ALL: &[Family] = &[
+    Family {
+        classes: &[
+            "LlamaForCausalLM",
+            "LLaMAForCausalLM",
+            "SparseLlamaForCausalLM",
+            "MistralForCausalLM",
+        ],
+        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, GATED, UP_DOWN],
+        power_infer: true,
+        ..LLAMA
+    },
+    Family {
+        classes: &["MixtralForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, MIXTRAL, EXPERTS],
+        keys: mixtral,
+        ..LLAMA
+    },
+    Family {
+        arch: "bamboo",
+        classes: &["BambooForCausalLM"],
+        activation: "",
+        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, GATED, UP_DOWN],
+        power_infer: true,
+        ..LLAMA
+    },
+    Family {
+        arch: "arcee",
+        classes: &["ArceeForCausalLM"],
+        activation: "relu2",
+        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, UP_DOWN],
+        ..LLAMA
+    },
+    Family {
+        arch: "falcon",
+        classes: &["FalconForCausalLM", "RWForCausalLM"],
+        activation: "gelu",
+        rules: &[FALCON],
+        keys: falcon,
+        power_infer: true,
+        ..LLAMA
+    },
+    Family {
+        arch: "opt",
+        classes: &["OPTForCausalLM"],
+        activation: "relu",
+        rules: &[OPT],
+        keys: opt,
+        power_infer: true,
+        ..LLAMA
+    },
+    Family {
+        arch: "nemotron",
+        classes: &["NemotronForCausalLM"],
+        activation: "relu2",
+        rules: &[EMBEDDINGS_PLUS_ONE, NORMS_PLUS_ONE, QK, VO, UP_DOWN],
+        keys: nemotron,
+        ..LLAMA
+    },
+    Family {
+        arch: "jais2",
+        classes: &["Jais2ForCausalLM"],
+        activation: "relu2",
+        rules: &[EMBEDDINGS, NORMS, QK, VO, UP_DOWN],
+        keys: jais2,
+        ..LLAMA
+    },
+    Family {
+        arch: "plm",
+        classes: &["PLMForCausalLM"],
+        activation: "relu2",
+        rules: &[EMBEDDINGS, NORMS, LATENT, UP_DOWN],
+        keys: plm,
+        ..LLAMA
+    },
+    Family {
+        arch: "smallthinker",
+        classes: &["SmallThinkerForCausalLM"],
+        activation: "relu",
+        rules: &[EMBEDDINGS, NORMS, QK, VO, SMALLTHINKER],
+        keys: smallthinker,
+        ..LLAMA
+    },
+    Family {
+        arch: "qwen2",
+        classes: &["Qwen2ForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, QK, VO, GATED, UP_DOWN],
+        keys: qwen,
+        ..LLAMA
+    },
+    Family {
+        arch: "qwen3",
+        classes: &["Qwen3ForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, QK, QK_NORMS, VO, GATED, UP_DOWN],
+        keys: qwen,
+        ..LLAMA
+    },
+    Family {
+        arch: "qwen2moe",
+        classes: &["Qwen2MoeForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, QK, VO, EXPERTS, SHARED_EXPERT],
+        keys: qwen_moe,
+        ..LLAMA
+    },
+    Family {
+        arch: "qwen3moe",
+        classes: &["Qwen3MoeForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, QK, QK_NORMS, VO, EXPERTS],
+        keys: qwen_moe,
+        ..LLAMA
+    },
+    Family {
+        arch: "phi3",
+        classes: &["Phi3ForCausalLM"],
+        rules: &[EMBEDDINGS, NORMS, FUSED],
+        keys: phi3,
+        ..LLAMA
+    },
+    Family {
+        arch: "gemma",
+        classes: &["GemmaForCausalLM"],
+        activation: "gelu",
+        rules: &[TIED_PLUS_ONE, NORMS_PLUS_ONE, QK, VO, GATED, UP_DOWN],
+        keys: gemma,
+        space_prefix: Some(false),
+        ..LLAMA
+    },
+    Family {
+        arch: "gemma2",
+        classes: &["Gemma2ForCausalLM"],
+        activation: "gelu",
+        rules: &[TIED_PLUS_ONE, FOUR_NORMS_PLUS_ONE, QK, VO, GATED, UP_DOWN],
+        keys: gemma2,
+        space_prefix: Some(false),
+        ..LLAMA
+    },
+    Family {
+        arch: "gemma3",
+        classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+        activation: "gelu",
+        rules: &[TIED_PLUS_ONE, FOUR_NORMS_PLUS_ONE, QK, QK_NORMS_PLUS_ONE, VO, GATED, UP_DOWN],
+        keys: gemma3,
+        space_prefix: Some(false),
+        ..LLAMA
+    },
+    Family {
+        arch: "gpt-oss",
+        classes: &["GptOssForCausalLM"],
+        activation: "",
+        rules: &[EMBEDDINGS, QK, VO, GPT_OSS],
+        keys: gpt_oss,
+        ..LLAMA
+    },
+];
+
+/// What most families share.
+const LLAMA: Family = Family {
+    arch: "llama",
+    classes: &[],
+    activation: "silu",
+    rules: &[],
+    keys: llama,
+    space_prefix: None,
+    power_infer: false,
+};
+
+fn llama(build: &mut Build<'_>) -> Result<(), Error> {
+    build.sizes()?;
+    build.feed_forward()?;
+    build.rms()?;
+    build.heads()?;
+    build.window()?;
+    build.rope(build.d_head()?)
+}
+
+fn mixtral(build: &mut Build<'_>) -> Result<(), Error> {
+    llama(build)?;
+    build.experts()
+}
+
+fn falcon(build: &mut Build<'_>) -> Result<(), Error> {
+    let config = build.config;
+    for key in ["alibi", "bias"] {
+        if config.bool(&[key])? == Some(true) {
+            return Err(config.wrong(key, "false, as in Falcon 7B and 40B", true));
+        }
+    }
+    // The context is not in the settings of the published models.
+    let n_ctx = config.u32(&["max_position_embeddings"])?.unwrap_or(2048);
+    build.set("context_length", n_ctx);
+    build.shape()?;
+    let n_embd = build.n_embd()?;
+    build.set("feed_forward_length", config.u32(&["ffn_hidden_size"])?.unwrap_or(4 * n_embd));
+    build.set("tensor_data_layout", "jploski");
+    build.layer_norm()?;
+    rope::set(build, build.d_head()?)
+}
+
+fn opt(build: &mut Build<'_>) -> Result<(), Error> {
+    let config = build.config;
+    if config.bool(&["do_layer_norm_before"])? == Some(false) {
+        return Err(config.wrong("do_layer_norm_before", "true (opt-350m alone differs)", false));
+    }
+    build.sizes()?;
+    build.feed_forward()?;
+    // PyTorch's own; the settings do not say.
+    build.set("attention.layer_norm_epsilon", config.f32(super::keys::EPS)?.unwrap_or(1e-5));
+    Ok(())
+}
+
+fn nemotron(build: &mut Build<'_>) -> Result<(), Error> {
+    build.sizes()?;
+    build.feed_forward()?;
+    build.layer_norm()?;
+    build.heads()?;
+    let partial = build.config.f32(&["partial_rotary_factor", "rope_pct", "rope_percent"])?;
+    let partial = partial.unwrap_or(rope::partial(build.config)?);
+    build.rope((partial * build.d_head()? as f32) as u32)
+}
+
+fn jais2(build: &mut Build<'_>) -> Result<(), Error> {
+    build.sizes()?;
+    build.feed_forward()?;
+    build.layer_norm()?;
+    build.heads()?;
+    build.rope(build.d_head()?)
+}
+
+fn plm(build: &mut Build<'_>) -> Result<(), Error> {
+    build.sizes()?;
+    build.feed_forward()?;
+    build.rms()?;
+    let config = build.config;
+    let rank = config.count(&["kv_lora_rank"], "the width of the latent keys and values")?;
+    let turning = config.count(&["qk_rope_head_dim"], "the values of a head that turn")?;
+    let still = config.count(&["qk_nope_head_dim"], "the values of a head that do not turn")?;
+    let value = config.count(&["v_head_dim"], "the width of a value head")?;
+    build.set("attention.kv_lora_rank", rank);
+    build.set("attention.key_length", turning + still);
+    build.set("attention.value_length", value);
+    build.rope(turning)
+}
+
+fn smallthinker(build: &mut Build<'_>) -> Result<(), Error> {
+    build.sizes()?;
+    build.rms()?;
+    build.heads()?;
+    build.experts()?;
+    let config = build.config;
+    let n_ff = config.count(&["moe_ffn_hidden_size"], "the number of neurons of an expert")?;
+    build.set("expert_feed_forward_length", n_ff);
+    build.set("feed_forward_length", n_ff);
+    let softmax = config.bool(&["moe_primary_router_apply_softmax"])?.unwrap_or(false);
+    // 1 is softmax, 2 is the sigmoid.
+    build.set("expert_gating_func", if softmax { 1_u32 } else { 2 });
+    let windowed = config.list("sliding_window_layout")?;
+    if windowed.is_some_and(|list| list.iter().any(|layer| layer.as_u64().unwrap_or(0) != 0)) {
+        build.window()?;
+    }
+    build.rope(build.d_head()?)
+}
+
+fn qwen(build: &mut Build<'_>) -> Result<(), Error> {
+    if build.config.bool(&["use_sliding_window"])? == Some(true) {
+        build.notes.push(
+            "use_sliding_window: the window is left out, every layer sees all positions".to_owned(),
+        );
+    }
+    build.sizes()?;
+    build.feed_forward()?;
+    build.rms()?;
+    build.heads()?;
+    build.rope(build.d_head()?)
+}
+
+fn qwen_moe(build: &mut Build<'_>) -> Result<(), Error> {
+    qwen(build)?;
+    build.experts()?;
+    let config = build.config;
+    let n_ff = config.count(&["moe_intermediate_size"], "the number of neurons of an expert")?;
+    build.set("expert_feed_forward_length", n_ff);
+    if let Some(shared) = config.u32(&["shared_expert_intermediate_size"])? {
+        build.set("expert_shared_feed_forward_length", shared);
+    }
+    if let Some(normed) = config.bool(&["norm_topk_prob"])? {
+        build.set("expert_weights_norm", normed);
+    }
+    Ok(())
+}
+
+fn phi3(build: &mut Build<'_>) -> Result<(), Error> {
+    build.sizes()?;
+    build.feed_forward()?;
+    build.rms()?;
+    // A window of zero says that there is none.
+    let window = build.config.u32(&["sliding_window"])?.unwrap_or(0);
+    build.set("attention.sliding_window", window);
+    let n_rot = (rope::partial(build.config)? * build.d_head()? as f32) as u32;
+    build.rope(n_rot)
+}
+
+fn gemma(build: &mut Build<'_>) -> Result<(), Error> {
+    build.sizes()?;
+    build.feed_forward()?;
+    build.rms()?;
+    build.heads()?;
+    rope::set(build, build.d_head()?)
+}
+
+fn gemma2(build: &mut Build<'_>) -> Result<(), Error> {
+    gemma(build)?;
+    build.window()?;
+    scale(build)?;
+    softcaps(build)
+}
+
+/// What scores are scaled by, where it is not the width of a head.
+fn scale(build: &mut Build<'_>) -> Result<(), Error> {
+    let d_head = build.d_head()? as f32;
+    match build.config.f32(&["query_pre_attn_scalar"])? {
+        Some(scalar) if scalar > 0.0 && scalar != d_head => {
+            build.set("attention.scale", scalar.powf(-0.5));
+            Ok(())
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn softcaps(build: &mut Build<'_>) -> Result<(), Error> {
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if let Some(cap) = build.config.f32(&[key])? {
+            build.set(key, cap);
+        }
+    }
+    Ok(())
+}
+
+fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
+    let config = build.config;
+    // Some published settings leave these to the code's own.
+    build.set("context_length", config.u32(&["max_position_embeddings"])?.unwrap_or(131_072));
+    build.shape()?;
+    build.feed_forward()?;
+    build
+        .set("attention.layer_norm_rms_epsilon", config.f32(super::keys::RMS_EPS)?.unwrap_or(1e-6));
+    let d_head = config.u32(&["head_dim"])?.unwrap_or(256);
+    build.set("attention.key_length", d_head);
+    build.set("attention.value_length", d_head);
+    build.window()?;
+    let kinds = config.list("layer_types")?;
+    let period = kinds.and_then(|list| list.iter().position(|kind| kind == "full_attention"));
+    let period = config.u32(&["sliding_window_pattern"])?.or(period.map(|n| n as u32 + 1));
+    if let Some(period) = period {
+        build.set("attention.sliding_window_pattern", period);
+    }
+    scale(build)?;
+    softcaps(build)?;
+    let local = config.inner("rope_parameters")?.inner("sliding_attention")?;
+    let local = config.f32(&["rope_local_base_freq"])?.or(local.f32(&["rope_theta"])?);
+    if let Some(base) = local {
+        build.set("rope.freq_base_swa", base);
+    }
+    rope::set(build, d_head)?;
+    if !build.keys.iter().any(|(key, _)| key.ends_with("rope.freq_base")) {
+        build.set("rope.freq_base", 1_000_000.0_f32);
+    }
+    Ok(())
+}
+
+fn gpt_oss(build: &mut Build<'_>) -> Result<(), Error> {
+    build.sizes()?;
+    build.feed_forward()?;
+    build.rms()?;
+    build.heads()?;
+    build.window()?;
+    build.experts()?;
+    let n_ff = build.config.count(&["intermediate_size"], "the number of neurons of an expert")?;
+    build.set("expert_feed_forward_length", n_ff);
+    build.rope(build.d_head()?)
+}

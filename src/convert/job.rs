@@ -1,0 +1,216 @@
+//! From a folder of Hugging Face to a file.
+
+use std::path::{Path, PathBuf};
+
+use super::config::Json;
+use super::family::{self, Build};
+use super::output::{Content, Output};
+use super::plan::Plan;
+use super::source::Checkpoint;
+use super::write::{self, Progress};
+use super::{Error, OutType, predictor, vocab};
+use crate::gguf::{Container, TensorType, Writer};
+
+/// What to convert, and how.
+#[derive(Clone, Debug)]
+pub struct Conversion {
+    /// The folder with `config.json`.
+    pub folder: PathBuf,
+    /// The folder with PowerInfer's `model_0.pt` and so on.
+    pub predictor: Option<PathBuf>,
+    /// The file to be.
+    pub output: PathBuf,
+    /// The type of most weights.
+    pub out_type: OutType,
+    /// Which container; without a word PowerInfer's where there is a predictor.
+    pub container: Option<Container>,
+    /// The name of the pre-tokenizer, for one that has no known steps.
+    pub pre: Option<String>,
+    /// The model's name; without a word the folder's.
+    pub name: Option<String>,
+    /// Replace a file of that name.
+    pub force: bool,
+}
+
+/// What became of it.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Tensors in the file.
+    pub n_tensors: usize,
+    /// Bytes of the file.
+    pub size: u64,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+impl Conversion {
+    /// Converts the model. The file is there when it is complete.
+    ///
+    /// # Errors
+    /// Anything wrong in the folder, a family that is not known, what the system says, [`Error::Interrupted`].
+    pub fn run(&self, progress: Progress<'_>) -> Result<Summary, Error> {
+        write::check_target(&self.output, &[], self.force)?;
+        let config = Json::open(&self.folder.join("config.json"))?.flatten("text_config");
+        let family = family::find(&config)?;
+        let mut build = Build::new(&config, family.arch);
+        (family.keys)(&mut build)?;
+        let extra = std::mem::take(&mut build.extra);
+        let container = match (self.container, &self.predictor) {
+            (Some(container), _) => container,
+            (None, Some(_)) => Container::PowerInfer,
+            (None, None) => Container::Gguf,
+        };
+        if container == Container::PowerInfer {
+            self.check_power_infer(family, &extra)?;
+        }
+        let checkpoint = Checkpoint::open(&self.folder)?;
+        let plan = Plan {
+            family,
+            build: &build,
+            out_type: self.out_type_in(container),
+            down_by_neuron: self.predictor.is_some(),
+        };
+        let mut outputs = extra;
+        outputs.extend(plan.outputs(&checkpoint)?);
+        let mut notes = std::mem::take(&mut build.notes);
+        let threshold = match &self.predictor {
+            Some(folder) => {
+                predictor::add(folder, build.n_layer()?, &mut outputs, self.out_type_in(container))?
+            }
+            None => None,
+        };
+        if container == Container::PowerInfer {
+            untie(&mut outputs, family.arch)?;
+        }
+        let n_vocab = outputs
+            .iter()
+            .find(|output| output.name == "token_embd.weight")
+            .map_or(0, Output::n_rows);
+        let wanted = vocab::Wanted {
+            folder: &self.folder,
+            config: &config,
+            n_vocab,
+            pre: self.pre.as_deref(),
+            space_prefix: family.space_prefix,
+        };
+        let (vocab_keys, vocab_notes) = vocab::keys(&wanted)?;
+        notes.extend(vocab_notes);
+        let mut writer = Writer::new(container);
+        self.general(&config, family.arch, &outputs, &mut writer)?;
+        for (key, value) in build.keys.drain(..).chain(vocab_keys) {
+            writer.set(&key, value)?;
+        }
+        notes.extend(activation(&config, family, container, &mut writer)?);
+        if let Some(threshold) = threshold {
+            writer.set("powerinfer.sparse_threshold", threshold)?;
+        }
+        let size = write::write(writer, &outputs, &self.output, progress)?;
+        Ok(Summary { n_tensors: outputs.len(), size, notes })
+    }
+
+    /// PowerInfer's type table is older than BF16, and its sparse kernels take F16.
+    fn out_type_in(&self, container: Container) -> OutType {
+        match (container, self.out_type) {
+            (Container::PowerInfer, OutType::Auto) => OutType::F16,
+            (_, out_type) => out_type,
+        }
+    }
+
+    fn check_power_infer(&self, family: &family::Family, extra: &[Output]) -> Result<(), Error> {
+        let refused = |what: &str| Err(Error::PowerInfer { what: what.to_owned() });
+        if self.predictor.is_none() {
+            return refused("a model without a predictor for each layer");
+        }
+        if !family.power_infer {
+            return refused(&format!("models of the architecture `{}`", family.arch));
+        }
+        if !extra.is_empty() {
+            return refused("positions scaled by a table of factors");
+        }
+        if matches!(self.out_type, OutType::Bf16 | OutType::Q8_0) {
+            return refused(
+                "weights of this type that PowerInfer could skip; f16 and f32 it can, and `quantize` makes Q4_0 of them",
+            );
+        }
+        Ok(())
+    }
+
+    fn general(
+        &self,
+        config: &Json,
+        arch: &str,
+        outputs: &[Output],
+        writer: &mut Writer,
+    ) -> Result<(), Error> {
+        writer.set("general.architecture", arch)?;
+        writer.set("general.type", "model")?;
+        let path = std::fs::canonicalize(&self.folder).unwrap_or_else(|_| self.folder.clone());
+        let own = config.text(&["_name_or_path"])?.filter(|name| !name.is_empty());
+        let own =
+            own.and_then(|name| Some(Path::new(&name).file_name()?.to_string_lossy().into_owned()));
+        let folder = || path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = self.name.clone().or(own).or_else(folder);
+        writer.set("general.name", name.unwrap_or_else(|| arch.to_owned()))?;
+        let largest = outputs.iter().max_by_key(|output| output.n_rows() * output.row_bytes());
+        let ty = largest.map_or(TensorType::F32, |output| output.ty);
+        writer.set("general.file_type", file_type(ty))?;
+        if matches!(ty, TensorType::Q8_0 | TensorType::MXFP4) {
+            writer.set("general.quantization_version", 2_u32)?;
+        }
+        Ok(())
+    }
+}
+
+/// llama.cpp's number for "mostly this type", of the types that conversion makes.
+fn file_type(ty: TensorType) -> u32 {
+    [(TensorType::F16, 1), (TensorType::Q8_0, 7), (TensorType::BF16, 32), (TensorType::MXFP4, 38)]
+        .iter()
+        .find(|(known, _)| *known == ty)
+        .map_or(0, |(_, number)| *number)
+}
+
+/// Says what the activation is where the architecture alone would mean another one.
+fn activation(
+    config: &Json,
+    family: &family::Family,
+    container: Container,
+    writer: &mut Writer,
+) -> Result<Option<String>, Error> {
+    const KEYS: &[&str] =
+        &["hidden_activation", "hidden_act", "activation_function", "activation", "mlp_hidden_act"];
+    if family.activation.is_empty() || container == Container::PowerInfer {
+        return Ok(None);
+    }
+    let Some(named) = config.text(KEYS)? else { return Ok(None) };
+    let known = match named.as_str() {
+        "relu" | "fatrelu" | "shifted_relu" => "relu",
+        "relu2" | "relu_squared" | "squared_relu" => "relu2",
+        "silu" | "swish" => "silu",
+        _ if named.starts_with("gelu") => "gelu",
+        _ => return Err(config.wrong("hidden_act", "relu, relu2, silu or a gelu", named)),
+    };
+    if known != family.activation {
+        writer.set(&format!("{}.hidden_activation", family.arch), known)?;
+    }
+    let is_shifted = !matches!(named.as_str(), "relu") && known == "relu";
+    Ok(is_shifted.then(|| format!("`{named}` is run as an ordinary ReLU, as PowerInfer runs it: a threshold above zero is left out")))
+}
+
+/// PowerInfer's loader of 2023 wants an output of its own, except for opt.
+fn untie(outputs: &mut Vec<Output>, arch: &str) -> Result<(), Error> {
+    if arch == "opt" || outputs.iter().any(|output| output.name == "output.weight") {
+        return Ok(());
+    }
+    let embedding = outputs.iter().find(|output| output.name == "token_embd.weight");
+    let missing = || Error::MissingTensor { tensor: "token_embd.weight".to_owned() };
+    let embedding = embedding.ok_or_else(missing)?;
+    let Content::Rows(pieces) = &embedding.content else { return Err(missing()) };
+    let output = Output {
+        name: "output.weight".to_owned(),
+        shape: embedding.shape.clone(),
+        ty: embedding.ty,
+        content: Content::Rows(pieces.clone()),
+    };
+    outputs.push(output);
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Models become files: from a Hugging Face folder to GGUF or PowerInfer's container, from one type of numbers to
+//! another, from one file to several and back.
+//!
+//! Nothing is ever held in memory but a few megabytes of rows: checkpoints are mapped, made row by row on all threads,
+//! and streamed into a file that gets its name when it is complete. No Python, no code from a checkpoint is run.
+//!
+//! Not here: running a model, flags, printing.
+
+mod config;
+mod error;
+mod family;
+mod job;
+mod output;
+mod plan;
+mod predictor;
+mod quantize;
+mod source;
+mod split;
+mod vocab;
+mod write;
+
+pub use error::Error;
+pub use family::classes;
+pub use job::{Conversion, Summary};
+pub use quantize::{Quantization, Target};
+pub use source::pickle::Problem as PickleProblem;
+pub use source::safetensors::Problem as SafetensorsProblem;
+pub use source::tensors;
+pub use source::zip::Problem as ZipProblem;
+pub use split::{Limit, merge, split};
+pub use write::Progress;
+
+/// The type of most weights of a converted model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats.
+    F16,
+    /// The upper half of 32-bit floats.
+    Bf16,
+    /// 8 bits and a scale for 32 values.
+    Q8_0,
+    /// BF16 where the checkpoint has it, else F16.
+    Auto,
+}

@@ -1,0 +1,431 @@
+//! A tensor of the file to be: where each of its rows comes from, and how a few rows of it are made.
+
+use std::ops::Range;
+
+use hal::format::Format;
+
+use super::Error;
+use super::source::{Encoding, Tensor};
+use crate::gguf::{Bytes, Container, TensorType};
+
+/// A tensor to be written.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) name: String,
+    /// In ggml order, row length first.
+    pub(super) shape: Vec<u64>,
+    pub(super) ty: TensorType,
+    pub(super) content: Content,
+}
+
+/// Where its bytes come from.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// Bytes as they are.
+    Copy(Bytes),
+    /// Rows of checkpoints, one piece after the other, each of as many rows.
+    Rows(Vec<Piece>),
+    /// Values worked out from the settings.
+    Values(Vec<f32>),
+    /// 4-bit blocks and their scales, which stand apart in the checkpoint.
+    Mxfp4 { blocks: Bytes, scales: Bytes, map: RowMap, n_source: usize, n_rows: usize },
+}
+
+/// Which row of the source an output row is, within one matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowMap {
+    /// The same.
+    Same,
+    /// Each head's rows are two halves that turn together; in the file they alternate.
+    Rope { d_head: usize },
+    /// Groups of query heads with their key and value head; in the file all queries, then keys, then values.
+    FalconQkv { n_head: usize, n_head_kv: usize, d_head: usize },
+    /// Every second row from `first` on.
+    Every { first: usize },
+    /// The first or the second half of the rows.
+    Half { second: bool },
+}
+
+impl RowMap {
+    /// The source row of row `row` of `n` output rows.
+    pub(super) fn source(self, row: usize, n: usize) -> usize {
+        match self {
+            RowMap::Same => row,
+            RowMap::Rope { d_head } => {
+                let (head, within) = (row / d_head, row % d_head);
+                head * d_head + within % 2 * (d_head / 2) + within / 2
+            }
+            RowMap::FalconQkv { n_head, n_head_kv, d_head } => {
+                let (head, within) = (row / d_head, row % d_head);
+                let per_group = n_head / n_head_kv;
+                let source = if head < n_head {
+                    head / per_group * (per_group + 2) + head % per_group
+                } else {
+                    let (kind, group) = ((head - n_head) / n_head_kv, (head - n_head) % n_head_kv);
+                    group * (per_group + 2) + per_group + kind
+                };
+                source * d_head + within
+            }
+            RowMap::Every { first } => first + 2 * row,
+            RowMap::Half { second } => row + if second { n } else { 0 },
+        }
+    }
+
+    /// Output rows made from `n` source rows.
+    pub(super) fn n_rows(self, n: usize) -> usize {
+        match self {
+            RowMap::Same | RowMap::Rope { .. } | RowMap::FalconQkv { .. } => n,
+            RowMap::Every { .. } | RowMap::Half { .. } => n / 2,
+        }
+    }
+}
+
+/// A run of matrices of one source tensor.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    bytes: Bytes,
+    encoding: Encoding,
+    map: RowMap,
+    /// Rows of one source matrix; of a vector, its values.
+    n_source: usize,
+    /// Rows (or values) of one output matrix (or vector).
+    n_out: usize,
+    /// Values in a row; 1 for a vector.
+    n_cols: usize,
+    /// Matrices (or vectors) in the tensor.
+    n_outer: usize,
+    /// The tensor has an axis of matrices (or vectors), of whatever length.
+    is_stack: bool,
+    is_vector: bool,
+    transposed: bool,
+    plus: f32,
+}
+
+/// What is done to a tensor on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    pub(super) map: RowMap,
+    /// The last axis is one of rows: offsets of a product.
+    pub(super) is_vector: bool,
+    pub(super) transpose: bool,
+    pub(super) plus: f32,
+}
+
+impl Piece {
+    /// Checks that the tensor can be read so.
+    pub(super) fn new(tensor: &Tensor, change: Change) -> Result<Piece, Error> {
+        let wrong = |expected: &str| Error::Shape {
+            tensor: tensor.name.clone(),
+            expected: expected.to_owned(),
+            found: tensor.shape.clone(),
+        };
+        if !matches!(tensor.encoding, Encoding::Plain(_) | Encoding::F64) {
+            let (tensor, found) = (tensor.name.clone(), tensor.encoding.name().to_owned());
+            return Err(Error::Encoding { tensor, expected: "F32, F16, BF16 or F64", found });
+        }
+        if tensor.shape.is_empty() || tensor.shape.contains(&0) || tensor.bytes.is_empty() {
+            return Err(wrong("at least one value"));
+        }
+        // The bytes are there, so their number and every product below fit.
+        let shape: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
+        let is_vector = change.is_vector || shape.len() == 1;
+        let transposed = tensor.transposed != (change.transpose && !is_vector);
+        let (outer, n_source, n_cols) = match (is_vector, shape.as_slice()) {
+            (true, [outer @ .., n]) => (outer, *n, 1),
+            (false, [outer @ .., rows, cols]) if change.transpose => (outer, *cols, *rows),
+            (false, [outer @ .., rows, cols]) => (outer, *rows, *cols),
+            (_, _) => return Err(wrong("a matrix")),
+        };
+        let n_out = change.map.n_rows(n_source);
+        if let RowMap::Rope { d_head } = change.map
+            && (d_head == 0 || d_head % 2 != 0 || n_source % d_head != 0)
+        {
+            return Err(wrong(&format!("rows of whole heads of {d_head}")));
+        }
+        if let RowMap::FalconQkv { n_head, n_head_kv, d_head } = change.map
+            && n_source != (n_head + 2 * n_head_kv) * d_head
+        {
+            return Err(wrong(&format!("{} rows", (n_head + 2 * n_head_kv) * d_head)));
+        }
+        if let RowMap::Every { .. } | RowMap::Half { .. } = change.map
+            && n_source % 2 != 0
+        {
+            return Err(wrong("an even number of rows"));
+        }
+        Ok(Piece {
+            bytes: tensor.bytes.clone(),
+            encoding: tensor.encoding,
+            map: change.map,
+            n_source,
+            n_out,
+            n_cols,
+            n_outer: outer.iter().product(),
+            is_stack: !outer.is_empty(),
+            is_vector,
+            transposed,
+            plus: change.plus,
+        })
+    }
+
+    /// Rows of a GGUF tensor, of any format that can be read.
+    pub(super) fn stored(bytes: Bytes, format: Format, n_rows: usize, n_cols: usize) -> Piece {
+        Piece {
+            bytes,
+            encoding: Encoding::Plain(format),
+            map: RowMap::Same,
+            n_source: n_rows,
+            n_out: n_rows,
+            n_cols,
+            n_outer: 1,
+            is_stack: false,
+            is_vector: false,
+            transposed: false,
+            plus: 0.0,
+        }
+    }
+
+    /// Shape of the output, ggml order, `stacked` of such pieces.
+    pub(super) fn shape(&self, stacked: Option<usize>) -> Vec<u64> {
+        let mut shape = match self.is_vector {
+            true => vec![self.n_out],
+            // A single row is a vector to every reader.
+            false if self.n_out == 1 && !self.is_stack && stacked.is_none() => vec![self.n_cols],
+            false => vec![self.n_cols, self.n_out],
+        };
+        let outer = self.n_outer * stacked.unwrap_or(1);
+        if self.is_stack || stacked.is_some() {
+            shape.push(outer);
+        }
+        shape.into_iter().map(|n| n as u64).collect()
+    }
+
+    /// Whether another piece can stand beside this one.
+    pub(super) fn is_like(&self, other: &Piece) -> bool {
+        self.shape(None) == other.shape(None)
+    }
+
+    /// How the source stores its numbers.
+    pub(super) fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// Output rows in the piece.
+    fn n_rows(&self) -> usize {
+        if self.is_vector { self.n_outer } else { self.n_outer * self.n_out }
+    }
+
+    /// Values of output rows `rows`, one after the other.
+    fn read(&self, rows: Range<usize>, out: &mut [f32]) {
+        if self.is_vector {
+            for (outer, out) in rows.zip(out.chunks_exact_mut(self.n_out)) {
+                for (value, out) in out.iter_mut().enumerate() {
+                    self.decode(
+                        outer * self.n_source + self.map.source(value, self.n_out),
+                        std::slice::from_mut(out),
+                    );
+                }
+            }
+        } else if self.transposed {
+            self.gather(rows, out);
+        } else {
+            for (row, out) in rows.zip(out.chunks_exact_mut(self.n_cols)) {
+                let source = row / self.n_out * self.n_source
+                    + self.map.source(row % self.n_out, self.n_out);
+                self.decode(source * self.n_cols, out);
+            }
+        }
+        if self.plus != 0.0 {
+            out.iter_mut().for_each(|value| *value += self.plus);
+        }
+    }
+
+    /// Rows that are columns of the source: column by column, so that each line of memory is read once for many rows.
+    fn gather(&self, rows: Range<usize>, out: &mut [f32]) {
+        let (outer, first) = (rows.start / self.n_out, rows.start % self.n_out);
+        let is_run = self.map == RowMap::Same && first + rows.len() <= self.n_out;
+        let mut line = vec![0.0; rows.len()];
+        for col in 0..self.n_cols {
+            if is_run {
+                self.decode((outer * self.n_cols + col) * self.n_source + first, &mut line);
+            } else {
+                for (value, row) in line.iter_mut().zip(rows.clone()) {
+                    let (outer, row) =
+                        (row / self.n_out, self.map.source(row % self.n_out, self.n_out));
+                    let at = (outer * self.n_cols + col) * self.n_source + row;
+                    self.decode(at, std::slice::from_mut(value));
+                }
+            }
+            for (out, value) in out[col..].iter_mut().step_by(self.n_cols).zip(&line) {
+                *out = *value;
+            }
+        }
+    }
+
+    /// The values from number `first` on.
+    fn decode(&self, first: usize, out: &mut [f32]) {
+        match self.encoding {
+            Encoding::Plain(format) => {
+                let at = |value: usize| value / format.block_values() * format.block_bytes();
+                format.dequantize(&self.bytes[at(first)..at(first + out.len())], out);
+            }
+            Encoding::F64 | Encoding::U8 | Encoding::Other(_) => {
+                let (values, _) = self.bytes[8 * first..].as_chunks::<8>();
+                for (out, value) in out.iter_mut().zip(values) {
+                    *out = f64::from_le_bytes(*value) as f32;
+                }
+            }
+        }
+    }
+
+    /// The bytes of output row `row` as the source has them, if they need no change for `format`.
+    fn as_is(&self, row: usize, format: Format) -> Option<&[u8]> {
+        if self.encoding != Encoding::Plain(format)
+            || self.transposed
+            || self.plus != 0.0
+            || self.is_vector
+        {
+            return None;
+        }
+        let source =
+            row / self.n_out * self.n_source + self.map.source(row % self.n_out, self.n_out);
+        let len = format.row_bytes(self.n_cols)?;
+        Some(&self.bytes[source * len..(source + 1) * len])
+    }
+}
+
+/// The format of a tensor type that the engine can write.
+pub(super) fn format_of(ty: TensorType) -> Option<Format> {
+    Format::from_gguf_id(ty.id(Container::Gguf)?)
+}
+
+impl Output {
+    /// Values in a row.
+    pub(super) fn row_len(&self) -> usize {
+        self.shape[0] as usize
+    }
+
+    /// Rows of the tensor.
+    pub(super) fn n_rows(&self) -> usize {
+        self.shape[1..].iter().product::<u64>() as usize
+    }
+
+    /// Bytes of a row.
+    pub(super) fn row_bytes(&self) -> usize {
+        let block = self.ty.block().expect("an output has a type of known size");
+        (self.shape[0] / block.values * block.bytes) as usize
+    }
+
+    /// Makes rows `rows` in `bytes`; `values` is room for them as floats.
+    pub(super) fn fill(&self, rows: Range<usize>, values: &mut Vec<f32>, bytes: &mut [u8]) {
+        let row_bytes = self.row_bytes();
+        match &self.content {
+            Content::Copy(all) => {
+                bytes.copy_from_slice(&all[rows.start * row_bytes..rows.end * row_bytes])
+            }
+            Content::Values(all) => {
+                let len = self.row_len();
+                self.encode(&all[rows.start * len..rows.end * len], bytes);
+            }
+            Content::Rows(pieces) => {
+                let each = pieces[0].n_rows();
+                let mut first = rows.start;
+                let mut rest = bytes;
+                while first < rows.end {
+                    let piece = &pieces[first / each];
+                    let n = (each - first % each).min(rows.end - first);
+                    let (now, later) = rest.split_at_mut(n * row_bytes);
+                    self.fill_from(piece, first % each..first % each + n, values, now);
+                    (first, rest) = (first + n, later);
+                }
+            }
+            Content::Mxfp4 { blocks, scales, map, n_source, n_rows } => {
+                let per_row = row_bytes / MXFP4_BYTES;
+                for (row, out) in rows.zip(bytes.chunks_exact_mut(row_bytes)) {
+                    let source = row / n_rows * n_source + map.source(row % n_rows, *n_rows);
+                    for (block, out) in out.chunks_exact_mut(MXFP4_BYTES).enumerate() {
+                        let at = source * per_row + block;
+                        repack_mxfp4(scales[at], &blocks[16 * at..16 * (at + 1)], out);
+                    }
+                }
+            }
+        }
+    }
+
+    fn fill_from(
+        &self,
+        piece: &Piece,
+        rows: Range<usize>,
+        values: &mut Vec<f32>,
+        bytes: &mut [u8],
+    ) {
+        let format = format_of(self.ty).expect("the plan chose a type that can be written");
+        if piece.as_is(rows.start, format).is_some() {
+            for (row, out) in rows.zip(bytes.chunks_exact_mut(self.row_bytes())) {
+                out.copy_from_slice(piece.as_is(row, format).expect("asked for the first row"));
+            }
+            return;
+        }
+        values.resize(rows.len() * self.row_len(), 0.0);
+        piece.read(rows, values);
+        self.encode(values, bytes);
+    }
+
+    fn encode(&self, values: &[f32], bytes: &mut [u8]) {
+        format_of(self.ty)
+            .expect("the plan chose a type that can be written")
+            .quantize(values, bytes);
+    }
+
+    /// The bytes that were read for the tensor, to be let go of.
+    pub(super) fn sources(&self) -> Vec<&Bytes> {
+        match &self.content {
+            Content::Copy(bytes) => vec![bytes],
+            Content::Rows(pieces) => pieces.iter().map(|piece| &piece.bytes).collect(),
+            Content::Values(_) => Vec::new(),
+            Content::Mxfp4 { blocks, scales, .. } => vec![blocks, scales],
+        }
+    }
+}
+
+/// A block of MXFP4: its scale and 16 bytes of two codes.
+const MXFP4_BYTES: usize = 17;
+
+/// In a checkpoint a byte holds neighbours, in a GGUF block values 16 apart; the scale is the same byte.
+fn repack_mxfp4(scale: u8, pairs: &[u8], out: &mut [u8]) {
+    let code = |value: usize| pairs[value / 2] >> (4 * (value % 2)) & 15;
+    out[0] = scale;
+    for (j, out) in out[1..].iter_mut().enumerate() {
+        *out = code(j) | code(j + 16) << 4;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_interleaved_for_rope() {
+        let map = RowMap::Rope { d_head: 6 };
+        let rows: Vec<usize> = (0..12).map(|row| map.source(row, 12)).collect();
+        assert_eq!(rows, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
+    }
+
+    #[test]
+    fn falcon_groups_become_queries_keys_and_values() {
+        // Two groups of two queries, a key and a value, one row each.
+        let map = RowMap::FalconQkv { n_head: 4, n_head_kv: 2, d_head: 1 };
+        let rows: Vec<usize> = (0..8).map(|row| map.source(row, 8)).collect();
+        assert_eq!(rows, [0, 1, 4, 5, 2, 6, 3, 7]);
+    }
+
+    #[test]
+    fn mxfp4_codes_move_and_stay_what_they_are() {
+        let pairs: Vec<u8> = (0..16).map(|j| (2 * j % 16) | ((2 * j + 1) % 16) << 4).collect();
+        let mut out = [0u8; 17];
+        repack_mxfp4(120, &pairs, &mut out);
+        assert_eq!(out[0], 120);
+        for j in 0..16u8 {
+            assert_eq!((out[1 + usize::from(j)] & 15, out[1 + usize::from(j)] >> 4), (j, j));
+        }
+    }
+}

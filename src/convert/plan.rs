@@ -1,0 +1,313 @@
+//! Which tensors the file will have, and from which tensors of the checkpoint each is made.
+
+use std::collections::BTreeMap;
+
+use hal::format::Format;
+
+use super::family::{Build, Family, How};
+use super::output::{Change, Content, Output, Piece, RowMap, format_of};
+use super::source::{Checkpoint, Encoding, Tensor};
+use super::{Error, OutType};
+use crate::gguf::TensorType;
+
+/// Prefixes of names that say nothing.
+const PREFIXES: &[&str] = &[
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.",
+    "transformer.",
+];
+/// Tensors of parts that see and hear, and of tables that everybody works out.
+const DROPPED_PREFIXES: &[&str] = &[
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+];
+const DROPPED_SUFFIXES: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", ".attn.bias"];
+
+/// Pieces by their place among experts.
+type Pieces = BTreeMap<usize, Piece>;
+
+/// What becomes of the weights.
+pub(super) struct Plan<'a> {
+    pub(super) family: &'static Family,
+    pub(super) build: &'a Build<'a>,
+    pub(super) out_type: OutType,
+    /// Down matrices are written with a row for each neuron.
+    pub(super) down_by_neuron: bool,
+}
+
+impl Plan<'_> {
+    /// The tensors of the file, in the order in which they are used.
+    pub(super) fn outputs(&self, checkpoint: &Checkpoint) -> Result<Vec<Output>, Error> {
+        let mut stacked: BTreeMap<Key, (Pieces, bool)> = BTreeMap::new();
+        let mut outputs: BTreeMap<Key, Output> = BTreeMap::new();
+        for tensor in checkpoint.tensors.values() {
+            for (name, expert, how) in self.targets(&tensor.name)? {
+                if let How::Mxfp4 | How::Mxfp4Even | How::Mxfp4Odd = how {
+                    let output = mxfp4(tensor, checkpoint, &name, how)?;
+                    outputs.insert(Key::new(&name), output);
+                    continue;
+                }
+                let piece = Piece::new(tensor, self.change(how, &name)?)?;
+                let (pieces, is_stack) = stacked.entry(Key::new(&name)).or_default();
+                *is_stack |= expert.is_some();
+                if pieces.insert(expert.unwrap_or(0), piece).is_some() {
+                    return Err(Error::DuplicateTensor { file: tensor.name.clone(), tensor: name });
+                }
+            }
+        }
+        for (key, (pieces, is_stack)) in stacked {
+            let output = self.stack(&key.name, pieces, is_stack)?;
+            outputs.insert(key, output);
+        }
+        let outputs: Vec<Output> = outputs.into_values().collect();
+        self.check_layers(&outputs)?;
+        Ok(outputs)
+    }
+
+    /// What a tensor becomes: names in the file with the number of the expert.
+    fn targets(&self, name: &str) -> Result<Vec<(String, Option<usize>, How)>, Error> {
+        let is_dropped = DROPPED_PREFIXES.iter().any(|start| name.starts_with(start))
+            || DROPPED_SUFFIXES.iter().any(|end| name.ends_with(end));
+        if is_dropped {
+            return Ok(Vec::new());
+        }
+        let bare = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+        let (base, ending) = match bare.rsplit_once('.') {
+            Some((base, ending @ ("weight" | "bias"))) => (base, ending),
+            Some(_) | None if bare.ends_with("_bias") => (bare, "bias"),
+            Some(_) | None => (bare, "weight"),
+        };
+        let mut targets = Vec::new();
+        let mut is_known = false;
+        for rule in self.family.rules.iter().copied().flatten() {
+            let Some(numbers) = matches(rule.from, base) else { continue };
+            is_known = true;
+            if rule.how == How::Drop {
+                continue;
+            }
+            let layer = numbers.first().map(usize::to_string).unwrap_or_default();
+            let mut to = rule.to.replace('*', &layer);
+            if self.down_by_neuron && to.ends_with(".ffn_down") {
+                to.push_str("_t");
+            }
+            targets.push((format!("{to}.{ending}"), numbers.get(1).copied(), rule.how));
+        }
+        if !is_known {
+            return Err(Error::UnknownTensor { tensor: name.to_owned(), arch: self.family.arch });
+        }
+        Ok(targets)
+    }
+
+    fn change(&self, how: How, name: &str) -> Result<Change, Error> {
+        let is_vector = name.ends_with(".bias");
+        let plain = Change { map: RowMap::Same, is_vector, transpose: false, plus: 0.0 };
+        let half = || RowMap::Every { first: 0 };
+        let d_head = || Ok::<_, Error>(self.build.d_head()? as usize);
+        Ok(match how {
+            How::Same if name.ends_with(".ffn_down_t.weight") => {
+                Change { transpose: true, ..plain }
+            }
+            How::Same | How::Drop | How::Mxfp4 | How::Mxfp4Even | How::Mxfp4Odd => plain,
+            How::RopeQuery | How::RopeKey => {
+                Change { map: RowMap::Rope { d_head: d_head()? }, ..plain }
+            }
+            How::PlusOne => Change { plus: if is_vector { 0.0 } else { 1.0 }, ..plain },
+            How::FalconQkv => {
+                let (n_head, n_head_kv) =
+                    (self.build.n_head()? as usize, self.build.n_head_kv()? as usize);
+                Change { map: RowMap::FalconQkv { n_head, n_head_kv, d_head: d_head()? }, ..plain }
+            }
+            How::FirstHalf => Change { map: RowMap::Half { second: false }, ..plain },
+            How::SecondHalf => Change { map: RowMap::Half { second: true }, ..plain },
+            How::Even => Change { map: half(), ..plain },
+            How::Odd => Change { map: RowMap::Every { first: 1 }, ..plain },
+            How::EvenColumns => Change { map: half(), transpose: true, ..plain },
+            How::OddColumns => Change { map: RowMap::Every { first: 1 }, transpose: true, ..plain },
+            How::Columns => Change { transpose: true, ..plain },
+        })
+    }
+
+    /// One tensor of all pieces: experts in their order, none missing.
+    fn stack(&self, name: &str, pieces: Pieces, is_stack: bool) -> Result<Output, Error> {
+        let missing = (0..pieces.len()).find(|n| !pieces.contains_key(n));
+        if let Some(expert) = missing {
+            return Err(Error::MissingTensor { tensor: format!("{name}, expert {expert}") });
+        }
+        let pieces: Vec<Piece> = pieces.into_values().collect();
+        let first = &pieces[0];
+        if let Some(other) = pieces.iter().find(|piece| !piece.is_like(first)) {
+            let expected = format!("{:?}, as that of the first expert", first.shape(None));
+            return Err(Error::Shape {
+                tensor: name.to_owned(),
+                expected,
+                found: other.shape(None),
+            });
+        }
+        let shape = first.shape(is_stack.then_some(pieces.len()));
+        if shape.len() > 4 {
+            return Err(Error::Shape {
+                tensor: name.to_owned(),
+                expected: "at most four axes".into(),
+                found: shape,
+            });
+        }
+        let ty = self.out_type.of(name, &shape, first.encoding());
+        Ok(Output { name: name.to_owned(), shape, ty, content: Content::Rows(pieces) })
+    }
+
+    /// Every layer must have the tensors that the first one has.
+    fn check_layers(&self, outputs: &[Output]) -> Result<(), Error> {
+        let names: std::collections::HashSet<&str> =
+            outputs.iter().map(|o| o.name.as_str()).collect();
+        for needed in ["token_embd.weight", "output_norm.weight", "blk.0.attn_norm.weight"] {
+            if !names.contains(needed) {
+                return Err(Error::MissingTensor { tensor: needed.to_owned() });
+            }
+        }
+        let n_layer = self.build.n_layer()?;
+        let of_first = names.iter().filter_map(|name| name.strip_prefix("blk.0."));
+        for part in of_first {
+            for layer in 1..n_layer {
+                let name = format!("blk.{layer}.{part}");
+                // Mixed models differ from layer to layer in their feed-forward blocks.
+                if !names.contains(name.as_str()) && !part.starts_with("ffn_") {
+                    return Err(Error::MissingTensor { tensor: name });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Order in the file: embeddings, layers by number, the rest.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    group: u8,
+    layer: usize,
+    name: String,
+}
+
+impl Key {
+    fn new(name: &str) -> Key {
+        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
+        let group = if layer.is_some() { 1 } else { u8::from(name.starts_with("output")) * 2 };
+        Key { group, layer: layer.unwrap_or(0), name: name.to_owned() }
+    }
+}
+
+/// The numbers in `name` where `pattern` has stars, if all else is the same.
+fn matches(pattern: &str, name: &str) -> Option<Vec<usize>> {
+    let mut numbers = Vec::new();
+    let (mut pattern, mut name) = (pattern.split('.'), name.split('.'));
+    loop {
+        match (pattern.next(), name.next()) {
+            (None, None) => return Some(numbers),
+            // A layer beyond this is a lie: it keeps the numbers of layers and experts small.
+            (Some("*"), Some(part)) => numbers.push(part.parse().ok().filter(|&n| n < 100_000)?),
+            (Some(expected), Some(part)) if expected == part => {}
+            (_, _) => return None,
+        }
+    }
+}
+
+/// Packed 4-bit experts: `[experts, rows, blocks, 16]` and `[experts, rows, blocks]`.
+fn mxfp4(tensor: &Tensor, checkpoint: &Checkpoint, name: &str, how: How) -> Result<Output, Error> {
+    let scales_name = tensor.name.replace("_blocks", "_scales");
+    let scales =
+        checkpoint.tensors.get(&scales_name).ok_or(Error::MissingTensor { tensor: scales_name })?;
+    for tensor in [tensor, scales] {
+        if tensor.encoding != Encoding::U8 {
+            let (tensor, found) = (tensor.name.clone(), tensor.encoding.name().to_owned());
+            return Err(Error::Encoding { tensor, expected: "bytes", found });
+        }
+    }
+    let &[experts, rows, blocks, 16] = tensor.shape.as_slice() else {
+        let expected = "experts, rows, blocks, 16".to_owned();
+        return Err(Error::Shape {
+            tensor: tensor.name.clone(),
+            expected,
+            found: tensor.shape.clone(),
+        });
+    };
+    if scales.shape != [experts, rows, blocks] || tensor.bytes.is_empty() {
+        let expected = format!("{experts}, {rows}, {blocks}");
+        return Err(Error::Shape {
+            tensor: scales.name.clone(),
+            expected,
+            found: scales.shape.clone(),
+        });
+    }
+    let map = if how == How::Mxfp4 {
+        RowMap::Same
+    } else {
+        RowMap::Every { first: usize::from(how == How::Mxfp4Odd) }
+    };
+    let (n_source, n_rows) = (rows as usize, map.n_rows(rows as usize));
+    let content = Content::Mxfp4 {
+        blocks: tensor.bytes.clone(),
+        scales: scales.bytes.clone(),
+        map,
+        n_source,
+        n_rows,
+    };
+    let shape = vec![blocks * 32, n_rows as u64, experts];
+    Ok(Output { name: name.replace("_blocks", ""), shape, ty: TensorType::MXFP4, content })
+}
+
+impl OutType {
+    /// The type of a tensor: vectors and what is small and sensitive stay F32.
+    pub(super) fn of(self, name: &str, shape: &[u64], source: Encoding) -> TensorType {
+        let sensitive = [
+            "_norm.weight",
+            "ffn_gate_inp.weight",
+            "ffn_gate_inp_shexp.weight",
+            "position_embd.weight",
+        ];
+        if shape.len() < 2
+            || !name.ends_with(".weight")
+            || sensitive.iter().any(|end| name.ends_with(end))
+        {
+            return TensorType::F32;
+        }
+        let wanted = match self {
+            OutType::F32 => TensorType::F32,
+            OutType::F16 => TensorType::F16,
+            OutType::Bf16 => TensorType::BF16,
+            OutType::Q8_0 => TensorType::Q8_0,
+            OutType::Auto if source == Encoding::Plain(Format::BF16) => TensorType::BF16,
+            OutType::Auto => TensorType::F16,
+        };
+        let fits = format_of(wanted)
+            .is_some_and(|format| shape[0].is_multiple_of(format.block_values() as u64));
+        if fits { wanted } else { TensorType::F16 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_give_their_numbers() {
+        assert_eq!(matches("layers.*.experts.*.w1", "layers.3.experts.12.w1"), Some(vec![3, 12]));
+        assert_eq!(matches("norm", "norm"), Some(vec![]));
+        assert_eq!(matches("layers.*.w", "layers.x.w"), None);
+        assert_eq!(matches("layers.*.w", "layers.3.w.more"), None);
+        assert_eq!(matches("layers.*.w", "layers.99999999999999999999.w"), None);
+    }
+
+    #[test]
+    fn files_have_embeddings_first_and_the_output_last() {
+        let mut names =
+            ["output.weight", "blk.10.x", "rope_freqs.weight", "blk.2.x", "token_embd.weight"];
+        names.sort_by_key(|name| Key::new(name));
+        assert_eq!(
+            names,
+            ["rope_freqs.weight", "token_embd.weight", "blk.2.x", "blk.10.x", "output.weight"]
+        );
+    }
+}

@@ -1,0 +1,158 @@
+//! Which tensor gets how many bits.
+//!
+//! Source: the choices of llama.cpp's quantiser without an importance matrix, so that a mix of a name is the same mix.
+
+use super::target::Extra;
+use super::{Quantization, format_of};
+use crate::convert::Error;
+use crate::gguf::{Container, File, TensorInfo, TensorType};
+
+/// Small matrices that decide much.
+const SENSITIVE: [&str; 3] =
+    ["ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"];
+
+/// What the choices depend on.
+pub(super) struct Mix<'a> {
+    job: &'a Quantization,
+    is_falcon: bool,
+    container: Container,
+    n_layer: u64,
+    n_expert: u64,
+    /// The embedding is the output, too.
+    is_tied: bool,
+    /// 80 layers with few key and value heads: small value matrices that many heads share.
+    is_70b: bool,
+}
+
+impl<'a> Mix<'a> {
+    pub(super) fn new(file: &File, job: &'a Quantization) -> Result<Mix<'a>, Error> {
+        let metadata = file.metadata();
+        let arch = metadata.str("general.architecture")?.unwrap_or_default();
+        // Some files have a list, one number per layer: of no consequence here.
+        let number = |key: &str| metadata.u64(&format!("{arch}.{key}")).ok().flatten();
+        let n_layer = number("block_count").unwrap_or(0);
+        let heads = (number("attention.head_count"), number("attention.head_count_kv"));
+        Ok(Mix {
+            job,
+            is_falcon: arch == "falcon",
+            container: file.container(),
+            n_layer,
+            n_expert: number("expert_count").unwrap_or(0),
+            is_tied: file.tensor("output.weight").is_none(),
+            is_70b: arch == "llama" && n_layer == 80 && heads.1.is_some() && heads.0 != heads.1,
+        })
+    }
+
+    /// The type of a tensor in the copy, and the type that it should have, which its shape may forbid.
+    pub(super) fn choose(&self, tensor: &TensorInfo) -> (TensorType, TensorType) {
+        let name = tensor.name.as_str();
+        let is_matrix =
+            tensor.shape.len() >= 2 && name.ends_with("weight") && !name.contains("_norm.weight");
+        let is_kept = SENSITIVE.iter().any(|end| name.ends_with(end))
+            || (name == "output.weight" && self.job.leave_output);
+        if !is_matrix || is_kept || tensor.ty.block().is_none() {
+            return (tensor.ty, tensor.ty);
+        }
+        let wanted = self.wanted(tensor);
+        (fitting(tensor.shape[0], wanted), wanted)
+    }
+
+    fn wanted(&self, tensor: &TensorInfo) -> TensorType {
+        let (name, base) = (tensor.name.as_str(), self.job.target.base());
+        let is_embedding = name == "token_embd.weight";
+        let is_output = name == "output.weight" || (is_embedding && self.is_tied);
+        let as_type = |format: hal::format::Format| {
+            let id = format.gguf_id().unwrap_or_default();
+            TensorType::from_id(id, Container::Gguf)
+        };
+        let asked = [(is_output, self.job.output_type), (is_embedding, self.job.embedding_type)];
+        if let Some(format) = asked.iter().find_map(|(applies, format)| format.filter(|_| *applies))
+        {
+            return as_type(format);
+        }
+        if self.job.pure || self.job.target.extra == Extra::None {
+            return base;
+        }
+        if is_output {
+            let is_wide = self.is_falcon
+                || self.job.target.extra == Extra::Experts
+                || base == TensorType::Q8_0;
+            return if is_wide { TensorType::Q8_0 } else { TensorType::Q6_K };
+        }
+        if self.job.target.extra == Extra::Experts {
+            let is_stack = tensor.shape.get(2).is_some_and(|&n| n > 1);
+            return if is_stack { base } else { TensorType::Q8_0 };
+        }
+        match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, part)) => self.of_layer(layer.parse().unwrap_or(0), part, base),
+            None => base,
+        }
+    }
+
+    fn of_layer(&self, layer: u64, part: &str, base: TensorType) -> TensorType {
+        let n = self.n_layer;
+        let extra = self.job.target.extra;
+        let is_many = layer < n / 8 || layer >= 7 * n / 8 || layer.wrapping_sub(n / 8) % 3 == 2;
+        match part {
+            // PowerInfer quantises predictors so.
+            "fc1.weight" | "fc2.weight"
+                if self.container == Container::PowerInfer && base != TensorType::Q4_0 =>
+            {
+                TensorType::Q5_0
+            }
+            "attn_v.weight" | "attn_qkv.weight" | "attn_kv_b.weight" => match extra {
+                _ if self.n_expert == 8 => TensorType::Q8_0,
+                Extra::More if is_many => TensorType::Q6_K,
+                Extra::Some if layer < 4 => TensorType::Q5_K,
+                _ if self.is_70b && base == TensorType::Q4_K => TensorType::Q5_K,
+                Extra::None | Extra::Output | Extra::Some | Extra::More | Extra::Experts => base,
+            },
+            "attn_k.weight" if self.n_expert == 8 => TensorType::Q8_0,
+            "attn_output.weight"
+                if self.n_expert == 8 && base == TensorType::Q4_K && !self.is_falcon =>
+            {
+                TensorType::Q5_K
+            }
+            _ if part.starts_with("ffn_down") && !part.starts_with("ffn_down_t") => match extra {
+                Extra::More if self.is_falcon && base == TensorType::Q4_K => match layer {
+                    _ if layer < n / 16 => TensorType::Q6_K,
+                    _ if is_many => TensorType::Q5_K,
+                    _ => base,
+                },
+                Extra::More if is_many => TensorType::Q6_K,
+                Extra::Some if !self.is_falcon && layer < n / 8 => TensorType::Q5_K,
+                Extra::None | Extra::Output | Extra::Some | Extra::More | Extra::Experts => base,
+            },
+            _ => base,
+        }
+    }
+}
+
+/// `wanted`, or the next type whose blocks fit rows of `n_cols` values.
+fn fitting(n_cols: u64, wanted: TensorType) -> TensorType {
+    let fits = |ty: TensorType| {
+        ty.block().is_some_and(|block| n_cols.is_multiple_of(block.values))
+            && format_of(ty).is_some()
+    };
+    let smaller = [
+        (TensorType::Q4_K, [TensorType::Q5_0, TensorType::Q8_0]),
+        (TensorType::Q5_K, [TensorType::Q5_1, TensorType::Q8_0]),
+        (TensorType::Q6_K, [TensorType::Q8_0, TensorType::Q8_0]),
+        (TensorType::Q5_0, [TensorType::Q8_0, TensorType::Q8_0]),
+    ];
+    let others = smaller.iter().find(|(ty, _)| *ty == wanted).map(|(_, others)| others.as_slice());
+    let candidates = std::iter::once(&wanted).chain(others.unwrap_or_default());
+    candidates.copied().find(|ty| fits(*ty)).unwrap_or(TensorType::F16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_no_block_fits_get_a_smaller_block() {
+        assert_eq!(fitting(512, TensorType::Q4_K), TensorType::Q4_K);
+        assert_eq!(fitting(96, TensorType::Q6_K), TensorType::Q8_0);
+        assert_eq!(fitting(33, TensorType::Q4_0), TensorType::F16);
+    }
+}

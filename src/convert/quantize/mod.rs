@@ -1,0 +1,119 @@
+//! A file in other types: which tensor gets which, and the copy.
+
+mod mix;
+mod target;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use hal::format::Format;
+
+use super::output::{Content, Output, Piece, format_of};
+use super::write::{self, Progress};
+use super::{Error, Summary};
+use crate::gguf::{File, Metadata, TensorInfo, TensorType, Writer};
+
+use mix::Mix;
+pub use target::Target;
+
+/// Keys that the copy states anew.
+const OWN_KEYS: &[&str] = &["general.file_type", "general.quantization_version"];
+/// Keys of one part among several.
+const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
+
+/// What to quantise, and how.
+#[derive(Clone, Debug)]
+pub struct Quantization {
+    /// A file, or the first of several.
+    pub input: PathBuf,
+    /// The file to be.
+    pub output: PathBuf,
+    /// The mix of types.
+    pub target: Target,
+    /// Every tensor in the mix's first type.
+    pub pure: bool,
+    /// The type of the output matrix, instead of the mix's.
+    pub output_type: Option<Format>,
+    /// The type of the embedding, instead of the mix's.
+    pub embedding_type: Option<Format>,
+    /// The output matrix stays as it is.
+    pub leave_output: bool,
+    /// Take what is quantised already, too.
+    pub requantize: bool,
+    /// Replace a file of that name.
+    pub force: bool,
+}
+
+impl Quantization {
+    /// Quantises the file. The copy is there when it is complete.
+    ///
+    /// # Errors
+    /// A file that cannot be read, tensors that are quantised already, what the system says, [`Error::Interrupted`].
+    pub fn run(&self, progress: Progress<'_>) -> Result<Summary, Error> {
+        let file = File::open(&self.input)?;
+        let inputs: Vec<_> = file.paths().iter().map(PathBuf::as_path).collect();
+        write::check_target(&self.output, &inputs, self.force)?;
+        let mix = Mix::new(&file, self)?;
+        let mut misfits: BTreeMap<String, usize> = BTreeMap::new();
+        let mut outputs = Vec::new();
+        for tensor in file.tensors() {
+            let (ty, wanted) = mix.choose(tensor);
+            if ty != wanted {
+                let misfit =
+                    format!("rows of {} values do not fit {wanted}, {ty} is", tensor.shape[0]);
+                *misfits.entry(misfit).or_default() += 1;
+            }
+            outputs.push(self.output_of(&file, tensor, ty)?);
+        }
+        let notes = misfits.iter().map(|(why, n)| format!("{why} taken for {n} tensors")).collect();
+        let mut writer = Writer::new(file.container());
+        copy_keys(file.metadata(), OWN_KEYS, &mut writer)?;
+        writer.set("general.file_type", self.target.file_type())?;
+        if self.target.format().is_some_and(|format| format.quants().is_some()) {
+            writer.set("general.quantization_version", 2_u32)?;
+        }
+        let size = write::write(writer, &outputs, &self.output, progress)?;
+        Ok(Summary { n_tensors: outputs.len(), size, notes })
+    }
+
+    fn output_of(
+        &self,
+        file: &File,
+        tensor: &TensorInfo,
+        wanted: TensorType,
+    ) -> Result<Output, Error> {
+        let bytes = file.slice(tensor)?;
+        let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+        if wanted == tensor.ty {
+            return Ok(Output { name, shape, ty: wanted, content: Content::Copy(bytes) });
+        }
+        let Some(format) = format_of(tensor.ty) else {
+            let found = tensor.ty.to_string();
+            return Err(Error::Encoding {
+                tensor: name,
+                expected: "a format that can be read",
+                found,
+            });
+        };
+        if format.quants().is_some() && !self.requantize {
+            return Err(Error::Requantize { tensor: name, found: tensor.ty.to_string() });
+        }
+        // The file's length holds all of it, so its sizes fit.
+        let (n_rows, n_cols) = (tensor.n_rows() as usize, tensor.row_len() as usize);
+        let content = Content::Rows(vec![Piece::stored(bytes, format, n_rows, n_cols)]);
+        Ok(Output { name, shape, ty: wanted, content })
+    }
+}
+
+/// Copies all keys but some, and those of a split.
+pub(super) fn copy_keys(
+    metadata: &Metadata,
+    but: &[&str],
+    writer: &mut Writer,
+) -> Result<(), Error> {
+    let kept = metadata.iter().filter(|(key, _)| !but.contains(key) && !SPLIT_KEYS.contains(key));
+    for (key, value) in kept {
+        writer.set(key, value.clone())?;
+    }
+    Ok(())
+}

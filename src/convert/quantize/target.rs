@@ -1,0 +1,107 @@
+//! The mixes by name.
+
+use std::str::FromStr;
+
+use hal::format::Format;
+
+use crate::convert::Error;
+use crate::gguf::{Container, TensorType};
+
+/// A mix of types: the one of most tensors, and how much more the sensitive ones get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    name: &'static str,
+    base: TensorType,
+    /// llama.cpp's number for it.
+    file_type: u32,
+    pub(super) extra: Extra,
+}
+
+/// How much more the sensitive tensors get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extra {
+    /// All alike: floats.
+    None,
+    /// The output alone.
+    Output,
+    /// The first layers' values and down matrices.
+    Some,
+    /// Those of about half of the layers, and more.
+    More,
+    /// Experts get the type and all else 8 bits.
+    Experts,
+}
+
+const TARGETS: &[Target] = &[
+    target("F32", TensorType::F32, 0, Extra::None),
+    target("F16", TensorType::F16, 1, Extra::None),
+    target("BF16", TensorType::BF16, 32, Extra::None),
+    target("Q8_0", TensorType::Q8_0, 7, Extra::Output),
+    target("Q4_0", TensorType::Q4_0, 2, Extra::Output),
+    target("Q4_1", TensorType::Q4_1, 3, Extra::Output),
+    target("Q5_0", TensorType::Q5_0, 8, Extra::Output),
+    target("Q5_1", TensorType::Q5_1, 9, Extra::Output),
+    target("Q4_K_S", TensorType::Q4_K, 14, Extra::Some),
+    target("Q4_K_M", TensorType::Q4_K, 15, Extra::More),
+    target("Q5_K_S", TensorType::Q5_K, 16, Extra::Output),
+    target("Q5_K_M", TensorType::Q5_K, 17, Extra::More),
+    target("Q6_K", TensorType::Q6_K, 18, Extra::Output),
+    target("MXFP4", TensorType::MXFP4, 38, Extra::Experts),
+];
+
+/// Other names of some.
+const ALIASES: &[(&str, &str)] = &[("Q4_K", "Q4_K_M"), ("Q5_K", "Q5_K_M"), ("MXFP4_MOE", "MXFP4")];
+
+const fn target(name: &'static str, base: TensorType, file_type: u32, extra: Extra) -> Target {
+    Target { name, base, file_type, extra }
+}
+
+impl Target {
+    /// Every mix whose types can be made.
+    pub fn all() -> impl Iterator<Item = Target> {
+        TARGETS.iter().copied().filter(|target| format(target.base).is_some())
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// llama.cpp's number for "mostly this type".
+    #[must_use]
+    pub fn file_type(self) -> u32 {
+        self.file_type
+    }
+
+    /// The format of most tensors; `None` only for a mix that [`Target::all`] leaves out.
+    #[must_use]
+    pub fn format(self) -> Option<Format> {
+        format(self.base)
+    }
+
+    /// The type of most tensors, as the container names it.
+    pub(super) fn base(self) -> TensorType {
+        self.base
+    }
+}
+
+fn format(ty: TensorType) -> Option<Format> {
+    Format::from_gguf_id(ty.id(Container::Gguf)?)
+}
+
+impl FromStr for Target {
+    type Err = Error;
+
+    /// Case does not matter.
+    fn from_str(name: &str) -> Result<Target, Error> {
+        let alias = ALIASES.iter().find(|(alias, _)| alias.eq_ignore_ascii_case(name));
+        let wanted = alias.map_or(name, |(_, meant)| meant);
+        Target::all().find(|target| target.name.eq_ignore_ascii_case(wanted)).ok_or_else(|| {
+            Error::Target {
+                found: name.to_owned(),
+                known: Target::all().map(|target| target.name.to_owned()).collect(),
+            }
+        })
+    }
+}

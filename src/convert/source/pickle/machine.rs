@@ -1,0 +1,374 @@
+//! The stack machine: opcodes, stack, memo, and nodes that name each other by number.
+
+use std::collections::HashMap;
+
+use super::{GLOBALS, Global, MAX_NODES, Problem, REFUSED, View};
+
+pub(super) type Id = u32;
+
+#[derive(Clone, Debug)]
+enum Node {
+    /// Nothing that a tensor is made of: none, truth values, floats.
+    Other,
+    Mark,
+    Int(i64),
+    Text(String),
+    Tuple(Vec<Id>),
+    List,
+    Dict(Vec<(Id, Id)>),
+    Global(Global),
+    Storage {
+        class: &'static str,
+        key: String,
+        n_stored: u64,
+    },
+    Tensor(View),
+}
+
+pub(super) struct Machine<'a> {
+    bytes: &'a [u8],
+    /// Where the next opcode is.
+    pub(super) at: usize,
+    nodes: Vec<Node>,
+    stack: Vec<Id>,
+    memo: HashMap<u64, Id>,
+}
+
+impl<'a> Machine<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Machine<'a> {
+        Machine { bytes, at: 0, nodes: Vec::new(), stack: Vec::new(), memo: HashMap::new() }
+    }
+
+    /// Does one opcode; gives the result after the last.
+    pub(super) fn step(&mut self) -> Result<Option<Id>, Problem> {
+        match self.byte()? {
+            b'\x80' => self.protocol()?,
+            b'\x95' => drop(self.take(8)?),
+            b'.' => return self.pop("STOP", "value").map(Some),
+            b'(' => self.push(Node::Mark)?,
+            b'0' => drop(self.pop("POP", "value")?),
+            b'1' => drop(self.pop_mark("POP_MARK")?),
+            b'N' | b'\x88' | b'\x89' => self.push(Node::Other)?,
+            b'G' => {
+                self.take(8)?;
+                self.push(Node::Other)?;
+            }
+            b'}' => self.push(Node::Dict(Vec::new()))?,
+            b']' => self.push(Node::List)?,
+            b')' => self.push(Node::Tuple(Vec::new()))?,
+            b't' => {
+                let items = self.pop_mark("TUPLE")?;
+                self.push(Node::Tuple(items))?;
+            }
+            opcode @ b'\x85'..=b'\x87' => self.tuple(usize::from(opcode - b'\x84'))?,
+            b'J' => {
+                let value = i64::from(self.little(4)? as u32 as i32);
+                self.push(Node::Int(value))?;
+            }
+            b'K' => self.int(1)?,
+            b'M' => self.int(2)?,
+            b'\x8a' => self.long()?,
+            b'U' | b'\x8c' => self.text(1)?,
+            b'T' | b'X' => self.text(4)?,
+            b'\x8d' => self.text(8)?,
+            b'C' => self.binary(1)?,
+            b'B' => self.binary(4)?,
+            b'\x8e' => self.binary(8)?,
+            b'q' => self.put(1)?,
+            b'r' => self.put(4)?,
+            b'\x94' => {
+                let top = self.top("MEMOIZE")?;
+                self.memo.insert(self.memo.len() as u64, top);
+            }
+            b'h' => self.get(1)?,
+            b'j' => self.get(4)?,
+            b'c' => {
+                let (module, name) = (self.line()?, self.line()?);
+                self.global(&format!("{module}.{name}"))?;
+            }
+            b'\x93' => {
+                let (name, module) =
+                    (self.pop_text("STACK_GLOBAL")?, self.pop_text("STACK_GLOBAL")?);
+                self.global(&format!("{module}.{name}"))?;
+            }
+            b'R' => self.reduce()?,
+            // The state of a dictionary holds versions of modules, no tensors.
+            b'b' => drop(self.pop("BUILD", "state")?),
+            b'Q' => self.storage()?,
+            b's' => {
+                let (value, key) = (self.pop("SETITEM", "value")?, self.pop("SETITEM", "key")?);
+                self.set_items("SETITEM", vec![key, value])?;
+            }
+            b'u' => {
+                let items = self.pop_mark("SETITEMS")?;
+                self.set_items("SETITEMS", items)?;
+            }
+            b'a' => {
+                self.pop("APPEND", "value")?;
+                self.check_list("APPEND")?;
+            }
+            b'e' => {
+                self.pop_mark("APPENDS")?;
+                self.check_list("APPENDS")?;
+            }
+            opcode => {
+                let known = REFUSED.iter().find(|(code, _)| *code == opcode);
+                let name = known.map_or(format!("0x{opcode:02x}"), |(_, name)| (*name).to_owned());
+                return Err(Problem::Opcode { name });
+            }
+        }
+        Ok(None)
+    }
+
+    fn byte(&mut self) -> Result<u8, Problem> {
+        Ok(self.take(1)?[0])
+    }
+
+    fn take(&mut self, n: usize) -> Result<&'a [u8], Problem> {
+        let end = self.at.checked_add(n).filter(|&end| end <= self.bytes.len());
+        let end = end.ok_or(Problem::Truncated)?;
+        let taken = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn little(&mut self, n: usize) -> Result<u64, Problem> {
+        Ok(self.take(n)?.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
+    }
+
+    fn line(&mut self) -> Result<&'a str, Problem> {
+        let rest = &self.bytes[self.at..];
+        let len = rest.iter().position(|&byte| byte == b'\n').ok_or(Problem::Truncated)?;
+        let line = std::str::from_utf8(self.take(len)?).map_err(|_| Problem::Text)?;
+        self.take(1)?;
+        Ok(line)
+    }
+
+    fn protocol(&mut self) -> Result<(), Problem> {
+        match self.byte()? {
+            2..=5 => Ok(()),
+            found => Err(Problem::Protocol { found }),
+        }
+    }
+
+    fn push(&mut self, node: Node) -> Result<(), Problem> {
+        if self.nodes.len() >= MAX_NODES {
+            return Err(Problem::TooMany);
+        }
+        self.stack.push(self.nodes.len() as Id);
+        self.nodes.push(node);
+        Ok(())
+    }
+
+    fn node(&self, id: Id) -> &Node {
+        &self.nodes[id as usize]
+    }
+
+    fn top(&self, name: &'static str) -> Result<Id, Problem> {
+        self.stack.last().copied().ok_or(Problem::Stack { name, expected: "value" })
+    }
+
+    fn pop(&mut self, name: &'static str, expected: &'static str) -> Result<Id, Problem> {
+        self.stack.pop().ok_or(Problem::Stack { name, expected })
+    }
+
+    fn pop_text(&mut self, name: &'static str) -> Result<String, Problem> {
+        let id = self.pop(name, "text")?;
+        if let Node::Text(text) = self.node(id) {
+            Ok(text.clone())
+        } else {
+            Err(Problem::Stack { name, expected: "text" })
+        }
+    }
+
+    /// What stands above the last mark.
+    fn pop_mark(&mut self, name: &'static str) -> Result<Vec<Id>, Problem> {
+        let is_mark = |&id: &Id| matches!(self.node(id), Node::Mark);
+        let at = self
+            .stack
+            .iter()
+            .rposition(is_mark)
+            .ok_or(Problem::Stack { name, expected: "mark" })?;
+        let items = self.stack.split_off(at + 1);
+        self.stack.pop();
+        Ok(items)
+    }
+
+    fn tuple(&mut self, n: usize) -> Result<(), Problem> {
+        let missing = Problem::Stack { name: "TUPLE", expected: "value" };
+        let at = self.stack.len().checked_sub(n).ok_or(missing)?;
+        let items = self.stack.split_off(at);
+        self.push(Node::Tuple(items))
+    }
+
+    fn int(&mut self, n: usize) -> Result<(), Problem> {
+        let value = self.little(n)? as i64;
+        self.push(Node::Int(value))
+    }
+
+    /// A number of up to 8 bytes, with sign.
+    fn long(&mut self) -> Result<(), Problem> {
+        let n = usize::from(self.byte()?);
+        let bytes = self.take(n)?;
+        if n > 8 {
+            return self.push(Node::Other);
+        }
+        let fill = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 };
+        let mut wide = [fill; 8];
+        wide[..n].copy_from_slice(bytes);
+        self.push(Node::Int(i64::from_le_bytes(wide)))
+    }
+
+    fn length(&mut self, n: usize) -> Result<usize, Problem> {
+        usize::try_from(self.little(n)?).map_err(|_| Problem::Truncated)
+    }
+
+    fn text(&mut self, n: usize) -> Result<(), Problem> {
+        let len = self.length(n)?;
+        let text = std::str::from_utf8(self.take(len)?).map_err(|_| Problem::Text)?;
+        self.push(Node::Text(text.to_owned()))
+    }
+
+    fn binary(&mut self, n: usize) -> Result<(), Problem> {
+        let len = self.length(n)?;
+        self.take(len)?;
+        self.push(Node::Other)
+    }
+
+    fn put(&mut self, n: usize) -> Result<(), Problem> {
+        let at = self.little(n)?;
+        let top = self.top("PUT")?;
+        self.memo.insert(at, top);
+        Ok(())
+    }
+
+    fn get(&mut self, n: usize) -> Result<(), Problem> {
+        let at = self.little(n)?;
+        let id = self.memo.get(&at).copied();
+        self.stack.push(id.ok_or(Problem::Stack { name: "GET", expected: "memo of that number" })?);
+        Ok(())
+    }
+
+    fn global(&mut self, name: &str) -> Result<(), Problem> {
+        match GLOBALS.iter().find(|(known, _)| *known == name) {
+            Some((_, global)) => self.push(Node::Global(*global)),
+            None => Err(Problem::Global { name: name.chars().take(200).collect() }),
+        }
+    }
+
+    fn check_list(&mut self, name: &'static str) -> Result<(), Problem> {
+        let top = self.top(name)?;
+        if matches!(self.node(top), Node::List) {
+            Ok(())
+        } else {
+            Err(Problem::Stack { name, expected: "list" })
+        }
+    }
+
+    fn set_items(&mut self, name: &'static str, items: Vec<Id>) -> Result<(), Problem> {
+        let top = self.top(name)?;
+        let Node::Dict(pairs) = &mut self.nodes[top as usize] else {
+            return Err(Problem::Stack { name, expected: "dictionary" });
+        };
+        let (whole, rest) = items.as_chunks::<2>();
+        pairs.extend(whole.iter().map(|[key, value]| (*key, *value)));
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(Problem::Stack { name, expected: "value for each key" })
+        }
+    }
+
+    /// A persistent id: `("storage", class, key, device, values)`.
+    fn storage(&mut self) -> Result<(), Problem> {
+        let wrong =
+            Problem::Arguments { what: "a storage", expected: "its class, key, device and size" };
+        let id = self.pop("BINPERSID", "tuple")?;
+        let Node::Tuple(parts) = self.node(id) else { return Err(wrong) };
+        let &[kind, class, key, _device, n, ..] = parts.as_slice() else { return Err(wrong) };
+        let (Node::Text(kind), Node::Global(Global::Storage(class)), Node::Text(key), Node::Int(n)) =
+            (self.node(kind), self.node(class), self.node(key), self.node(n))
+        else {
+            return Err(wrong);
+        };
+        let (Ok(n_stored), "storage") = (u64::try_from(*n), kind.as_str()) else {
+            return Err(wrong);
+        };
+        let storage = Node::Storage { class, key: key.clone(), n_stored };
+        self.push(storage)
+    }
+
+    fn reduce(&mut self) -> Result<(), Problem> {
+        let (arguments, callee) = (self.pop("REDUCE", "arguments")?, self.pop("REDUCE", "callee")?);
+        let Node::Tuple(arguments) = self.node(arguments) else {
+            return Err(Problem::Stack { name: "REDUCE", expected: "tuple of arguments" });
+        };
+        let Node::Global(global) = *self.node(callee) else {
+            return Err(Problem::Stack { name: "REDUCE", expected: "name to call" });
+        };
+        match global {
+            Global::Dict => self.push(Node::Dict(Vec::new())),
+            Global::Tensor => {
+                let view = self.view(arguments)?;
+                self.push(Node::Tensor(view))
+            }
+            Global::Parameter => match arguments.first() {
+                Some(&tensor) if matches!(self.node(tensor), Node::Tensor(_)) => {
+                    self.stack.push(tensor);
+                    Ok(())
+                }
+                _ => Err(Problem::Arguments { what: "a parameter", expected: "a tensor" }),
+            },
+            Global::Storage(_) => {
+                Err(Problem::Arguments { what: "a storage", expected: "a persistent id" })
+            }
+        }
+    }
+
+    /// `(storage, offset, shape, strides, ...)`.
+    fn view(&self, arguments: &[Id]) -> Result<View, Problem> {
+        let expected = "a storage, an offset, a shape and as many strides";
+        let wrong = Problem::Arguments { what: "a tensor", expected };
+        let &[storage, offset, shape, strides, ..] = arguments else { return Err(wrong) };
+        let (Node::Storage { class, key, n_stored }, Node::Int(offset)) =
+            (self.node(storage), self.node(offset))
+        else {
+            return Err(wrong);
+        };
+        let (Some(shape), Some(strides)) = (self.numbers(shape), self.numbers(strides)) else {
+            return Err(wrong);
+        };
+        let Ok(offset) = u64::try_from(*offset) else { return Err(wrong) };
+        if shape.len() != strides.len() {
+            return Err(wrong);
+        }
+        let (key, n_stored) = (key.clone(), *n_stored);
+        Ok(View { name: String::new(), class, key, n_stored, offset, shape, strides })
+    }
+
+    fn numbers(&self, id: Id) -> Option<Vec<u64>> {
+        let Node::Tuple(items) = self.node(id) else { return None };
+        let number =
+            |&id: &Id| if let Node::Int(n) = self.node(id) { u64::try_from(*n).ok() } else { None };
+        items.iter().map(number).collect()
+    }
+
+    /// The tensors of the dictionary at `top` by their names.
+    pub(super) fn tensors(&self, top: Id) -> Result<Vec<View>, Problem> {
+        let Node::Dict(mut pairs) = self.node(top).clone() else {
+            return Err(Problem::NoDictionary);
+        };
+        let named =
+            |id: Id| if let Node::Text(text) = self.node(id) { Some(text.as_str()) } else { None };
+        if let Some((_, inner)) = pairs.iter().find(|(key, _)| named(*key) == Some("state_dict"))
+            && let Node::Dict(inner) = self.node(*inner)
+        {
+            pairs = inner.clone();
+        }
+        let tensors = pairs.iter().filter_map(|&(key, value)| {
+            let Node::Tensor(view) = self.node(value) else { return None };
+            Some(View { name: named(key)?.to_owned(), ..view.clone() })
+        });
+        Ok(tensors.collect())
+    }
+}

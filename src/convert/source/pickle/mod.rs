@@ -1,0 +1,156 @@
+//! Reads the pickle of a PyTorch checkpoint without running anything: a stack machine over an arena, with the few
+//! opcodes and the few names that a dictionary of tensors needs.
+//!
+//! A pickle is a program. What makes it dangerous are names (`os.system`) and calls: each name outside of [`GLOBALS`] is
+//! refused where it stands, each opcode outside of the list by its name, and a call does one of three known things.
+//! Values are numbers of nodes, so neither depth nor sharing can exhaust stack or memory: every opcode adds one node at
+//! most, and a pickle has no more opcodes than bytes.
+//!
+//! Source: the opcode table in Python's `pickletools`; the tuple of a storage as `torch.save` writes it.
+
+mod machine;
+
+use machine::Machine;
+
+/// Most nodes: a checkpoint has some twenty for each tensor.
+const MAX_NODES: usize = 8 << 20;
+
+/// What is wrong with a pickle.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The pickle ends inside an opcode or before its end mark.
+    #[error("it ends inside an opcode")]
+    Truncated,
+    /// An opcode that a dictionary of tensors has no use for.
+    #[error("the opcode {name} is not allowed in a checkpoint")]
+    Opcode {
+        /// Its name.
+        name: String,
+    },
+    /// A name that a dictionary of tensors has no use for.
+    #[error(
+        "the name `{name}` is not allowed in a checkpoint: only tensors are read, nothing is run"
+    )]
+    Global {
+        /// Module and name.
+        name: String,
+    },
+    /// An opcode that finds something else on the stack than it needs.
+    #[error("the opcode {name} found no {expected} on the stack")]
+    Stack {
+        /// The opcode.
+        name: &'static str,
+        /// What it needs.
+        expected: &'static str,
+    },
+    /// A protocol that is not known.
+    #[error("it has the protocol {found}, expected 2 to 5")]
+    Protocol {
+        /// The number in the file.
+        found: u8,
+    },
+    /// More values than any checkpoint has.
+    #[error("it holds more than {MAX_NODES} values")]
+    TooMany,
+    /// A tensor or a storage that is put together wrongly.
+    #[error("{what} is put together wrongly: expected {expected}")]
+    Arguments {
+        /// The thing.
+        what: &'static str,
+        /// What it is made of.
+        expected: &'static str,
+    },
+    /// Text that is not UTF-8.
+    #[error("a text is not UTF-8")]
+    Text,
+    /// A result that is no dictionary.
+    #[error("it holds no dictionary of tensors")]
+    NoDictionary,
+}
+
+/// What a name in a pickle may stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Global {
+    Dict,
+    Tensor,
+    Parameter,
+    /// A class of storages; its name says the kind of numbers.
+    Storage(&'static str),
+}
+
+/// Every name that is allowed.
+const GLOBALS: &[(&str, Global)] = &[
+    ("collections.OrderedDict", Global::Dict),
+    ("torch._utils._rebuild_tensor", Global::Tensor),
+    ("torch._utils._rebuild_tensor_v2", Global::Tensor),
+    ("torch._utils._rebuild_parameter", Global::Parameter),
+    ("torch.FloatStorage", Global::Storage("FloatStorage")),
+    ("torch.HalfStorage", Global::Storage("HalfStorage")),
+    ("torch.BFloat16Storage", Global::Storage("BFloat16Storage")),
+    ("torch.DoubleStorage", Global::Storage("DoubleStorage")),
+    ("torch.ByteStorage", Global::Storage("ByteStorage")),
+    ("torch.CharStorage", Global::Storage("CharStorage")),
+    ("torch.ShortStorage", Global::Storage("ShortStorage")),
+    ("torch.IntStorage", Global::Storage("IntStorage")),
+    ("torch.LongStorage", Global::Storage("LongStorage")),
+    ("torch.BoolStorage", Global::Storage("BoolStorage")),
+];
+
+/// The opcodes that are refused, for the message.
+const REFUSED: &[(u8, &str)] = &[
+    (b'2', "DUP"),
+    (b'F', "FLOAT"),
+    (b'I', "INT"),
+    (b'L', "LONG"),
+    (b'P', "PERSID"),
+    (b'S', "STRING"),
+    (b'V', "UNICODE"),
+    (b'd', "DICT"),
+    (b'g', "GET"),
+    (b'i', "INST"),
+    (b'l', "LIST"),
+    (b'o', "OBJ"),
+    (b'p', "PUT"),
+    (b'\x81', "NEWOBJ"),
+    (b'\x82', "EXT1"),
+    (b'\x83', "EXT2"),
+    (b'\x84', "EXT4"),
+    (b'\x8b', "LONG4"),
+    (b'\x8f', "EMPTY_SET"),
+    (b'\x90', "ADDITEMS"),
+    (b'\x91', "FROZENSET"),
+    (b'\x92', "NEWOBJ_EX"),
+    (b'\x96', "BYTEARRAY8"),
+    (b'\x97', "NEXT_BUFFER"),
+    (b'\x98', "READONLY_BUFFER"),
+];
+
+/// A tensor as the pickle describes it: a view of a storage, counted in values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct View {
+    pub(crate) name: String,
+    /// PyTorch's class of the storage.
+    pub(crate) class: &'static str,
+    /// The archive's member that holds it.
+    pub(crate) key: String,
+    pub(crate) n_stored: u64,
+    pub(crate) offset: u64,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) strides: Vec<u64>,
+}
+
+/// The tensors of the dictionary that `bytes` describe, or of its `state_dict`.
+///
+/// # Errors
+/// The [`Problem`] and the offset of the opcode that has it.
+pub(crate) fn read(bytes: &[u8]) -> Result<Vec<View>, (usize, Problem)> {
+    let mut machine = Machine::new(bytes);
+    loop {
+        let start = machine.at;
+        match machine.step() {
+            Ok(None) => {}
+            Ok(Some(top)) => return machine.tensors(top).map_err(|problem| (start, problem)),
+            Err(problem) => return Err((start, problem)),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The safetensors header: a length, a JSON object of tensors, their bytes.
+//!
+//! Source: the format's description in the safetensors repository.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::ops::Range;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use super::{Encoding, KINDS, Tensor, n_bytes};
+use crate::gguf::Bytes;
+
+/// Longest header; the format's own limit.
+const MAX_HEADER: u64 = 100_000_000;
+/// Most axes of a tensor.
+const MAX_AXES: usize = 8;
+
+/// What is wrong with a safetensors file.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    /// Shorter than its own header.
+    #[error("its header needs {expected} bytes, and the file has {found}")]
+    Truncated {
+        /// Bytes that the header announces.
+        expected: u64,
+        /// Bytes of the file.
+        found: u64,
+    },
+    /// A header beyond any sensible length.
+    #[error("its header claims {found} bytes, expected at most {MAX_HEADER}")]
+    HeaderLength {
+        /// The length in the file.
+        found: u64,
+    },
+    /// A header that is no such JSON.
+    #[error("its header cannot be read: {reason}")]
+    Header {
+        /// What is wrong, and where.
+        reason: serde_json::Error,
+    },
+    /// A tensor that stands twice.
+    #[error("tensor `{tensor}` stands twice")]
+    Duplicate {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A kind of numbers that is not known.
+    #[error("tensor `{tensor}` is of the unknown kind `{found}`")]
+    Kind {
+        /// The tensor.
+        tensor: String,
+        /// Its kind.
+        found: String,
+    },
+    /// A tensor of more axes than any model has.
+    #[error("tensor `{tensor}` has {found} axes, expected at most {MAX_AXES}")]
+    Axes {
+        /// The tensor.
+        tensor: String,
+        /// Its axes.
+        found: usize,
+    },
+    /// Offsets that do not fit the shape.
+    #[error("tensor `{tensor}` takes bytes {start} to {end}, its shape and kind need {expected:?}")]
+    Size {
+        /// The tensor.
+        tensor: String,
+        /// First byte.
+        start: u64,
+        /// Byte after the last.
+        end: u64,
+        /// Bytes by shape and kind; `None` beyond 64 bits.
+        expected: Option<u64>,
+    },
+    /// A tensor that reaches past the end of the file.
+    #[error("tensor `{tensor}` ends at byte {end} of the data, which has {found}")]
+    BeyondEnd {
+        /// The tensor.
+        tensor: String,
+        /// Byte after its last.
+        end: u64,
+        /// Bytes of data in the file.
+        found: u64,
+    },
+    /// Two tensors that share bytes.
+    #[error("tensors `{first}` and `{second}` overlap")]
+    Overlap {
+        /// The one that starts earlier.
+        first: String,
+        /// The other.
+        second: String,
+    },
+}
+
+/// The header's entries in file order, a name that stands twice included.
+struct Entries(Vec<(String, Entry)>);
+
+#[derive(serde::Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Entries, D::Error> {
+        struct Map;
+        impl<'de> Visitor<'de> for Map {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<IgnoredAny>()?;
+                    } else {
+                        entries.push((name, map.next_value()?));
+                    }
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(Map)
+    }
+}
+
+/// The tensors of the file that `bytes` are.
+pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
+    let found = bytes.len() as u64;
+    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+        return Err(Problem::Truncated { expected: 8, found });
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER {
+        return Err(Problem::HeaderLength { found: length });
+    }
+    let Some(header) = rest.get(..length as usize) else {
+        return Err(Problem::Truncated { expected: 8 + length, found });
+    };
+    let Entries(entries) =
+        serde_json::from_slice(header).map_err(|reason| Problem::Header { reason })?;
+    let start = 8 + length as usize;
+    let data = bytes.slice(start..bytes.len());
+    let mut seen = HashSet::new();
+    let mut tensors = Vec::new();
+    let mut ranges: Vec<(Range<u64>, usize)> = Vec::new();
+    let kinds: HashMap<_, _> =
+        KINDS.iter().map(|(name, _, kind, each)| (*name, (*kind, *each))).collect();
+    for (name, entry) in entries {
+        let range = check(&name, &entry, &kinds, data.len() as u64)?;
+        if !seen.insert(name.clone()) {
+            return Err(Problem::Duplicate { tensor: name });
+        }
+        let bytes = data.slice(range.start as usize..range.end as usize);
+        let encoding = kinds[entry.dtype.as_str()].0;
+        if !range.is_empty() {
+            ranges.push((range, tensors.len()));
+        }
+        tensors.push(Tensor { name, encoding, shape: entry.shape, bytes, transposed: false });
+    }
+    ranges.sort_unstable_by_key(|(range, _)| range.start);
+    for pair in ranges.windows(2) {
+        if pair[1].0.start < pair[0].0.end {
+            let name = |n: usize| tensors[n].name.clone();
+            return Err(Problem::Overlap { first: name(pair[0].1), second: name(pair[1].1) });
+        }
+    }
+    Ok(tensors)
+}
+
+/// Proves that an entry lies inside the data and has the size of its shape.
+fn check(
+    name: &str,
+    entry: &Entry,
+    kinds: &HashMap<&str, (Encoding, u64)>,
+    data: u64,
+) -> Result<Range<u64>, Problem> {
+    let tensor = name.to_owned();
+    let Some(&(_, each)) = kinds.get(entry.dtype.as_str()) else {
+        return Err(Problem::Kind { tensor, found: entry.dtype.clone() });
+    };
+    if entry.shape.len() > MAX_AXES {
+        return Err(Problem::Axes { tensor, found: entry.shape.len() });
+    }
+    let [start, end] = entry.data_offsets;
+    let expected = n_bytes(&entry.shape, each);
+    if expected.is_none() || end.checked_sub(start) != expected {
+        return Err(Problem::Size { tensor, start, end, expected });
+    }
+    if end > data {
+        return Err(Problem::BeyondEnd { tensor, end, found: data });
+    }
+    Ok(start..end)
+}

@@ -1,0 +1,138 @@
+//! One file as several, and back.
+//!
+//! Source: names and keys of llama.cpp's gguf-split.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::output::{Content, Output};
+use super::quantize::copy_keys;
+use super::write::{self, Progress};
+use super::{Error, Summary};
+use crate::gguf::{File, TensorInfo, Value, Writer};
+
+/// Most parts: their number is written in five digits, and their count in 16 bits.
+const MAX_PARTS: usize = 65_535;
+
+/// Where a part ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Most bytes of tensors in a part; a larger tensor has a part of its own.
+    Bytes(u64),
+    /// Most tensors in a part.
+    Tensors(usize),
+}
+
+/// Files that are complete while others are not: removed again unless all are.
+#[derive(Default)]
+struct Made(Vec<PathBuf>);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // Nothing can be done about a failure here.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Splits the file at `input` into `PREFIX-00001-of-0000N.gguf` and so on. All parts are there, or none.
+///
+/// # Errors
+/// A file that cannot be read, parts that exist already, what the system says, [`Error::Interrupted`].
+pub fn split(
+    input: &Path,
+    prefix: &Path,
+    limit: Limit,
+    force: bool,
+    progress: Progress<'_>,
+) -> Result<(Vec<PathBuf>, Summary), Error> {
+    let file = File::open(input)?;
+    let groups = groups(file.tensors(), limit);
+    if groups.len() > MAX_PARTS {
+        return Err(Error::Parts { found: groups.len(), limit: MAX_PARTS });
+    }
+    let name = prefix.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let count = groups.len();
+    let path = |number: usize| {
+        prefix.with_file_name(format!("{name}-{:05}-of-{count:05}.gguf", number + 1))
+    };
+    let inputs: Vec<_> = file.paths().iter().map(PathBuf::as_path).collect();
+    for number in 0..count {
+        write::check_target(&path(number), &inputs, force)?;
+    }
+    let total: u64 = file.tensors().iter().map(TensorInfo::n_bytes).sum();
+    let (mut made, mut before, mut size) = (Made::default(), 0, 0);
+    for (number, group) in groups.iter().enumerate() {
+        let mut writer = Writer::new(file.container());
+        if number == 0 {
+            copy_keys(file.metadata(), &[], &mut writer)?;
+        }
+        // Both fit: there are at most as many parts as 16 bits count, and tensors as a header can hold.
+        writer.set("split.no", Value::U16(number as u16))?;
+        writer.set("split.count", Value::U16(count as u16))?;
+        writer.set("split.tensors.count", Value::I32(file.tensors().len() as i32))?;
+        let outputs = copies(&file, group)?;
+        let path = path(number);
+        let of_all = |done: u64, _: u64| progress(before + done, total);
+        size += write::write(writer, &outputs, &path, &of_all)?;
+        before += group.iter().map(|tensor| tensor.n_bytes()).sum::<u64>();
+        made.0.push(path);
+    }
+    let paths = std::mem::take(&mut made.0);
+    Ok((paths, Summary { n_tensors: file.tensors().len(), size, notes: Vec::new() }))
+}
+
+/// Joins the parts of which `first` is one into the file at `output`.
+///
+/// # Errors
+/// A part that is missing or cannot be read, a file that exists already, what the system says, [`Error::Interrupted`].
+pub fn merge(
+    first: &Path,
+    output: &Path,
+    force: bool,
+    progress: Progress<'_>,
+) -> Result<Summary, Error> {
+    let file = File::open(first)?;
+    let inputs: Vec<_> = file.paths().iter().map(PathBuf::as_path).collect();
+    write::check_target(output, &inputs, force)?;
+    let mut writer = Writer::new(file.container());
+    copy_keys(file.metadata(), &[], &mut writer)?;
+    let all: Vec<&TensorInfo> = file.tensors().iter().collect();
+    let outputs = copies(&file, &all)?;
+    let size = write::write(writer, &outputs, output, progress)?;
+    Ok(Summary { n_tensors: outputs.len(), size, notes: Vec::new() })
+}
+
+fn copies(file: &File, tensors: &[&TensorInfo]) -> Result<Vec<Output>, Error> {
+    let copy = |tensor: &&TensorInfo| {
+        let content = Content::Copy(file.slice(tensor)?);
+        Ok(Output {
+            name: tensor.name.clone(),
+            shape: tensor.shape.clone(),
+            ty: tensor.ty,
+            content,
+        })
+    };
+    tensors.iter().map(copy).collect()
+}
+
+/// Runs of tensors, each within the limit.
+fn groups(tensors: &[TensorInfo], limit: Limit) -> Vec<Vec<&TensorInfo>> {
+    let mut groups: Vec<Vec<&TensorInfo>> = vec![Vec::new()];
+    let mut bytes = 0u64;
+    for tensor in tensors {
+        let last = groups.last().map_or(0, Vec::len);
+        let is_full = match limit {
+            Limit::Bytes(most) => bytes.saturating_add(tensor.n_bytes()) > most,
+            Limit::Tensors(most) => last >= most.max(1),
+        };
+        if is_full && last > 0 {
+            groups.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += tensor.n_bytes();
+        groups.last_mut().expect("there is always one").push(tensor);
+    }
+    groups
+}

@@ -1,0 +1,77 @@
+//! Tokens that were added to a vocabulary after it was learned, and tokens with a role.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{ADDED_SCORE, MAX_TOKENS, Vocab, kind};
+use crate::convert::Error;
+use crate::convert::config::Json;
+
+/// Adds what `added_tokens.json`, `tokenizer_config.json` and `tokenizer.json` list, the later above the earlier.
+pub(super) fn add(
+    folder: &Path,
+    json: Option<&Json>,
+    settings: Option<&Json>,
+    vocab: &mut Vocab,
+) -> Result<(), Error> {
+    if let Some(list) = Json::open_if_there(&folder.join("added_tokens.json"))? {
+        for (text, id) in list.entries() {
+            put(vocab, list.file(), id.as_u64(), Some(text), false)?;
+        }
+    }
+    if let Some(settings) = settings {
+        let list = settings.inner("added_tokens_decoder")?;
+        for (id, token) in list.entries() {
+            put_object(vocab, list.file(), id.parse().ok(), token)?;
+        }
+    }
+    if let Some(json) = json {
+        for token in json.list("added_tokens")?.into_iter().flatten() {
+            put_object(vocab, json.file(), token.get("id").and_then(Value::as_u64), token)?;
+        }
+    }
+    Ok(())
+}
+
+fn put_object(vocab: &mut Vocab, file: &str, id: Option<u64>, token: &Value) -> Result<(), Error> {
+    let text = token.get("content").and_then(Value::as_str);
+    let special = token.get("special").and_then(Value::as_bool).unwrap_or(false);
+    put(vocab, file, id, text, special)
+}
+
+fn put(
+    vocab: &mut Vocab,
+    file: &str,
+    id: Option<u64>,
+    text: Option<&str>,
+    special: bool,
+) -> Result<(), Error> {
+    let id = id.and_then(|id| usize::try_from(id).ok()).filter(|&id| id < MAX_TOKENS);
+    let (Some(id), Some(text)) = (id, text) else {
+        let what = "an added token has no text or an id that cannot be".to_owned();
+        return Err(Error::Tokenizer { file: file.to_owned(), what });
+    };
+    if id >= vocab.tokens.len() {
+        vocab.grow(id + 1);
+    }
+    let kept = [kind::UNKNOWN, kind::CONTROL, kind::BYTE];
+    // A vocabulary of SentencePiece knows best what its own tokens are.
+    if kept.contains(&vocab.types[id]) && vocab.tokens[id] == text {
+        return Ok(());
+    }
+    let looks_special = |open, close| text.starts_with(open) && text.ends_with(close);
+    if special || looks_special("<|", "|>") || looks_special("<\u{ff5c}", "\u{ff5c}>") {
+        let is_unk = text == "<unk>" && vocab.model != "gpt2";
+        vocab.set(
+            id,
+            text.to_owned(),
+            if is_unk { kind::UNKNOWN } else { kind::CONTROL },
+            ADDED_SCORE,
+        );
+    } else {
+        // The mark of a space is one inside a vocabulary only; added tokens are cut out of the text itself.
+        vocab.set(id, text.replace('\u{2581}', " "), kind::USER_DEFINED, ADDED_SCORE);
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! `tokenizer.json`, and its elder, `vocab.json` with `merges.txt`.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{MAX_TOKENS, Vocab, kind, pre};
+use crate::convert::Error;
+use crate::convert::config::Json;
+
+/// Reads a `tokenizer.json`.
+pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
+    let wrong =
+        |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
+    let model = json.inner("model")?;
+    let kind = model.text(&["type"])?;
+    match kind.as_deref() {
+        Some("Unigram") => unigram(json, &model),
+        // Older files do not say; a list of merges says it.
+        Some("BPE") | None if model.get(&["merges"]).is_some() => bpe(json, &model, pre),
+        Some(other) => Err(wrong(&format!("its model is `{other}`, expected BPE or Unigram"))),
+        None => Err(wrong("its model has no merges")),
+    }
+}
+
+fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error> {
+    let wrong =
+        |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
+    let ids = model
+        .object("vocab")?
+        .ok_or_else(|| model.missing("model.vocab", "the id of each token"))?;
+    let merges = model
+        .list("merges")?
+        .ok_or_else(|| model.missing("model.merges", "the merges in order"))?;
+    let merges = merges.iter().map(merge).collect::<Option<Vec<_>>>();
+    let merges =
+        merges.ok_or_else(|| wrong("a merge is neither `left right` nor a list of two"))?;
+    // Made from SentencePiece: text of characters, with bytes for what has none.
+    let is_llama = model.bool(&["byte_fallback"])?.unwrap_or(false);
+    let (name, pre) = match (is_llama, pre_name) {
+        (true, _) => ("llama", "default".to_owned()),
+        (false, Some(name)) => ("gpt2", name.to_owned()),
+        (false, None) => {
+            ("gpt2", pre::name(json, model.bool(&["ignore_merges"])?.unwrap_or(false))?.to_owned())
+        }
+    };
+    let mut vocab = Vocab { model: name, pre, ..Vocab::default() };
+    place(&mut vocab, ids.iter().map(|(text, id)| (text.as_str(), id.as_u64())))
+        .ok_or_else(|| wrong("a token has an id that cannot be"))?;
+    if is_llama {
+        scores(&mut vocab, &merges);
+        vocab.space_prefix = Some(prepends(json)?);
+    } else {
+        // A space inside a token stands as the character that the byte-level alphabet has for it.
+        let part = |text: &str| text.replace(' ', "\u{120}");
+        vocab.merges =
+            merges.iter().map(|(left, right)| format!("{} {}", part(left), part(right))).collect();
+    }
+    Ok(vocab)
+}
+
+/// `left right`, or a list of the two.
+fn merge(value: &Value) -> Option<(String, String)> {
+    if let Some(text) = value.as_str() {
+        let (left, right) = text.split_once(' ')?;
+        return Some((left.to_owned(), right.to_owned()));
+    }
+    let [left, right] = value.as_array()?.as_slice() else { return None };
+    Some((left.as_str()?.to_owned(), right.as_str()?.to_owned()))
+}
+
+/// Puts tokens at their ids.
+fn place<'a>(
+    vocab: &mut Vocab,
+    tokens: impl Iterator<Item = (&'a str, Option<u64>)>,
+) -> Option<()> {
+    for (text, id) in tokens {
+        let id = usize::try_from(id?).ok().filter(|&id| id < MAX_TOKENS)?;
+        if id >= vocab.tokens.len() {
+            vocab.grow(id + 1);
+        }
+        vocab.set(id, text.to_owned(), kind::NORMAL, -10_000.0);
+    }
+    Some(())
+}
+
+/// Scores that merge in the same order as the list: the earlier the merge that makes a token, the higher.
+fn scores(vocab: &mut Vocab, merges: &[(String, String)]) {
+    let ids: HashMap<&str, usize> =
+        vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
+    let mut ranks = vec![None; vocab.tokens.len()];
+    for (rank, (left, right)) in merges.iter().enumerate() {
+        if let Some(&id) = ids.get(format!("{left}{right}").as_str()) {
+            ranks[id].get_or_insert(rank);
+        }
+    }
+    for (id, rank) in ranks.into_iter().enumerate() {
+        let text = &vocab.tokens[id];
+        let is_byte = text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
+        if vocab.types[id] == kind::NORMAL {
+            vocab.types[id] = if is_byte { kind::BYTE } else { kind::NORMAL };
+        }
+        vocab.scores[id] = match rank {
+            Some(rank) => -(rank as f32),
+            None if is_byte => 0.0,
+            None => -(merges.len() as f32),
+        };
+    }
+}
+
+/// Whether the normaliser or the pre-tokenizer puts a space in front.
+fn prepends(json: &Json) -> Result<bool, Error> {
+    let has = |value: Option<&serde_json::Map<String, Value>>| {
+        let text = value.map(|value| Value::Object(value.clone()).to_string()).unwrap_or_default();
+        text.contains(r#""type":"Prepend""#)
+            || text.contains(r#""prepend_scheme":"first""#)
+            || text.contains(r#""prepend_scheme":"always""#)
+            || text.contains(r#""add_prefix_space":true"#)
+    };
+    Ok(has(json.object("normalizer")?) || has(json.object("pre_tokenizer")?))
+}
+
+fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
+    let wrong =
+        |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
+    let list = model
+        .list("vocab")?
+        .ok_or_else(|| model.missing("model.vocab", "tokens with their scores"))?;
+    if list.len() > MAX_TOKENS {
+        return Err(wrong("it holds more tokens than any vocabulary"));
+    }
+    let mut vocab = Vocab { model: "t5", pre: "default".to_owned(), ..Vocab::default() };
+    vocab.grow(list.len());
+    for (id, entry) in list.iter().enumerate() {
+        let pair = entry
+            .as_array()
+            .and_then(|pair| Some((pair.first()?.as_str()?, pair.get(1)?.as_f64()?)));
+        let (text, score) = pair.ok_or_else(|| wrong("a token is no pair of text and score"))?;
+        let is_byte = text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
+        vocab.set(
+            id,
+            text.to_owned(),
+            if is_byte { kind::BYTE } else { kind::NORMAL },
+            score as f32,
+        );
+    }
+    vocab.unk = model.u32(&["unk_id"])?;
+    if let Some(unk) = vocab.unk.map(|id| id as usize).filter(|&id| id < vocab.types.len()) {
+        vocab.types[unk] = kind::UNKNOWN;
+    }
+    vocab.space_prefix = Some(prepends(json)?);
+    Ok(vocab)
+}
+
+/// Reads `vocab.json` and `merges.txt`, the form of GPT-2 and OPT.
+pub(super) fn read_pair(folder: &Path, pre: Option<&str>) -> Result<Vocab, Error> {
+    let ids = Json::open(&folder.join("vocab.json"))?;
+    let mut vocab =
+        Vocab { model: "gpt2", pre: pre.unwrap_or("gpt-2").to_owned(), ..Vocab::default() };
+    let wrong =
+        |what: &str| Error::Tokenizer { file: ids.file().to_owned(), what: what.to_owned() };
+    place(&mut vocab, ids.entries().map(|(text, id)| (text, id.as_u64())))
+        .ok_or_else(|| wrong("a token has an id that cannot be"))?;
+    let path = folder.join("merges.txt");
+    let refused = |reason| Error::Io { file: path.display().to_string(), action: "read", reason };
+    let text = fs::read_to_string(&path).map_err(refused)?;
+    let lines = text.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());
+    vocab.merges = lines.map(str::to_owned).collect();
+    if vocab.merges.iter().any(|line| line.split(' ').count() != 2) {
+        let file = path.display().to_string();
+        return Err(Error::Tokenizer { file, what: "a line is not `left right`".to_owned() });
+    }
+    Ok(vocab)
+}

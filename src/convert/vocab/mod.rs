@@ -1,0 +1,160 @@
+//! From a tokenizer as Hugging Face holds it to the `tokenizer.*` keys of a file.
+//!
+//! `tokenizer.model` (SentencePiece) is preferred where there is one: it holds scores, which a `tokenizer.json` made
+//! from it only implies. Else `tokenizer.json`, else `vocab.json` with `merges.txt`.
+
+mod added;
+mod json;
+mod pre;
+mod sentencepiece;
+mod special;
+
+use std::path::Path;
+
+use super::Error;
+use super::config::Json;
+use crate::gguf::{Array, Strings, Value};
+
+/// What a token is, in the numbers of the file.
+pub(super) mod kind {
+    pub(crate) const NORMAL: i32 = 1;
+    pub(crate) const UNKNOWN: i32 = 2;
+    pub(crate) const CONTROL: i32 = 3;
+    pub(crate) const USER_DEFINED: i32 = 4;
+    pub(crate) const UNUSED: i32 = 5;
+    pub(crate) const BYTE: i32 = 6;
+}
+
+/// Score of a token that is never merged.
+const ADDED_SCORE: f32 = -1000.0;
+/// Most tokens: four times the largest vocabulary.
+const MAX_TOKENS: usize = 1 << 20;
+
+/// A vocabulary on its way into the file.
+#[derive(Debug, Default)]
+struct Vocab {
+    /// `llama`, `gpt2` or `t5`.
+    model: &'static str,
+    pre: String,
+    tokens: Vec<String>,
+    /// None for `gpt2`.
+    scores: Vec<f32>,
+    types: Vec<i32>,
+    merges: Vec<String>,
+    space_prefix: Option<bool>,
+    remove_spaces: Option<bool>,
+    /// How SentencePiece normalises text, as it stores it.
+    charsmap: Vec<u8>,
+    unk: Option<u32>,
+}
+
+impl Vocab {
+    /// Room for `n` tokens, holes so far.
+    fn grow(&mut self, n: usize) {
+        for id in self.tokens.len()..n {
+            self.tokens.push(format!("[PAD{id}]"));
+            self.types.push(kind::UNUSED);
+        }
+        if self.model != "gpt2" {
+            self.scores.resize(self.tokens.len(), -10_000.0);
+        }
+    }
+
+    fn set(&mut self, id: usize, text: String, kind: i32, score: f32) {
+        self.tokens[id] = text;
+        self.types[id] = kind;
+        if let Some(slot) = self.scores.get_mut(id) {
+            *slot = score;
+        }
+    }
+}
+
+/// What is asked of a vocabulary.
+pub(super) struct Wanted<'a> {
+    pub(super) folder: &'a Path,
+    pub(super) config: &'a Json,
+    /// Rows of the embedding.
+    pub(super) n_vocab: usize,
+    /// The name of the pre-tokenizer, if the user knows better.
+    pub(super) pre: Option<&'a str>,
+    /// Whether a space is put in front of a text, if the family decides.
+    pub(super) space_prefix: Option<bool>,
+}
+
+/// Keys of a file with their values.
+type Keys = Vec<(String, Value)>;
+
+/// The `tokenizer.*` keys, and what the user should know.
+pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
+    let mut notes = Vec::new();
+    let json = Json::open_if_there(&wanted.folder.join("tokenizer.json"))?;
+    let settings = Json::open_if_there(&wanted.folder.join("tokenizer_config.json"))?;
+    let mut vocab = read(wanted, json.as_ref())?;
+    added::add(wanted.folder, json.as_ref(), settings.as_ref(), &mut vocab)?;
+    if vocab.tokens.len() > wanted.n_vocab {
+        let (n, n_vocab) = (vocab.tokens.len(), wanted.n_vocab);
+        notes.push(format!(
+            "the tokenizer has {n} tokens and the model {n_vocab}: those beyond are left out"
+        ));
+        vocab.tokens.truncate(n_vocab);
+        vocab.types.truncate(n_vocab);
+        vocab.scores.truncate(n_vocab);
+    }
+    vocab.grow(wanted.n_vocab);
+    vocab.space_prefix = wanted.space_prefix.or(match &settings {
+        Some(settings) if vocab.model == "llama" => {
+            settings.bool(&["add_prefix_space"])?.or(vocab.space_prefix)
+        }
+        Some(_) | None => vocab.space_prefix,
+    });
+    let mut keys = into_keys(&vocab);
+    keys.extend(special::keys(wanted, &vocab, json.as_ref(), settings.as_ref())?);
+    keys.extend(special::templates(wanted.folder, settings.as_ref())?);
+    Ok((keys, notes))
+}
+
+fn read(wanted: &Wanted<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
+    let model = wanted.folder.join("tokenizer.model");
+    if model.is_file() {
+        match (sentencepiece::read(&model), json) {
+            (Ok(vocab), _) => return Ok(vocab),
+            // Some models call another kind of file by this name, and have the other beside it.
+            (Err(_), Some(_)) => {}
+            (Err(error), None) => return Err(error),
+        }
+    }
+    match json {
+        Some(json) => json::read(json, wanted.pre),
+        None if wanted.folder.join("vocab.json").is_file() => json::read_pair(wanted.folder, wanted.pre),
+        None => Err(Error::Tokenizer {
+            file: wanted.folder.display().to_string(),
+            what: "holds no tokenizer, expected tokenizer.model, tokenizer.json or vocab.json with merges.txt".to_owned(),
+        }),
+    }
+}
+
+fn into_keys(vocab: &Vocab) -> Vec<(String, Value)> {
+    let array = Value::Array;
+    let mut keys = vec![
+        ("model", Value::from(vocab.model)),
+        ("pre", Value::from(vocab.pre.as_str())),
+        ("tokens", array(Array::String(Strings::from_iter(&vocab.tokens)))),
+        ("token_type", array(Array::I32(vocab.types.clone()))),
+    ];
+    if !vocab.scores.is_empty() {
+        keys.push(("scores", array(Array::F32(vocab.scores.clone()))));
+    }
+    if !vocab.merges.is_empty() {
+        keys.push(("merges", array(Array::String(Strings::from_iter(&vocab.merges)))));
+    }
+    if let Some(space) = vocab.space_prefix {
+        keys.push(("add_space_prefix", space.into()));
+    }
+    if let Some(remove) = vocab.remove_spaces {
+        keys.push(("remove_extra_whitespaces", remove.into()));
+    }
+    if !vocab.charsmap.is_empty() {
+        keys.push(("precompiled_charsmap", array(Array::U8(vocab.charsmap.clone()))));
+    }
+    keys.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect()
+}

@@ -1,0 +1,150 @@
+//! The name of a pre-tokenizer, from how `tokenizer.json` splits text.
+//!
+//! A file names it; the JSON spells it out as steps. The names are told apart by these steps alone, so that a model
+//! trained anew on an old tokenizer is recognised. Names that split alike are one here.
+//!
+//! Source: `tokenizer.json` of the models that the names stand for; names as llama.cpp knows them.
+
+use serde_json::Value;
+
+use crate::convert::Error;
+use crate::convert::config::Json;
+
+/// GPT-2's own pattern, which the byte-level step has built in.
+const BYTES: &str = "bytes";
+const DIGIT: &str = "digit";
+const DIGITS: &str = "digits";
+const PUNCTUATION: &str = "punctuation";
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+const HAN_KANA: &str = "[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+";
+
+/// Names by their steps.
+const NAMES: &[(&str, &[&str])] = &[
+    ("gpt-2", &[BYTES]),
+    ("gpt-2", &[GPT2]),
+    ("starcoder", &[DIGIT, BYTES]),
+    ("falcon", &[PUNCTUATION, BYTES, DIGITS, "[0-9][0-9][0-9]"]),
+    ("smaug-bpe", &[LLAMA3]),
+    ("qwen2", &[QWEN2]),
+    ("qwen35", &[QWEN35]),
+    ("tekken", &[TEKKEN]),
+    ("gpt-4o", &[GPT4O]),
+    ("deepseek-v3", &[r"\p{N}{1,3}", HAN_KANA, DEEPSEEK3]),
+];
+
+/// The name of the pre-tokenizer of `json`; `whole_words` is its model's `ignore_merges`.
+pub(super) fn name(json: &Json, whole_words: bool) -> Result<&'static str, Error> {
+    let Some(root) = json.object("pre_tokenizer")? else {
+        return Err(unknown(json, &["nothing".to_owned()]));
+    };
+    let mut steps = Vec::new();
+    flatten(&Value::Object(root.clone()), 0, &mut steps);
+    let known = NAMES.iter().find(|(_, known)| steps.iter().eq(known.iter()));
+    match known.map(|(name, _)| *name).or_else(|| by_mark(&steps)) {
+        // Words that are tokens are not merged: the same pattern under another name.
+        Some("smaug-bpe") if whole_words => Ok("llama-bpe"),
+        Some(name) => Ok(name),
+        None => Err(unknown(json, &steps)),
+    }
+}
+
+/// Names whose steps hold long lists of characters, by what only they have.
+fn by_mark(steps: &[String]) -> Option<&'static str> {
+    let has = |mark: &str| steps.iter().any(|step| step.contains(mark));
+    let is_last = |name: &str| steps.last().is_some_and(|step| step == name);
+    if steps.first().is_some_and(|step| step == r"[\r\n]") && is_last(DIGIT) {
+        return if has(r"\s?\p{L}+") && has(r"\s?\p{P}+") {
+            Some("deepseek-coder")
+        } else if has(r"\s?[A-Za-z\u{b5}") || has("\\s?[A-Za-z\u{b5}") {
+            Some("deepseek-llm")
+        } else {
+            None
+        };
+    }
+    if has(r"\s{512}(?!\S)") {
+        return Some("jais-2");
+    }
+    if has(" ?[^(\\s|[.,!?\u{2026}") {
+        return Some(if has(DIGIT) { "viking" } else { "bloom" });
+    }
+    None
+}
+
+/// The steps in their order, each a pattern or a word for it. Deeper nesting than any real file's is left out.
+fn flatten(value: &Value, depth: usize, steps: &mut Vec<String>) {
+    let text = |key: &str| value.get(key).and_then(Value::as_str);
+    let is = |key: &str, default: bool| value.get(key).and_then(Value::as_bool).unwrap_or(default);
+    match text("type").unwrap_or_default() {
+        "Sequence" if depth < 8 => {
+            for inner in value.get("pretokenizers").and_then(Value::as_array).into_iter().flatten()
+            {
+                flatten(inner, depth + 1, steps);
+            }
+        }
+        "ByteLevel" if is("use_regex", true) => steps.push(BYTES.to_owned()),
+        // Only a change of alphabet.
+        "ByteLevel" => {}
+        "Digits" => {
+            steps.push(if is("individual_digits", false) { DIGIT } else { DIGITS }.to_owned())
+        }
+        "Punctuation" => steps.push(PUNCTUATION.to_owned()),
+        "Split" => {
+            let pattern = value.get("pattern");
+            let part = |key: &str| pattern.and_then(|pattern| pattern.get(key)?.as_str());
+            steps.push(part("Regex").or(part("String")).unwrap_or("?").to_owned());
+        }
+        other => steps.push(other.to_owned()),
+    }
+}
+
+fn unknown(json: &Json, steps: &[String]) -> Error {
+    let found: String = steps.join(", then ").chars().take(400).collect();
+    Error::PreTokenizer { file: json.file().to_owned(), found }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name_of(pre: &str, whole_words: bool) -> Result<&'static str, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, format!(r#"{{"pre_tokenizer": {pre}}}"#)).unwrap();
+        name(&Json::open(&path).unwrap(), whole_words)
+    }
+
+    fn split(regex: &str) -> String {
+        let pattern = serde_json::json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"});
+        let bytes = serde_json::json!({"type": "ByteLevel", "use_regex": false});
+        serde_json::json!({"type": "Sequence", "pretokenizers": [pattern, bytes]}).to_string()
+    }
+
+    #[test]
+    fn steps_have_their_names() {
+        assert_eq!(name_of(&split(QWEN2), false).unwrap(), "qwen2");
+        assert_eq!(name_of(&split(LLAMA3), true).unwrap(), "llama-bpe");
+        assert_eq!(name_of(&split(LLAMA3), false).unwrap(), "smaug-bpe");
+        assert_eq!(
+            name_of(r#"{"type": "ByteLevel", "add_prefix_space": false}"#, false).unwrap(),
+            "gpt-2"
+        );
+        let falcon = r#"{"type": "Sequence", "pretokenizers": [{"type": "Punctuation", "behavior": "Contiguous"},
+            {"type": "ByteLevel"}, {"type": "Digits", "individual_digits": false},
+            {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}}]}"#;
+        assert_eq!(name_of(falcon, false).unwrap(), "falcon");
+    }
+
+    #[test]
+    fn what_has_no_name_is_shown() {
+        let error = name_of(&split("never seen"), false).unwrap_err();
+        assert!(error.to_string().contains("never seen"), "{error}");
+        assert!(name_of("null", false).is_err());
+    }
+}

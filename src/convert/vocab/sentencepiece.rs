@@ -1,0 +1,175 @@
+//! `tokenizer.model`: SentencePiece's protocol buffer, the few fields that a vocabulary needs.
+//!
+//! Source: `sentencepiece_model.proto` and the wire format of protocol buffers.
+
+use std::fs;
+use std::path::Path;
+
+use super::{MAX_TOKENS, Vocab};
+use crate::convert::Error;
+
+/// The largest are a few megabytes.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// A field of a message: its number and value.
+enum Field<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+    Float(f32),
+}
+
+/// Reads the vocabulary at `path`.
+pub(super) fn read(path: &Path) -> Result<Vocab, Error> {
+    let file = path.display().to_string();
+    let refused = |action| {
+        let file = file.clone();
+        move |reason| Error::Io { file, action, reason }
+    };
+    let found = fs::metadata(path).map_err(refused("open"))?.len();
+    if found > MAX_BYTES {
+        return Err(Error::TooLarge { file, found, limit: MAX_BYTES });
+    }
+    let bytes = fs::read(path).map_err(refused("read"))?;
+    parse(&bytes).map_err(|what| Error::Tokenizer { file, what: what.to_owned() })
+}
+
+/// Reads the message `bytes`.
+fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
+    let mut vocab = Vocab { model: "llama", pre: "default".to_owned(), ..Vocab::default() };
+    // The kind of model is stated after the pieces; unigram where it is not.
+    let mut is_unigram = true;
+    fields(bytes, |number, field| {
+        match (number, field) {
+            (1, Field::Bytes(piece)) => {
+                let (text, score, kind) = piece_of(piece)?;
+                if vocab.tokens.len() >= MAX_TOKENS {
+                    return Err("holds more tokens than any vocabulary");
+                }
+                vocab.tokens.push(text);
+                vocab.scores.push(score);
+                vocab.types.push(kind);
+            }
+            (2, Field::Bytes(trainer)) => fields(trainer, |number, field| {
+                match (number, field) {
+                    (3, Field::Number(kind @ 1..=2)) => is_unigram = kind == 1,
+                    (3, Field::Number(_)) => {
+                        return Err(
+                            "is of SentencePiece's kind `word` or `char`, expected bpe or unigram",
+                        );
+                    }
+                    (_, _) => {}
+                }
+                Ok(())
+            })?,
+            (3, Field::Bytes(normalizer)) => fields(normalizer, |number, field| {
+                match (number, field) {
+                    (2, Field::Bytes(map)) => vocab.charsmap = map.to_vec(),
+                    (3, Field::Number(add)) => vocab.space_prefix = Some(add != 0),
+                    (4, Field::Number(remove)) => vocab.remove_spaces = Some(remove != 0),
+                    (_, _) => {}
+                }
+                Ok(())
+            })?,
+            (_, _) => {}
+        }
+        Ok(())
+    })?;
+    if vocab.tokens.is_empty() {
+        return Err("holds no tokens");
+    }
+    if is_unigram {
+        vocab.model = "t5";
+    } else {
+        // Only unigram vocabularies are normalised by these.
+        vocab.charsmap.clear();
+        vocab.remove_spaces = None;
+    }
+    // SentencePiece's own default.
+    vocab.space_prefix.get_or_insert(true);
+    Ok(vocab)
+}
+
+fn piece_of(bytes: &[u8]) -> Result<(String, f32, i32), &'static str> {
+    let (mut text, mut score, mut kind) = (String::new(), 0.0, super::kind::NORMAL);
+    fields(bytes, |number, field| {
+        match (number, field) {
+            (1, Field::Bytes(bytes)) => {
+                text = std::str::from_utf8(bytes)
+                    .map_err(|_| "has a piece that is not UTF-8")?
+                    .to_owned();
+            }
+            (2, Field::Float(value)) => score = value,
+            // Its numbers of kinds are those of the file.
+            (3, Field::Number(value @ 1..=6)) => kind = value as i32,
+            (_, _) => {}
+        }
+        Ok(())
+    })?;
+    Ok((text, score, kind))
+}
+
+/// Calls `each` with every field of a message.
+fn fields<'a>(
+    mut bytes: &'a [u8],
+    mut each: impl FnMut(u64, Field<'a>) -> Result<(), &'static str>,
+) -> Result<(), &'static str> {
+    const TRUNCATED: &str = "is no SentencePiece model: it ends inside a field";
+    while !bytes.is_empty() {
+        let tag = varint(&mut bytes).ok_or(TRUNCATED)?;
+        let field = match tag & 7 {
+            0 => Field::Number(varint(&mut bytes).ok_or(TRUNCATED)?),
+            1 => {
+                bytes.split_off(..8).ok_or(TRUNCATED)?;
+                continue;
+            }
+            2 => {
+                let len =
+                    usize::try_from(varint(&mut bytes).ok_or(TRUNCATED)?).map_err(|_| TRUNCATED)?;
+                Field::Bytes(bytes.split_off(..len).ok_or(TRUNCATED)?)
+            }
+            5 => {
+                let value = bytes.split_off(..4).and_then(|value| value.first_chunk::<4>());
+                Field::Float(f32::from_le_bytes(*value.ok_or(TRUNCATED)?))
+            }
+            _ => return Err("is no SentencePiece model: it has a field of an unknown kind"),
+        };
+        each(tag >> 3, field)?;
+    }
+    Ok(())
+}
+
+/// Seven bits from each byte, the lowest first.
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for shift in (0..64).step_by(7) {
+        let byte = *bytes.split_off_first()?;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+        }
+    }
+
+    #[test]
+    fn a_small_model_is_read() {
+        // One piece `a`, score -1, kind 1; trainer of kind 2; a normaliser without a space in front.
+        let bytes = [10, 10, 10, 1, b'a', 21, 0, 0, 128, 191, 24, 1, 18, 2, 24, 2, 26, 2, 24, 0];
+        let vocab = parse(&bytes).unwrap();
+        assert_eq!((vocab.model, vocab.tokens.as_slice()), ("llama", ["a".to_owned()].as_slice()));
+        assert_eq!((vocab.scores[0], vocab.types[0], vocab.space_prefix), (-1.0, 1, Some(false)));
+    }
+}

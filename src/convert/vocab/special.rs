@@ -1,0 +1,172 @@
+//! Tokens with a role, what stands around a text, and chat templates.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value as Setting;
+
+use super::{Vocab, Wanted};
+use crate::convert::Error;
+use crate::convert::config::Json;
+use crate::gguf::{Array, Strings, Value};
+
+/// Role in the settings, key in the file.
+const ROLES: &[(&str, &str)] = &[
+    ("bos", "bos_token_id"),
+    ("eos", "eos_token_id"),
+    ("unk", "unknown_token_id"),
+    // The missing letter is the format's.
+    ("sep", "seperator_token_id"),
+    ("pad", "padding_token_id"),
+    ("mask", "mask_token_id"),
+];
+/// Longest chat template; real ones take a twentieth of it.
+const MAX_TEMPLATE: u64 = 1 << 20;
+
+/// Ids of roles, and whether begin and end are put around a text.
+pub(super) fn keys(
+    wanted: &Wanted<'_>,
+    vocab: &Vocab,
+    json: Option<&Json>,
+    settings: Option<&Json>,
+) -> Result<Vec<(String, Value)>, Error> {
+    let ids: HashMap<&str, usize> =
+        vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
+    let generation = Json::open_if_there(&wanted.folder.join("generation_config.json"))?;
+    let mut keys = Vec::new();
+    let mut texts = HashMap::new();
+    for &(role, key) in ROLES {
+        let named = settings
+            .and_then(|settings| token_text(settings, role))
+            .and_then(|text| ids.get(text.as_str()).copied());
+        let numbered = || {
+            let sources = [Some(wanted.config), generation.as_ref()];
+            sources.into_iter().flatten().find_map(|source| token_id(source, role))
+        };
+        let own = || vocab.unk.filter(|_| role == "unk").map(|id| id as usize);
+        let id = named.or_else(numbered).or_else(own).filter(|&id| id < vocab.tokens.len());
+        if let Some(id) = id {
+            texts.insert(role, vocab.tokens[id].as_str());
+            keys.push((format!("tokenizer.ggml.{key}"), Value::U32(id as u32)));
+        }
+    }
+    let around = json.map(|json| around(json, &texts)).transpose()?.unwrap_or_default();
+    for (role, implied) in [("bos", around.0), ("eos", around.1)] {
+        let key = format!("add_{role}_token");
+        let said = settings.map(|settings| settings.bool(&[&key])).transpose()?.flatten();
+        if let Some(add) = said.or(implied) {
+            keys.push((format!("tokenizer.ggml.{key}"), add.into()));
+        }
+    }
+    Ok(keys)
+}
+
+/// The text of a role: a text, or an object with one.
+fn token_text(settings: &Json, role: &str) -> Option<String> {
+    let key = format!("{role}_token");
+    let (_, token) = settings.get(&[&key])?;
+    let text = token.as_str().or_else(|| token.get("content")?.as_str());
+    text.map(str::to_owned)
+}
+
+/// The id of a role: a number, or a list that begins with it.
+fn token_id(settings: &Json, role: &str) -> Option<usize> {
+    let key = format!("{role}_token_id");
+    let (_, id) = settings.get(&[&key])?;
+    let id = id.as_u64().or_else(|| id.as_array()?.first()?.as_u64());
+    id.and_then(|id| usize::try_from(id).ok())
+}
+
+/// Whether the template of `tokenizer.json` begins with the begin token and ends with the end token.
+fn around(json: &Json, texts: &HashMap<&str, &str>) -> Result<(Option<bool>, Option<bool>), Error> {
+    let Some(processor) = json.object("post_processor")? else { return Ok((None, None)) };
+    let kind = |value: &Setting| {
+        value.get("type").and_then(Setting::as_str).unwrap_or_default().to_owned()
+    };
+    let processor = Setting::Object(processor.clone());
+    let steps = match kind(&processor).as_str() {
+        "Sequence" => {
+            processor.get("processors").and_then(Setting::as_array).cloned().unwrap_or_default()
+        }
+        _ => vec![processor],
+    };
+    let Some(template) = steps.iter().find(|step| kind(step) == "TemplateProcessing") else {
+        return Ok((None, None));
+    };
+    let single = template.get("single").and_then(Setting::as_array);
+    let is_role = |step: Option<&Setting>, role: &str| {
+        let text = step.and_then(|step| step.get("SpecialToken")?.get("id")?.as_str());
+        text.is_some() && text == texts.get(role).copied()
+    };
+    Ok((
+        Some(is_role(single.and_then(|list| list.first()), "bos")),
+        Some(is_role(single.and_then(|list| list.last()), "eos")),
+    ))
+}
+
+/// The chat template and those with a name.
+pub(super) fn templates(
+    folder: &Path,
+    settings: Option<&Json>,
+) -> Result<Vec<(String, Value)>, Error> {
+    let mut default = text_of(&folder.join("chat_template.jinja"))?;
+    let mut named: Vec<(String, String)> = Vec::new();
+    if default.is_none()
+        && let Some(json) = Json::open_if_there(&folder.join("chat_template.json"))?
+    {
+        default = json.text(&["chat_template"])?;
+    }
+    if let Some(settings) = settings
+        && let Some((_, template)) = settings.get(&["chat_template"])
+    {
+        if let Some(text) = template.as_str() {
+            default.get_or_insert(text.to_owned());
+        }
+        for entry in template.as_array().into_iter().flatten() {
+            let part = |key: &str| entry.get(key).and_then(Setting::as_str).map(str::to_owned);
+            match (part("name"), part("template")) {
+                (Some(name), Some(text)) if name == "default" => drop(default.get_or_insert(text)),
+                (Some(name), Some(text)) => named.push((name, text)),
+                (_, _) => {
+                    return Err(settings.wrong(
+                        "chat_template",
+                        "a text, or objects of name and template",
+                        entry,
+                    ));
+                }
+            }
+        }
+    }
+    let mut keys = Vec::new();
+    if let Some(text) = default {
+        keys.push(("tokenizer.chat_template".to_owned(), Value::from(text)));
+    }
+    // In a key, a name is of letters, digits and the underscore.
+    let clean = |name: &str| {
+        name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_', "_").to_lowercase()
+    };
+    named.sort();
+    named.dedup_by(|(a, _), (b, _)| clean(a) == clean(b));
+    if !named.is_empty() {
+        let names = named.iter().map(|(name, _)| clean(name));
+        keys.push((
+            "tokenizer.chat_templates".to_owned(),
+            Value::Array(Array::String(Strings::from_iter(names))),
+        ));
+    }
+    keys.extend(named.into_iter().map(|(name, text)| {
+        (format!("tokenizer.chat_template.{}", clean(&name)), Value::from(text))
+    }));
+    Ok(keys)
+}
+
+/// A small text file, if it is there.
+fn text_of(path: &Path) -> Result<Option<String>, Error> {
+    let Ok(found) = fs::metadata(path) else { return Ok(None) };
+    let file = path.display().to_string();
+    if found.len() > MAX_TEMPLATE {
+        return Err(Error::TooLarge { file, found: found.len(), limit: MAX_TEMPLATE });
+    }
+    fs::read_to_string(path).map(Some).map_err(|reason| Error::Io { file, action: "read", reason })
+}

@@ -1,0 +1,86 @@
+//! Streams outputs into a file: a few megabytes of rows at a time, on all threads, in the order of the file.
+
+use std::fs;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use rayon::prelude::*;
+
+use super::Error;
+use super::output::Output;
+use crate::gguf::{DataWriter, Writer};
+
+/// Bytes of output made at once: enough work for many threads, little memory.
+const CHUNK: usize = 8 << 20;
+/// Values that one thread makes at a time.
+const TASK: usize = 1 << 17;
+
+/// Who hears how far it is: bytes done, bytes of all. Its answer decides whether it goes on.
+pub type Progress<'a> = &'a dyn Fn(u64, u64) -> ControlFlow<()>;
+
+/// Writes the file at `path`; it is there when it is complete.
+pub(super) fn write(
+    mut writer: Writer,
+    outputs: &[Output],
+    path: &Path,
+    progress: Progress<'_>,
+) -> Result<u64, Error> {
+    for output in outputs {
+        writer.declare(&output.name, &output.shape, output.ty)?;
+    }
+    let total =
+        outputs.iter().map(|output| output.n_rows() as u64 * output.row_bytes() as u64).sum();
+    let mut data = writer.create(path)?;
+    let mut done = 0;
+    for output in outputs {
+        fill(output, &mut data, &mut done, total, progress)?;
+    }
+    data.finish()?;
+    Ok(fs::metadata(path).map_or(total, |file| file.len()))
+}
+
+fn fill<S: Write>(
+    output: &Output,
+    data: &mut DataWriter<S>,
+    done: &mut u64,
+    total: u64,
+    progress: Progress<'_>,
+) -> Result<(), Error> {
+    let (row_bytes, n_rows) = (output.row_bytes(), output.n_rows());
+    let per_task = (TASK / output.row_len().max(1)).max(1);
+    let at_once = (CHUNK / row_bytes.max(1)).next_multiple_of(per_task);
+    let mut bytes = Vec::new();
+    for first in (0..n_rows).step_by(at_once) {
+        if progress(*done, total).is_break() {
+            return Err(Error::Interrupted);
+        }
+        let n = at_once.min(n_rows - first);
+        bytes.resize(n * row_bytes, 0);
+        bytes.par_chunks_mut(per_task * row_bytes).enumerate().for_each_init(
+            Vec::new,
+            |values, (task, bytes)| {
+                let start = first + task * per_task;
+                output.fill(start..start + bytes.len() / row_bytes, values, bytes);
+            },
+        );
+        data.write(&output.name, &bytes)?;
+        *done += bytes.len() as u64;
+        // Pages that were read would count as this process's memory until the end.
+        for source in output.sources() {
+            source.release(source);
+        }
+    }
+    let _ = progress(*done, total);
+    Ok(())
+}
+
+/// Refuses a path that is taken, and one that is read at the same time.
+pub(super) fn check_target(path: &Path, inputs: &[&Path], force: bool) -> Result<(), Error> {
+    let Ok(target) = fs::canonicalize(path) else { return Ok(()) };
+    let file = path.display().to_string();
+    if inputs.iter().any(|input| fs::canonicalize(input).is_ok_and(|input| input == target)) {
+        return Err(Error::SameFile { file });
+    }
+    if force { Ok(()) } else { Err(Error::Exists { file }) }
+}

@@ -1,0 +1,123 @@
+//! Settings that are missing, wrong or absurd: each is refused with its file and key, none panics.
+
+use std::fs;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+use thermocline::convert::{Error, classes};
+
+use super::{conversion, going, make};
+
+/// What a conversion with this `config.json` ends with.
+fn with(config: &str) -> Result<(), Error> {
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = make::folder(
+        scratch.path(),
+        &make::config(),
+        "model.safetensors",
+        &make::safetensors(&make::weights()),
+    );
+    fs::write(folder.join("config.json"), config).unwrap();
+    conversion(folder, scratch.path().join("x.gguf")).run(&going).map(drop)
+}
+
+fn changed(key: &str, value: Value) -> String {
+    let mut config = make::config();
+    config[key] = value;
+    with(&config.to_string()).expect_err("refused").to_string()
+}
+
+#[test]
+fn keys_are_named() {
+    for key in
+        ["architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps"]
+    {
+        let error = changed(key, Value::Null);
+        assert!(error.contains(key) && error.contains("missing"), "{error}");
+    }
+    for value in [json!(-1), json!("8"), json!(0), json!(1e30), json!([8]), json!(u32::MAX)] {
+        let error = changed("num_attention_heads", value);
+        assert!(error.contains("num_attention_heads"), "{error}");
+    }
+    assert!(changed("num_hidden_layers", json!(2)).contains("`blk.1."));
+    assert!(changed("hidden_act", json!("tanh")).contains("tanh"));
+    assert!(changed("rope_scaling", json!({"rope_type": "linear"})).contains("factor"));
+    assert!(changed("rope_scaling", json!({"rope_type": "spiral"})).contains("spiral"));
+    assert!(changed("head_dim", json!(3)).contains("whole heads of 3"));
+    assert!(with("{").unwrap_err().to_string().contains("not JSON"));
+    assert!(with(&"[".repeat(100_000)).unwrap_err().to_string().contains("not JSON"));
+}
+
+#[test]
+fn an_unknown_architecture_is_named_with_the_list() {
+    let mut config = make::config();
+    config["architectures"] = json!(["MambaForCausalLM"]);
+    let error = with(&config.to_string()).unwrap_err();
+    let Error::Architecture { found, known, .. } = &error else { panic!("{error}") };
+    assert_eq!((found.as_str(), known), ("MambaForCausalLM", &classes()));
+    assert!(classes().len() > 20);
+}
+
+#[test]
+fn odd_settings_never_panic() {
+    let keys: Vec<String> = make::config().as_object().unwrap().keys().cloned().collect();
+    let odd = [
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(3),
+        json!(u64::MAX),
+        json!(1e308),
+        json!(""),
+        json!([]),
+        json!({}),
+        json!(true),
+        json!([0]),
+        json!({"type": "yarn", "factor": 0}),
+        json!({"rope_type": "llama3"}),
+        json!({"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}),
+    ];
+    for seed in 0..300 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut config = make::config();
+        config["architectures"] = json!([classes()[rng.random_range(0..classes().len())]]);
+        for _ in 0..rng.random_range(1..4) {
+            let key = match rng.random_range(0..4) {
+                0 => "rope_scaling",
+                _ => keys[rng.random_range(0..keys.len())].as_str(),
+            };
+            config[key] = odd[rng.random_range(0..odd.len())].clone();
+        }
+        let _ = with(&config.to_string());
+    }
+}
+
+#[test]
+fn tokenizers_are_refused_with_a_reason() {
+    let refused = |tokenizer: &str| {
+        let scratch = tempfile::tempdir().unwrap();
+        let bytes = make::safetensors(&make::weights());
+        let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
+        fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
+        conversion(folder, scratch.path().join("x.gguf")).run(&going).unwrap_err().to_string()
+    };
+    let bpe = |model: &str| {
+        format!(
+            r#"{{"pre_tokenizer": {{"type": "ByteLevel"}}, "model": {{"type": "BPE", {model}}}}}"#
+        )
+    };
+    assert!(refused("{}").contains("no merges"));
+    assert!(refused(r#"{"model": {"type": "WordPiece"}}"#).contains("WordPiece"));
+    assert!(
+        refused(&bpe(r#""vocab": {"a": 99999999999}, "merges": []"#)).contains("id that cannot be")
+    );
+    assert!(refused(&bpe(r#""vocab": {"a": -1}, "merges": []"#)).contains("id that cannot be"));
+    assert!(refused(&bpe(r#""vocab": {"a": 0}, "merges": ["ab"]"#)).contains("merge"));
+    assert!(refused(&bpe(r#""vocab": {"a": 0}, "merges": [["a", "b", "c"]]"#)).contains("merge"));
+    let other = r#"{"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "xyz"}}, "model": {"vocab": {"a": 0}, "merges": []}}"#;
+    assert!(refused(other).contains("xyz"));
+    let added = r#"{"added_tokens": [{"id": 77777777, "content": "x"}], "pre_tokenizer": {"type": "ByteLevel"},
+        "model": {"vocab": {"a": 0}, "merges": []}}"#;
+    assert!(refused(added).contains("added token"));
+}
