@@ -4,6 +4,7 @@
 
 mod bad_models;
 mod bench;
+mod chat;
 mod cli;
 mod converted;
 mod embedded;
