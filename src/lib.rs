@@ -3,6 +3,7 @@
 //! Start reading at `ARCHITECTURE.md`. Arrows between the modules go down only; `tests/tidy.rs` holds that.
 
 pub mod bench;
+pub mod chat;
 pub mod cli;
 pub mod convert;
 pub mod converted;

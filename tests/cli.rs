@@ -98,7 +98,7 @@ fn what_would_change_the_text_is_refused_in_a_sentence() {
         (&["--mirostat", "2"], "error: --mirostat 2: this sampler is not built yet"),
         (&["--lora", "a.gguf"], "error: --lora a.gguf: adapters"),
         (&["-hf", "user/model"], "error: -hf user/model: models are not downloaded"),
-        (&["-cnv"], "error: -cnv: there is no chat yet"),
+        (&["-i"], "error: -i: raw text"),
         (&["-j", "{}"], "error: -j {}: constrained output"),
         (&["--dry-multiplier=0.8"], "error: --dry-multiplier 0.8: "),
         (&["perplexity", "-f", "x", "--ppl-stride", "64"], "--ppl-stride 64"),

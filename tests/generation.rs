@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use thermocline::engine::{Engine, EngineOptions};
-use thermocline::generate::{Ended, Options, generate};
+use thermocline::engine::{Engine, EngineOptions, Session};
+use thermocline::generate::{Ended, Options, Report, generate, resume};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::sample::{Sampler, SamplerConfig};
 use thermocline::tokenizer::{Tokenizer, Vocab};
@@ -19,6 +19,7 @@ fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (E
         n_keep: 1,
         stops: Vec::new(),
         end_of_text: false,
+        ends: Vec::new(),
         special: false,
     };
     let interrupt = AtomicBool::new(false);
@@ -36,15 +37,82 @@ fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (E
     (report.ended, report.n_shifts)
 }
 
-#[test]
-fn an_interrupt_is_an_end_wherever_it_comes() {
+fn built_in(n_ctx: usize) -> (Engine, Tokenizer) {
     let file = embedded::file().unwrap();
     let tokenizer = Tokenizer::new(Vocab::from_metadata(file.metadata()).unwrap()).unwrap();
     let model = Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap());
-    let options = EngineOptions { n_ctx: 16, n_ubatch: 8, ..EngineOptions::default() };
+    let options = EngineOptions { n_ctx, n_ubatch: 8, ..EngineOptions::default() };
     let devices = vec![devices::cpu(Some(1))];
     let quiet = Arc::new(|_: &str| {});
-    let mut engine = Engine::load(model, devices, options, None, quiet, &|_, _| {}).unwrap();
+    let engine = Engine::load(model, devices, options, None, quiet, &|_, _| {}).unwrap();
+    (engine, tokenizer)
+}
+
+/// Six greedy tokens after `prompt`: in `session`, or in one of their own.
+fn greedy(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    session: Option<&mut Session>,
+    prompt: &[u32],
+) -> (String, Report) {
+    let options = Options {
+        n_predict: Some(6),
+        context_shift: false,
+        n_keep: 1,
+        stops: Vec::new(),
+        end_of_text: false,
+        ends: Vec::new(),
+        special: false,
+    };
+    let config = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
+    let mut sampler = Sampler::new(&config, tokenizer.n_vocab()).unwrap();
+    let interrupt = AtomicBool::new(false);
+    let mut text = String::new();
+    let mut emit = |piece: &str| {
+        text.push_str(piece);
+        ControlFlow::Continue(())
+    };
+    let report = match session {
+        Some(session) => resume(
+            engine,
+            session,
+            tokenizer,
+            &mut sampler,
+            prompt,
+            &options,
+            &interrupt,
+            &mut emit,
+        ),
+        None => generate(engine, tokenizer, &mut sampler, prompt, &options, &interrupt, &mut emit),
+    };
+    (text, report.unwrap())
+}
+
+#[test]
+fn a_session_keeps_what_two_texts_share() {
+    let (mut engine, tokenizer) = built_in(128);
+    let prompts = [
+        vec![1, 5, 9, 12, 40, 41, 42],
+        vec![1, 5, 9, 12, 40, 41, 42, 50, 51],
+        vec![1, 5, 9, 13],
+        vec![1, 5, 9, 13],
+        vec![2, 5],
+    ];
+    // The session also holds what was generated, which the next prompt need not share.
+    let reused = [0, 7, 3, 3, 0];
+    let mut session = engine.open();
+    for (prompt, n_reused) in prompts.iter().zip(reused) {
+        let (text, report) = greedy(&mut engine, &tokenizer, Some(&mut session), prompt);
+        let (fresh, _) = greedy(&mut engine, &tokenizer, None, prompt);
+        assert_eq!((report.n_reused, text), (n_reused, fresh), "{prompt:?}");
+        assert!(session.tokens().starts_with(prompt));
+    }
+    engine.close(session);
+}
+
+#[test]
+fn an_interrupt_is_an_end_wherever_it_comes() {
+    let (mut engine, tokenizer) = built_in(16);
     // Every step of a round through the context, the shift included.
     for n in 0..24 {
         let (ended, _) = interrupted_after(&mut engine, &tokenizer, n);

@@ -4,6 +4,7 @@
 
 mod bad_models;
 mod bench;
+mod chat;
 mod cli;
 mod convert;
 mod converted;

@@ -24,6 +24,11 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
+    /// Whether a conversation may go on after it.
+    pub(crate) fn is_of_the_turn(self) -> bool {
+        self == Self::Failed
+    }
+
     /// The process exit code.
     pub(crate) fn code(self) -> u8 {
         match self {

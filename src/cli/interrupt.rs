@@ -26,6 +26,16 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
+    /// Says that it was seen: the next Ctrl-C asks again.
+    pub(crate) fn clear(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// From here to [`Interrupt::clear`] the first Ctrl-C ends the process: nothing is running that could stop.
+    pub(crate) fn arm(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
     /// Whether Ctrl-C was pressed.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
@@ -48,5 +58,9 @@ mod tests {
         assert!(!interrupt.is_set());
         signal_hook::low_level::raise(SIGINT).unwrap();
         assert!(seen_elsewhere.is_set() && interrupt.flag().load(Ordering::Relaxed));
+        interrupt.clear();
+        assert!(!seen_elsewhere.is_set());
+        signal_hook::low_level::raise(SIGINT).unwrap();
+        assert!(interrupt.is_set(), "it asks again");
     }
 }

@@ -11,7 +11,10 @@ const ONE_TEAM: &str = "the threads of --threads-batch are bound as those of --t
 const NO_DRAFT: &str = "there is no speculative decoding here; the text is the same without it";
 const PAGE_CACHE: &str = "the file is mapped; see --mlock and --no-mmap for other ways to hold it";
 const NO_DOWNLOAD: &str = "models are not downloaded: fetch the GGUF file and name it with -m";
-const RAW_TEXT: &str = "there is no chat yet: a prompt is continued as raw text";
+const RAW_TEXT: &str =
+    "raw text cannot be gone on with by hand; `chat` is a conversation by the model's template";
+const TEMPLATE: &str =
+    "what stands around a message is the template's; --chat-template gives another";
 const NO_ADAPTER: &str = "adapters are not built yet, and without one the text would be another";
 const NO_SAMPLER: &str = "this sampler is not built yet, and without it the text would be another";
 const NO_GRAMMAR: &str = "constrained output is not built yet, and without it any text may come";
@@ -39,7 +42,7 @@ impl Known {
 }
 
 #[rustfmt::skip]
-pub(super) static KNOWN: [Known; 133] = [
+pub(super) static KNOWN: [Known; 121] = [
     // Where things are placed.
     flag(&["-ngl", "--gpu-layers", "--n-gpu-layers"], One, Hint(NO_GPU)).unless(Word(&["0"])).env("N_GPU_LAYERS"),
     flag(&["-sm", "--split-mode"], One, Hint(NO_GPU)).unless(Word(&["none"])).env("SPLIT_MODE"),
@@ -82,11 +85,8 @@ pub(super) static KNOWN: [Known; 133] = [
     flag(&["--warmup"], Maybe, Silent).env("WARMUP"),
     flag(&["--no-warmup"], Nothing, Silent),
     flag(&["--simple-io"], Nothing, Silent),
-    flag(&["-no-cnv", "--no-conversation"], Nothing, Silent),
-    flag(&["-st", "--single-turn"], Nothing, Silent),
     flag(&["--jinja"], Nothing, Silent).env("JINJA"),
     flag(&["--no-jinja"], Nothing, Silent),
-    flag(&["-mli", "--multiline-input"], Nothing, Silent),
     flag(&["--in-prefix-bos"], Nothing, Silent),
     flag(&["-np", "--parallel"], One, Silent).env("N_PARALLEL"),
     flag(&["-cb", "--cont-batching"], Nothing, Silent).env("CONT_BATCHING"),
@@ -113,20 +113,11 @@ pub(super) static KNOWN: [Known; 133] = [
     flag(&["-hff", "--hf-file"], One, Refused(NO_DOWNLOAD)).env("HF_FILE"),
     flag(&["-dr", "--docker-repo"], One, Refused(NO_DOWNLOAD)).env("DOCKER_REPO"),
     flag(&["-cl", "--cache-list"], Nothing, Refused(NO_DOWNLOAD)),
-    flag(&["-cnv", "--conversation"], Nothing, Refused(RAW_TEXT)),
     flag(&["-i", "--interactive"], Nothing, Refused(RAW_TEXT)),
     flag(&["-if", "--interactive-first"], Nothing, Refused(RAW_TEXT)),
     flag(&["--instruct", "-ins"], Nothing, Refused(RAW_TEXT)),
-    flag(&["-sys", "--system-prompt"], One, Refused(RAW_TEXT)),
-    flag(&["-sysf", "--system-prompt-file"], One, Refused(RAW_TEXT)),
-    flag(&["--in-prefix"], One, Refused(RAW_TEXT)).unless(Word(&[""])),
-    flag(&["--in-suffix"], One, Refused(RAW_TEXT)).unless(Word(&[""])),
-    flag(&["--chat-template"], One, Refused(RAW_TEXT)).env("CHAT_TEMPLATE"),
-    flag(&["--chat-template-file"], One, Refused(RAW_TEXT)).env("CHAT_TEMPLATE_FILE"),
-    flag(&["--chat-template-kwargs"], One, Refused(RAW_TEXT)).env("CHAT_TEMPLATE_KWARGS"),
-    flag(&["--reasoning-format"], One, Refused(RAW_TEXT)).env("THINK"),
-    flag(&["-rea", "--reasoning"], Maybe, Refused(RAW_TEXT)).env("REASONING"),
-    flag(&["--reasoning-budget"], One, Refused(RAW_TEXT)).env("THINK_BUDGET"),
+    flag(&["--in-prefix"], One, Refused(TEMPLATE)).unless(Word(&[""])),
+    flag(&["--in-suffix"], One, Refused(TEMPLATE)).unless(Word(&[""])),
     flag(&["-mm", "--mmproj"], One, Refused("only text goes in: images and sound are not read")).env("MMPROJ"),
     flag(&["--image", "--audio"], One, Refused("only text goes in: images and sound are not read")),
     flag(&["--lora"], One, Refused(NO_ADAPTER)).env("LORA"),

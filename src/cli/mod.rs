@@ -69,6 +69,7 @@ fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), Ended> {
         llama::from_environment(&mut words.seen, |name| std::env::var(name).ok());
         llama::judge(&words.seen, terminal)?;
     }
+    let command = command::chat::meant(command, words.named);
     Ok(dispatch(&command, terminal)?)
 }
 
@@ -83,6 +84,7 @@ fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
     }
     match command {
         Command::Run(args) => command::run::run(&config::RunOptions::resolve(args)?, terminal),
+        Command::Chat(args) => command::chat::run(&config::RunOptions::resolve(args)?, terminal),
         Command::Bench(args) => {
             command::bench::run(&config::BenchOptions::resolve(args)?, terminal)
         }
@@ -144,6 +146,8 @@ mod tests {
                     "file",
                     "binary_file",
                     "stdin",
+                    "system_prompt",
+                    "system_prompt_file",
                     "shell",
                     "action",
                     "model_folder",

@@ -12,6 +12,8 @@ const NOTE: Style = AnsiColor::Cyan.on_default().bold();
 const HELP: Style = AnsiColor::Green.on_default().bold();
 /// How an echoed prompt looks where colour is on.
 pub(crate) const PROMPT: Style = AnsiColor::Yellow.on_default();
+/// How reasoning looks where colour is on.
+pub(crate) const REASONING: Style = Style::new().dimmed();
 
 /// Who hears what. Standard output belongs to the result; all else goes to standard error, through
 /// here.
@@ -47,11 +49,22 @@ impl Terminal {
         !self.quiet && io::stderr().is_terminal()
     }
 
+    /// Whether only errors are told.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// One `note:` line on standard error; none with `--log-disable`.
     pub(crate) fn note(&self, text: &str) {
         if !self.quiet {
             self.line(NOTE, "note", text);
         }
+    }
+
+    /// A line for somebody who asked for it, on standard error.
+    pub(crate) fn tell(&self, text: &str) {
+        // Nobody is left to tell when standard error itself is closed.
+        let _ = writeln!(io::stderr(), "{}", printable(text));
     }
 
     /// A `note:` line that only `-v` shows.

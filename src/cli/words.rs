@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 
 /// Multi-letter short names of arguments that exist here. The rest are in [`super::llama`].
-const MULTI_LETTER: [(&str, &str); 12] = [
+const MULTI_LETTER: [(&str, &str); 18] = [
     ("-ub", "ubatch-size"),
     ("-tb", "threads-batch"),
     ("-Cr", "cpu-range"),
@@ -27,10 +27,16 @@ const MULTI_LETTER: [(&str, &str); 12] = [
     ("-co", "color"),
     ("-pg", "pg"),
     ("-oe", "output-err"),
+    ("-cnv", "conversation"),
+    ("-st", "single-turn"),
+    ("-sys", "system-prompt"),
+    ("-sysf", "system-prompt-file"),
+    ("-rea", "reasoning"),
+    ("-mli", "multiline-input"),
 ];
 
-/// The one multi-letter short name of a switch's `--no-` form.
-const NO_REPACK: (&str, &str) = ("-nr", "--no-repack");
+/// Multi-letter short names of switches' `--no-` forms.
+const NEGATED: [(&str, &str); 2] = [("-nr", "--no-repack"), ("-no-cnv", "--no-conversation")];
 
 /// Words that a switch takes as its value without `=`.
 const SWITCH_VALUES: [&str; 9] =
@@ -41,6 +47,8 @@ const SWITCH_VALUES: [&str; 9] =
 pub(super) struct Words {
     pub(super) argv: Vec<OsString>,
     pub(super) seen: Vec<Seen>,
+    /// Whether the command was named; else it is `run`, unless a conversation is meant.
+    pub(super) named: bool,
 }
 
 /// Makes `words` (without the program's name) regular for `cli`.
@@ -50,14 +58,18 @@ pub(super) struct Words {
 pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Failure> {
     let mut argv = vec![OsString::from(cli.get_name())];
     let mut seen = Vec::new();
-    let words = match split_command(cli, words) {
+    let (words, named) = match split_command(cli, words) {
         Split::TopLevel(words) => {
             argv.extend(words);
-            return Ok(Words { argv, seen });
+            return Ok(Words { argv, seen, named: true });
         }
         Split::Command(command, words) => {
             argv.push(command.into());
-            words
+            (words, true)
+        }
+        Split::Unnamed(words) => {
+            argv.push("run".into());
+            (words, false)
         }
     };
     let name = argv[1].clone();
@@ -91,7 +103,7 @@ pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Fail
             }
         }
     }
-    Ok(Words { argv, seen })
+    Ok(Words { argv, seen, named })
 }
 
 enum Split {
@@ -99,6 +111,8 @@ enum Split {
     TopLevel(Vec<OsString>),
     /// The command, and the other words.
     Command(String, Vec<OsString>),
+    /// There is none.
+    Unnamed(Vec<OsString>),
 }
 
 /// Finds the command: the first word that is no flag and no flag's value. Flags may stand before
@@ -130,7 +144,7 @@ fn split_command(cli: &Command, mut words: Vec<OsString>) -> Split {
             Found::Ours(..) | Found::Llama(..) | Found::Unknown(_) => {}
         }
     }
-    Split::Command("run".into(), words)
+    Split::Unnamed(words)
 }
 
 /// The flags in force.
@@ -162,7 +176,8 @@ impl Table<'_> {
             Some((flag, value)) => (flag, Some(OsString::from(value))),
             None => (text, None),
         };
-        let flag = if flag == NO_REPACK.0 { NO_REPACK.1 } else { flag };
+        let negated = NEGATED.iter().find(|(short, _)| *short == flag);
+        let flag = negated.map_or(flag, |(_, long)| long);
         if let Some((long, takes)) = self.ours(flag) {
             return Found::Ours(long, takes, given);
         }
@@ -278,6 +293,18 @@ mod tests {
         check(&["-m", "x", "bench"], &["bench", "--model=x"]);
         check(&["--color", "off", "info"], &["info", "--color=off"]);
         check(&["-ngl", "9", "bench", "-ub", "64"], &["bench", "--ubatch-size=64"]);
+        assert!(words(&["run", "-p", "x"]).named && words(&["-m", "x", "chat"]).named);
+        assert!(!words(&["-p", "chat"]).named);
+    }
+
+    #[test]
+    fn conversations_have_llama_cpps_names() {
+        check(&["-cnv", "-sys", "-no-cnv"], &["run", "--conversation", "--system-prompt=-no-cnv"]);
+        check(
+            &["-no-cnv", "-st", "-mli"],
+            &["run", "--conversation=off", "--single-turn", "--multiline-input"],
+        );
+        check(&["chat", "-rea", "off"], &["chat", "--reasoning=off"]);
     }
 
     #[test]

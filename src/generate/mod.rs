@@ -21,6 +21,8 @@ pub struct Options {
     pub stops: Vec<String>,
     /// End at a token that ends a text.
     pub end_of_text: bool,
+    /// Further tokens that end the text, such as a chat template's end of a turn.
+    pub ends: Vec<u32>,
     /// Show special tokens.
     pub special: bool,
 }
@@ -49,7 +51,9 @@ pub struct Report {
     pub ended: Ended,
     /// Tokens of the prompt.
     pub n_prompt: usize,
-    /// Time they took.
+    /// How many of them the session held already, so that they were not computed.
+    pub n_reused: usize,
+    /// Time the others took.
     pub prompt: Duration,
     /// Tokens generated.
     pub n_generated: usize,
@@ -96,10 +100,36 @@ pub fn generate(
     interrupt: &AtomicBool,
     emit: &mut Emit<'_>,
 ) -> Result<Report, Error> {
-    if prompt.is_empty() {
+    let mut session = engine.open();
+    let report = resume(engine, &mut session, tokenizer, sampler, prompt, options, interrupt, emit);
+    engine.close(session);
+    report
+}
+
+/// As [`generate`], in a session that may hold the beginning of `prompt` already: what both share is kept, the
+/// session's other tokens are forgotten, and only the rest of the prompt is computed. Afterwards the session holds
+/// the prompt and what was generated, for the next time.
+///
+/// # Errors
+/// [`Error`]. An interrupt is an end, not an error.
+#[allow(clippy::too_many_arguments)] // each is a part of its own, and none belongs to another
+pub fn resume(
+    engine: &mut Engine,
+    session: &mut Session,
+    tokenizer: &Tokenizer,
+    sampler: &mut Sampler,
+    prompt: &[u32],
+    options: &Options,
+    interrupt: &AtomicBool,
+    emit: &mut Emit<'_>,
+) -> Result<Report, Error> {
+    let Some(last) = prompt.len().checked_sub(1) else {
         return Err(Error::EmptyPrompt);
-    }
-    let session = engine.open();
+    };
+    let same = session.tokens().iter().zip(prompt).take_while(|(held, wanted)| held == wanted);
+    // The last token is computed in any case: its logits are what the first new token is drawn from.
+    let n_reused = same.count().min(last);
+    engine.truncate(session, n_reused);
     let mut run = Run {
         text: Text {
             detokenizer: Detokenizer::new(tokenizer, Start::Continuation, options.special),
@@ -114,6 +144,7 @@ pub fn generate(
         report: Report {
             ended: Ended::Length,
             n_prompt: prompt.len(),
+            n_reused,
             prompt: Duration::ZERO,
             n_generated: 0,
             generated: Duration::ZERO,
@@ -126,8 +157,7 @@ pub fn generate(
         Err(Error::Engine(engine::Error::Interrupted)) => Ok(Ended::Interrupted),
         other => other,
     };
-    let Run { engine, session, mut report, text, .. } = run;
-    engine.close(session);
+    let Run { mut report, text, .. } = run;
     report.ended = ended?;
     if !matches!(report.ended, Ended::Closed | Ended::Stop) {
         let _ = emit(&text.rest());
@@ -137,7 +167,7 @@ pub fn generate(
 
 struct Run<'a> {
     engine: &'a mut Engine,
-    session: Session,
+    session: &'a mut Session,
     sampler: &'a mut Sampler,
     options: &'a Options,
     interrupt: &'a AtomicBool,
@@ -175,10 +205,11 @@ impl Run<'_> {
         emit: &mut Emit<'_>,
     ) -> Result<Ended, Error> {
         let start = Instant::now();
+        self.sampler.forget();
         for &token in prompt {
             self.sampler.accept(token);
         }
-        self.feed(prompt)?;
+        self.feed(&prompt[self.report.n_reused..])?;
         self.report.prompt = start.elapsed();
         self.tokens(tokenizer, emit)
     }
@@ -194,7 +225,8 @@ impl Run<'_> {
             let token = self.sampler.sample(&self.logits)?;
             self.sampler.accept(token);
             self.report.n_generated += 1;
-            if self.options.end_of_text && tokenizer.is_eog(token) {
+            let ends = tokenizer.is_eog(token) || self.options.ends.contains(&token);
+            if self.options.end_of_text && ends {
                 if self.options.special {
                     let pushed = self.text.push(token)?;
                     let _ = emit(&pushed.text);
@@ -228,7 +260,7 @@ impl Run<'_> {
             logits.clear();
             logits.extend_from_slice(row);
         };
-        Ok(self.engine.feed(&mut self.session, tokens, Want::Last, self.interrupt, each)?)
+        Ok(self.engine.feed(self.session, tokens, Want::Last, self.interrupt, each)?)
     }
 
     /// Drops the older half of what may be dropped. The rest is evaluated anew at its new positions: keys hold
@@ -241,7 +273,7 @@ impl Run<'_> {
             return Ok(false);
         }
         let rest = self.session.tokens()[keep + discard..].to_vec();
-        self.engine.truncate(&mut self.session, keep);
+        self.engine.truncate(self.session, keep);
         self.feed(&rest)?;
         self.report.n_shifts += 1;
         Ok(true)

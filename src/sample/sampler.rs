@@ -56,6 +56,11 @@ impl Sampler {
         self.history.push(token);
     }
 
+    /// Forgets what was accepted, for another text. The draws go on where they are.
+    pub fn forget(&mut self) {
+        self.history = History::new(self.config.repeat_last_n);
+    }
+
     /// Chooses a token. It is not accepted by that: call [`Sampler::accept`].
     ///
     /// shape: `logits [n_vocab]`

@@ -29,6 +29,7 @@ pub(crate) const RULES: &[Rule] = &[
 const MAY_USE: &[(&str, &[&str])] = &[
     ("gguf", &[]),
     ("sample", &[]),
+    ("chat", &["gguf"]),
     ("placement", &[]),
     ("devices", &[]),
     ("tokenizer", &["gguf"]),
@@ -46,8 +47,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Modules that never see a device: data in, data out.
-const PURE: &[&str] =
-    &["gguf", "sample", "placement", "tokenizer", "embedded", "synthetic", "model", "convert"];
+const PURE: &[&str] = &[
+    "chat",
+    "convert",
+    "gguf",
+    "sample",
+    "placement",
+    "tokenizer",
+    "embedded",
+    "synthetic",
+    "model",
+];
 
 /// Names in `hal` that stand for a device.
 const DEVICE_NAMES: &[&str] = &[

@@ -6,6 +6,7 @@
 //! the environment, named as llama.cpp names it with `THERMOCLINE_` in place of `LLAMA_`.
 
 mod bench;
+mod chat;
 mod convert;
 mod model;
 mod perplexity;
@@ -15,6 +16,7 @@ mod run;
 mod sampling;
 
 pub(crate) use bench::{BenchArgs, OutputFormat};
+pub(crate) use chat::{ConversationArgs, ReasoningFormat, ReasoningWhen};
 pub(crate) use convert::{
     ContainerName, ConvertArgs, MergeArgs, OutTypeName, QuantizeArgs, SplitArgs,
 };
@@ -36,7 +38,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
     about = "A language-model engine that computes only the neurons a token needs",
     subcommand_required = true,
     arg_required_else_help = false,
-    after_help = "Without a command, `run` is meant: `thermocline -m model.gguf -p \"Once upon a time\"`.\n\
+    after_help = "Without a command, `chat` is meant on a terminal if the model has a chat template, else `run`:\n\
+                  `thermocline -m model.gguf -p \"Once upon a time\"`.\n\
                   Without -m, the built-in story model runs.\n\
                   Flags are llama.cpp's; `thermocline COMMAND --help` lists them."
 )]
@@ -49,8 +52,10 @@ pub(crate) struct Cli {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Continue a prompt (the default command)
+    /// Continue a prompt (the default command); there is never a question back
     Run(Box<RunArgs>),
+    /// Talk with a model by its chat template (the default on a terminal, where the model has one)
+    Chat(Box<RunArgs>),
     /// Show what a model file holds, without running it
     Info(InfoArgs),
     /// Measure speed with llama-bench's tests and columns
@@ -77,7 +82,7 @@ impl Command {
     /// The arguments of a command that runs a model, about where and how.
     pub(crate) fn placement(&self) -> Option<&PlacementArgs> {
         match self {
-            Self::Run(args) => Some(&args.model.placement),
+            Self::Run(args) | Self::Chat(args) => Some(&args.model.placement),
             Self::Bench(args) => Some(&args.placement),
             Self::Perplexity(args) => Some(&args.model.placement),
             Self::Info(_)
@@ -94,7 +99,7 @@ impl Command {
     /// The arguments that every command has.
     pub(crate) fn common(&self) -> &CommonArgs {
         match self {
-            Self::Run(args) => &args.common,
+            Self::Run(args) | Self::Chat(args) => &args.common,
             Self::Info(args) => &args.common,
             Self::Bench(args) => &args.common,
             Self::Perplexity(args) => &args.common,

@@ -1,15 +1,14 @@
-//! `thermocline run`.
+//! `thermocline run` and `thermocline chat`.
 
-use super::{CommonArgs, ModelArgs, SamplingArgs, boolish};
+use super::{CommonArgs, ConversationArgs, ModelArgs, SamplingArgs, boolish};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Continue a prompt. The text goes to standard output, all else to standard error; there is never
-/// a question back.
+/// Where text comes from and how it goes on. It goes to standard output, all else to standard error.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Text")]
 pub(crate) struct RunArgs {
-    /// The prompt
+    /// The prompt; in a conversation, the first message
     #[arg(short, long, value_name = "TEXT", overrides_with_all = ["file", "binary_file"])]
     pub(crate) prompt: Option<String>,
     /// Read the prompt from a file, less one line end at its end; - is standard input
@@ -74,6 +73,8 @@ pub(crate) struct RunArgs {
     /// Timings and density as one JSON object
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) conversation: ConversationArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]

@@ -2,6 +2,7 @@
 
 pub(super) mod bench;
 pub(super) mod cache;
+pub(super) mod chat;
 pub(super) mod completions;
 pub(super) mod convert;
 pub(super) mod devices;

@@ -2,45 +2,71 @@
 
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::engine::{self, Opened};
 use crate::cli::config::RunOptions;
+use crate::cli::config::model::ModelOptions;
 use crate::cli::config::run::{Keep, Length};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::{PROMPT, Terminal};
+use crate::engine::Engine;
 use crate::generate::{Ended, Options, Report, generate};
-use crate::sample::Sampler;
+use crate::model::Model;
+use crate::sample::{Sampler, SamplerConfig};
 use crate::tokenizer::Tokenizer;
 
 /// What the built-in model tells a story from when no prompt is given.
 const STORY: &str = "Once upon a time";
+
+/// A model that is loaded.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) model: Arc<Model>,
+    pub(super) tokenizer: Tokenizer,
+    /// Its context in tokens.
+    pub(super) n_ctx: usize,
+    pub(super) engine: Engine,
+    /// Time it took.
+    pub(super) load: Duration,
+}
+
+/// Opens and loads a model.
+///
+/// # Errors
+/// What is wrong with it, or too little memory.
+pub(super) fn ready(options: &ModelOptions, terminal: &Terminal) -> Result<Ready, Failure> {
+    let start = Instant::now();
+    let cpu = engine::cpu(options, terminal);
+    let computation = &options.computation;
+    let Opened { model, tokenizer } =
+        engine::open(options.path.as_deref(), computation, &cpu, terminal)?;
+    let n_ctx = engine::context(options.n_ctx, &model, terminal);
+    let engine_options = engine::settings(options, n_ctx);
+    let engine = engine::load(&model, engine_options, computation, cpu, terminal)?;
+    Ok(Ready { model, tokenizer, n_ctx, engine, load: start.elapsed() })
+}
 
 /// Continues a prompt.
 ///
 /// # Errors
 /// A model that cannot be loaded, a prompt that does not fit, Ctrl-C.
 pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failure> {
+    if options.conversation.once {
+        return super::chat::once(options, terminal);
+    }
     let interrupt = Interrupt::install()?;
-    let start = Instant::now();
-    let cpu = engine::cpu(&options.model, terminal);
-    let model = &options.model;
-    let Opened { model, tokenizer } =
-        engine::open(model.path.as_deref(), &model.computation, &cpu, terminal)?;
-    let n_ctx = engine::context(options.model.n_ctx, &model, terminal);
-    let engine_options = engine::settings(&options.model, n_ctx);
-    let mut engine =
-        engine::load(&model, engine_options, &options.model.computation, cpu, terminal)?;
-    let load = start.elapsed();
+    let Ready { model: _, tokenizer, n_ctx, mut engine, load } = ready(&options.model, terminal)?;
     let built_in = options.model.path.is_none();
     let text = options.prompt.as_deref().unwrap_or(if built_in { STORY } else { "" });
     let prompt = prompt_ids(text, &tokenizer, n_ctx)?;
     if options.verbose_prompt {
         list_prompt(&prompt, &tokenizer, terminal)?;
     }
-    let mut sampler = sampler(options, &tokenizer)?;
+    let mut sampler = sampler(&options.sampler, options.ignore_eos, &tokenizer)?;
     let settings = settings(options, prompt.len());
     let mut shown = Shown::new(options, terminal);
     if options.display_prompt {
@@ -65,7 +91,7 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
             .note(&format!("the context of {n_ctx} tokens is full; -c gives a larger one, {help}"));
     }
     if options.perf || options.json {
-        report_perf(options, &report, sampler.seed(), load, terminal);
+        report_perf(options.json, &report, sampler.seed(), Some(load), terminal);
     }
     match report.ended {
         Ended::Interrupted => Err(Failure::interrupted()),
@@ -98,7 +124,15 @@ fn prompt_ids(text: &str, tokenizer: &Tokenizer, n_ctx: usize) -> Result<Vec<u32
     Ok(ids)
 }
 
-fn list_prompt(ids: &[u32], tokenizer: &Tokenizer, terminal: &Terminal) -> Result<(), Failure> {
+/// `--verbose-prompt`.
+///
+/// # Errors
+/// Ids that the vocabulary does not have.
+pub(super) fn list_prompt(
+    ids: &[u32],
+    tokenizer: &Tokenizer,
+    terminal: &Terminal,
+) -> Result<(), Failure> {
     terminal.note(&format!("{} tokens in the prompt", ids.len()));
     for &id in ids {
         let piece = tokenizer.piece(id, true).map_err(|e| {
@@ -109,16 +143,25 @@ fn list_prompt(ids: &[u32], tokenizer: &Tokenizer, terminal: &Terminal) -> Resul
     Ok(())
 }
 
-fn sampler(options: &RunOptions, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
-    let mut config = options.sampler.clone();
-    if options.ignore_eos {
+/// The sampler, with the tokens that end a text banned if `ignore_eos`.
+///
+/// # Errors
+/// Numbers and token ids that it refuses.
+pub(super) fn sampler(
+    config: &SamplerConfig,
+    ignore_eos: bool,
+    tokenizer: &Tokenizer,
+) -> Result<Sampler, Failure> {
+    let mut config = config.clone();
+    if ignore_eos {
         let banned = tokenizer.eog().iter();
         config.logit_bias.extend(banned.map(|&id| (id, f32::NEG_INFINITY)));
     }
     Sampler::new(&config, tokenizer.n_vocab()).map_err(|e| Failure::usage(e.to_string()))
 }
 
-fn settings(options: &RunOptions, n_prompt: usize) -> Options {
+/// What the flags say of a generation after `n_prompt` tokens.
+pub(super) fn settings(options: &RunOptions, n_prompt: usize) -> Options {
     Options {
         n_predict: match options.length {
             Length::Endless | Length::FillContext => None,
@@ -132,6 +175,7 @@ fn settings(options: &RunOptions, n_prompt: usize) -> Options {
         },
         stops: options.stops.clone(),
         end_of_text: !options.ignore_eos,
+        ends: Vec::new(),
         special: options.special,
     }
 }
@@ -185,49 +229,65 @@ impl Shown {
     }
 }
 
-fn report_perf(
-    options: &RunOptions,
-    report: &Report,
-    seed: u32,
-    load: Duration,
-    terminal: &Terminal,
-) {
-    let rate = |n: usize, time: Duration| match time.as_secs_f64() {
+fn rate(n: usize, time: Duration) -> f64 {
+    match time.as_secs_f64() {
         0.0 => 0.0,
         seconds => n as f64 / seconds,
-    };
-    let prompt = rate(report.n_prompt, report.prompt);
-    let generated = rate(report.n_steps, report.generated);
-    let neurons = &report.neurons;
-    let density = (neurons.neurons > 0.0).then(|| neurons.active / neurons.neurons);
-    if options.json {
-        let json = serde_json::json!({
-            "seed": seed,
-            "load_ms": load.as_secs_f64() * 1e3,
-            "prompt_tokens": report.n_prompt,
-            "prompt_ms": report.prompt.as_secs_f64() * 1e3,
-            "prompt_tokens_per_second": prompt,
-            "generated_tokens": report.n_generated,
-            "generated_ms": report.generated.as_secs_f64() * 1e3,
-            "generated_tokens_per_second": generated,
-            "density": density,
-            "context_shifts": report.n_shifts,
-            "ended": format!("{:?}", report.ended),
-        });
-        eprintln!("{json}");
-        return;
     }
-    let density = density.map_or(String::new(), |d| {
+}
+
+fn density(report: &Report) -> Option<f64> {
+    let neurons = &report.neurons;
+    (neurons.neurons > 0.0).then(|| neurons.active / neurons.neurons)
+}
+
+/// Counts, speeds and density of one generation, in words.
+pub(super) fn perf_line(report: &Report) -> String {
+    let prompt = rate(report.n_prompt - report.n_reused, report.prompt);
+    let generated = rate(report.n_steps, report.generated);
+    let reused = match report.n_reused {
+        0 => String::new(),
+        n => format!(" ({n} of them known)"),
+    };
+    let density = density(report).map_or(String::new(), |d| {
         let skipped = 100.0 * (1.0 - d);
         format!(
             " | density {:.1} % ({skipped:.1} % of the feed-forward neurons skipped)",
             100.0 * d
         )
     });
-    terminal.note(&format!(
-        "load {:.0} ms | prompt {} tokens, {prompt:.1} t/s | generated {} tokens, {generated:.1} t/s{density} | seed {seed}",
-        load.as_secs_f64() * 1e3,
-        report.n_prompt,
-        report.n_generated,
-    ));
+    format!(
+        "prompt {} tokens{reused}, {prompt:.1} t/s | generated {} tokens, {generated:.1} t/s{density}",
+        report.n_prompt, report.n_generated,
+    )
+}
+
+/// The same on standard error, as JSON if wanted. `load` is told where it belongs to this generation.
+pub(super) fn report_perf(
+    json: bool,
+    report: &Report,
+    seed: u32,
+    load: Option<Duration>,
+    terminal: &Terminal,
+) {
+    if json {
+        let json = serde_json::json!({
+            "seed": seed,
+            "load_ms": load.map(|load| load.as_secs_f64() * 1e3),
+            "prompt_tokens": report.n_prompt,
+            "prompt_tokens_reused": report.n_reused,
+            "prompt_ms": report.prompt.as_secs_f64() * 1e3,
+            "prompt_tokens_per_second": rate(report.n_prompt - report.n_reused, report.prompt),
+            "generated_tokens": report.n_generated,
+            "generated_ms": report.generated.as_secs_f64() * 1e3,
+            "generated_tokens_per_second": rate(report.n_steps, report.generated),
+            "density": density(report),
+            "context_shifts": report.n_shifts,
+            "ended": format!("{:?}", report.ended),
+        });
+        eprintln!("{json}");
+        return;
+    }
+    let load = load.map_or(String::new(), |t| format!("load {:.0} ms | ", t.as_secs_f64() * 1e3));
+    terminal.note(&format!("{load}{} | seed {seed}", perf_line(report)));
 }

@@ -4,6 +4,7 @@
 //! for its weights. Text files are read here, so that the commands see text.
 
 pub(crate) mod bench;
+pub(crate) mod chat;
 pub(crate) mod convert;
 pub(crate) mod model;
 pub(crate) mod perplexity;

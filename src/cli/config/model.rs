@@ -105,14 +105,25 @@ impl Folder {
     }
 }
 
-/// The user's cache folder, by each system's rule. A relative path in the environment counts as none.
+/// The user's cache folder, by each system's rule.
 fn user_cache(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    user_folder(env, "XDG_CACHE_HOME", ".cache", "Library/Caches")
+}
+
+/// A folder of the user's: the one that the variable `xdg` names, else the one below the home folder. A relative path
+/// in the environment counts as none.
+pub(super) fn user_folder(
+    env: impl Fn(&str) -> Option<OsString>,
+    xdg: &str,
+    in_home: &str,
+    on_macos: &str,
+) -> Option<PathBuf> {
     let folder = |name: &str| env(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let in_home = |below: &str| folder("HOME").map(|home| home.join(below));
+    let below = |path: &str| folder("HOME").map(|home| home.join(path));
     match std::env::consts::OS {
         "windows" => folder("LOCALAPPDATA"),
-        "macos" => in_home("Library/Caches"),
-        _ => folder("XDG_CACHE_HOME").or_else(|| in_home(".cache")),
+        "macos" => below(on_macos),
+        _ => folder(xdg).or_else(|| below(in_home)),
     }
 }
 

@@ -1,12 +1,13 @@
-//! What `run` shall do.
+//! What `run` and `chat` shall do.
 
+use super::chat::ConversationOptions;
 use super::model::ModelOptions;
 use super::text::{escaped, read_file};
 use crate::cli::args::{RunArgs, SamplingArgs};
 use crate::cli::failure::Failure;
 use crate::sample::{SamplerConfig, Stage};
 
-/// `thermocline run`.
+/// `thermocline run` and `thermocline chat`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RunOptions {
     /// The model.
@@ -35,6 +36,8 @@ pub(crate) struct RunOptions {
     pub(crate) perf: bool,
     /// That report as JSON.
     pub(crate) json: bool,
+    /// What makes it a conversation.
+    pub(crate) conversation: ConversationOptions,
 }
 
 /// `-n`.
@@ -81,6 +84,7 @@ impl RunOptions {
             special: args.special,
             perf: args.perf,
             json: args.json,
+            conversation: ConversationOptions::resolve(&args.conversation, args.escape)?,
         })
     }
 }

@@ -177,7 +177,10 @@ impl Predict {
         let rows = piece(chunk, self.neurons, self.bits.n_rows());
         rows.clone().for_each(|row| self.bits.row(row).fill(0));
         // Written so that a score that is no number counts as wanted.
-        let wants = |(t, &score): (usize, &f32)| u32::from(!(score < self.threshold)) << t;
+        let wants = |(t, &score): (usize, &f32)| {
+            let dropped = score < self.threshold;
+            u32::from(!dropped) << t
+        };
         let Some(_) = self.cut else {
             self.multiply((&self.fc2, &self.hidden_acts), &rows, |first, row, values| {
                 let wanted = values.iter().enumerate().map(wants).sum::<u32>();

@@ -1,0 +1,232 @@
+//! Reasoning told from the answer, in a text that arrives in pieces.
+
+/// Which part of what a model writes a piece belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What it thinks before it answers.
+    Reasoning,
+    /// What it answers.
+    Answer,
+}
+
+/// What opens and closes reasoning, in the models that are about.
+const MARKS: [(&str, &str); 7] = [
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel|>analysis<|message|>", "<|end|>"),
+];
+
+/// Headers of gpt-oss that stand before an answer and are no part of it.
+const HEADERS: [&str; 3] =
+    ["<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"];
+
+/// Tells reasoning from the answer. Marks are looked for where an answer may begin, not within one, so that an answer
+/// about `<think>` stays whole. A piece that may be the beginning of a mark is held back until the next one decides.
+#[derive(Clone, Debug)]
+pub struct Reasoning {
+    state: State,
+    held: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing of the answer but space has come. `after` reasoning, that space is no part of it.
+    Start { after: bool },
+    /// Within reasoning that this closes. `begun`: some of it has come.
+    Thinking { close: &'static str, begun: bool },
+    /// The answer runs.
+    Answering,
+}
+
+/// Who takes the text, part by part.
+pub type Take<'a> = dyn FnMut(Part, &str) + 'a;
+
+impl Reasoning {
+    /// For what follows `prompt`, which may itself have opened the reasoning, as some templates do.
+    #[must_use]
+    pub fn after(prompt: &str) -> Reasoning {
+        let prompt = prompt.trim_end();
+        let open = MARKS.iter().find(|(open, _)| prompt.ends_with(open));
+        let state = match open {
+            Some((_, close)) => State::Thinking { close, begun: false },
+            None => State::Start { after: false },
+        };
+        Reasoning { state, held: String::new() }
+    }
+
+    /// Takes the next piece and hands on what is certain.
+    pub fn push(&mut self, piece: &str, take: &mut Take<'_>) {
+        self.held.push_str(piece);
+        while self.step(take) {}
+    }
+
+    /// Hands on what was held back, when nothing more will come.
+    pub fn finish(mut self, take: &mut Take<'_>) {
+        let (part, text) = match self.state {
+            State::Thinking { begun, .. } => (Part::Reasoning, self.thought(begun)),
+            State::Start { after: true } => (Part::Answer, self.held.trim_start().to_owned()),
+            State::Start { after: false } | State::Answering => {
+                (Part::Answer, std::mem::take(&mut self.held))
+            }
+        };
+        if !text.is_empty() {
+            take(part, &text);
+        }
+    }
+
+    /// One decision. False where the next piece has to come first.
+    fn step(&mut self, take: &mut Take<'_>) -> bool {
+        match self.state {
+            State::Answering => {
+                if !self.held.is_empty() {
+                    take(Part::Answer, &self.held);
+                    self.held.clear();
+                }
+                false
+            }
+            State::Thinking { close, begun } => self.think(close, begun, take),
+            State::Start { after } => self.start(after),
+        }
+    }
+
+    fn start(&mut self, after: bool) -> bool {
+        let text = self.held.trim_start();
+        if let Some((open, close)) = MARKS.iter().find(|(open, _)| text.starts_with(open)) {
+            self.held = text[open.len()..].to_owned();
+            self.state = State::Thinking { close, begun: false };
+            return true;
+        }
+        if let Some(header) = HEADERS.iter().find(|header| text.starts_with(**header)) {
+            self.held = text[header.len()..].to_owned();
+            self.state = State::Start { after: true };
+            return true;
+        }
+        let mut all = MARKS.iter().map(|(open, _)| open).chain(&HEADERS);
+        if all.any(|mark| mark.starts_with(text)) {
+            return false;
+        }
+        if after {
+            self.held = text.to_owned();
+        }
+        self.state = State::Answering;
+        true
+    }
+
+    fn think(&mut self, close: &'static str, begun: bool, take: &mut Take<'_>) -> bool {
+        if let Some(at) = self.held.find(close) {
+            let rest = self.held.split_off(at + close.len());
+            self.held.truncate(at);
+            let text = self.thought(begun);
+            if !text.trim_end().is_empty() {
+                take(Part::Reasoning, text.trim_end());
+            }
+            self.held = rest;
+            self.state = State::Start { after: true };
+            return true;
+        }
+        // Space at the end waits: it is dropped where the reasoning ends with it.
+        let text = self.held.trim_end();
+        let most = text.len().min(close.len() - 1);
+        let begins = |n: &usize| text.as_bytes().ends_with(&close.as_bytes()[..*n]);
+        let undecided = (1..=most).rev().find(begins).unwrap_or(0);
+        let certain = text[..text.len() - undecided].trim_end().len();
+        let rest = self.held.split_off(certain);
+        let text = self.thought(begun);
+        self.held = rest;
+        if !text.is_empty() {
+            take(Part::Reasoning, &text);
+            self.state = State::Thinking { close, begun: true };
+        } else if !begun {
+            // Space at the beginning goes at once: it will never be shown.
+            self.held = self.held.trim_start().to_owned();
+        }
+        false
+    }
+
+    /// What is held of the reasoning, less the space at its beginning.
+    fn thought(&mut self, begun: bool) -> String {
+        let text = std::mem::take(&mut self.held);
+        match begun {
+            true => text,
+            false => text.trim_start().to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Reasoning and answer of a text that comes in pieces of `size` characters.
+    fn told(prompt: &str, text: &str, size: usize) -> (String, String) {
+        let mut reasoning = Reasoning::after(prompt);
+        let (mut thought, mut answer) = (String::new(), String::new());
+        let mut take = |part: Part, text: &str| match part {
+            Part::Reasoning => thought.push_str(text),
+            Part::Answer => answer.push_str(text),
+        };
+        let chars: Vec<char> = text.chars().collect();
+        for piece in chars.chunks(size) {
+            reasoning.push(&piece.iter().collect::<String>(), &mut take);
+        }
+        reasoning.finish(&mut take);
+        (thought, answer)
+    }
+
+    #[track_caller]
+    fn check(prompt: &str, text: &str, thought: &str, answer: &str) {
+        for size in 1..=text.chars().count().max(1) {
+            let expected = (thought.to_owned(), answer.to_owned());
+            assert_eq!(told(prompt, text, size), expected, "{text:?} in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn tags_are_told_from_the_answer() {
+        check("", "<think>\nIs it? \n</think>\n\nYes.\n", "Is it?", "Yes.\n");
+        check("", "\n<think></think>Yes", "", "Yes");
+        check("", "<thinking>a < b</thinking> c", "a < b", "c");
+        check("", "◁think▷é◁/think▷è", "é", "è");
+        check("", "[THINK]a[/THINK]b", "a", "b");
+    }
+
+    #[test]
+    fn a_template_may_have_opened_it() {
+        check("<|Assistant|><think>\n", "So.\n</think>\n\nGo", "So.", "Go");
+        check("<think>\n\n</think>\n\n", " Go", "", " Go");
+        check("user", "So </think> Go", "", "So </think> Go");
+    }
+
+    #[test]
+    fn channels_of_gpt_oss() {
+        check(
+            "<|start|>assistant",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.",
+            "Hm.",
+            "Hi.",
+        );
+        check("", "<|channel|>final<|message|>Hi", "", "Hi");
+    }
+
+    #[test]
+    fn an_answer_stays_whole() {
+        check("", " The tag <think> opens </think> it", "", " The tag <think> opens </think> it");
+        check("", "<thin air", "", "<thin air");
+        check("", "<think>no end", "no end", "");
+        check("", "<think>a</thin", "a</thin", "");
+        check("", "<", "", "<");
+        check("", "", "", "");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(text in "(<think>|</think>|<|[a é\n]){0,12}", size in 1usize..9) {
+            prop_assert_eq!(told("", &text, size), told("", &text, usize::MAX));
+        }
+    }
+}

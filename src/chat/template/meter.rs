@@ -1,0 +1,255 @@
+//! What a template may cost, so that a hostile one ends in an error and not in a hang or in all of memory.
+//!
+//! minijinja counts instructions, but one instruction can double a string. So the compiled instructions are rewritten:
+//! what is looked up, computed or stored passes a filter that counts its size, and text is written by the formatter,
+//! which counts too. Growth by more than a small factor then costs more than there is.
+
+use minijinja::machinery::{Instruction, Instructions, Token, tokenize};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+
+/// Bytes and items that a template may touch beside what the conversation's size allows.
+const ALLOWANCE: u64 = 48 << 20;
+/// How often a template may touch the whole conversation.
+const TIMES: u64 = 64;
+/// What a value costs beside its text.
+const ITEM: usize = 24;
+/// Deepest value that is stored.
+const DEEPEST: usize = 100;
+
+/// Names that no template can write.
+const COUNT: &str = "\u{1}count";
+const STORE: &str = "\u{1}store";
+pub(super) const SLICE: &str = "\u{1}slice";
+/// Returns its value. A product of two constants is computed when it is compiled, uncounted; with this between them it
+/// is not.
+const KEPT: &str = "_kept";
+pub(super) const CONCAT: &str = "\u{1}concat";
+pub(super) const REMAINDER: &str = "\u{1}remainder";
+
+/// What is left for one rendering.
+#[derive(Debug)]
+pub(super) struct Meter {
+    left: u64,
+}
+
+/// The sign of an error that stands for a meter at its end.
+#[derive(Debug, thiserror::Error)]
+#[error("too much text or too many values are made")]
+pub(super) struct TooMuch;
+
+pub(super) fn too_much() -> Error {
+    Error::new(ErrorKind::InvalidOperation, TooMuch.to_string()).with_source(TooMuch)
+}
+
+/// The instructions that a conversation of `n_messages` may take.
+pub(super) fn fuel(n_messages: usize) -> u64 {
+    1_000_000 + 4_000 * n_messages as u64
+}
+
+/// Adds the filters, with room for a conversation of `size` bytes.
+pub(super) fn install(env: &mut Environment<'_>, size: usize) {
+    let room = ALLOWANCE + TIMES * size as u64;
+    env.add_filter(COUNT, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
+        let cost = match value.as_str() {
+            Some(text) => text.len(),
+            None => value.len().unwrap_or(1).saturating_mul(8),
+        };
+        spend_of(state, room, cost)?;
+        Ok(value)
+    });
+    env.add_filter(KEPT, |value: Value| value);
+    env.add_filter(STORE, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
+        let meter = state.get_or_insert_extension(Meter { left: room });
+        weigh(&value, 0, meter)?;
+        Ok(value)
+    });
+}
+
+fn spend_of(state: &mut State<'_, '_>, room: u64, cost: usize) -> Result<(), Error> {
+    state.get_or_insert_extension(Meter { left: room }).spend(cost)
+}
+
+/// Counts `cost` bytes or items.
+///
+/// # Errors
+/// When there is nothing left.
+pub(super) fn spend(state: &mut State<'_, '_>, cost: usize) -> Result<(), Error> {
+    // The meter is there: a program begins with it.
+    spend_of(state, ALLOWANCE, cost)
+}
+
+impl Meter {
+    fn spend(&mut self, cost: usize) -> Result<(), Error> {
+        let cost = (cost as u64).saturating_add(1);
+        match self.left.checked_sub(cost) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => Err(too_much()),
+        }
+    }
+}
+
+/// Counts a value with all that is in it. A namespace in a namespace could hold itself; nothing good needs one.
+fn weigh(value: &Value, depth: usize, meter: &mut Meter) -> Result<(), Error> {
+    if depth > DEEPEST {
+        return Err(too_much());
+    }
+    if let Some(text) = value.as_str() {
+        return meter.spend(text.len());
+    }
+    meter.spend(ITEM)?;
+    let kind = value.kind();
+    if !matches!(kind, ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
+        return Ok(());
+    }
+    if depth > 0 && is_namespace(value) {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "a namespace cannot be a part of a value",
+        ));
+    }
+    // What can be walked once only is left for whoever walks it.
+    if kind == ValueKind::Iterable && value.len().is_none() {
+        return Ok(());
+    }
+    for item in value.try_iter()?.checked() {
+        let item = item?;
+        weigh(&item, depth + 1, meter)?;
+        if kind == ValueKind::Map {
+            weigh(&value.get_item(&item)?, depth + 1, meter)?;
+        }
+    }
+    Ok(())
+}
+
+/// minijinja keeps the type to itself.
+fn is_namespace(value: &Value) -> bool {
+    value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
+}
+
+/// The same source with its products left to be computed where they are counted.
+///
+/// # Errors
+/// What is no token.
+pub(super) fn unfolded(source: &str, syntax: SyntaxConfig) -> Result<String, Error> {
+    let mut out = String::with_capacity(source.len());
+    let mut done = 0;
+    let mut opens = true;
+    for token in tokenize(source, false, syntax) {
+        let (token, span) = token?;
+        let at = span.start_offset as usize;
+        if matches!(token, Token::Mul)
+            && !opens
+            && let Some(text) = source.get(done..at)
+        {
+            out.push_str(text);
+            out.push('|');
+            out.push_str(KEPT);
+            out.push(' ');
+            done = at;
+        }
+        // Where an expression begins, the sign is no product.
+        opens = matches!(token, Token::ParenOpen | Token::Comma);
+    }
+    out.push_str(source.get(done..).unwrap_or_default());
+    Ok(out)
+}
+
+/// The same program with its values counted. Jumps follow their targets.
+pub(super) fn metered<'s>(old: &Instructions<'s>) -> Instructions<'s> {
+    let all: Vec<_> = (0..).map_while(|i| old.get(i).map(expanded)).collect();
+    // The first thing counted brings the meter, with the conversation's room.
+    let begin = [Instruction::LoadConst(Value::from(0)), filter(COUNT, 1), Instruction::DiscardTop];
+    let mut moved = Vec::with_capacity(all.len() + 1);
+    let mut next = begin.len() as u32;
+    for piece in &all {
+        moved.push(next);
+        next += piece.len() as u32;
+    }
+    moved.push(next);
+    let mut new = Instructions::new(old.name(), old.source());
+    for instruction in begin {
+        new.add(instruction);
+    }
+    for (i, piece) in (0u32..).zip(all) {
+        let line = old.get_line(i).and_then(|line| u16::try_from(line).ok()).unwrap_or(u16::MAX);
+        for mut instruction in piece {
+            if let Some(target) = target(&mut instruction) {
+                *target = moved.get(*target as usize).copied().unwrap_or(next);
+            }
+            new.add_with_line(instruction, line);
+        }
+    }
+    new
+}
+
+fn target<'a>(instruction: &'a mut Instruction<'_>) -> Option<&'a mut u32> {
+    if let Instruction::Iterate(to)
+    | Instruction::Jump(to)
+    | Instruction::JumpIfFalse(to)
+    | Instruction::JumpIfFalseOrPop(to)
+    | Instruction::JumpIfTrueOrPop(to)
+    | Instruction::BuildMacro(_, to, _) = instruction
+    {
+        return Some(to);
+    }
+    None
+}
+
+/// One instruction with what is counted before and after it.
+fn expanded<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
+    use Instruction as I;
+    let count = || filter(COUNT, 1);
+    let this = instruction.clone();
+    if let I::EmitRaw(text) = instruction {
+        return vec![I::LoadConst(Value::from(*text)), I::Emit];
+    }
+    if let I::StringConcat = instruction {
+        return vec![filter(CONCAT, 2)];
+    }
+    if let I::Rem = instruction {
+        return vec![filter(REMAINDER, 2), count()];
+    }
+    if let I::Slice = instruction {
+        return vec![filter(SLICE, 4), count()];
+    }
+    if let I::StoreLocal(_) = instruction {
+        return vec![filter(STORE, 1), this];
+    }
+    if let I::SetAttr(_) = instruction {
+        // The namespace lies on top of the value. Being stored in one makes the value a part.
+        return vec![
+            I::Swap,
+            I::BuildList(Some(1)),
+            filter(STORE, 1),
+            I::UnpackList(1),
+            I::Swap,
+            this,
+        ];
+    }
+    let makes = matches!(
+        instruction,
+        I::Lookup(_)
+            | I::GetAttr(_)
+            | I::GetItem
+            | I::Add
+            | I::Mul
+            | I::ApplyFilter(..)
+            | I::CallFunction(..)
+            | I::CallMethod(..)
+            | I::CallObject(_)
+            | I::EndCapture
+    );
+    match makes {
+        true => vec![this, count()],
+        false => vec![this],
+    }
+}
+
+fn filter<'s>(name: &'static str, n_args: u16) -> Instruction<'s> {
+    Instruction::ApplyFilter(name, Some(n_args), u8::MAX)
+}

@@ -1,0 +1,285 @@
+//! Chat templates: Jinja, as Python's `transformers` runs it, and within limits.
+//!
+//! Here: compiling, rendering, what is wrong with a template and in which line. `values.rs` writes values as Python does,
+//! `methods.rs` has Python's methods, `meter.rs` the limits, `clock.rs` the date. Templates are written by strangers: one
+//! that would run for ever or fill memory is an error like any other.
+
+mod clock;
+mod meter;
+mod methods;
+mod values;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use minijinja::machinery::{self, CodeGenerator, Instructions};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, ErrorKind, Value};
+use regex::Regex;
+use serde_json::{Map, json};
+
+use super::Message;
+use clock::Clock;
+
+/// Longest template in bytes; real ones have up to some ten thousand.
+pub const MAX_TEMPLATE: usize = 1 << 18;
+/// Longest time for one rendering. The limits of `meter.rs` come first, except in what minijinja does within one step.
+const DEADLINE: Duration = Duration::from_millis(900);
+/// Stack for values and expressions within each other; only what is used of it takes memory.
+const STACK: usize = 64 << 20;
+
+/// A template that can be compiled.
+#[derive(Clone, Debug)]
+pub struct Template {
+    source: Arc<str>,
+}
+
+/// What a template writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// The conversation.
+    pub messages: &'a [Message],
+    /// Descriptions of tools; `None` is Python's.
+    pub tools: Option<&'a serde_json::Value>,
+    /// Texts to answer from; `None` is Python's.
+    pub documents: Option<&'a serde_json::Value>,
+    /// Whether to end with the beginning of the assistant's message.
+    pub add_generation_prompt: bool,
+    /// Text of the token that begins a text.
+    pub bos_token: &'a str,
+    /// Text of the token that ends a text.
+    pub eos_token: &'a str,
+    /// Further variables.
+    pub variables: &'a Map<String, serde_json::Value>,
+    /// For templates that tell the date, which they tell in universal time.
+    pub now: SystemTime,
+}
+
+/// What is wrong with a template, or with a conversation for it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateError {
+    /// It is longer than any template.
+    #[error("the template has {bytes} bytes, at most {limit} are read")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// The most.
+        limit: usize,
+    },
+    /// It is not Jinja.
+    #[error("line {line}: {what}")]
+    Syntax {
+        /// Line of the template, from 1.
+        line: usize,
+        /// What is wrong.
+        what: String,
+    },
+    /// It refused the conversation.
+    #[error("line {line}: {message}")]
+    Raised {
+        /// Line of the template, from 1.
+        line: usize,
+        /// The template's words.
+        message: String,
+    },
+    /// It did what cannot be done.
+    #[error("line {line}: {what}")]
+    Failed {
+        /// Line of the template, from 1; 0 where it is not known.
+        line: usize,
+        /// What it did.
+        what: String,
+    },
+    /// It makes more text or values than a conversation of this size can need.
+    #[error("line {line}: too much text or too many values are made")]
+    TooMuch {
+        /// Line of the template, from 1; 0 where it is not known.
+        line: usize,
+    },
+    /// It does not come to an end.
+    #[error("line {line}: the template does not come to an end")]
+    Endless {
+        /// Line of the template, from 1; 0 where it is not known.
+        line: usize,
+    },
+}
+
+/// The sign of an error that the template raised itself.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+impl Template {
+    /// Checks that `source` can be compiled.
+    ///
+    /// # Errors
+    /// [`TemplateError::TooLong`], [`TemplateError::Syntax`], [`TemplateError::Endless`].
+    pub fn compile(source: &str) -> Result<Template, TemplateError> {
+        if source.len() > MAX_TEMPLATE {
+            return Err(TemplateError::TooLong { bytes: source.len(), limit: MAX_TEMPLATE });
+        }
+        let source = without_generation(source);
+        aside(move || {
+            let source = meter::unfolded(&source, syntax()?).map_err(|e| typed(&e))?;
+            compiled(&source)?;
+            Ok(Template { source: source.into() })
+        })
+    }
+
+    /// Writes a conversation.
+    ///
+    /// # Errors
+    /// What the template refuses, does wrong, or does for too long, with its line.
+    pub fn render(&self, input: &Input<'_>) -> Result<String, TemplateError> {
+        let mut context = json!({
+            "messages": input.messages,
+            "tools": input.tools,
+            "documents": input.documents,
+            "add_generation_prompt": input.add_generation_prompt,
+            "bos_token": input.bos_token,
+            "eos_token": input.eos_token,
+        });
+        if let Some(context) = context.as_object_mut() {
+            context.extend(input.variables.clone());
+        }
+        let source = Arc::clone(&self.source);
+        let clock = Clock::new(input.now);
+        let n_messages = input.messages.len();
+        aside(move || rendered(&source, &context, n_messages, clock))
+    }
+}
+
+/// Runs `work` on a stack of its own and waits for it no longer than the deadline. What goes on after that ends at its
+/// next counted step, with nobody listening.
+fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, TemplateError> + Send + 'static,
+) -> Result<T, TemplateError> {
+    let (tell, hear) = mpsc::channel();
+    let started =
+        thread::Builder::new().name("template".into()).stack_size(STACK).spawn(move || {
+            let _ = tell.send(work());
+        });
+    let failed = |what: &str| TemplateError::Failed { line: 0, what: what.into() };
+    if started.is_err() {
+        return Err(failed("no thread for the template"));
+    }
+    match hear.recv_timeout(DEADLINE) {
+        Ok(done) => done,
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(TemplateError::Endless { line: 0 }),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(failed("the template could not be run")),
+    }
+}
+
+/// `{% generation %}` marks what an assistant wrote, for training; the text inside stays.
+fn without_generation(source: &str) -> String {
+    let tag = |name| Regex::new(&format!(r"\{{%([-+]?)\s*{name}\s*([-+]?)%\}}")).ok();
+    match (tag("generation"), tag("endgeneration")) {
+        (Some(begin), Some(end)) if source.contains("generation") => {
+            let source = begin.replace_all(source, "{%$1 if true $2%}");
+            end.replace_all(&source, "{%$1 endif $2%}").into_owned()
+        }
+        _ => source.to_owned(),
+    }
+}
+
+type Program<'s> = (Instructions<'s>, BTreeMap<&'s str, Instructions<'s>>);
+
+fn syntax() -> Result<SyntaxConfig, TemplateError> {
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    syntax.map_err(|e| typed(&e))
+}
+
+fn compiled(source: &str) -> Result<Program<'_>, TemplateError> {
+    let parsed = machinery::parse(source, "chat", syntax()?).map_err(|e| typed(&e))?;
+    let mut code = CodeGenerator::new("chat", source);
+    code.compile_stmt(&parsed);
+    let (instructions, blocks) = code.finish();
+    let blocks = blocks.iter().map(|(name, block)| (*name, meter::metered(block))).collect();
+    Ok((meter::metered(&instructions), blocks))
+}
+
+fn rendered(
+    source: &str,
+    context: &serde_json::Value,
+    n_messages: usize,
+    clock: Clock,
+) -> Result<String, TemplateError> {
+    let (instructions, blocks) = compiled(source)?;
+    let mut env = Environment::new();
+    env.set_fuel(Some(meter::fuel(n_messages)));
+    methods::install(&mut env);
+    meter::install(&mut env, size(context));
+    env.add_function("strftime_now", move |form: String| clock.formatted(&form));
+    env.add_function("raise_exception", |message: Value| -> Result<Value, minijinja::Error> {
+        let message = message.to_string();
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone())
+            .with_source(Raised(message)))
+    });
+    let root = value(context);
+    let mut text = String::new();
+    let mut out = machinery::make_string_output(&mut text);
+    let ended =
+        machinery::eval(&env, &instructions, root, &blocks, &mut out, AutoEscape::None).map(drop);
+    drop(out);
+    ended.map_err(|e| typed(&e))?;
+    Ok(text)
+}
+
+fn value(json: &serde_json::Value) -> Value {
+    use serde_json::Value as V;
+    match json {
+        V::Null => Value::from(()),
+        V::Bool(truth) => Value::from(*truth),
+        V::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(n), _) => Value::from(n),
+            (None, Some(n)) => Value::from(n),
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        V::String(text) => Value::from(text),
+        V::Array(items) => Value::from(items.iter().map(value).collect::<Vec<_>>()),
+        V::Object(entries) => {
+            Value::from_pairs(entries.iter().map(|(key, inner)| (key.as_str(), value(inner))))
+        }
+    }
+}
+
+/// Bytes and items of a conversation, roughly.
+fn size(value: &serde_json::Value) -> usize {
+    use serde_json::Value as V;
+    match value {
+        V::Null | V::Bool(_) | V::Number(_) => 8,
+        V::String(text) => 8 + text.len(),
+        V::Array(items) => 8 + items.iter().map(size).sum::<usize>(),
+        V::Object(entries) => 8 + entries.iter().map(|(k, v)| k.len() + size(v)).sum::<usize>(),
+    }
+}
+
+/// minijinja's error as ours.
+fn typed(error: &minijinja::Error) -> TemplateError {
+    let line = error.line().unwrap_or(0);
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = source {
+        if let Some(Raised(message)) = cause.downcast_ref() {
+            return TemplateError::Raised { line, message: message.clone() };
+        }
+        if cause.is::<meter::TooMuch>() {
+            return TemplateError::TooMuch { line };
+        }
+        source = cause.source();
+    }
+    let what = match error.detail() {
+        Some(detail) => detail.to_owned(),
+        None => error.kind().to_string(),
+    };
+    if error.kind() == ErrorKind::OutOfFuel {
+        TemplateError::Endless { line }
+    } else if error.kind() == ErrorKind::SyntaxError {
+        TemplateError::Syntax { line, what }
+    } else {
+        TemplateError::Failed { line, what }
+    }
+}

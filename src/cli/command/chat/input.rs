@@ -1,0 +1,180 @@
+//! What the user types: with an editor on a terminal, else line by line.
+
+use crate::cli::config::chat::ConversationOptions;
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::interrupt::Interrupt;
+use crate::cli::terminal::Terminal;
+use rustyline::error::ReadlineError;
+use rustyline::history::FileHistory;
+use rustyline::{Config, Editor};
+use std::io::{BufRead, IsTerminal};
+use std::path::PathBuf;
+
+/// Lines that are kept for the next time.
+const HISTORY: usize = 1000;
+/// A line longer than this is a file that took a wrong turn.
+const LONGEST: usize = 16 << 20;
+
+/// Where messages come from.
+#[derive(Debug)]
+pub(crate) struct Input {
+    source: Source,
+    /// Whether a line goes on in the next one unless it ends in a backslash.
+    multiline: bool,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// A terminal, with a prompt.
+    Editor(Box<Editor<(), FileHistory>>, Option<PathBuf>),
+    /// A pipe, a file, or a terminal whose output goes elsewhere: no prompt, nothing but answers.
+    Lines,
+}
+
+/// What came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Typed {
+    /// A message or a command.
+    Text(String),
+    /// Ctrl-C at the prompt.
+    Interrupted,
+    /// Ctrl-D, or the end of the input.
+    End,
+}
+
+impl Input {
+    /// An editor where a person sits on both sides.
+    pub(crate) fn open(options: &ConversationOptions, terminal: &Terminal) -> Input {
+        let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+        let source = match person.then(|| editor(options.history.clone(), terminal)).flatten() {
+            Some((editor, history)) => Source::Editor(Box::new(editor), history),
+            None => Source::Lines,
+        };
+        Input { source, multiline: options.multiline }
+    }
+
+    /// Whether somebody sits there.
+    pub(crate) fn is_person(&self) -> bool {
+        matches!(self.source, Source::Editor(..))
+    }
+
+    /// The next message, its lines joined.
+    ///
+    /// # Errors
+    /// Input that cannot be read or is not UTF-8.
+    pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<Typed, Failure> {
+        let mut text = String::new();
+        loop {
+            let first = text.is_empty();
+            let line = match self.line(first, interrupt)? {
+                Typed::Text(line) => line,
+                // What was begun counts, as a file need not end with a line end.
+                Typed::End if !first => return Ok(Typed::Text(text)),
+                other @ (Typed::End | Typed::Interrupted) => return Ok(other),
+            };
+            let command = first && line.starts_with('/');
+            let (line, slash) = match line.strip_suffix('\\') {
+                Some(line) => (line, true),
+                None => (&line[..], false),
+            };
+            text.push_str(line);
+            if slash == self.multiline || command {
+                self.remember(&text);
+                return Ok(Typed::Text(text));
+            }
+            text.push('\n');
+        }
+    }
+
+    fn line(&mut self, first: bool, interrupt: &Interrupt) -> Result<Typed, Failure> {
+        match &mut self.source {
+            Source::Editor(editor, _) => {
+                let read = editor.readline(if first { "> " } else { ". " });
+                interrupt.clear();
+                match read {
+                    Ok(line) => Ok(Typed::Text(line)),
+                    Err(ReadlineError::Eof) => Ok(Typed::End),
+                    Err(ReadlineError::Interrupted) => Ok(Typed::Interrupted),
+                    Err(e) => Err(unreadable().caused_by(&e)),
+                }
+            }
+            Source::Lines => {
+                interrupt.arm();
+                let line = plain_line();
+                interrupt.clear();
+                line
+            }
+        }
+    }
+
+    fn remember(&mut self, text: &str) {
+        if let Source::Editor(editor, history) = &mut self.source {
+            // A history that cannot be kept is no reason to stop talking.
+            let _ = editor.add_history_entry(text);
+            if let Some(path) = history {
+                let _ = editor.append_history(path);
+            }
+        }
+    }
+}
+
+fn editor(
+    history: Option<PathBuf>,
+    terminal: &Terminal,
+) -> Option<(Editor<(), FileHistory>, Option<PathBuf>)> {
+    let config = Config::builder().max_history_size(HISTORY).ok()?.build();
+    let mut editor = Editor::with_config(config).ok()?;
+    let history = history.filter(|path| {
+        let made = path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok());
+        if !made {
+            terminal
+                .detail(&format!("what is typed is not kept: no folder for {}", path.display()));
+        }
+        made
+    });
+    if let Some(path) = &history
+        && path.exists()
+        && let Err(e) = editor.load_history(path)
+    {
+        terminal.note(&format!("cannot read what was typed before in {}: {e}", path.display()));
+    }
+    Some((editor, history))
+}
+
+fn plain_line() -> Result<Typed, Failure> {
+    let mut line = Vec::new();
+    let mut stdin = std::io::stdin().lock();
+    loop {
+        let available = stdin.fill_buf().map_err(|e| unreadable().caused_by(&e))?;
+        if available.is_empty() {
+            break;
+        }
+        let end = available.iter().position(|&byte| byte == b'\n');
+        let n = end.map_or(available.len(), |at| at + 1);
+        line.extend_from_slice(&available[..n]);
+        stdin.consume(n);
+        if end.is_some() {
+            break;
+        }
+        if line.len() > LONGEST {
+            return Err(Failure::new(Exit::Failed, "a line on standard input is too long"));
+        }
+    }
+    if line.is_empty() {
+        return Ok(Typed::End);
+    }
+    if line.last() == Some(&b'\n') {
+        line.pop();
+    }
+    if line.last() == Some(&b'\r') {
+        line.pop();
+    }
+    match String::from_utf8(line) {
+        Ok(line) => Ok(Typed::Text(line)),
+        Err(e) => Err(unreadable().caused_by(&e)),
+    }
+}
+
+fn unreadable() -> Failure {
+    Failure::new(Exit::Failed, "cannot read standard input")
+}

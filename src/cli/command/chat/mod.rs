@@ -1,0 +1,187 @@
+//! `thermocline chat`, and what `run --chat` shares with it.
+
+mod dialogue;
+mod input;
+mod settings;
+mod show;
+mod slash;
+mod turn;
+
+use std::io::IsTerminal;
+
+use super::model_file;
+use super::run;
+use crate::chat::Templates;
+use crate::cli::args::{Command, RunArgs};
+use crate::cli::config::RunOptions;
+use crate::cli::failure::Failure;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::terminal::Terminal;
+use input::{Input, Typed};
+use slash::Line;
+use turn::{Answered, Chat};
+
+/// The command that is meant: where none is `named`, a conversation on a terminal with a model that has a template;
+/// and wherever the user asks for one by `-cnv`.
+pub(crate) fn meant(command: Command, named: bool) -> Command {
+    let Command::Run(args) = &command else {
+        return command;
+    };
+    let asked = args.conversation.conversation;
+    match asked.unwrap_or_else(|| !named && !args.conversation.chat && suits(args)) {
+        true => Command::Chat(args.clone()),
+        false => command,
+    }
+}
+
+/// Whether somebody sits there and there is a template. A model that cannot be read is left to whoever loads it.
+fn suits(args: &RunArgs) -> bool {
+    let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let given =
+        args.conversation.chat_template.is_some() || args.conversation.chat_template_file.is_some();
+    let in_file = || {
+        let file = model_file::open(args.model.model.as_deref()).ok()?;
+        let templates = Templates::from_metadata(file.metadata()).ok()?;
+        templates.default_source().map(drop)
+    };
+    person && (given || in_file().is_some())
+}
+
+/// Talks with a model: on a terminal with a prompt, else one line of standard input after the other.
+///
+/// # Errors
+/// A model that cannot be loaded, a template that cannot be used; without a terminal, what ends a turn.
+pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failure> {
+    if options.conversation.wanted == Some(false) {
+        let help = "without -no-cnv `chat` converses, `run` continues raw text";
+        return Err(Failure::usage("`chat` is a conversation, and -no-cnv wants none").help(help));
+    }
+    // Before our own handler of Ctrl-C, which has to be the last to be set up.
+    let mut input = Input::open(&options.conversation, terminal);
+    let interrupt = Interrupt::install()?;
+    let ready = run::ready(&options.model, terminal)?;
+    if interrupt.is_set() {
+        return Err(Failure::interrupted());
+    }
+    let mut chat = Chat::new(options, ready, terminal)?;
+    if input.is_person() {
+        terminal.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves");
+    }
+    let ended = talk(&mut chat, &mut input, &interrupt, options);
+    chat.close();
+    ended
+}
+
+/// `run --chat`: one question, one answer.
+///
+/// # Errors
+/// No question; as [`run`].
+pub(super) fn once(options: &RunOptions, terminal: &Terminal) -> Result<(), Failure> {
+    let Some(text) = options.prompt.as_deref().filter(|text| !text.trim().is_empty()) else {
+        return Err(Failure::usage("--chat needs a message").help("give it with -p or -f"));
+    };
+    let interrupt = Interrupt::install()?;
+    let ready = run::ready(&options.model, terminal)?;
+    let load = ready.load;
+    let mut chat = Chat::new(options, ready, terminal)?;
+    let answered = chat.message(text, &interrupt);
+    if options.perf || options.json {
+        chat.report(Some(load));
+    }
+    chat.close();
+    match answered? {
+        Answered::Interrupted => Err(Failure::interrupted()),
+        Answered::Whole | Answered::Closed => Ok(()),
+    }
+}
+
+fn talk(
+    chat: &mut Chat<'_>,
+    input: &mut Input,
+    interrupt: &Interrupt,
+    options: &RunOptions,
+) -> Result<(), Failure> {
+    let person = input.is_person();
+    let mut first = options.prompt.clone();
+    // With -p and nobody there, the one answer is what is wanted.
+    let once = options.conversation.single_turn || first.is_some() && !person;
+    loop {
+        let line = match first.take() {
+            Some(text) if text.trim().is_empty() => Line::Empty,
+            Some(text) => {
+                if person {
+                    chat.terminal.tell(&format!("> {text}"));
+                }
+                Line::Message(text)
+            }
+            None => match input.next(interrupt)? {
+                Typed::Text(text) => slash::read(&text),
+                Typed::Interrupted => {
+                    chat.terminal.tell("Ctrl-D or /exit leaves");
+                    continue;
+                }
+                Typed::End => return Ok(()),
+            },
+        };
+        let answered = match &line {
+            Line::Exit => return Ok(()),
+            Line::Message(text) => chat.message(text, interrupt),
+            Line::Regenerate => chat.regenerate(interrupt),
+            Line::Empty
+            | Line::Clear
+            | Line::System(_)
+            | Line::Set(_)
+            | Line::Stats
+            | Line::Help
+            | Line::Wrong(_) => {
+                command(chat, &line);
+                continue;
+            }
+        };
+        match answered {
+            Ok(Answered::Closed) => return Ok(()),
+            Ok(Answered::Interrupted) if !person => return Err(Failure::interrupted()),
+            Ok(Answered::Interrupted | Answered::Whole) => {
+                if options.json || options.perf && chat.terminal.verbose > 0 {
+                    chat.report(None);
+                }
+            }
+            // A person may go on after what went wrong with one turn.
+            Err(failure) if person && failure.exit.is_of_the_turn() => {
+                chat.terminal.report(&failure);
+            }
+            Err(failure) => return Err(failure),
+        }
+        if once {
+            return Ok(());
+        }
+    }
+}
+
+/// What is said or set between turns.
+fn command(chat: &mut Chat<'_>, line: &Line) {
+    let terminal = chat.terminal;
+    match line {
+        Line::Message(_) | Line::Regenerate | Line::Exit | Line::Empty => {}
+        Line::Clear => {
+            chat.clear();
+            terminal.tell("the conversation is forgotten");
+        }
+        Line::System(Some(text)) => {
+            chat.conversation.system = Some(text.clone());
+            terminal.tell("the system message is set");
+        }
+        Line::System(None) => match &chat.conversation.system {
+            Some(text) => terminal.tell(text),
+            None => terminal.tell("there is no system message"),
+        },
+        Line::Set(None) => terminal.tell(&chat.settings().shown()),
+        Line::Set(Some((key, value))) => match chat.set(key, value) {
+            Ok(()) => {}
+            Err(why) => terminal.tell(&why),
+        },
+        Line::Stats => chat.stats().iter().for_each(|line| terminal.tell(line)),
+        Line::Help => slash::help().iter().for_each(|line| terminal.tell(line)),
+        Line::Wrong(why) => terminal.tell(why),
+    }
+}

@@ -1,0 +1,141 @@
+//! What `/set` changes: how tokens are chosen, under the names of the flags.
+
+use crate::sample::SamplerConfig;
+
+/// What can be changed between turns.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Settings {
+    /// How a token is chosen.
+    pub(crate) sampler: SamplerConfig,
+    /// Most tokens of an answer; `None` for no limit.
+    pub(crate) n_predict: Option<usize>,
+}
+
+type Get = fn(&Settings) -> String;
+type Set = fn(&mut Settings, &str) -> Option<()>;
+
+/// Name, how it is shown, how it is read.
+const ALL: [(&str, Get, Set); 10] = [
+    ("temp", |s| s.sampler.temp.to_string(), |s, v| put(&mut s.sampler.temp, v)),
+    ("top-k", |s| s.sampler.top_k.to_string(), |s, v| put(&mut s.sampler.top_k, v)),
+    ("top-p", |s| s.sampler.top_p.to_string(), |s, v| put(&mut s.sampler.top_p, v)),
+    ("min-p", |s| s.sampler.min_p.to_string(), |s, v| put(&mut s.sampler.min_p, v)),
+    (
+        "repeat-penalty",
+        |s| s.sampler.repeat_penalty.to_string(),
+        |s, v| put(&mut s.sampler.repeat_penalty, v),
+    ),
+    (
+        "repeat-last-n",
+        |s| or_minus_1((s.sampler.repeat_last_n != usize::MAX).then_some(s.sampler.repeat_last_n)),
+        |s, v| {
+            s.sampler.repeat_last_n = minus_1(v)?.unwrap_or(usize::MAX);
+            Some(())
+        },
+    ),
+    (
+        "presence-penalty",
+        |s| s.sampler.presence_penalty.to_string(),
+        |s, v| put(&mut s.sampler.presence_penalty, v),
+    ),
+    (
+        "frequency-penalty",
+        |s| s.sampler.frequency_penalty.to_string(),
+        |s, v| put(&mut s.sampler.frequency_penalty, v),
+    ),
+    (
+        "seed",
+        |s| or_minus_1(s.sampler.seed),
+        |s, v| {
+            s.sampler.seed = minus_1(v)?;
+            Some(())
+        },
+    ),
+    (
+        "predict",
+        |s| or_minus_1(s.n_predict),
+        |s, v| {
+            s.n_predict = minus_1(v)?;
+            Some(())
+        },
+    ),
+];
+
+fn put<T: std::str::FromStr>(place: &mut T, value: &str) -> Option<()> {
+    *place = value.parse().ok()?;
+    Some(())
+}
+
+/// -1 stands for none, random, or all.
+fn minus_1<T: std::str::FromStr>(value: &str) -> Option<Option<T>> {
+    match value {
+        "-1" => Some(None),
+        _ => value.parse().ok().map(Some),
+    }
+}
+
+fn or_minus_1<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-1".to_owned(), |value| value.to_string())
+}
+
+/// The keys.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|(name, ..)| *name)
+}
+
+impl Settings {
+    /// Every key with its value, on one line.
+    pub(crate) fn shown(&self) -> String {
+        let pairs: Vec<_> =
+            ALL.iter().map(|(name, get, _)| format!("{name} {}", get(self))).collect();
+        pairs.join(", ")
+    }
+
+    /// The settings with one changed; keys may be written with `_` as well. Whether the number is in its range is
+    /// the sampler's to say.
+    ///
+    /// # Errors
+    /// What to say to an unknown key or a value that is no number.
+    pub(crate) fn with(&self, key: &str, value: &str) -> Result<Settings, String> {
+        let name = key.trim_start_matches('-').replace('_', "-");
+        let name = if name == "temperature" { "temp" } else { &name };
+        let Some((name, _, set)) = ALL.iter().find(|(known, ..)| *known == name) else {
+            let known: Vec<_> = names().collect();
+            return Err(format!("there is no setting '{key}'; there are {}", known.join(", ")));
+        };
+        let mut changed = self.clone();
+        match set(&mut changed, value) {
+            Some(()) => Ok(changed),
+            None => Err(format!("{name} cannot be '{value}'")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings { sampler: SamplerConfig::default(), n_predict: None }
+    }
+
+    #[test]
+    fn each_key_can_be_set_and_is_shown() {
+        for name in names() {
+            let set = settings().with(name, "3").unwrap();
+            assert!(set.shown().contains(&format!("{name} 3")), "{name}: {}", set.shown());
+        }
+        let flag = settings().with("--top_k", "7").unwrap();
+        assert_eq!(flag.sampler.top_k, 7);
+        assert_eq!(settings().with("temperature", "0").unwrap().sampler.temp, 0.0);
+        assert_eq!(settings().with("seed", "-1").unwrap().sampler.seed, None);
+        assert!(settings().shown().contains("seed -1"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        assert!(settings().with("mirostat", "2").unwrap_err().contains("'mirostat'"));
+        assert_eq!(settings().with("temp", "warm").unwrap_err(), "temp cannot be 'warm'");
+        assert!(settings().with("top-k", "-1").is_err());
+    }
+}

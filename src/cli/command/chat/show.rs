@@ -1,0 +1,153 @@
+//! An answer on its way to the user.
+
+use crate::chat::{Part, Reasoning};
+use crate::cli::failure::Failure;
+use crate::cli::output::Output;
+use crate::cli::terminal::{REASONING, Terminal};
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+
+/// Shows an answer and keeps it. The answer goes to standard output. Its reasoning goes there too where a person looks,
+/// dimmed or between marks; else to standard error, so that a pipe gets answers alone, or nowhere with `--log-disable`.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    reasoning: Option<Reasoning>,
+    screen: Screen,
+}
+
+#[derive(Debug)]
+struct Screen {
+    output: Output,
+    /// Standard output is a terminal.
+    person: bool,
+    color: bool,
+    quiet: bool,
+    /// What was shown last.
+    last: Option<Part>,
+    answer: String,
+    failed: Option<Failure>,
+}
+
+impl Shown {
+    /// For what follows `prompt`. Where reasoning is not told from the answer, all is answer.
+    pub(crate) fn new(prompt: &str, splits_reasoning: bool, terminal: &Terminal) -> Shown {
+        Shown {
+            reasoning: splits_reasoning.then(|| Reasoning::after(prompt)),
+            screen: Screen {
+                output: Output::stdout(),
+                person: io::stdout().is_terminal(),
+                color: terminal.color_stdout(),
+                quiet: terminal.is_quiet(),
+                last: None,
+                answer: String::new(),
+                failed: None,
+            },
+        }
+    }
+
+    /// The next piece of the text.
+    pub(crate) fn piece(&mut self, piece: &str) -> ControlFlow<()> {
+        match &mut self.reasoning {
+            Some(reasoning) => {
+                reasoning.push(piece, &mut |part, text| self.screen.show(part, text))
+            }
+            None => self.screen.show(Part::Answer, piece),
+        }
+        match self.screen.failed {
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Ends the text, its line where `ends_line` says so, and gives the answer without its reasoning.
+    ///
+    /// # Errors
+    /// Standard output that cannot be written.
+    pub(crate) fn end(mut self, ends_line: bool) -> Result<String, Failure> {
+        if let Some(reasoning) = self.reasoning.take() {
+            reasoning.finish(&mut |part, text| self.screen.show(part, text));
+        }
+        self.screen.end(ends_line)
+    }
+}
+
+impl Screen {
+    fn show(&mut self, part: Part, text: &str) {
+        if text.is_empty() || self.failed.is_some() {
+            return;
+        }
+        // An answer begins with a word; plain turns have a space before it.
+        let begins = part == Part::Answer && self.answer.is_empty();
+        let text = if begins { text.trim_start() } else { text };
+        if text.is_empty() {
+            return;
+        }
+        if part == Part::Answer {
+            self.answer.push_str(text);
+        }
+        let written = match (part, self.person) {
+            (Part::Answer, _) => self.answer(text),
+            (Part::Reasoning, true) => self.thought(text),
+            (Part::Reasoning, false) => {
+                self.aside(text);
+                Ok(())
+            }
+        };
+        self.last = Some(part);
+        self.failed = written.and_then(|()| self.output.flush()).err();
+    }
+
+    fn answer(&mut self, text: &str) -> Result<(), Failure> {
+        if self.last == Some(Part::Reasoning) {
+            self.thought_ends()?;
+        }
+        self.output.write(text)
+    }
+
+    fn thought(&mut self, text: &str) -> Result<(), Failure> {
+        match self.color {
+            true => self.output.write(format!("{REASONING}{text}{REASONING:#}")),
+            false if self.last != Some(Part::Reasoning) => {
+                self.output.write(format!("[reasoning]\n{text}"))
+            }
+            false => self.output.write(text),
+        }
+    }
+
+    fn thought_ends(&mut self) -> Result<(), Failure> {
+        match (self.person, self.color) {
+            (true, true) => self.output.write("\n\n"),
+            (true, false) => self.output.write("\n[answer]\n"),
+            (false, _) => {
+                self.aside("\n");
+                Ok(())
+            }
+        }
+    }
+
+    /// Reasoning that no person watches.
+    fn aside(&self, text: &str) {
+        if !self.quiet {
+            // Nobody is left to tell when standard error itself is closed.
+            let _ = write!(io::stderr(), "{text}");
+        }
+    }
+
+    fn end(mut self, ends_line: bool) -> Result<String, Failure> {
+        if let Some(failure) = self.failed.take() {
+            return Err(failure);
+        }
+        if self.last == Some(Part::Reasoning) && !self.person {
+            self.aside("\n");
+        }
+        let open = match self.last {
+            Some(Part::Reasoning) => self.person,
+            Some(Part::Answer) | None => !self.answer.ends_with('\n'),
+        };
+        if ends_line && open {
+            self.output.write("\n")?;
+        }
+        self.output.flush()?;
+        Ok(self.answer)
+    }
+}

@@ -1,0 +1,6 @@
+//! Conversations: templates as Python renders them, hostile templates, and the command.
+
+mod command;
+mod hostile;
+mod render;
+mod terminal;

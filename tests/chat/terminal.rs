@@ -1,0 +1,133 @@
+//! A conversation in a terminal, by tmux.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use thermocline::embedded;
+use thermocline::gguf::{Container, Writer};
+
+/// Even a machine under load answers within this.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A tmux server of its own, which ends with the test.
+struct Terminal {
+    socket: String,
+}
+
+impl Terminal {
+    fn start(folder: &Path) -> Option<Terminal> {
+        Command::new("tmux").arg("-V").output().ok()?;
+        let socket = folder.join("socket").to_str()?.to_owned();
+        let terminal = Terminal { socket };
+        let size = ["-x", "100", "-y", "200"];
+        let shell = format!("env HOME={} PS1='ready ' bash --norc", folder.display());
+        let started = terminal
+            .tmux(&[&["-f", "/dev/null", "new-session", "-d"], &size[..], &[&shell]].concat());
+        started.status.success().then_some(terminal)
+    }
+
+    fn tmux(&self, args: &[&str]) -> Output {
+        Command::new("tmux").args(["-S", &self.socket]).args(args).output().unwrap()
+    }
+
+    fn types(&self, line: &str) {
+        self.tmux(&["send-keys", "-l", line]);
+        self.tmux(&["send-keys", "Enter"]);
+    }
+
+    fn presses(&self, key: &str) {
+        self.tmux(&["send-keys", key]);
+    }
+
+    fn screen(&self) -> String {
+        String::from_utf8_lossy(&self.tmux(&["capture-pane", "-p", "-J", "-S", "-"]).stdout)
+            .into_owned()
+    }
+
+    #[track_caller]
+    fn waits_for(&self, what: &str, seen: impl Fn(&str) -> bool) {
+        let start = Instant::now();
+        while !seen(&self.screen()) {
+            assert!(start.elapsed() < PATIENCE, "no {what} in:\n{}", self.screen());
+            sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Waits for the prompt after `n` lines were typed at it.
+    #[track_caller]
+    fn waits_for_prompt(&self, n: usize) {
+        let prompts = |screen: &str| screen.lines().filter(|line| line.starts_with('>')).count();
+        self.waits_for("prompt", |screen| {
+            prompts(screen) > n
+                && screen.trim_end().lines().last().is_some_and(|l| l.trim_end() == ">")
+        });
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.tmux(&["kill-server"]);
+    }
+}
+
+/// The built-in model with a chat template.
+fn instruct_model(path: &Path) {
+    let file = embedded::file().unwrap();
+    let mut writer = Writer::new(Container::Gguf);
+    for (key, value) in file.metadata().iter() {
+        writer.set(key, value.clone()).unwrap();
+    }
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    writer.set("tokenizer.chat_template", template).unwrap();
+    for tensor in file.tensors() {
+        writer.declare(&tensor.name, &tensor.shape, tensor.ty).unwrap();
+    }
+    let mut data = writer.create(path).unwrap();
+    for tensor in file.tensors() {
+        data.write(&tensor.name, file.bytes(tensor).unwrap()).unwrap();
+    }
+    data.finish().unwrap();
+}
+
+#[test]
+fn a_terminal_and_a_template_make_a_conversation() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(terminal) = Terminal::start(folder.path()) else {
+        println!("skipped: tmux is not here, or cannot start");
+        return;
+    };
+    let model = folder.path().join("model.gguf");
+    instruct_model(&model);
+    terminal.waits_for("shell", |screen| screen.contains("ready"));
+    let program = env!("CARGO_BIN_EXE_thermocline");
+    // No command is named. The answers would never end of their own accord.
+    terminal.types(&format!(
+        "{program} -m {} --ignore-eos --context-shift --repack-cache off",
+        model.display()
+    ));
+    terminal.waits_for_prompt(0);
+    let length = |terminal: &Terminal| terminal.screen().trim_end().len();
+    for (n, message) in ["Tell me a story.", "/regen"].into_iter().enumerate() {
+        let before = length(&terminal);
+        terminal.types(message);
+        terminal.waits_for("answer", |screen| screen.trim_end().len() > before + 150);
+        terminal.presses("C-c");
+        terminal.waits_for_prompt(n + 1);
+    }
+    terminal.types("/stats");
+    terminal.waits_for("counts", |screen| screen.contains("1 questions"));
+    terminal.tmux(&["send-keys", "-l", "half a line"]);
+    terminal.presses("C-c");
+    terminal.waits_for("a way out", |screen| screen.contains("Ctrl-D or /exit leaves"));
+    terminal.types("/nonsense");
+    terminal.waits_for("an objection", |screen| screen.contains("no command /nonsense"));
+    terminal.presses("C-d");
+    terminal.types("echo code $?");
+    terminal.waits_for("exit", |screen| screen.lines().any(|line| line.starts_with("code 0")));
+    let history = folder.path().join(".local/state/thermocline/chat_history");
+    if cfg!(target_os = "linux") {
+        assert!(std::fs::read_to_string(history).unwrap().contains("Tell me a story."));
+    }
+}
