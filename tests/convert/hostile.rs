@@ -202,5 +202,5 @@ fn changed_bytes_never_panic() {
 #[test]
 #[ignore = "takes minutes"]
 fn changed_bytes_never_panic_long() {
-    mutate_many(500_000);
+    mutate_many(6_000_000);
 }
