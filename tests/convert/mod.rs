@@ -217,6 +217,13 @@ fn mixes_give_sensitive_tensors_more_bits() {
     };
     let named = types(named);
     assert_eq!((named.0, named.1), (Q8_0, Q5_K));
+    let of_experts = |pure| {
+        let job = Quantization { pure, ..quantization(&input, &output, "MXFP4") };
+        job.run(&going).unwrap().notes.join("; ")
+    };
+    assert!(of_experts(false).contains("MXFP4 is for the matrices of experts, and there are none"));
+    assert_eq!(of_experts(true), "");
+    types(quantization(&input, &output, "Q4_K_M"));
     let again = quantization(&output, &scratch.path().join("again.gguf"), "Q8_0");
     assert!(matches!(again.run(&going), Err(Error::Requantize { .. })));
     let again = Quantization { requantize: true, ..again };

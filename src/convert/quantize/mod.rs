@@ -14,6 +14,7 @@ use super::{Error, Summary};
 use crate::gguf::{File, Metadata, TensorInfo, TensorType, Writer};
 
 use mix::Mix;
+use target::Extra;
 pub use target::Target;
 
 /// Keys that the copy states anew.
@@ -65,7 +66,14 @@ impl Quantization {
             }
             outputs.push(self.output_of(&file, tensor, ty)?);
         }
-        let notes = misfits.iter().map(|(why, n)| format!("{why} taken for {n} tensors")).collect();
+        let mut notes: Vec<_> =
+            misfits.iter().map(|(why, n)| format!("{why} taken for {n} tensors")).collect();
+        let base = self.target.base();
+        if self.target.extra == Extra::Experts && outputs.iter().all(|output| output.ty != base) {
+            notes.push(format!(
+                "{base} is for the matrices of experts, and there are none: Q8_0 taken; --pure takes {base} for all"
+            ));
+        }
         let mut writer = Writer::new(file.container());
         copy_keys(file.metadata(), OWN_KEYS, &mut writer)?;
         writer.set("general.file_type", self.target.file_type())?;
