@@ -1,7 +1,7 @@
 //! Ctrl-C: the first asks the run to stop, the second ends the process.
 
 use super::failure::{Exit, Failure};
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,13 +16,28 @@ impl Interrupt {
     /// # Errors
     /// Where the system refuses a handler.
     pub(crate) fn install() -> Result<Self, Failure> {
+        Self::of(&[SIGINT])
+    }
+
+    /// The same, and a request to end (SIGTERM) does what Ctrl-C does: for work that leaves something behind when it
+    /// is ended in the middle.
+    ///
+    /// # Errors
+    /// Where the system refuses a handler.
+    pub(crate) fn install_with_termination() -> Result<Self, Failure> {
+        Self::of(&[SIGINT, SIGTERM])
+    }
+
+    fn of(signals: &[i32]) -> Result<Self, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
         let failed =
             |e: std::io::Error| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e);
         // In this order: the exit is armed by the flag that the second handler sets.
         let code = i32::from(Exit::Interrupted.code());
-        flag::register_conditional_shutdown(SIGINT, code, Arc::clone(&flag)).map_err(failed)?;
-        flag::register(SIGINT, Arc::clone(&flag)).map_err(failed)?;
+        for &signal in signals {
+            flag::register_conditional_shutdown(signal, code, Arc::clone(&flag)).map_err(failed)?;
+            flag::register(signal, Arc::clone(&flag)).map_err(failed)?;
+        }
         Ok(Self(flag))
     }
 

@@ -42,12 +42,12 @@ pub enum Problem {
         reason: io::Error,
     },
     /// Writing: the disk is too full.
-    #[error("takes {wanted} bytes, and the disk has {free} bytes free")]
+    #[error("takes {wanted}, and the disk has {free} free")]
     Disk {
-        /// Bytes of the file to be.
-        wanted: u64,
-        /// Bytes that may be written.
-        free: u64,
+        /// Size of the file to be.
+        wanted: hal::Bytes,
+        /// What may be written.
+        free: hal::Bytes,
     },
     /// A directory where a file is expected.
     #[error("is a directory, expected a GGUF file{hint}")]

@@ -108,7 +108,10 @@ impl Writer {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let free = free_bytes(folder.unwrap_or(Path::new(".")));
         if let Some(free) = free.filter(|&free| wanted > free) {
-            return Err(Error::new(&name, Problem::Disk { wanted, free }));
+            return Err(Error::new(
+                &name,
+                Problem::Disk { wanted: hal::Bytes(wanted), free: hal::Bytes(free) },
+            ));
         }
         let part = PartFile::create(path).map_err(|problem| Error::new(&name, problem))?;
         self.start(name, part)

@@ -8,6 +8,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::{Terminal, printable};
 use crate::convert::{self, Error, Progress, Summary};
+use crate::gguf::Problem;
 use hal::Bytes;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -65,13 +66,13 @@ pub(crate) fn merge(args: &MergeArgs, terminal: &Terminal) -> Result<(), Failure
     tell(&args.outfile, &summary, terminal)
 }
 
-/// Runs a job under a bar, which Ctrl-C ends.
+/// Runs a job under a bar, which Ctrl-C ends, or a request to end.
 fn with_bar<T>(
     what: &'static str,
     terminal: &Terminal,
     job: impl FnOnce(Progress<'_>) -> Result<T, Error>,
 ) -> Result<T, Failure> {
-    let interrupt = Interrupt::install()?;
+    let interrupt = Interrupt::install_with_termination()?;
     // The size is known when the first bytes are made; a hidden bar would stay hidden.
     let bar = bar(what, Bytes(u64::MAX), terminal);
     let done = job(&|done, of| {
@@ -105,13 +106,26 @@ impl From<Error> for Failure {
         | Error::Parts { .. } = error
         {
             Failure::usage(error.to_string())
-        } else if let Error::Io { .. } = error {
+        } else if is_of_the_system(&error) {
             Failure::new(Exit::Failed, "cannot make the file").caused_by(&error)
         } else {
             Failure::new(Exit::BadModel, "cannot make the file").caused_by(&error)
         };
         Failure { help, ..failure }
     }
+}
+
+/// What is wrong with a GGUF file, if that is it.
+fn problem(error: &Error) -> Option<&Problem> {
+    if let Error::Container(error) = error { Some(error.problem()) } else { None }
+}
+
+/// Whether the system is at fault, not a file that was read.
+fn is_of_the_system(error: &Error) -> bool {
+    let of_output = |problem: &Problem| {
+        matches!(problem, Problem::Disk { .. } | Problem::Io { action: "write" | "create", .. })
+    };
+    matches!(error, Error::Io { .. }) || problem(error).is_some_and(of_output)
 }
 
 /// What may help.
@@ -134,6 +148,8 @@ fn help(error: &Error) -> Option<String> {
         "a checkpoint with such content may be an attack; look for the model as safetensors"
     } else if let Error::Parts { .. } = error {
         "a larger limit makes fewer parts"
+    } else if let Some(Problem::Disk { .. }) = problem(error) {
+        "make room, or name a file on another disk"
     } else {
         return None;
     };
