@@ -138,9 +138,10 @@ impl FfnMode {
 
     /// Bytes of a share of `n` neurons on `device`. Packs that a device uses in place cost nothing there.
     pub(super) fn size(self, device: &Device, ffn: &Ffn, neurons: &Neurons, n: usize) -> Bytes {
-        let mapped = |transpose: bool| !transpose && *neurons == Neurons::All;
         let matrices = self.packs(ffn, neurons);
-        let matrices = matrices.iter().map(|(_, _, p)| device.pack_size(p, mapped(p.transpose)));
+        let matrices = matrices.iter().map(|(_, rows, pack)| {
+            device.pack_size(pack, matches!(rows.source(), Source::Mapped(_)))
+        });
         let offset =
             |n| device.pack_size(&PackDesc::whole(TensorDesc::new(1, n, Format::F32)), false);
         let before = ffn.gate.iter().chain([&ffn.up]);
@@ -167,9 +168,6 @@ impl FfnMode {
         let mut matrices = Vec::new();
         for (part, rows, pack) in self.packs(ffn, neurons) {
             matrices.push(plan.import(device, &label(part), &pack, &rows)?);
-        }
-        if self.transposes(ffn) {
-            plan.release(&ffn.down.w);
         }
         let down = matrices.pop().expect("the last of the matrices is down");
         let up = matrices.pop().expect("up is before it");

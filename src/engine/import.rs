@@ -27,16 +27,19 @@ impl Plan<'_> {
             return Ok(device.adopt(pack, bytes)?);
         }
         let tensor = device.import(label, pack, rows)?;
-        if device.pack_size(pack, true) > Bytes(0) {
+        let mapped = matches!(rows.source(), Source::Mapped(_));
+        if device.pack_size(pack, mapped) > Bytes(0) {
             self.release(rows);
         }
         Ok(tensor)
     }
 
     /// Drops pages of the file that will not be read again.
-    pub(super) fn release(&self, rows: &HostRows) {
-        if let Source::Mapped(bytes) = rows.source() {
-            self.model.file.release((**bytes).as_ref());
+    fn release(&self, rows: &HostRows) {
+        match rows.source() {
+            Source::Mapped(bytes) => self.model.file.release((**bytes).as_ref()),
+            Source::Paged(store) => store.parts().iter().for_each(|part| self.release(part)),
+            Source::Owned(_) => {}
         }
     }
 

@@ -18,6 +18,10 @@ impl RowStore for Below {
         }
         Ok(())
     }
+
+    fn parts(&self) -> &[HostRows] {
+        &self.0
+    }
 }
 
 /// Matrices that lie one below the other in a file, side by side: row `i` is row `i` of each.
@@ -35,6 +39,10 @@ impl RowStore for Beside {
             out.copy_from_slice(&self.all.rows(at..at + 1)?);
         }
         Ok(())
+    }
+
+    fn parts(&self) -> &[HostRows] {
+        std::slice::from_ref(&self.all)
     }
 }
 

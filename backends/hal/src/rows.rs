@@ -18,6 +18,11 @@ pub trait RowStore: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Driver`] when the medium fails.
     fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()>;
+
+    /// The matrices that it is made of, if it is made of some.
+    fn parts(&self) -> &[HostRows] {
+        &[]
+    }
 }
 
 /// Where the bytes of a matrix come from.

@@ -97,7 +97,7 @@ impl<'a> TokenRows<'a> {
         assert!(k.start <= k.end && k.end <= self.n_cols && panel.len() == PANEL_LEN);
         let n = match self.ids {
             RowIds::From(first) => first + n,
-            RowIds::List(ids) => ids[..n].iter().max().map_or(0, |&last| last as usize + 1),
+            RowIds::List(ids) => ids[..n].iter().copied().max().map_or(0, |last| last as usize + 1),
         };
         match self.all {
             ActView::F32(x) => assert!(x.len() >= n * self.n_cols && k.len() <= WORDS),

@@ -72,6 +72,7 @@ impl SparseFfn {
         let part = Part { rows, ..whole };
         match part.slots.len() {
             1 => self.slice::<1>(&part, tokens),
+            2..=4 => self.slice::<4>(&part, tokens),
             _ => self.slice::<TILE>(&part, tokens),
         }
     }
@@ -273,7 +274,8 @@ impl SparseFfn {
         for slot in 0..tokens.len() {
             self.begin(tokens.start + slot, slot, cols);
         }
-        for part in self.groups.used_by(0..tokens.len()).filter(|part| !part.rows.is_empty()) {
+        for part in self.groups.runs(0..self.groups.n_pairs()).filter(|part| !part.rows.is_empty())
+        {
             let first = self.matrix_of(&part) + cols.start;
             for (four, slots) in part.pairs.clone().step_by(4).zip(part.slots.chunks(4)) {
                 let pairs = four..four + slots.len();

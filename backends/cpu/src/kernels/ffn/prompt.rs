@@ -6,10 +6,10 @@
 use std::ops::Range;
 
 use hal::Operand;
-use hal::op;
+use hal::op::{self, Skip};
 
 use super::super::operand::Weight;
-use super::super::panels::{FEW_TOKENS, PanelCut, Panels};
+use super::super::panels::{FEW_TOKENS, PanelCut, Panels, TILE};
 use super::super::piece;
 use super::groups::Part;
 use super::list::wants;
@@ -19,8 +19,6 @@ use crate::simd::{ActView, PANEL_ROWS, RowIds, TokenRows};
 
 /// Bytes of values between up and down, and of sums of groups, above which tiles get smaller.
 const VALUE_BYTES: usize = 32 << 20;
-/// Most tokens of a tile.
-const TILE: usize = 512;
 /// Chunks of a tile whose down lies by neuron.
 const N_CHUNKS: usize = 32;
 /// Most tokens of such a chunk: their sums stay in a core's cache while the rows pass by.
@@ -61,14 +59,6 @@ struct Panel<'a> {
     part: Part<'a>,
     tile: &'a Range<usize>,
     worker: usize,
-}
-
-impl Panel<'_> {
-    /// Which of the panel's neurons a pair keeps.
-    #[allow(clippy::mut_from_ref, reason = "the part's own: see `crate::buffer`")]
-    fn kept<'a>(&self, prompt: &'a Prompt, pair: usize) -> &'a mut u32 {
-        &mut prompt.kept.part(pair, self.number..self.number + 1)[0]
-    }
 }
 
 impl SparseFfn {
@@ -130,38 +120,46 @@ impl SparseFfn {
             ..whole
         };
         let at = Panel { number: rows.start / PANEL_ROWS, part, tile, worker };
-        self.prompt_wanted(prompt, &at);
+        // Here, since a panel's bits lie a whole row apart in `prompt.kept`.
+        let mut kept = [0; TILE];
+        let kept = &mut kept[..at.part.slots.len()];
+        self.prompt_wanted(&at, kept);
         let (first, bias) = match &self.gate {
             Some(gate) => (gate, &self.bias_gate),
             None => (&self.up, &self.bias_up),
         };
-        let tests = self.prompt_wanted_products(prompt, &at, first, 0);
-        for (pair, tests) in at.part.pairs.clone().zip(&mut *tests) {
-            let kept = at.kept(prompt, pair);
-            for ((id, test), bit) in at.part.rows.clone().zip(tests).zip(0..) {
-                *test += bias.as_ref().map_or(0.0, |bias| bias.all()[id]);
-                *kept &= !(u32::from(!self.passes(id as u32, *test)) << bit);
+        let tests = self.prompt_wanted_products(prompt, &at, kept, first, 0);
+        if let Some(bias) = bias {
+            let bias = &bias.all()[at.part.rows.clone()];
+            for tests in &mut *tests {
+                tests.iter_mut().zip(bias).for_each(|(test, b)| *test += b);
+            }
+        }
+        if self.skip != Skip::Never {
+            for (kept, tests) in kept.iter_mut().zip(&*tests) {
+                for ((id, test), bit) in at.part.rows.clone().zip(tests).zip(0..) {
+                    *kept &= !(u32::from(!self.passes(id as u32, *test)) << bit);
+                }
             }
         }
         let ups = match &self.gate {
-            Some(_) => &*self.prompt_wanted_products(prompt, &at, &self.up, 1),
+            Some(_) => &*self.prompt_wanted_products(prompt, &at, kept, &self.up, 1),
             None => &*tests,
         };
-        self.prompt_values(prompt, &at, (tests, ups));
+        self.prompt_values(prompt, &at, kept, (tests, ups));
     }
 
-    /// Which neurons of the panel each token wants: all, or those of the list that name it.
-    fn prompt_wanted(&self, prompt: &Prompt, at: &Panel<'_>) {
+    /// Which neurons of the panel each of its tokens wants, a bit each: all, or those of the list that name it.
+    fn prompt_wanted(&self, at: &Panel<'_>, kept: &mut [u32]) {
         let part = &at.part;
-        let all = u32::MAX >> (PANEL_ROWS - part.rows.len());
-        let wanted = if self.list.is_some() { 0 } else { all };
-        part.pairs.clone().for_each(|pair| *at.kept(prompt, pair) = wanted);
-        let Some(list) = &self.list else { return };
+        let Some(list) = &self.list else {
+            return kept.fill(u32::MAX >> (PANEL_ROWS - part.rows.len()));
+        };
         let slice = self.groups.slice(part.group, at.number * PANEL_ROWS / self.cut.slice);
         list.for_rows(slice, &part.rows, &mut |id, members| {
             let bit = id as usize - part.rows.start;
-            for (pair, &slot) in part.pairs.clone().zip(part.slots) {
-                *at.kept(prompt, pair) |= wants(members, at.tile.start + slot as usize) << bit;
+            for (kept, &slot) in kept.iter_mut().zip(part.slots) {
+                *kept |= wants(members, at.tile.start + slot as usize) << bit;
             }
         });
     }
@@ -172,16 +170,21 @@ impl SparseFfn {
         &self,
         prompt: &'a Prompt,
         at: &Panel<'_>,
+        kept: &[u32],
         weight: &Weight,
         place: usize,
     ) -> &'a mut [[f32; PANEL_ROWS]] {
         let (part, n) = (&at.part, at.part.slots.len());
-        let kept = part.pairs.clone().map(|pair| at.kept(prompt, pair).count_ones() as usize);
+        let n_kept: usize = kept.iter().map(|kept| kept.count_ones() as usize).sum();
         // A product of its own costs a neuron and token about twice its part of a panel.
-        if 2 * kept.sum::<usize>() > n * part.rows.len() {
+        if 2 * n_kept > n * part.rows.len() {
             let tile = at.tile;
             let all = self.x.rows(weight.activation, tile.start, 0..tile.len(), self.n_in);
-            let x = TokenRows { ids: RowIds::List(part.slots), ..all };
+            let ids = match self.groups.are_chosen() {
+                true => RowIds::List(part.slots),
+                false => RowIds::From(part.slots.first().map_or(0, |&slot| slot as usize)),
+            };
+            let x = TokenRows { ids, ..all };
             return Self::products(prompt, (weight, &part.rows), (&x, n), at.worker, place);
         }
         let sums = prompt.panels.sums(n, at.worker, place);
@@ -190,8 +193,7 @@ impl SparseFfn {
             self.x.view(weight.activation, at.tile.start + slot, slot)
         };
         for (i, row) in part.rows.clone().enumerate() {
-            let kept = |member: &usize| *at.kept(prompt, part.pairs.start + member) >> i & 1 == 1;
-            let mut wants = (0..n).filter(kept);
+            let mut wants = (0..n).filter(|&member| kept[member] >> i & 1 == 1);
             while let Some(first) = wants.next() {
                 let mut four = [first; 4];
                 let rest = four.iter_mut().skip(1).zip(&mut wants);
@@ -211,13 +213,14 @@ impl SparseFfn {
         &self,
         prompt: &Prompt,
         at: &Panel<'_>,
+        kept: &[u32],
         (tests, ups): (&[[f32; PANEL_ROWS]], &[[f32; PANEL_ROWS]]),
     ) {
         let part = &at.part;
         let (first, n) = (at.number * PANEL_ROWS, part.rows.len());
-        let tokens = part.pairs.clone().zip(part.slots);
-        for ((pair, &slot), (tests, ups)) in tokens.zip(tests.iter().zip(ups)) {
-            let kept = *at.kept(prompt, pair);
+        let tokens = part.pairs.clone().zip(part.slots).zip(kept);
+        for (((pair, &slot), &kept), (tests, ups)) in tokens.zip(tests.iter().zip(ups)) {
+            prompt.kept.part(pair, at.number..at.number + 1)[0] = kept;
             let (mut values, mut ups) = (*tests, *ups);
             if let (Some(_), Some(bias)) = (&self.gate, &self.bias_up) {
                 let bias = &bias.all()[part.rows.clone()];
@@ -226,8 +229,10 @@ impl SparseFfn {
             self.neurons.values(&mut values, &mut ups);
             let weight = self.groups.weight(part.group, at.tile.start + slot as usize);
             let values = &mut values[..n];
-            for (i, value) in values.iter_mut().enumerate() {
-                *value = if kept >> i & 1 == 0 { 0.0 } else { *value * weight };
+            if kept != u32::MAX || weight != 1.0 {
+                for (i, value) in values.iter_mut().enumerate() {
+                    *value = if kept >> i & 1 == 0 { 0.0 } else { *value * weight };
+                }
             }
             match &self.output {
                 Output::Across { acts, .. } if acts.rounds() => {
@@ -244,8 +249,12 @@ impl SparseFfn {
     fn prompt_product(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>, worker: usize) {
         let Output::Across { down, acts, .. } = &self.output else { return };
         let (slots, cols) = PanelCut::new(tile.len(), self.cut.n_out).chunk(chunk);
-        for slot in slots.clone() {
-            self.begin(tile.start + slot, slot, &cols);
+        // One group is the only one to add anything, so that y is met once.
+        let at_once = !self.groups.are_chosen() && self.cut.group_rows > 0;
+        if !at_once {
+            for slot in slots.clone() {
+                self.begin(tile.start + slot, slot, &cols);
+            }
         }
         for part in self.groups.used_by(slots).filter(|part| !part.rows.is_empty()) {
             let first = self.matrix_of(&part);
@@ -254,7 +263,11 @@ impl SparseFfn {
             let h = acts.rows(down.activation, pairs.start, pairs, self.cut.group_rows);
             let sums = Self::products(prompt, (down, &rows), (&h, n), worker, 0);
             for (&slot, sums) in part.slots.iter().zip(sums) {
-                let y = self.y.part(tile.start + slot as usize, cols.clone());
+                let (slot, t) = (slot as usize, tile.start + slot as usize);
+                let y = match at_once {
+                    true => self.begin(t, slot, &cols),
+                    false => self.y.part(t, cols.clone()),
+                };
                 y.iter_mut().zip(sums).for_each(|(y, sum)| *y += *sum);
             }
         }
