@@ -83,8 +83,8 @@ struct Layer {
     up: Tensor,
     down: Tensor,
     down_by_neuron: Tensor,
-    /// As PowerInfer's files have it.
-    down_rows: Tensor,
+    /// Gate, up and down side by side, as neurons on a list are read; down as PowerInfer's files have it.
+    bundle: [Tensor; 3],
     fc1: Tensor,
     fc2: Tensor,
 }
@@ -111,7 +111,7 @@ impl Weights {
                 up: whole("up", &up)?,
                 down: whole("down", &down)?,
                 down_by_neuron: device.import("down by neuron", &transposed, &down)?,
-                down_rows: whole("down rows", &down_rows)?,
+                bundle: bundle(device, [&gate, &up, &down_rows])?,
                 fc1: whole("fc1", &fc1)?,
                 fc2: whole("fc2", &fc2)?,
             })
@@ -163,7 +163,7 @@ impl Weights {
             line("SparseFfn", Some(density), time, gate + skipping.bytes(density))?;
         }
         let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * N_FF) as f64;
-        let skipping = SkippingFfn::new(Some(desc(&layer.up)), desc(&layer.down_rows), true);
+        let skipping = SkippingFfn::new(Some(desc(&layer.up)), desc(&layer.bundle[2]), true);
         let alone = bench.program(device, &self.layers, Kind::Predict)?;
         let both = bench.program(device, &self.layers, Kind::Predicted)?;
         for wanted in DENSITIES {
@@ -259,9 +259,14 @@ impl Bench {
                     threshold: 0.0,
                 })?;
             }
+            let (mut gate, mut up) = (&layer.gate, &layer.up);
             let (down, skip, orientation) = match kind {
                 Kind::Predict => continue,
-                Kind::Predicted => (&layer.down_rows, Skip::NotPositive, Down::ByNeuron),
+                Kind::Predicted => {
+                    let down;
+                    [gate, up, down] = layer.bundle.each_ref();
+                    (down, Skip::NotPositive, Down::ByNeuron)
+                }
                 Kind::MatMul => {
                     let (w, x, y) = (layer.gate.clone(), self.x.clone(), self.h.clone());
                     recorder.push(MatMul { w, x, bias: None, y })?;
@@ -271,8 +276,8 @@ impl Bench {
                 Kind::Sparse => (&layer.down_by_neuron, Skip::NotPositive, Down::ByNeuron),
             };
             recorder.push(SparseFfn {
-                gate: Some(layer.gate.clone()),
-                up: layer.up.clone(),
+                gate: Some(gate.clone()),
+                up: up.clone(),
                 down: down.clone(),
                 bias_gate: None,
                 bias_up: None,
@@ -324,6 +329,19 @@ impl Bench {
         self.queue.read_f32(&self.active, &mut active)?;
         Ok(f64::from(active[0]) / (n_layer * N_FF) as f64)
     }
+}
+
+/// The three side by side on the device.
+fn bundle(device: &Device, parts: [&HostRows; 3]) -> Result<[Tensor; 3]> {
+    let mut bytes = Vec::new();
+    for row in 0..N_FF {
+        for part in parts {
+            bytes.extend_from_slice(&part.rows(row..row + 1)?);
+        }
+    }
+    let wide = rows(bytes, N_FF, 3 * N_EMBD, parts[0].desc().format)?;
+    let wide = device.import("bundle", &PackDesc::whole(wide.desc()), &wide)?;
+    Ok([0, 1, 2].map(|i| wide.columns(i * N_EMBD..(i + 1) * N_EMBD)))
 }
 
 fn rows(bytes: Vec<u8>, n_rows: usize, n_cols: usize, format: Format) -> Result<HostRows> {

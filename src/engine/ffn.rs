@@ -82,13 +82,24 @@ impl FfnMode {
         blocks.max().unwrap_or(1)
     }
 
-    /// The matrices of a share, gate first: what they are called, where they come from, and the packs. What is
-    /// transposed of experts comes from their matrices side by side.
-    pub(super) fn packs(
-        self,
-        ffn: &Ffn,
-        neurons: &Neurons,
-    ) -> Vec<(&'static str, HostRows, PackDesc)> {
+    /// What of a block lies side by side on `device`: where a predictor lists neurons, what is read of one, so that it
+    /// is one stretch of memory and not three. Only rows in one format can; down where it lies by neuron in the file.
+    fn bundled(self, device: &Device, ffn: &Ffn) -> usize {
+        let wanted = self.repack && device.takes_columns() && ffn.n_expert.is_none();
+        if !wanted || self.predictor(ffn).is_none() {
+            return 0;
+        }
+        let shape = |rows: &HostRows| (rows.desc().n_rows, rows.desc().format);
+        let by_neuron =
+            ffn.matrices().take_while(|(name, _)| *name != "ffn_down" || ffn.down_by_neuron);
+        match by_neuron.take_while(|(_, rows)| shape(rows) == shape(&ffn.up.w)).count() {
+            1 => 0,
+            n => n,
+        }
+    }
+
+    /// The matrices of a share, gate first. What is transposed of experts comes from their matrices side by side.
+    pub(super) fn packs(self, device: &Device, ffn: &Ffn, neurons: &Neurons) -> Vec<PackedFfn> {
         let rows = match neurons {
             Neurons::All => Select::All,
             Neurons::List(list) => Select::Rows(Arc::clone(list)),
@@ -121,11 +132,28 @@ impl FfnMode {
                 of(down, &Select::ColumnBlocks(blocks), false)
             }
         };
-        let matrices = ffn.matrices().map(|(name, matrix)| match name {
-            "ffn_down" => (name, source.clone(), down.clone()),
-            _ => (name, matrix.clone(), of(matrix.desc(), &rows, false)),
-        });
-        matrices.collect()
+        let one = |name, rows: &HostRows, pack| {
+            let cols = vec![rows.desc().n_cols];
+            PackedFfn { name, rows: rows.clone(), pack, cols }
+        };
+        let mut packs: Vec<PackedFfn> = ffn
+            .matrices()
+            .map(|(name, matrix)| match name {
+                "ffn_down" => one(name, &source, down.clone()),
+                _ => one(name, matrix, of(matrix.desc(), &rows, false)),
+            })
+            .collect();
+        let n = self.bundled(device, ffn);
+        if n > 0 {
+            let rest = packs.split_off(n);
+            let cols = packs.iter().map(|part| part.rows.desc().n_cols).collect();
+            let parts = packs.into_iter().map(|part| part.rows).collect();
+            let bundle = model::bundle(parts).expect("as many rows, and one format");
+            let pack = of(bundle.desc(), &rows, false);
+            packs = vec![PackedFfn { name: "ffn_bundle", rows: bundle, pack, cols }];
+            packs.extend(rest);
+        }
+        packs
     }
 
     /// The groups of a share, of whose neurons `n_below(n)` are below number `n` of all.
@@ -138,8 +166,8 @@ impl FfnMode {
 
     /// Bytes of a share of `n` neurons on `device`. Packs that a device uses in place cost nothing there.
     pub(super) fn size(self, device: &Device, ffn: &Ffn, neurons: &Neurons, n: usize) -> Bytes {
-        let matrices = self.packs(ffn, neurons);
-        let matrices = matrices.iter().map(|(_, rows, pack)| {
+        let matrices = self.packs(device, ffn, neurons);
+        let matrices = matrices.iter().map(|PackedFfn { rows, pack, .. }| {
             device.pack_size(pack, matches!(rows.source(), Source::Mapped(_)))
         });
         let offset =
@@ -166,8 +194,17 @@ impl FfnMode {
         let ffn = &plan.model.layers[layer].ffn;
         let label = |part: &str| format!("blk.{layer}.{part}");
         let mut matrices = Vec::new();
-        for (part, rows, pack) in self.packs(ffn, neurons) {
-            matrices.push(plan.import(device, &label(part), &pack, &rows)?);
+        for PackedFfn { name, rows, pack, cols } in self.packs(device, ffn, neurons) {
+            let tensor = plan.import(device, &label(name), &pack, &rows)?;
+            if cols.len() < 2 {
+                matrices.push(tensor);
+                continue;
+            }
+            let mut at = 0;
+            for n in cols {
+                matrices.push(tensor.columns(at..at + n));
+                at += n;
+            }
         }
         let down = matrices.pop().expect("the last of the matrices is down");
         let up = matrices.pop().expect("up is before it");
@@ -248,6 +285,15 @@ impl FfnMode {
             orientation,
         }
     }
+}
+
+/// One or more matrices of a share on their way to a device.
+pub(super) struct PackedFfn {
+    pub(super) name: &'static str,
+    pub(super) rows: HostRows,
+    pub(super) pack: PackDesc,
+    /// Columns of each; of more than one if they lie side by side.
+    pub(super) cols: Vec<usize>,
 }
 
 /// The values of a vector over neurons that a share has.

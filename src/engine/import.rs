@@ -7,7 +7,7 @@ use crate::model::{LayerWeights, Model};
 use crate::placement::Neurons;
 
 use super::build::Plan;
-use super::ffn::FfnMode;
+use super::ffn::{FfnMode, PackedFfn};
 use super::{EngineOptions, Result};
 
 impl Plan<'_> {
@@ -21,7 +21,7 @@ impl Plan<'_> {
     ) -> Result<Tensor> {
         let converted = self.options.converted.as_ref();
         let kept = device
-            .stored(pack)
+            .stored(pack, rows)
             .and_then(|stored| converted.and_then(|packs| packs.find(label, pack, stored)));
         if let Some(bytes) = kept {
             return Ok(device.adopt(pack, bytes)?);
@@ -65,7 +65,7 @@ pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Ve
     let mode = FfnMode::new(model, options);
     let mut weights = Vec::new();
     let mut add = |label: String, pack: PackDesc, source: &HostRows| {
-        if let Some(stored) = device.stored(&pack) {
+        if let Some(stored) = device.stored(&pack, source) {
             weights.push(Weight { label, pack, source: source.clone(), stored });
         }
     };
@@ -73,8 +73,8 @@ pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Ve
         layer.frame.each(&mut |part, rows| {
             add(format!("blk.{i}.{part}"), PackDesc::whole(rows.desc()), rows);
         });
-        for (part, rows, pack) in mode.packs(&layer.ffn, &Neurons::All) {
-            add(format!("blk.{i}.{part}"), pack, &rows);
+        for PackedFfn { name, rows, pack, .. } in mode.packs(device, &layer.ffn, &Neurons::All) {
+            add(format!("blk.{i}.{name}"), pack, &rows);
         }
     }
     for (label, rows) in [("token_embd", &model.token_embd), ("output", &model.output)] {

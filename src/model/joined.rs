@@ -46,6 +46,44 @@ impl RowStore for Beside {
     }
 }
 
+/// Side by side: row `i` is row `i` of each, in order.
+#[derive(Debug)]
+struct Bundle(Vec<HostRows>);
+
+impl RowStore for Bundle {
+    fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let row: usize = self.0.iter().map(HostRows::row_bytes).sum();
+        for (at, mut out) in rows.zip(out.chunks_exact_mut(row.max(1))) {
+            for part in &self.0 {
+                let (to, rest) = out.split_at_mut(part.row_bytes());
+                to.copy_from_slice(&part.rows(at..at + 1)?);
+                out = rest;
+            }
+        }
+        Ok(())
+    }
+
+    fn parts(&self) -> &[HostRows] {
+        &self.0
+    }
+}
+
+/// `parts`, of as many rows and one format, side by side: what belongs to a neuron lies together.
+///
+/// # Errors
+/// [`hal::Error::Shape`] if the result cannot be.
+pub fn bundle(parts: Vec<HostRows>) -> Result<HostRows> {
+    let first = parts.first().map(HostRows::desc);
+    let (n_rows, format) = first.map_or((0, hal::format::Format::F32), |d| (d.n_rows, d.format));
+    if let Some(odd) = parts.iter().find(|p| (p.desc().n_rows, p.desc().format) != (n_rows, format))
+    {
+        let expected = format!("{n_rows} rows of {format}");
+        return Err(hal::Error::shape("bundle", "parts", expected, odd.desc()));
+    }
+    let n_cols = parts.iter().map(|part| part.desc().n_cols).sum();
+    HostRows::new(Source::Paged(Arc::new(Bundle(parts))), n_rows, n_cols, format)
+}
+
 /// `parts`, of one shape and format, one below the other.
 ///
 /// # Errors
@@ -100,5 +138,9 @@ mod tests {
         assert_eq!((beside.desc().n_rows, beside.desc().n_cols), (2, 4));
         assert_eq!(values(&beside, 0..2), [1., 2., 5., 6., 3., 4., 7., 8.]);
         assert_eq!(values(&beside, 1..2), [3., 4., 7., 8.]);
+        let bundle = bundle(vec![below.clone(), below.clone(), below.clone()]).unwrap();
+        assert_eq!((bundle.desc().n_rows, bundle.desc().n_cols), (4, 6));
+        assert_eq!(values(&bundle, 1..3), [3., 4., 3., 4., 3., 4., 5., 6., 5., 6., 5., 6.]);
+        assert!(super::bundle(vec![below, beside]).is_err());
     }
 }

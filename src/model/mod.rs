@@ -12,7 +12,7 @@ mod weights;
 
 pub use error::Error;
 pub use hyper::{Experts, Hyper};
-pub use joined::beside;
+pub use joined::{beside, bundle};
 pub use layer::{Affine, Ffn, Frame, Kv, Latent, LayerWeights, Part, Predictor, Shared};
 pub use rope::RopeTable;
 pub use spec::{

@@ -215,8 +215,12 @@ impl Backend for CpuBackend {
         Ok(self.locked(buffer))
     }
 
-    fn stored(&self, pack: &PackDesc) -> Option<StoredPack> {
-        let keeps = !is_whole(pack) && pack.spare == 0;
+    fn takes_columns(&self) -> bool {
+        true
+    }
+
+    fn stored(&self, pack: &PackDesc, in_memory: bool) -> Option<StoredPack> {
+        let keeps = !(in_memory && is_whole(pack)) && pack.spare == 0;
         let len = keeps.then(|| plain_size(&pack.packed().ok()?))??;
         Some(StoredPack { layout: PLAIN_LAYOUT, len })
     }

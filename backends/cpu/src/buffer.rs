@@ -20,6 +20,7 @@ use hal::{Layout, Operand, RawBuffer, SharedBytes, Tensor};
 
 use crate::pages::{LARGE, Pages, first_bytes, on_nodes};
 use crate::reference::Memory;
+use crate::simd::Matrix;
 use crate::team::Team;
 
 /// Alignment of memory made here: a cache line, and the widest vector.
@@ -164,11 +165,12 @@ impl Drop for HostBuffer {
     }
 }
 
-/// Rows that an op reads.
+/// Rows that an op reads, each `stride` values after the one before.
 pub(crate) struct Reads<T> {
     start: *const T,
     n_rows: usize,
     n_cols: usize,
+    stride: usize,
 }
 
 /// Rows that an op writes. Whoever asks for a part must be the only one who has it; see the head of this file.
@@ -227,10 +229,11 @@ impl<T: AnyBitPattern> Reads<T> {
 
     pub(crate) fn rows(&self, rows: Range<usize>) -> &[T] {
         assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
+        assert!(self.stride == self.n_cols || rows.len() < 2, "rows do not follow each other");
         // SAFETY: inside the view, whose memory is alive and initialised; nobody writes it now (2 and 3 above).
         unsafe {
             std::slice::from_raw_parts(
-                self.start.add(rows.start * self.n_cols),
+                self.start.add(rows.start * self.stride),
                 rows.len() * self.n_cols,
             )
         }
@@ -238,6 +241,20 @@ impl<T: AnyBitPattern> Reads<T> {
 
     pub(crate) fn all(&self) -> &[T] {
         self.rows(0..self.n_rows)
+    }
+}
+
+impl Reads<u8> {
+    /// The rows, and what lies between them.
+    pub(crate) fn matrix(&self) -> Matrix<'_> {
+        let len = match self.n_rows {
+            0 => 0,
+            n => (n - 1) * self.stride + self.n_cols,
+        };
+        // SAFETY: from the first byte of the view to its last, whose memory is alive and initialised; what lies between
+        // its rows is of the same buffer, and nobody writes weights.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start, len) };
+        Matrix::new(bytes, self.n_cols, self.stride)
     }
 }
 
@@ -286,7 +303,8 @@ impl<T: AnyBitPattern> Writes<T> {
 
     /// The same rows, to read in a phase in which nobody writes them.
     pub(crate) fn reads(&self) -> Reads<T> {
-        Reads { start: self.start, n_rows: self.n_rows, n_cols: self.n_cols }
+        let Writes { start, n_rows, n_cols } = *self;
+        Reads { start, n_rows, n_cols, stride: n_cols }
     }
 }
 
@@ -334,36 +352,48 @@ impl<'a> Binder<'a> {
         tensor.raw().expect("tensors of this device are host buffers")
     }
 
-    /// Start and bytes per row of a tensor in rows.
-    fn locate(tensor: &Tensor) -> (*mut u8, usize) {
+    /// Start of a tensor in rows, bytes of a row, and from one row to the next.
+    fn locate_rows(tensor: &Tensor) -> (*mut u8, usize, usize) {
         let (buffer, desc) = (Self::buffer(tensor), tensor.desc());
-        let row = desc.format.row_bytes(desc.n_cols).expect("tensors have whole blocks per row");
-        let first = tensor.first_row() * row;
+        let bytes = |n_cols| desc.format.row_bytes(n_cols).expect("tensors have whole blocks");
+        let (row, stride) = (bytes(desc.n_cols), bytes(tensor.whole().n_cols));
+        let (at, first) = (bytes(tensor.first_col()), tensor.first_row() * stride);
         assert!(desc.layout == Layout::Rows, "{desc} is not in rows");
-        assert!(first + desc.n_rows * row <= buffer.len, "{desc} does not fit its buffer");
+        let inside = at + row <= stride && first + desc.n_rows * stride <= buffer.len;
+        assert!(inside, "{desc} does not fit its buffer");
         // SAFETY: inside the buffer, as just checked.
-        (unsafe { buffer.start.as_ptr().add(first) }, row)
+        (unsafe { buffer.start.as_ptr().add(first + at) }, row, stride)
+    }
+
+    /// Start and bytes per row of a tensor whose rows follow each other.
+    fn locate(tensor: &Tensor) -> (*mut u8, usize) {
+        let (start, row, stride) = Self::locate_rows(tensor);
+        assert!(row == stride, "columns of {} are read by products only", tensor.whole());
+        (start, row)
     }
 
     /// The values of a tensor whose format is `T` in memory (F32, U32), or its bytes.
     pub(crate) fn read<T: AnyBitPattern>(&self, tensor: &Tensor) -> Reads<T> {
-        let (start, row) = Self::locate(tensor);
+        let (start, row, stride) = Self::locate_rows(tensor);
         let start = start.cast_const().cast::<T>();
         assert!(start.is_aligned(), "{} is not aligned", tensor.desc());
-        Reads { start, n_rows: tensor.desc().n_rows, n_cols: row / size_of::<T>() }
+        let [n_cols, stride] = [row, stride].map(|bytes| bytes / size_of::<T>());
+        Reads { start, n_rows: tensor.desc().n_rows, n_cols, stride }
     }
 
     /// See [`Binder::read`].
     pub(crate) fn write<T: AnyBitPattern>(&self, tensor: &Tensor) -> Writes<T> {
         assert!(Self::buffer(tensor).is_writable(), "kept memory is not written");
-        let Reads { start, n_rows, n_cols } = self.read::<T>(tensor);
+        let Reads { start, n_rows, n_cols, stride } = self.read::<T>(tensor);
+        assert!(stride == n_cols, "columns are not written");
         Writes { start: start.cast_mut(), n_rows, n_cols }
     }
 
     /// All bytes of the buffer behind a view, as one row.
     pub(crate) fn whole(&self, tensor: &Tensor) -> Reads<u8> {
         let buffer = Self::buffer(tensor);
-        Reads { start: buffer.start.as_ptr(), n_rows: 1, n_cols: buffer.len }
+        let start = buffer.start.as_ptr();
+        Reads { start, n_rows: 1, n_cols: buffer.len, stride: buffer.len }
     }
 
     /// Memory for the reference.

@@ -154,9 +154,15 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn import(&self, label: &str, pack: &PackDesc, source: &HostRows)
     -> Result<Box<dyn RawBuffer>>;
 
+    /// Whether the weights of a matrix product and a feed-forward block may be columns of a wider matrix
+    /// ([`Tensor::columns`]), so that the rows of a neuron lie side by side.
+    fn takes_columns(&self) -> bool {
+        false
+    }
+
     /// How a pack of this device can be kept in a file and used from there; `None` where it cannot, or where the
-    /// weights are used as they are anyway.
-    fn stored(&self, _pack: &PackDesc) -> Option<StoredPack> {
+    /// weights are used as they are anyway. `in_memory` says that the source is, as a whole.
+    fn stored(&self, _pack: &PackDesc, _in_memory: bool) -> Option<StoredPack> {
         None
     }
 

@@ -125,7 +125,7 @@ impl Device {
         desc: TensorDesc,
     ) -> Tensor {
         let buffer = Buffer { raw, device: self.id, desc, _held: held };
-        Tensor { buffer: Arc::new(buffer), first_row: 0, desc }
+        Tensor { buffer: Arc::new(buffer), first_row: 0, first_col: 0, desc }
     }
 
     /// Weights in the device's own layout.
@@ -143,10 +143,17 @@ impl Device {
         Ok(self.tensor(raw, held, desc))
     }
 
+    /// Whether weights may be columns of a wider matrix ([`Tensor::columns`]).
+    #[must_use]
+    pub fn takes_columns(&self) -> bool {
+        self.backend.takes_columns()
+    }
+
     /// How a pack can be kept in a file; `None` where it cannot, or need not because weights are used in place.
     #[must_use]
-    pub fn stored(&self, pack: &PackDesc) -> Option<StoredPack> {
-        self.backend.stored(pack)
+    pub fn stored(&self, pack: &PackDesc, source: &HostRows) -> Option<StoredPack> {
+        let paged = matches!(source.source(), Source::Paged(_));
+        self.backend.stored(pack, !paged)
     }
 
     /// Makes the bytes of a pack that [`Device::adopt`] takes in `out`, which has the length of

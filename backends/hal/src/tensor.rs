@@ -77,6 +77,7 @@ pub(crate) struct Buffer {
 pub struct Tensor {
     pub(crate) buffer: Arc<Buffer>,
     pub(crate) first_row: usize,
+    pub(crate) first_col: usize,
     pub(crate) desc: TensorDesc,
 }
 
@@ -89,13 +90,36 @@ impl Tensor {
     pub fn rows(&self, rows: Range<usize>) -> Tensor {
         assert!(rows.start <= rows.end && rows.end <= self.desc.n_rows, "view outside the tensor");
         let desc = TensorDesc { n_rows: rows.len(), ..self.desc };
-        Tensor { buffer: Arc::clone(&self.buffer), first_row: self.first_row + rows.start, desc }
+        let first_row = self.first_row + rows.start;
+        Tensor { buffer: Arc::clone(&self.buffer), first_row, first_col: self.first_col, desc }
+    }
+
+    /// One of several matrices that were imported side by side: columns of every row. Only weights are taken apart so,
+    /// and only on a device that says so ([`crate::Device::takes_columns`]).
+    ///
+    /// # Panics
+    /// If the range is not whole blocks inside the tensor, or the tensor is transposed.
+    #[must_use]
+    pub fn columns(&self, cols: Range<usize>) -> Tensor {
+        let block = self.desc.format.block_values();
+        let inside = cols.start <= cols.end && cols.end <= self.desc.n_cols;
+        let whole = cols.start.is_multiple_of(block) && cols.end.is_multiple_of(block);
+        assert!(inside && whole && self.desc.layout == Layout::Rows, "no columns of the tensor");
+        let desc = TensorDesc { n_cols: cols.len(), ..self.desc };
+        let (first_row, first_col) = (self.first_row, self.first_col + cols.start);
+        Tensor { buffer: Arc::clone(&self.buffer), first_row, first_col, desc }
     }
 
     /// The first row of this view inside its buffer.
     #[must_use]
     pub fn first_row(&self) -> usize {
         self.first_row
+    }
+
+    /// The first column of this view inside the rows of its buffer.
+    #[must_use]
+    pub fn first_col(&self) -> usize {
+        self.first_col
     }
 
     /// Shape of the whole buffer that this is a view of.

@@ -21,6 +21,10 @@ pub(super) fn cases() -> Vec<Case> {
             let body = move |rig: &mut Rig| views(rig, format, lie);
             cases.push(Case::new(format!("SparseFfn/{format}/views/{lie:?}"), body));
         }
+        for n_tokens in [1, 5, 40] {
+            let body = move |rig: &mut Rig| side_by_side(rig, format, n_tokens);
+            cases.push(Case::new(format!("SparseFfn/{format}/side by side/{n_tokens}"), body));
+        }
         let body = move |rig: &mut Rig| adopted(rig, format);
         cases.push(Case::new(format!("SparseFfn/{format}/adopted"), body));
         let body = move |rig: &mut Rig| shares(rig, format);
@@ -69,13 +73,49 @@ fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
     finish(rig, op)
 }
 
+/// Gate, up and down are columns of one matrix, where the device takes such, and a list names some rows.
+fn side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()> {
+    let spec = Spec { n_tokens, ..Spec::new(format, Lie::Stored) };
+    let (n_rows, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
+    let base = build(rig, &spec)?;
+    let widths = [n_embd, n_embd, n_out];
+    let wide = rig.matrix(n_rows, widths.iter().sum(), format)?;
+    let all = rig.device.import("bundle", &PackDesc::whole(wide.desc()), &wide)?;
+    let mut at = 0;
+    let mut parts = Vec::new();
+    for n in widths {
+        let cols = at..at + n;
+        at += n;
+        if rig.device.takes_columns() {
+            parts.push(all.columns(cols));
+            continue;
+        }
+        let block = format.block_values() as u32;
+        let blocks = (cols.start as u32 / block..cols.end as u32 / block).collect();
+        let select = Select::ColumnBlocks(blocks);
+        let pack = PackDesc { select, ..PackDesc::whole(wide.desc()) };
+        parts.push(rig.device.import("columns", &pack, &wide)?);
+    }
+    let view = |part: &Tensor| part.rows(3..n_rows - 5);
+    let ids: Vec<u32> = (0..n_rows as u32 - 8).filter(|row| row % 3 != 1).collect();
+    let wants = |i: usize, t: usize| !(i + t).is_multiple_of(4);
+    let op = SparseFfn {
+        gate: Some(view(&parts[0])),
+        up: view(&parts[1]),
+        down: view(&parts[2]),
+        rows: Rows::Active(rig.row_set(n_rows - 8, n_tokens, &ids, n_tokens, &wants)?),
+        ..base
+    };
+    finish(rig, op)
+}
+
 /// Down comes from bytes that were packed before, where the device can keep such.
 fn adopted(rig: &mut Rig, format: Format) -> Result<()> {
     let spec = Spec::new(format, Lie::Transposed);
     let base = build(rig, &spec)?;
     let source = rig.matrix(spec.n_out(), spec.n_rows(), format)?;
     let pack = PackDesc { transpose: true, ..PackDesc::whole(source.desc()) };
-    let down = match rig.device.stored(&pack) {
+    let down = match rig.device.stored(&pack, &source) {
         None => rig.device.import("down", &pack, &source)?,
         Some(stored) => {
             let mut kept = Kept::new(stored.len);

@@ -90,7 +90,7 @@ impl Weight {
         let mut products = [[0.0; N]; AT_ONCE];
         for first in (0..n).step_by(AT_ONCE) {
             let products = &mut products[..AT_ONCE.min(n - first)];
-            let run = RowRun::new(self.rows.all(), self.rows.n_cols(), ids.skip(first));
+            let run = RowRun::new(self.rows.matrix(), ids.skip(first));
             kernel(&run, xs, products);
             (first..).zip(products).for_each(|(i, products)| f(i, *products));
         }
@@ -99,7 +99,7 @@ impl Weight {
     /// One row, or whole blocks of one, times one to four tokens; unused places of the result are unspecified.
     #[inline]
     pub(super) fn times_row(&self, row: &[u8], xs: &[ActView<'_>]) -> [f32; 4] {
-        let run = RowRun::new(row, row.len(), RowIds::From(0));
+        let run = RowRun::one(row);
         let mut out = [[0.0; 4]];
         let last = xs.len() - 1;
         match *xs {

@@ -9,7 +9,12 @@ use super::Memory;
 /// Dequantises one row of a view into `out` `[n_cols]`.
 pub(super) fn read_row(memory: &dyn Memory, tensor: &Tensor, row: usize, out: &mut [f32]) {
     let (whole, row) = (tensor.whole(), tensor.first_row() + row);
-    memory.read(tensor, &mut |bytes| row_plain(&whole, bytes, row, out));
+    if out.len() == whole.n_cols {
+        return memory.read(tensor, &mut |bytes| row_plain(&whole, bytes, row, out));
+    }
+    let mut all = vec![0.0; whole.n_cols];
+    memory.read(tensor, &mut |bytes| row_plain(&whole, bytes, row, &mut all));
+    out.copy_from_slice(&all[tensor.first_col()..][..out.len()]);
 }
 
 /// One row of a view.

@@ -48,10 +48,10 @@ use hal::format::{Format, Q8Row, TransposedLayout};
 pub use activation::ActivateFn;
 pub use attention::{CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WeighFn, WidenFn};
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
-pub use rows::{RowIds, RowRun, RowsFn, prefetch};
+pub use rows::{Matrix, RowIds, RowRun, RowsFn, prefetch};
 
-/// `y += sum of h * row(id)` over a list of `(id, h)`: `matrix` `[n_rows, n]` of `row_bytes` each, `y` `[n]`.
-pub type SumRowsFn = fn(matrix: &[u8], row_bytes: usize, list: &[(u32, f32)], y: &mut [f32]);
+/// `y += sum of h * row(id)` over a list of `(id, h)`: `matrix` `[n_rows, n]`, `y` `[n]`.
+pub type SumRowsFn = fn(matrix: Matrix<'_>, list: &[(u32, f32)], y: &mut [f32]);
 /// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` `[n_out]`.
 ///
 /// Neighbours in the list that belong to the same group of neurons share the reading of its scales,
@@ -210,7 +210,7 @@ impl Kernels {
     #[must_use]
     pub fn dot(&self, format: Format, row: &[u8], x: ActView<'_>) -> f32 {
         let mut out = [[0.0]];
-        self.rows(format)(&RowRun::new(row, row.len(), RowIds::From(0)), [x], &mut out);
+        self.rows(format)(&RowRun::one(row), [x], &mut out);
         out[0][0]
     }
 

@@ -7,7 +7,7 @@
 macro_rules! plain_kernels {
     ($features:literal) => {
         use super::super::ActView;
-        use super::super::rows::{Row, RowIds, RowRun};
+        use super::super::rows::{Row, RowRun};
         use super::super::tile::padded;
         use super::vector::*;
 
@@ -20,7 +20,7 @@ macro_rules! plain_kernels {
 
         #[target_feature(enable = $features)]
         pub(super) fn sum_squares(x: &[f32]) -> f32 {
-            let run = RowRun::new(bytemuck::cast_slice(x), size_of_val(x), RowIds::From(0));
+            let run = RowRun::one(bytemuck::cast_slice(x));
             of_f32::dots(run.row(0), [ActView::F32(x)])[0]
         }
     };

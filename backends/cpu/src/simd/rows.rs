@@ -34,29 +34,57 @@ impl RowIds<'_> {
     }
 }
 
+/// Rows of equal length, one every `stride` bytes: next to each other, or beside rows of other matrices.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Rows of `row_bytes`, from the first byte of the first to the last byte of the last.
+    #[must_use]
+    pub fn new(bytes: &'a [u8], row_bytes: usize, stride: usize) -> Self {
+        Matrix { bytes, row_bytes, stride }
+    }
+
+    /// Rows of `row_bytes` next to each other.
+    #[must_use]
+    pub fn dense(bytes: &'a [u8], row_bytes: usize) -> Self {
+        Matrix::new(bytes, row_bytes, row_bytes)
+    }
+
+    /// A row.
+    #[inline(always)]
+    pub(super) fn row(&self, id: usize) -> &'a [u8] {
+        &self.bytes[id * self.stride..][..self.row_bytes]
+    }
+}
+
 /// Rows of one matrix that are read one after another.
 #[derive(Clone, Copy, Debug)]
 pub struct RowRun<'a> {
-    matrix: &'a [u8],
-    row_bytes: usize,
+    matrix: Matrix<'a>,
     ids: RowIds<'a>,
     /// Rows that make up about [`AHEAD`] bytes.
     ahead: usize,
 }
 
 impl<'a> RowRun<'a> {
-    /// Rows `ids` of `matrix`, whose rows have `row_bytes` each.
+    /// Rows `ids` of `matrix`.
     ///
     /// More of them may be given than a kernel is told to multiply: the others are those that come next.
     #[inline]
     #[must_use]
-    pub fn new(matrix: &'a [u8], row_bytes: usize, ids: RowIds<'a>) -> Self {
-        RowRun { matrix, row_bytes, ids, ahead: AHEAD.div_ceil(row_bytes.max(64)) }
+    pub fn new(matrix: Matrix<'a>, ids: RowIds<'a>) -> Self {
+        RowRun { matrix, ids, ahead: AHEAD.div_ceil(matrix.row_bytes.max(64)) }
     }
 
-    #[inline(always)]
-    fn bytes(&self, id: usize) -> &'a [u8] {
-        &self.matrix[id * self.row_bytes..][..self.row_bytes]
+    /// One row alone.
+    #[must_use]
+    pub fn one(row: &'a [u8]) -> Self {
+        RowRun::new(Matrix::dense(row, row.len()), RowIds::From(0))
     }
 
     /// The `i`-th row.
@@ -64,12 +92,17 @@ impl<'a> RowRun<'a> {
     pub(super) fn row(&self, i: usize) -> Row<'a> {
         match self.ids {
             RowIds::From(first) => {
-                let bytes = self.bytes(first + i);
-                Row { bytes, ahead: bytes.as_ptr().wrapping_add(AHEAD) }
+                let bytes = self.matrix.row(first + i);
+                let ahead = match self.matrix.stride == self.matrix.row_bytes {
+                    true => AHEAD,
+                    false => self.ahead * self.matrix.stride,
+                };
+                Row { bytes, ahead: bytes.as_ptr().wrapping_add(ahead) }
             }
             RowIds::List(ids) => {
-                let bytes = self.bytes(ids[i] as usize);
-                let later = ids.get(i + self.ahead).map_or(bytes, |&id| self.bytes(id as usize));
+                let bytes = self.matrix.row(ids[i] as usize);
+                let later = ids.get(i + self.ahead);
+                let later = later.map_or(bytes, |&id| self.matrix.row(id as usize));
                 Row::before(bytes, later)
             }
         }

@@ -65,9 +65,9 @@ fn dot(format: Format) -> Dot {
 fn sum_rows(format: Format) -> SumRowsFn {
     macro_rules! entry {
         ($name:ident) => {
-            |matrix, row_bytes, list, y| {
+            |matrix, list, y| {
                 for &(id, h) in list {
-                    add_row(Format::$name, h, &matrix[id as usize * row_bytes..][..row_bytes], y);
+                    add_row(Format::$name, h, matrix.row(id as usize), y);
                 }
             }
         };

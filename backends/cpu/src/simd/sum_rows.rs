@@ -88,7 +88,7 @@ macro_rules! sum_rows_kernels {
         use super::super::sum_rows::{Parts, take_q4_k, take_q5_k, take_q6_k};
         use hal::format::{Format, Unpacked};
 
-        use super::super::rows::Row;
+        use super::super::rows::{Matrix, Row};
         use super::super::{SumRowsFn, scalar};
         use super::plain::{of_bf16, of_f16, of_f32};
         use super::vector::*;
@@ -97,10 +97,10 @@ macro_rules! sum_rows_kernels {
             macro_rules! entry {
                 ($add:path) => {{
                     #[target_feature(enable = $features)]
-                    fn sum(matrix: &[u8], row_bytes: usize, list: &[(u32, f32)], y: &mut [f32]) {
+                    fn sum(matrix: Matrix<'_>, list: &[(u32, f32)], y: &mut [f32]) {
                         let bytes = |i: usize| {
                             let (id, _) = list[i.min(list.len() - 1)];
-                            &matrix[id as usize * row_bytes..][..row_bytes]
+                            matrix.row(id as usize)
                         };
                         let row = |i: usize| Row::before(bytes(i), bytes(i + 4));
                         let (fours, rest) = list.as_chunks::<4>();
@@ -113,7 +113,7 @@ macro_rules! sum_rows_kernels {
                         }
                     }
                     // SAFETY: `Kernels::select` hands out this level only where it was detected.
-                    |matrix, row_bytes, list, y| unsafe { sum(matrix, row_bytes, list, y) }
+                    |matrix, list, y| unsafe { sum(matrix, list, y) }
                 }};
             }
             match format {

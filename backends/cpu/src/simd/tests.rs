@@ -90,7 +90,7 @@ fn dots_are_those_of_the_values() {
                     Activation::Q8 => ActView::from(&rows[t]),
                 });
                 let mut four = [[f32::NAN; 4]];
-                let run = RowRun::new(&bytes, bytes.len(), RowIds::From(0));
+                let run = RowRun::one(&bytes);
                 kernels.rows4(format)(&run, views, &mut four);
                 let [four] = four;
                 for t in 0..4 {
@@ -127,7 +127,7 @@ fn a_run_of_rows_gives_the_bits_of_each_row() {
             for (ids, expected) in
                 [(RowIds::List(&list), [8, 0, 3, 3, 7]), (RowIds::From(4), [4, 5, 6, 7, 8])]
             {
-                let run = RowRun::new(&bytes, row_bytes, ids);
+                let run = RowRun::new(Matrix::dense(&bytes, row_bytes), ids);
                 let (mut one, mut four) = ([[f32::NAN; 1]; 5], [[f32::NAN; 4]; 5]);
                 kernels.rows(format)(&run, [views[0]], &mut one);
                 kernels.rows4(format)(&run, [views[0], views[1], views[0], views[1]], &mut four);
@@ -206,13 +206,15 @@ fn rows_are_added() {
                 let start = random(n, 5);
                 let mut y = start.clone();
                 let sum = kernels.sum_rows(format);
-                sum(&bytes, bytes.len(), &[(0, -1.7)], &mut y);
+                let one = Matrix::dense(&bytes, bytes.len());
+                sum(one, &[(0, -1.7)], &mut y);
                 // Several rows, one of them twice, are as good as one after the other.
-                let matrix = quantized(format, &random(7 * n, n as u32 + 1));
+                let rows = quantized(format, &random(7 * n, n as u32 + 1));
+                let matrix = Matrix::dense(&rows, bytes.len());
                 let list = [(5, 0.5), (0, -1.7), (6, 3.25), (5, 1e-3), (2, 0.0), (1, -2.0)];
                 let (mut at_once, mut in_turn) = (start.clone(), start.clone());
-                sum(&matrix, bytes.len(), &list, &mut at_once);
-                list.iter().for_each(|one| sum(&matrix, bytes.len(), &[*one], &mut in_turn));
+                sum(matrix, &list, &mut at_once);
+                list.iter().for_each(|one| sum(matrix, &[*one], &mut in_turn));
                 assert_eq!(at_once, in_turn, "{:?} {format} {n}", kernels.level());
                 for i in 0..n {
                     let (w, s) = (f64::from(values[i]), f64::from(start[i]));

@@ -198,7 +198,8 @@ macro_rules! transposed_kernels {
         fn sum_plain(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]) {
             assert_eq!((bytes.len(), y.len()), (layout.n_bytes, layout.n_out));
             let rows = &bytes[..layout.n_slots * layout.row_bytes];
-            super::sum_rows::sum_rows(layout.format)(rows, layout.row_bytes, list, y);
+            let rows = super::super::Matrix::dense(rows, layout.row_bytes);
+            super::sum_rows::sum_rows(layout.format)(rows, list, y);
         }
     };
 }

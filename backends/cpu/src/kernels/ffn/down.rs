@@ -36,7 +36,7 @@ impl ByNeuron {
     /// `y += sum of h * row` over `values`, pairs of row and `h`.
     pub(super) fn add(&self, values: &[(u32, f32)], y: &mut [f32]) {
         match self {
-            ByNeuron::Rows { rows, sum } => sum(rows.all(), rows.n_cols(), values, y),
+            ByNeuron::Rows { rows, sum } => sum(rows.matrix(), values, y),
             ByNeuron::Transposed { layout, bytes, first: 0, sum } => {
                 sum(layout, bytes.all(), values, y);
             }
