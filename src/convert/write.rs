@@ -48,8 +48,12 @@ fn fill<S: Write>(
     progress: Progress<'_>,
 ) -> Result<(), Error> {
     let (row_bytes, n_rows) = (output.row_bytes(), output.n_rows());
+    if row_bytes == 0 {
+        return Ok(());
+    }
     let per_task = (TASK / output.row_len().max(1)).max(1);
-    let at_once = (CHUNK / row_bytes.max(1)).next_multiple_of(per_task);
+    // A row of more than that is made at once all the same.
+    let at_once = (CHUNK / row_bytes).max(1).next_multiple_of(per_task);
     let mut bytes = Vec::new();
     for first in (0..n_rows).step_by(at_once) {
         if progress(*done, total).is_break() {

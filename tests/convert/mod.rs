@@ -1,5 +1,6 @@
 //! Conversion: what a checkpoint becomes, what is refused, that nothing half-made stays.
 
+mod files;
 mod hostile;
 mod make;
 mod settings;
