@@ -1,5 +1,6 @@
 //! From a folder of Hugging Face to a file.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::config::Json;
@@ -49,7 +50,9 @@ impl Conversion {
     /// # Errors
     /// Anything wrong in the folder, a family that is not known, what the system says, [`Error::Interrupted`].
     pub fn run(&self, progress: Progress<'_>) -> Result<Summary, Error> {
-        write::check_target(&self.output, &[], self.force)?;
+        let inputs = self.inputs();
+        let inputs: Vec<&Path> = inputs.iter().map(PathBuf::as_path).collect();
+        write::check_target(&self.output, &inputs, self.force)?;
         let config = Json::open(&self.folder.join("config.json"))?.flatten("text_config");
         let family = family::find(&config)?;
         let mut build = Build::new(&config, family.arch);
@@ -108,6 +111,19 @@ impl Conversion {
         Ok(Summary { n_tensors: outputs.len(), size, notes })
     }
 
+    /// Every file of the folders that a conversion may read.
+    fn inputs(&self) -> Vec<PathBuf> {
+        const ENDS: [&str; 7] = ["json", "txt", "model", "jinja", "safetensors", "bin", "pt"];
+        let folders = [Some(&self.folder), self.predictor.as_ref()];
+        // A folder that cannot be listed is refused where it is read.
+        let entries = folders.into_iter().flatten().filter_map(|folder| fs::read_dir(folder).ok());
+        let paths = entries.flatten().flatten().map(|entry| entry.path());
+        let ends = |path: &PathBuf| {
+            path.extension().is_some_and(|end| ENDS.iter().any(|known| end == *known))
+        };
+        paths.filter(ends).collect()
+    }
+
     /// PowerInfer's type table is older than BF16, and its sparse kernels take F16.
     fn out_type_in(&self, container: Container) -> OutType {
         match (container, self.out_type) {
@@ -144,7 +160,7 @@ impl Conversion {
     ) -> Result<(), Error> {
         writer.set("general.architecture", arch)?;
         writer.set("general.type", "model")?;
-        let path = std::fs::canonicalize(&self.folder).unwrap_or_else(|_| self.folder.clone());
+        let path = fs::canonicalize(&self.folder).unwrap_or_else(|_| self.folder.clone());
         let own = config.text(&["_name_or_path"])?.filter(|name| !name.is_empty());
         let own =
             own.and_then(|name| Some(Path::new(&name).file_name()?.to_string_lossy().into_owned()));

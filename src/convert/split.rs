@@ -2,7 +2,6 @@
 //!
 //! Source: names and keys of llama.cpp's gguf-split.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::output::{Content, Output};
@@ -23,20 +22,8 @@ pub enum Limit {
     Tensors(usize),
 }
 
-/// Files that are complete while others are not: removed again unless all are.
-#[derive(Default)]
-struct Made(Vec<PathBuf>);
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        for path in &self.0 {
-            // Nothing can be done about a failure here.
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
-/// Splits the file at `input` into `PREFIX-00001-of-0000N.gguf` and so on. All parts are there, or none.
+/// Splits the file at `input` into `PREFIX-00001-of-0000N.gguf` and so on. No part gets its name, and no older file of
+/// that name goes, before all parts are complete.
 ///
 /// # Errors
 /// A file that cannot be read, parts that exist already, what the system says, [`Error::Interrupted`].
@@ -62,7 +49,7 @@ pub fn split(
         write::check_target(&path(number), &inputs, force)?;
     }
     let total: u64 = file.tensors().iter().map(TensorInfo::n_bytes).sum();
-    let (mut made, mut before, mut size) = (Made::default(), 0, 0);
+    let (mut parts, mut before, mut size) = (Vec::new(), 0, 0);
     for (number, group) in groups.iter().enumerate() {
         let mut writer = Writer::new(file.container());
         if number == 0 {
@@ -73,13 +60,16 @@ pub fn split(
         writer.set("split.count", Value::U16(count as u16))?;
         writer.set("split.tensors.count", Value::I32(file.tensors().len() as i32))?;
         let outputs = copies(&file, group)?;
-        let path = path(number);
         let of_all = |done: u64, _: u64| progress(before + done, total);
-        size += write::write(writer, &outputs, &path, &of_all)?;
+        let part = write::complete(writer, &outputs, &path(number), &of_all)?;
         before += group.iter().map(|tensor| tensor.n_bytes()).sum::<u64>();
-        made.0.push(path);
+        size += part.size()?;
+        parts.push(part);
     }
-    let paths = std::mem::take(&mut made.0);
+    for part in parts {
+        part.publish()?;
+    }
+    let paths = (0..count).map(path).collect();
     Ok((paths, Summary { n_tensors: file.tensors().len(), size, notes: Vec::new() }))
 }
 

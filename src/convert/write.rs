@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::Error;
 use super::output::Output;
-use crate::gguf::{DataWriter, Writer};
+use crate::gguf::{CompleteFile, DataWriter, Writer};
 
 /// Bytes of output made at once: enough work for many threads, little memory.
 const CHUNK: usize = 8 << 20;
@@ -19,13 +19,26 @@ const TASK: usize = 1 << 17;
 /// Who hears how far it is: bytes done, bytes of all. Its answer decides whether it goes on.
 pub type Progress<'a> = &'a dyn Fn(u64, u64) -> ControlFlow<()>;
 
-/// Writes the file at `path`; it is there when it is complete.
+/// Writes the file at `path`; it is there when it is complete. Gives its bytes.
 pub(super) fn write(
-    mut writer: Writer,
+    writer: Writer,
     outputs: &[Output],
     path: &Path,
     progress: Progress<'_>,
 ) -> Result<u64, Error> {
+    let file = complete(writer, outputs, path, progress)?;
+    let size = file.size()?;
+    file.publish()?;
+    Ok(size)
+}
+
+/// Writes the file that will be at `path` when it is published.
+pub(super) fn complete(
+    mut writer: Writer,
+    outputs: &[Output],
+    path: &Path,
+    progress: Progress<'_>,
+) -> Result<CompleteFile, Error> {
     for output in outputs {
         writer.declare(&output.name, &output.shape, output.ty)?;
     }
@@ -36,8 +49,7 @@ pub(super) fn write(
     for output in outputs {
         fill(output, &mut data, &mut done, total, progress)?;
     }
-    data.finish()?;
-    Ok(fs::metadata(path).map_or(total, |file| file.len()))
+    Ok(data.complete()?)
 }
 
 fn fill<S: Write>(

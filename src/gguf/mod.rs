@@ -48,4 +48,4 @@ pub use metadata::Metadata;
 pub use tensor::TensorInfo;
 pub use types::{Block, TensorType};
 pub use value::{Array, Strings, Value};
-pub use write::{DataWriter, PartFile, Writer};
+pub use write::{CompleteFile, DataWriter, PartFile, Writer};

@@ -275,9 +275,17 @@ impl DataWriter<PartFile> {
     /// # Errors
     /// A tensor lacks bytes, or what the system says. The file is then removed.
     pub fn finish(self) -> Result<(), Error> {
+        self.complete()?.publish()
+    }
+
+    /// Completes the file, which gets its name later.
+    ///
+    /// # Errors
+    /// A tensor lacks bytes, or what the system says. The file is then removed.
+    pub fn complete(self) -> Result<CompleteFile, Error> {
         self.check_complete()?;
         let DataWriter { file, sink, .. } = self;
-        sink.commit().map_err(|problem| Error::new(&file, problem))
+        sink.complete().map_err(|problem| Error::new(&file, problem))
     }
 }
 
@@ -296,6 +304,13 @@ impl DataWriter<Vec<u8>> {
 #[derive(Debug)]
 pub struct PartFile {
     file: BufWriter<fs::File>,
+    place: CompleteFile,
+}
+
+/// A complete and closed file that has not its own name yet. Dropped without [`CompleteFile::publish`], it is removed.
+#[derive(Debug)]
+pub struct CompleteFile {
+    /// Empty when it is published.
     temporary: PathBuf,
     target: PathBuf,
 }
@@ -316,7 +331,8 @@ impl PartFile {
             match fs::File::create_new(&temporary) {
                 Ok(file) => {
                     let file = BufWriter::with_capacity(BUFFER, file);
-                    return Ok(PartFile { file, temporary, target: target.to_owned() });
+                    let place = CompleteFile { temporary, target: target.to_owned() };
+                    return Ok(PartFile { file, place });
                 }
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_ATTEMPTS => {
                     attempt += 1;
@@ -327,13 +343,16 @@ impl PartFile {
     }
 
     /// Makes the bytes durable, then gives the file its name.
-    pub(crate) fn commit(mut self) -> Result<(), Problem> {
-        let refused = |action| move |reason| Problem::Io { action, reason };
-        self.file.flush().map_err(refused("write"))?;
-        self.file.get_ref().sync_all().map_err(refused("write"))?;
-        fs::rename(&self.temporary, &self.target).map_err(refused("rename the finished file"))?;
-        mem::take(&mut self.temporary);
-        Ok(())
+    pub(crate) fn commit(self) -> Result<(), Problem> {
+        self.complete()?.rename()
+    }
+
+    /// Makes the bytes durable.
+    fn complete(mut self) -> Result<CompleteFile, Problem> {
+        let refused = |reason| Problem::Io { action: "write", reason };
+        self.file.flush().map_err(refused)?;
+        self.file.get_ref().sync_all().map_err(refused)?;
+        Ok(self.place)
     }
 }
 
@@ -347,9 +366,39 @@ impl Write for PartFile {
     }
 }
 
-impl Drop for PartFile {
+impl CompleteFile {
+    /// Gives the file its name, replacing what had it.
+    ///
+    /// # Errors
+    /// What the system says. The file is then removed.
+    pub fn publish(self) -> Result<(), Error> {
+        let name = self.target.display().to_string();
+        self.rename().map_err(|problem| Error::new(&name, problem))
+    }
+
+    /// Bytes of the file.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn size(&self) -> Result<u64, Error> {
+        let refused = |reason| {
+            let problem = Problem::Io { action: "open", reason };
+            Error::new(&self.target.display().to_string(), problem)
+        };
+        Ok(fs::metadata(&self.temporary).map_err(refused)?.len())
+    }
+
+    fn rename(mut self) -> Result<(), Problem> {
+        let refused = |reason| Problem::Io { action: "rename the finished file", reason };
+        fs::rename(&self.temporary, &self.target).map_err(refused)?;
+        mem::take(&mut self.temporary);
+        Ok(())
+    }
+}
+
+impl Drop for CompleteFile {
     fn drop(&mut self) {
-        // `commit` leaves no temporary path. Nothing can be done about a failure here.
+        // Nothing can be done about a failure here.
         if !self.temporary.as_os_str().is_empty() {
             let _ = fs::remove_file(&self.temporary);
         }

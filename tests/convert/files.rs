@@ -1,13 +1,15 @@
 //! The files that are written: rows of any length, inputs that stay, parts that come all at once.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hal::format::Format;
-use thermocline::convert::{self, Limit};
+use thermocline::convert::{self, Error, Limit};
 use thermocline::gguf::{Container, File, TensorType, Writer};
 
-use super::{going, quantization};
+use super::{conversion, going, leftovers, make, quantization};
 
 /// A file of tensors of F32, each value its own number.
 fn file_of(path: &Path, tensors: &[(&str, &[u64])]) {
@@ -44,4 +46,57 @@ fn rows_of_any_length_are_copied() {
     let bytes = small.bytes(long).unwrap();
     Format::Q8_0.dequantize(&bytes[bytes.len() - n..], &mut last);
     assert!((last[31] - (6 << 20) as f32).abs() < (6 << 20) as f32 / 100.0, "{}", last[31]);
+}
+
+#[test]
+fn what_is_read_is_never_replaced() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bytes = make::safetensors(&make::weights());
+    let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        let before = fs::read(folder.join(name)).unwrap();
+        let error = conversion(folder.clone(), folder.join(name)).run(&going).unwrap_err();
+        assert!(matches!(error, Error::SameFile { .. }), "{error}");
+        assert!(fs::read(folder.join(name)).unwrap() == before);
+    }
+    // By another way to the same file.
+    #[cfg(unix)]
+    {
+        let (blob, name) = (scratch.path().join("blob"), folder.join("model.safetensors"));
+        fs::rename(&name, &blob).unwrap();
+        std::os::unix::fs::symlink(&blob, &name).unwrap();
+        let error = conversion(folder.clone(), blob).run(&going).unwrap_err();
+        assert!(matches!(error, Error::SameFile { .. }), "{error}");
+    }
+    let output = folder.join("model.gguf");
+    fs::write(&output, "old").unwrap();
+    conversion(folder, output.clone()).run(&going).unwrap();
+    assert!(fs::metadata(output).unwrap().len() > 3);
+}
+
+#[test]
+fn parts_are_replaced_when_all_are_complete() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (input, prefix) = (scratch.path().join("in.gguf"), scratch.path().join("part"));
+    file_of(&input, &[("a", &[64]), ("b", &[64]), ("c", &[64])]);
+    let (paths, _) = convert::split(&input, &prefix, Limit::Tensors(1), false, &going).unwrap();
+    let before: Vec<_> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
+    let changed: [(&str, &[u64]); 3] = [("a", &[128]), ("b", &[128]), ("c", &[128])];
+    file_of(&input, &changed);
+    // Asked before and after each tensor: stopped in the last part.
+    let asked = AtomicU64::new(0);
+    let stop = |_: u64, _: u64| match asked.fetch_add(1, Ordering::Relaxed) {
+        0..4 => ControlFlow::Continue(()),
+        _ => ControlFlow::Break(()),
+    };
+    let stopped = convert::split(&input, &prefix, Limit::Tensors(1), true, &stop);
+    assert!(matches!(stopped, Err(Error::Interrupted)));
+    assert!(paths.iter().zip(&before).all(|(path, bytes)| fs::read(path).unwrap() == *bytes));
+    assert_eq!(leftovers(scratch.path()), [""; 0]);
+    let (again, summary) =
+        convert::split(&input, &prefix, Limit::Tensors(1), true, &going).unwrap();
+    assert_eq!(again, paths);
+    let sizes = paths.iter().map(|path| fs::metadata(path).unwrap().len());
+    assert_eq!(summary.size, sizes.sum::<u64>());
+    assert_eq!(File::open(&paths[0]).unwrap().tensor("c").unwrap().shape, [128]);
 }
