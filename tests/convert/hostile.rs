@@ -104,6 +104,25 @@ fn depth_and_sharing_cost_nothing() {
     assert!(refused("x.bin", with_pickle(&tuples)).contains("no dictionary"));
 }
 
+/// What many tensors share is counted for each of them.
+#[test]
+fn names_and_shapes_are_short_and_names_stand_once() {
+    let weight = |name: &str, shape: &[u64]| vec![(name.to_owned(), shape.to_vec(), vec![0.0])];
+    let file = |weights: &[make::Weight]| make::torch(weights, &[]);
+    assert_eq!(tensors("x.bin", file(&weight(&"n".repeat(1024), &[1]))).unwrap().len(), 1);
+    let error = refused("x.bin", file(&weight(&"n".repeat(1025), &[1])));
+    assert!(error.contains("1025 bytes"), "{error}");
+    let error = refused("x.bin", file(&weight("w", &[1; 9])));
+    assert!(error.contains("9 axes"), "{error}");
+    let twice = [weight("w", &[1]), weight("w", &[1])].concat();
+    assert!(refused("x.bin", file(&twice)).contains("tensor `w` stands twice"));
+    // The key of a storage: class, 1025 bytes, device, size.
+    let mut key = b"\x80\x02(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\x04\0\0".to_vec();
+    key.extend([b'k'; 1025]);
+    key.extend(b"X\x03\0\0\0cpuK\x01tQ.");
+    assert!(refused("x.bin", with_pickle(&key)).contains("1025 bytes"));
+}
+
 #[test]
 fn tensors_stay_inside_their_storage() {
     let weights = vec![("w".to_owned(), vec![2, 3], vec![0.0; 6])];

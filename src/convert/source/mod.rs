@@ -19,6 +19,9 @@ use hal::format::Format;
 use super::Error;
 use crate::gguf::Bytes;
 
+/// Most axes of a tensor.
+const MAX_AXES: usize = 8;
+
 /// How a tensor's numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {

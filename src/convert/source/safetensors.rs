@@ -8,13 +8,11 @@ use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::{Encoding, KINDS, Tensor, n_bytes};
+use super::{Encoding, KINDS, MAX_AXES, Tensor, n_bytes};
 use crate::gguf::Bytes;
 
 /// Longest header; the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
-/// Most axes of a tensor.
-const MAX_AXES: usize = 8;
 
 /// What is wrong with a safetensors file.
 #[derive(Debug, thiserror::Error)]

@@ -1,8 +1,9 @@
 //! The stack machine: opcodes, stack, memo, and nodes that name each other by number.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
-use super::{GLOBALS, Global, MAX_NODES, Problem, REFUSED, View};
+use super::{GLOBALS, Global, MAX_AXES, MAX_NAME, MAX_NODES, Problem, REFUSED, View};
 
 pub(super) type Id = u32;
 
@@ -12,14 +13,14 @@ enum Node {
     Other,
     Mark,
     Int(i64),
-    Text(String),
+    Text(Rc<str>),
     Tuple(Vec<Id>),
     List,
     Dict(Vec<(Id, Id)>),
     Global(Global),
     Storage {
         class: &'static str,
-        key: String,
+        key: Rc<str>,
         n_stored: u64,
     },
     Tensor(View),
@@ -172,10 +173,10 @@ impl<'a> Machine<'a> {
         self.stack.pop().ok_or(Problem::Stack { name, expected })
     }
 
-    fn pop_text(&mut self, name: &'static str) -> Result<String, Problem> {
+    fn pop_text(&mut self, name: &'static str) -> Result<Rc<str>, Problem> {
         let id = self.pop(name, "text")?;
         if let Node::Text(text) = self.node(id) {
-            Ok(text.clone())
+            Ok(Rc::clone(text))
         } else {
             Err(Problem::Stack { name, expected: "text" })
         }
@@ -226,7 +227,7 @@ impl<'a> Machine<'a> {
     fn text(&mut self, n: usize) -> Result<(), Problem> {
         let len = self.length(n)?;
         let text = std::str::from_utf8(self.take(len)?).map_err(|_| Problem::Text)?;
-        self.push(Node::Text(text.to_owned()))
+        self.push(Node::Text(text.into()))
     }
 
     fn binary(&mut self, n: usize) -> Result<(), Problem> {
@@ -291,10 +292,11 @@ impl<'a> Machine<'a> {
         else {
             return Err(wrong);
         };
-        let (Ok(n_stored), "storage") = (u64::try_from(*n), kind.as_str()) else {
+        let (Ok(n_stored), "storage") = (u64::try_from(*n), &**kind) else {
             return Err(wrong);
         };
-        let storage = Node::Storage { class, key: key.clone(), n_stored };
+        check_name(key)?;
+        let storage = Node::Storage { class, key: Rc::clone(key), n_stored };
         self.push(storage)
     }
 
@@ -335,22 +337,26 @@ impl<'a> Machine<'a> {
         else {
             return Err(wrong);
         };
-        let (Some(shape), Some(strides)) = (self.numbers(shape), self.numbers(strides)) else {
+        let (Some(shape), Some(strides)) = (self.numbers(shape)?, self.numbers(strides)?) else {
             return Err(wrong);
         };
         let Ok(offset) = u64::try_from(*offset) else { return Err(wrong) };
         if shape.len() != strides.len() {
             return Err(wrong);
         }
-        let (key, n_stored) = (key.clone(), *n_stored);
+        let (key, n_stored) = (Rc::clone(key), *n_stored);
         Ok(View { name: String::new(), class, key, n_stored, offset, shape, strides })
     }
 
-    fn numbers(&self, id: Id) -> Option<Vec<u64>> {
-        let Node::Tuple(items) = self.node(id) else { return None };
+    /// The tuple of numbers at `id`. It is copied for each tensor that shares it, so it is short.
+    fn numbers(&self, id: Id) -> Result<Option<Vec<u64>>, Problem> {
+        let Node::Tuple(items) = self.node(id) else { return Ok(None) };
+        if items.len() > MAX_AXES {
+            return Err(Problem::Axes { found: items.len() });
+        }
         let number =
             |&id: &Id| if let Node::Int(n) = self.node(id) { u64::try_from(*n).ok() } else { None };
-        items.iter().map(number).collect()
+        Ok(items.iter().map(number).collect())
     }
 
     /// The tensors of the dictionary at `top` by their names.
@@ -359,16 +365,29 @@ impl<'a> Machine<'a> {
             return Err(Problem::NoDictionary);
         };
         let named =
-            |id: Id| if let Node::Text(text) = self.node(id) { Some(text.as_str()) } else { None };
+            |id: Id| if let Node::Text(text) = self.node(id) { Some(&**text) } else { None };
         if let Some((_, inner)) = pairs.iter().find(|(key, _)| named(*key) == Some("state_dict"))
             && let Node::Dict(inner) = self.node(*inner)
         {
             pairs = inner.clone();
         }
-        let tensors = pairs.iter().filter_map(|&(key, value)| {
-            let Node::Tensor(view) = self.node(value) else { return None };
-            Some(View { name: named(key)?.to_owned(), ..view.clone() })
-        });
-        Ok(tensors.collect())
+        let (mut tensors, mut seen) = (Vec::new(), HashSet::new());
+        for &(key, value) in &pairs {
+            let (Node::Tensor(view), Some(name)) = (self.node(value), named(key)) else { continue };
+            check_name(name)?;
+            if !seen.insert(name) {
+                return Err(Problem::Duplicate { tensor: name.to_owned() });
+            }
+            tensors.push(View { name: name.to_owned(), ..view.clone() });
+        }
+        Ok(tensors)
+    }
+}
+
+/// Names are copied for each tensor that has them, so they are short.
+fn check_name(name: &str) -> Result<(), Problem> {
+    match name.len() {
+        0..=MAX_NAME => Ok(()),
+        found => Err(Problem::Name { start: name.chars().take(40).collect(), found }),
     }
 }

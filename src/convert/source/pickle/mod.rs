@@ -4,16 +4,22 @@
 //! A pickle is a program. What makes it dangerous are names (`os.system`) and calls: each name outside of [`GLOBALS`] is
 //! refused where it stands, each opcode outside of the list by its name, and a call does one of three known things.
 //! Values are numbers of nodes, so neither depth nor sharing can exhaust stack or memory: every opcode adds one node at
-//! most, and a pickle has no more opcodes than bytes.
+//! most, a pickle has no more opcodes than bytes, and what is copied from node to node is short.
 //!
 //! Source: the opcode table in Python's `pickletools`; the tuple of a storage as `torch.save` writes it.
 
 mod machine;
 
+use std::rc::Rc;
+
 use machine::Machine;
 
+use super::MAX_AXES;
+
 /// Most nodes: a checkpoint has some twenty for each tensor.
-const MAX_NODES: usize = 8 << 20;
+const MAX_NODES: usize = 2 << 20;
+/// Bytes of the longest name of a tensor or storage.
+const MAX_NAME: usize = 1024;
 
 /// What is wrong with a pickle.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +65,26 @@ pub enum Problem {
         what: &'static str,
         /// What it is made of.
         expected: &'static str,
+    },
+    /// A tensor of more axes than any model has.
+    #[error("a tensor has {found} axes, expected at most {MAX_AXES}")]
+    Axes {
+        /// Its axes.
+        found: usize,
+    },
+    /// A name beyond any sensible length.
+    #[error("the name `{start}...` has {found} bytes, expected at most {MAX_NAME}")]
+    Name {
+        /// How it begins.
+        start: String,
+        /// Its length.
+        found: usize,
+    },
+    /// A tensor that stands twice.
+    #[error("tensor `{tensor}` stands twice")]
+    Duplicate {
+        /// The tensor.
+        tensor: String,
     },
     /// Text that is not UTF-8.
     #[error("a text is not UTF-8")]
@@ -132,7 +158,7 @@ pub(crate) struct View {
     /// PyTorch's class of the storage.
     pub(crate) class: &'static str,
     /// The archive's member that holds it.
-    pub(crate) key: String,
+    pub(crate) key: Rc<str>,
     pub(crate) n_stored: u64,
     pub(crate) offset: u64,
     pub(crate) shape: Vec<u64>,
