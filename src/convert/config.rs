@@ -6,6 +6,7 @@ use std::{fs, io};
 use serde_json::{Map, Value};
 
 use super::Error;
+use super::read::read_limited;
 
 /// The largest vocabularies take a tenth of it.
 const MAX_BYTES: u64 = 256 << 20;
@@ -21,15 +22,7 @@ impl Json {
     /// Reads the file at `path`.
     pub(super) fn open(path: &Path) -> Result<Json, Error> {
         let file = path.display().to_string();
-        let refused = |action| {
-            let file = file.clone();
-            move |reason| Error::Io { file, action, reason }
-        };
-        let found = fs::metadata(path).map_err(refused("open"))?.len();
-        if found > MAX_BYTES {
-            return Err(Error::TooLarge { file, found, limit: MAX_BYTES });
-        }
-        let text = fs::read(path).map_err(refused("read"))?;
+        let text = read_limited(path, MAX_BYTES)?;
         let root = serde_json::from_slice(&text)
             .map_err(|reason| Error::Json { file: file.clone(), reason })?;
         Ok(Json { file, root })

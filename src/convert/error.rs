@@ -30,6 +30,12 @@ pub enum Error {
         /// What is wrong, and where.
         reason: serde_json::Error,
     },
+    /// A pipe, device or folder where a small file is expected.
+    #[error("{file}: is not a regular file")]
+    NotAFile {
+        /// The path.
+        file: String,
+    },
     /// A small file of settings that is not small.
     #[error("{file}: takes {found} bytes, expected at most {limit}")]
     TooLarge {

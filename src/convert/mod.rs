@@ -14,6 +14,7 @@ mod output;
 mod plan;
 mod predictor;
 mod quantize;
+mod read;
 mod source;
 mod split;
 mod vocab;

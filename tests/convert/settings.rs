@@ -1,6 +1,8 @@
 //! Settings that are missing, wrong or absurd: each is refused with its file and key, none panics.
 
 use std::fs;
+#[cfg(unix)]
+use std::path::Path;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -91,6 +93,49 @@ fn odd_settings_never_panic() {
         }
         let _ = with(&config.to_string());
     }
+}
+
+/// What never ends, or is no file, is not read; a folder in its place neither.
+#[test]
+#[cfg(unix)]
+fn only_regular_files_of_a_stated_size_are_read() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bytes = make::safetensors(&make::weights());
+    let with = |name: &str, put: &dyn Fn(&Path)| {
+        let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
+        if name == "merges.txt" || name == "vocab.json" {
+            fs::remove_file(folder.join("tokenizer.json")).unwrap();
+            fs::write(folder.join("vocab.json"), r#"{"a": 0}"#).unwrap();
+        }
+        let path = folder.join(name);
+        let _ = fs::remove_file(&path);
+        put(&path);
+        conversion(folder, scratch.path().join("x.gguf")).run(&going).unwrap_err().to_string()
+    };
+    for name in ["config.json", "tokenizer.json", "merges.txt", "chat_template.jinja"] {
+        let device = |path: &Path| std::os::unix::fs::symlink("/dev/zero", path).unwrap();
+        let error = with(name, &device);
+        assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
+        let error = with(name, &|path| fs::create_dir(path).unwrap());
+        assert!(error.contains("not a regular file"), "{error}");
+        // Sparse: nothing of it is read.
+        let error = with(name, &|path| fs::File::create(path).unwrap().set_len(1 << 40).unwrap());
+        assert!(error.contains("takes 1099511627776 bytes, expected at most"), "{error}");
+    }
+    let binary = with("merges.txt", &|path| fs::write(path, [0xff, 0xfe]).unwrap());
+    assert!(binary.contains("merges.txt") && binary.contains("utf-8"), "{binary}");
+}
+
+#[test]
+fn an_embedding_for_more_tokens_than_any_vocabulary_is_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut weights = make::weights();
+    let n = (1 << 20) + 1;
+    weights[0] = (weights[0].0.clone(), vec![n, 1], vec![0.0; n as usize]);
+    let bytes = make::safetensors(&weights);
+    let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
+    let error = conversion(folder, scratch.path().join("x.gguf")).run(&going).unwrap_err();
+    assert!(error.to_string().contains("1048577 tokens"), "{error}");
 }
 
 #[test]

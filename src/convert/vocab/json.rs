@@ -1,7 +1,6 @@
 //! `tokenizer.json`, and its elder, `vocab.json` with `merges.txt`.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
@@ -9,6 +8,10 @@ use serde_json::Value;
 use super::{MAX_TOKENS, Vocab, kind, pre};
 use crate::convert::Error;
 use crate::convert::config::Json;
+use crate::convert::read::text_limited;
+
+/// Longest `merges.txt`; real ones take a tenth of it.
+const MAX_MERGES: u64 = 64 << 20;
 
 /// Reads a `tokenizer.json`.
 pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
@@ -164,8 +167,7 @@ pub(super) fn read_pair(folder: &Path, pre: Option<&str>) -> Result<Vocab, Error
     place(&mut vocab, ids.entries().map(|(text, id)| (text, id.as_u64())))
         .ok_or_else(|| wrong("a token has an id that cannot be"))?;
     let path = folder.join("merges.txt");
-    let refused = |reason| Error::Io { file: path.display().to_string(), action: "read", reason };
-    let text = fs::read_to_string(&path).map_err(refused)?;
+    let text = text_limited(&path, MAX_MERGES)?;
     let lines = text.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());
     vocab.merges = lines.map(str::to_owned).collect();
     if vocab.merges.iter().any(|line| line.split(' ').count() != 2) {

@@ -86,6 +86,14 @@ type Keys = Vec<(String, Value)>;
 
 /// The `tokenizer.*` keys, and what the user should know.
 pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
+    if wanted.n_vocab > MAX_TOKENS {
+        let file = wanted.config.file().to_owned();
+        let what = format!(
+            "belongs to an embedding of {} tokens, expected at most {MAX_TOKENS}",
+            wanted.n_vocab
+        );
+        return Err(Error::Tokenizer { file, what });
+    }
     let mut notes = Vec::new();
     let json = Json::open_if_there(&wanted.folder.join("tokenizer.json"))?;
     let settings = Json::open_if_there(&wanted.folder.join("tokenizer_config.json"))?;

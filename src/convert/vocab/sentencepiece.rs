@@ -2,11 +2,11 @@
 //!
 //! Source: `sentencepiece_model.proto` and the wire format of protocol buffers.
 
-use std::fs;
 use std::path::Path;
 
 use super::{MAX_TOKENS, Vocab};
 use crate::convert::Error;
+use crate::convert::read::read_limited;
 
 /// The largest are a few megabytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -21,15 +21,7 @@ enum Field<'a> {
 /// Reads the vocabulary at `path`.
 pub(super) fn read(path: &Path) -> Result<Vocab, Error> {
     let file = path.display().to_string();
-    let refused = |action| {
-        let file = file.clone();
-        move |reason| Error::Io { file, action, reason }
-    };
-    let found = fs::metadata(path).map_err(refused("open"))?.len();
-    if found > MAX_BYTES {
-        return Err(Error::TooLarge { file, found, limit: MAX_BYTES });
-    }
-    let bytes = fs::read(path).map_err(refused("read"))?;
+    let bytes = read_limited(path, MAX_BYTES)?;
     parse(&bytes).map_err(|what| Error::Tokenizer { file, what: what.to_owned() })
 }
 

@@ -1,7 +1,6 @@
 //! Tokens with a role, what stands around a text, and chat templates.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 
 use serde_json::Value as Setting;
@@ -9,6 +8,7 @@ use serde_json::Value as Setting;
 use super::{Vocab, Wanted};
 use crate::convert::Error;
 use crate::convert::config::Json;
+use crate::convert::read::text_if_there;
 use crate::gguf::{Array, Strings, Value};
 
 /// Role in the settings, key in the file.
@@ -110,7 +110,7 @@ pub(super) fn templates(
     folder: &Path,
     settings: Option<&Json>,
 ) -> Result<Vec<(String, Value)>, Error> {
-    let mut default = text_of(&folder.join("chat_template.jinja"))?;
+    let mut default = text_if_there(&folder.join("chat_template.jinja"), MAX_TEMPLATE)?;
     let mut named: Vec<(String, String)> = Vec::new();
     if default.is_none()
         && let Some(json) = Json::open_if_there(&folder.join("chat_template.json"))?
@@ -159,14 +159,4 @@ pub(super) fn templates(
         (format!("tokenizer.chat_template.{}", clean(&name)), Value::from(text))
     }));
     Ok(keys)
-}
-
-/// A small text file, if it is there.
-fn text_of(path: &Path) -> Result<Option<String>, Error> {
-    let Ok(found) = fs::metadata(path) else { return Ok(None) };
-    let file = path.display().to_string();
-    if found.len() > MAX_TEMPLATE {
-        return Err(Error::TooLarge { file, found: found.len(), limit: MAX_TEMPLATE });
-    }
-    fs::read_to_string(path).map(Some).map_err(|reason| Error::Io { file, action: "read", reason })
 }
