@@ -44,6 +44,14 @@ impl Json {
         self
     }
 
+    /// Values for keys that are not there.
+    pub(super) fn with_defaults(mut self, defaults: &[(&str, u32)]) -> Json {
+        for (key, value) in defaults {
+            self.root.entry(*key).or_insert_with(|| (*value).into());
+        }
+        self
+    }
+
     pub(super) fn file(&self) -> &str {
         &self.file
     }
@@ -72,7 +80,8 @@ impl Json {
     }
 
     pub(super) fn f32(&self, keys: &[&str]) -> Result<Option<f32>, Error> {
-        self.typed(keys, "a number", |value| Some(value.as_f64()? as f32))
+        let finite = |value: &Value| Some(value.as_f64()? as f32).filter(|value| value.is_finite());
+        self.typed(keys, "a number", finite)
     }
 
     pub(super) fn bool(&self, keys: &[&str]) -> Result<Option<bool>, Error> {

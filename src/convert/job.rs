@@ -55,6 +55,7 @@ impl Conversion {
         write::check_target(&self.output, &inputs, self.force)?;
         let config = Json::open(&self.folder.join("config.json"))?.flatten("text_config");
         let family = family::find(&config)?;
+        let config = config.with_defaults(family.defaults);
         let mut build = Build::new(&config, family.arch);
         (family.keys)(&mut build)?;
         let extra = std::mem::take(&mut build.extra);

@@ -24,7 +24,7 @@ pub(super) const WIDTH: &[&str] = &["hidden_size", "n_embd"];
 pub(super) const RMS_EPS: &[&str] = &["rms_norm_eps"];
 pub(super) const EPS: &[&str] =
     &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"];
-const CONTEXT: &[&str] = &["max_position_embeddings", "n_positions", "seq_length"];
+pub(super) const CONTEXT: &[&str] = &["max_position_embeddings", "n_positions", "seq_length"];
 
 impl<'a> Build<'a> {
     pub(in crate::convert) fn new(config: &'a Json, arch: &'static str) -> Build<'a> {
@@ -34,6 +34,11 @@ impl<'a> Build<'a> {
     /// Sets `<arch>.<key>`.
     pub(super) fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.keys.push((format!("{}.{key}", self.arch), value.into()));
+    }
+
+    /// Whether `<arch>.<key>` is set.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.keys.iter().any(|(set, _)| *set == format!("{}.{key}", self.arch))
     }
 
     /// A tensor of values, one row.
@@ -70,6 +75,12 @@ impl<'a> Build<'a> {
                 Err(self.config.wrong(HEADS_KV[0], &format!("a divisor of the {n_head} heads"), n))
             }
         }
+    }
+
+    /// Experts of a layer, if the keys are set and say so.
+    pub(in crate::convert) fn n_expert(&self) -> Option<u64> {
+        let (_, n) = self.keys.iter().find(|(key, _)| key.ends_with(".expert_count"))?;
+        u64::try_from(n.as_integer()?).ok()
     }
 
     pub(in crate::convert) fn n_embd(&self) -> Result<u32, Error> {
@@ -143,14 +154,6 @@ impl<'a> Build<'a> {
         let n_used = self.config.count(used, "the number of experts for a token")?;
         self.set("expert_count", n);
         self.set("expert_used_count", n_used);
-        Ok(())
-    }
-
-    /// A window that is not null.
-    pub(super) fn window(&mut self) -> Result<(), Error> {
-        if let Some(window) = self.config.u32(&["sliding_window", "sliding_window_size"])? {
-            self.set("attention.sliding_window", window);
-        }
         Ok(())
     }
 

@@ -6,6 +6,7 @@ mod keys;
 mod rope;
 mod rules;
 mod table;
+mod window;
 
 pub(super) use keys::Build;
 pub(super) use rules::{How, Rule};
@@ -29,6 +30,8 @@ pub(super) struct Family {
     pub(super) space_prefix: Option<bool>,
     /// PowerInfer's container knows it.
     pub(super) power_infer: bool,
+    /// What `transformers` takes for settings that `config.json` leaves out.
+    pub(super) defaults: &'static [(&'static str, u32)],
 }
 
 /// Class names of everything that can be converted.
@@ -53,4 +56,171 @@ pub(super) fn find(config: &Json) -> Result<&'static Family, Error> {
             known: classes(),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::{Value as Setting, json};
+
+    use super::*;
+    use crate::gguf::{Array, Value};
+
+    /// Keys by their names without the architecture, and notes.
+    type Keys = (BTreeMap<String, Value>, Vec<String>);
+
+    /// What the family `class` makes of settings that hold `more` besides the usual ones.
+    fn keys_of(class: &str, more: &Setting) -> Result<Keys, Error> {
+        let mut config = json!({
+            "architectures": [class], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-5, "norm_eps": 1e-5, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "moe_num_primary_experts": 4, "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 32
+        });
+        for (key, value) in more.as_object().unwrap() {
+            if value == "gone" {
+                config.as_object_mut().unwrap().remove(key);
+            } else {
+                config[key] = value.clone();
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, config.to_string()).unwrap();
+        let config = Json::open(&path).unwrap();
+        let family = find(&config).unwrap();
+        let config = config.with_defaults(family.defaults);
+        let mut build = Build::new(&config, family.arch);
+        (family.keys)(&mut build)?;
+        let start = format!("{}.", family.arch);
+        let bare = |key: &str| key.strip_prefix(&start).unwrap().to_owned();
+        let keys = build.keys.iter().map(|(key, value)| (bare(key), value.clone())).collect();
+        Ok((keys, build.notes))
+    }
+
+    fn u32_of(keys: &Keys, key: &str) -> Option<i128> {
+        keys.0.get(key).and_then(Value::as_integer)
+    }
+
+    fn refused(class: &str, more: &Setting) -> String {
+        keys_of(class, more).map(|(keys, _)| keys).expect_err("refused").to_string()
+    }
+
+    fn windowed(keys: &Keys) -> Option<Vec<bool>> {
+        let pattern = keys.0.get("attention.sliding_window_pattern")?.as_array()?;
+        if let Array::Bool(list) = pattern { Some(list.clone()) } else { None }
+    }
+
+    #[test]
+    fn the_share_of_a_head_that_turns() {
+        let n_rot = |class: &str, more: &Setting| {
+            u32_of(&keys_of(class, more).unwrap(), "rope.dimension_count")
+        };
+        assert_eq!(n_rot("NemotronForCausalLM", &json!({})), Some(8));
+        assert_eq!(n_rot("NemotronForCausalLM", &json!({"partial_rotary_factor": 0.25})), Some(4));
+        assert_eq!(n_rot("Phi3ForCausalLM", &json!({})), Some(16));
+        let newer =
+            json!({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}});
+        assert_eq!(n_rot("Phi3ForCausalLM", &newer), Some(12));
+        for share in [json!(0), json!(-0.5), json!(1.5), json!(1e300), json!(0.07), json!(0.2)] {
+            for class in ["NemotronForCausalLM", "Phi3ForCausalLM"] {
+                let error = refused(class, &json!({"partial_rotary_factor": share}));
+                assert!(error.contains("partial_rotary_factor"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn layers_with_a_window_are_those_of_the_settings() {
+        let (s, f) = ("sliding_attention", "full_attention");
+        let with = |class: &str, kinds: [&str; 4], window: Setting| {
+            keys_of(class, &json!({"layer_types": kinds, "sliding_window": window})).unwrap()
+        };
+        for class in ["Gemma2ForCausalLM", "GptOssForCausalLM"] {
+            assert_eq!(
+                windowed(&with(class, [s, f, s, f], json!(8))),
+                None,
+                "as the family has it"
+            );
+            let other = with(class, [s, s, f, f], json!(8));
+            assert_eq!(windowed(&other), Some(vec![true, true, false, false]));
+            assert_eq!(u32_of(&other, "attention.sliding_window"), Some(8));
+            let none = with(class, [f; 4], json!(8));
+            assert_eq!(u32_of(&none, "attention.sliding_window"), Some(0));
+        }
+        let gemma3 = |kinds| with("Gemma3ForCausalLM", kinds, json!(8));
+        let pattern = |keys: &Keys| u32_of(keys, "attention.sliding_window_pattern");
+        assert_eq!(pattern(&gemma3([s, f, s, f])), Some(2));
+        assert_eq!(windowed(&gemma3([s, f, f, s])), Some(vec![true, false, false, true]));
+        assert_eq!(
+            pattern(&keys_of("Gemma3ForCausalLM", &json!({"sliding_window_pattern": 3})).unwrap()),
+            Some(3)
+        );
+        assert!(
+            refused("Gemma3ForCausalLM", &json!({"sliding_window_pattern": 0}))
+                .contains("sliding_window_pattern")
+        );
+        assert_eq!(
+            windowed(&with("MistralForCausalLM", [s, f, s, s], json!(8))),
+            Some(vec![true, false, true, true])
+        );
+        let full = with("MistralForCausalLM", [f; 4], Setting::Null);
+        assert_eq!(u32_of(&full, "attention.sliding_window"), None);
+        for kinds in
+            [json!([s, f]), json!([s, f, s, "chunked_attention"]), json!([s, f, s, 1]), json!(s)]
+        {
+            let error =
+                refused("Gemma2ForCausalLM", &json!({"layer_types": kinds, "sliding_window": 8}));
+            assert!(error.contains("layer_types"), "{error}");
+        }
+        let error = refused("MistralForCausalLM", &json!({"layer_types": [s, f, s, f]}));
+        assert!(error.contains("sliding_window"), "{error}");
+    }
+
+    #[test]
+    fn qwen_has_a_window_from_a_layer_on_where_it_is_used() {
+        let used = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 2});
+        let keys = keys_of("Qwen3ForCausalLM", &used).unwrap();
+        assert_eq!(windowed(&keys), Some(vec![false, false, true, true]));
+        assert_eq!(u32_of(&keys, "attention.sliding_window"), Some(8));
+        let unused =
+            json!({"use_sliding_window": false, "sliding_window": 8, "max_window_layers": 2});
+        let keys = keys_of("Qwen2ForCausalLM", &unused).unwrap();
+        assert_eq!((windowed(&keys), u32_of(&keys, "attention.sliding_window")), (None, None));
+        let kinds = json!({"layer_types": ["full_attention", "full_attention", "full_attention", "sliding_attention"]});
+        assert!(refused("Qwen2ForCausalLM", &kinds).contains("use_sliding_window"));
+    }
+
+    #[test]
+    fn positions_of_smallthinker_turn_in_layers_with_a_window() {
+        let of = |windows: Setting, turning: Setting| {
+            keys_of(
+                "SmallThinkerForCausalLM",
+                &json!({"sliding_window_layout": windows, "rope_layout": turning, "sliding_window_size": 8}),
+            )
+        };
+        let usual = of(json!([0, 1, 1, 1]), json!([0, 1, 1, 1])).unwrap();
+        assert_eq!((windowed(&usual), u32_of(&usual, "attention.sliding_window")), (None, Some(8)));
+        let other = of(json!([1, 1, 0, 1]), json!([1, 1, 0, 1])).unwrap();
+        assert_eq!(windowed(&other), Some(vec![true, true, false, true]));
+        let none = of(json!([0, 0, 0, 0]), json!([1, 1, 1, 1])).unwrap();
+        assert_eq!(u32_of(&none, "attention.sliding_window"), None);
+        for (windows, turning) in [([0, 1, 1, 1], [1, 1, 1, 1]), ([0, 0, 0, 0], [0, 1, 1, 1])] {
+            let error = of(json!(windows), json!(turning)).map(|(keys, _)| keys).unwrap_err();
+            assert!(error.to_string().contains("rope_layout"), "{error}");
+        }
+        let error = of(json!([0, 2, 1, 1]), json!([0, 1, 1, 1])).map(|(keys, _)| keys).unwrap_err();
+        assert!(error.to_string().contains("sliding_window_layout"), "{error}");
+    }
+
+    #[test]
+    fn gemma_3_has_heads_where_its_settings_name_none() {
+        let bare = json!({"num_attention_heads": "gone", "num_key_value_heads": "gone"});
+        let keys = keys_of("Gemma3ForConditionalGeneration", &bare).unwrap();
+        let of = |key: &str| u32_of(&keys, key).unwrap();
+        assert_eq!((of("attention.head_count"), of("attention.head_count_kv")), (8, 4));
+        assert_eq!((of("attention.key_length"), of("attention.value_length")), (256, 256));
+        assert!(refused("LlamaForCausalLM", &bare).contains("num_attention_heads"));
+    }
 }

@@ -4,7 +4,7 @@
 
 use std::f64::consts::TAU;
 
-use super::keys::Build;
+use super::keys::{Build, CONTEXT};
 use crate::convert::Error;
 use crate::convert::config::Json;
 
@@ -25,11 +25,20 @@ pub(super) fn settings(config: &Json) -> Result<Json, Error> {
     config.inner("rope_scaling")
 }
 
-/// The share of a head that turns.
-pub(super) fn partial(config: &Json) -> Result<f32, Error> {
+/// Values of a head that turn, in families where only a share of them does, by `transformers` `default` where the
+/// settings do not say.
+pub(super) fn n_turning(build: &Build<'_>, default: f32) -> Result<u32, Error> {
     let keys = &["partial_rotary_factor", "rope_pct", "rope_percent"];
-    let own = config.f32(keys)?;
-    Ok(own.or(settings(config)?.f32(keys)?).unwrap_or(1.0))
+    let d_head = build.d_head()?;
+    let own = build.config.f32(keys)?;
+    let share = own.or(settings(build.config)?.f32(keys)?).unwrap_or(default);
+    let n_rot = (share * d_head as f32) as u32;
+    let is_share = share > 0.0 && share <= 1.0;
+    if !is_share || n_rot == 0 || !n_rot.is_multiple_of(2) {
+        let expected = format!("a share from 0 to 1 that makes an even number of {d_head} values");
+        return Err(build.config.wrong(keys[0], &expected, share));
+    }
+    Ok(n_rot)
 }
 
 /// Sets base and scaling.
@@ -71,24 +80,77 @@ fn linear(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
 }
 
 fn yarn(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
-    linear(build, scaling)?;
-    build.keys.retain(|(key, _)| !key.ends_with("rope.scaling.type"));
-    build.set("rope.scaling.type", "yarn");
     let original = scaling.u32(ORIGINAL)?.or(build.config.u32(ORIGINAL)?);
+    let factor = match (scaling.f32(&["factor"])?, original) {
+        (Some(factor), _) => factor,
+        (None, Some(original)) if original > 0 => {
+            build.config.count(CONTEXT, "the context")? as f32 / original as f32
+        }
+        (None, _) => scaling.need_f32(&["factor"], "how much positions are stretched")?,
+    };
+    if factor < 1.0 {
+        return Err(scaling.wrong("rope_scaling.factor", "at least 1", factor));
+    }
+    build.set("rope.scaling.type", "yarn");
+    build.set("rope.scaling.factor", factor);
     if let Some(original) = original {
         build.set("rope.scaling.original_context_length", original);
     }
-    let numbers = [
-        ("attention_factor", "rope.scaling.attn_factor"),
-        ("beta_fast", "rope.scaling.yarn_beta_fast"),
-        ("beta_slow", "rope.scaling.yarn_beta_slow"),
-    ];
-    for (from, to) in numbers {
-        if let Some(number) = scaling.f32(&[from])? {
+    // Readers of the file multiply by the magnitude that the factor alone gives.
+    let attention = magnitude(build, scaling, factor)? / usual_magnitude(factor, 1.0);
+    if (attention - 1.0).abs() > 1e-6 {
+        build.set("rope.scaling.attn_factor", attention);
+    }
+    for (from, to) in
+        [("beta_fast", "rope.scaling.yarn_beta_fast"), ("beta_slow", "rope.scaling.yarn_beta_slow")]
+    {
+        if let Some(number) = scaling.f32(&[from])?.filter(|&number| number != 0.0) {
             build.set(to, number);
         }
     }
+    if scaling.bool(&["truncate"])? == Some(false) {
+        build.notes.push("rope_scaling.truncate is false, for which files have no key: YaRN's bounds between fast and slow pairs are rounded to whole pairs, as in llama.cpp".to_owned());
+    }
     Ok(())
+}
+
+/// What all turned values are multiplied by, as `transformers` works it out.
+fn magnitude(build: &mut Build<'_>, scaling: &Json, factor: f32) -> Result<f32, Error> {
+    let number = |key: &str| Ok::<_, Error>(scaling.f32(&[key])?.filter(|&number| number != 0.0));
+    let stated = scaling.f32(&["attention_factor"])?;
+    let (one, all) = (number("mscale")?, number("mscale_all_dim")?);
+    if build.arch == "plm" && all.is_some() {
+        // Latent attention would scale its scores by it, too.
+        let found = all.unwrap_or_default();
+        return Err(scaling.wrong("rope_scaling.mscale_all_dim", "none in this family", found));
+    }
+    let magnitude = match (stated, one, all) {
+        (Some(stated), ..) => stated,
+        (None, Some(one), Some(all)) => usual_magnitude(factor, one) / usual_magnitude(factor, all),
+        (None, ..) => usual_magnitude(factor, 1.0),
+    };
+    let names = [("mscale", one), ("mscale_all_dim", all)];
+    for (name, _) in names.iter().filter(|(_, number)| number.is_some()) {
+        if stated.is_some() || one.is_none() || all.is_none() {
+            let why = if stated.is_some() {
+                "attention_factor says the magnitude"
+            } else {
+                "it counts only beside the other of mscale and mscale_all_dim"
+            };
+            build.notes.push(format!("rope_scaling.{name} is left out: {why}"));
+        }
+    }
+    match magnitude > 0.0 && magnitude.is_finite() {
+        true => Ok(magnitude),
+        false => {
+            Err(scaling.wrong("rope_scaling.attention_factor", "a positive number", magnitude))
+        }
+    }
+}
+
+/// YaRN's magnitude for positions stretched by `factor`, which is at least 1.
+fn usual_magnitude(factor: f32, mscale: f32) -> f32 {
+    0.1 * mscale * factor.ln() + 1.0
 }
 
 /// What the frequency of each pair is divided by (Llama 3.1): slow ones by the factor, fast ones by 1, a mix between.

@@ -2,7 +2,7 @@
 
 use super::keys::Build;
 use super::rules::*;
-use super::{Family, rope};
+use super::{Family, rope, window};
 use crate::convert::Error;
 
 /// Everything that can be converted.
@@ -42,7 +42,7 @@ pub(super) const ALL: &[Family] = &[
     Family {
         arch: "falcon",
         classes: &["FalconForCausalLM", "RWForCausalLM"],
-        activation: "gelu",
+        activation: "gelu_erf",
         rules: &[FALCON],
         keys: falcon,
         power_infer: true,
@@ -148,6 +148,13 @@ pub(super) const ALL: &[Family] = &[
         activation: "gelu",
         rules: &[TIED_PLUS_ONE, FOUR_NORMS_PLUS_ONE, QK, QK_NORMS_PLUS_ONE, VO, GATED, UP_DOWN],
         keys: gemma3,
+        defaults: &[
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("query_pre_attn_scalar", 256),
+            ("sliding_window", 4096),
+        ],
         space_prefix: Some(false),
         ..LLAMA
     },
@@ -170,6 +177,7 @@ const LLAMA: Family = Family {
     keys: llama,
     space_prefix: None,
     power_infer: false,
+    defaults: &[],
 };
 
 fn llama(build: &mut Build<'_>) -> Result<(), Error> {
@@ -177,7 +185,7 @@ fn llama(build: &mut Build<'_>) -> Result<(), Error> {
     build.feed_forward()?;
     build.rms()?;
     build.heads()?;
-    build.window()?;
+    window::set(build, |_| true)?;
     build.rope(build.d_head()?)
 }
 
@@ -221,9 +229,7 @@ fn nemotron(build: &mut Build<'_>) -> Result<(), Error> {
     build.feed_forward()?;
     build.layer_norm()?;
     build.heads()?;
-    let partial = build.config.f32(&["partial_rotary_factor", "rope_pct", "rope_percent"])?;
-    let partial = partial.unwrap_or(rope::partial(build.config)?);
-    build.rope((partial * build.d_head()? as f32) as u32)
+    build.rope(rope::n_turning(build, 0.5)?)
 }
 
 fn jais2(build: &mut Build<'_>) -> Result<(), Error> {
@@ -261,24 +267,47 @@ fn smallthinker(build: &mut Build<'_>) -> Result<(), Error> {
     let softmax = config.bool(&["moe_primary_router_apply_softmax"])?.unwrap_or(false);
     // 1 is softmax, 2 is the sigmoid.
     build.set("expert_gating_func", if softmax { 1_u32 } else { 2 });
-    let windowed = config.list("sliding_window_layout")?;
-    if windowed.is_some_and(|list| list.iter().any(|layer| layer.as_u64().unwrap_or(0) != 0)) {
-        build.window()?;
+    let windowed = window::layout(build, "sliding_window_layout")?;
+    let windowed = windowed.filter(|layers| layers.contains(&true));
+    let turning = window::layout(build, "rope_layout")?;
+    // Where there is a window, positions turn in the layers that have it, else in all.
+    let n_layer = build.n_layer()? as usize;
+    let expected = windowed.clone().unwrap_or_else(|| vec![true; n_layer]);
+    if turning.is_some_and(|turning| turning != expected) {
+        let expected = "1 for the layers with a window, or for all without one";
+        return Err(config.wrong("rope_layout", expected, "another list"));
+    }
+    if windowed.is_some() {
+        window::set_layers(build, windowed, |i| i % 4 != 0)?;
     }
     build.rope(build.d_head()?)
 }
 
 fn qwen(build: &mut Build<'_>) -> Result<(), Error> {
-    if build.config.bool(&["use_sliding_window"])? == Some(true) {
-        build.notes.push(
-            "use_sliding_window: the window is left out, every layer sees all positions".to_owned(),
-        );
-    }
     build.sizes()?;
     build.feed_forward()?;
     build.rms()?;
     build.heads()?;
+    qwen_window(build)?;
     build.rope(build.d_head()?)
+}
+
+/// The layers from a certain one on have a window, if it is used at all.
+fn qwen_window(build: &mut Build<'_>) -> Result<(), Error> {
+    let config = build.config;
+    let listed = window::layer_types(build)?;
+    if config.bool(&["use_sliding_window"])? != Some(true) {
+        return match listed.is_some_and(|layers| layers.contains(&true)) {
+            true => Err(config.wrong("use_sliding_window", "true, as layer_types has it", "false")),
+            false => Ok(()),
+        };
+    }
+    if listed.is_none() && build.arch.ends_with("moe") {
+        return Err(config.missing("layer_types", "the layers in which the window is used"));
+    }
+    let (first, n_layer) = (config.u32(&["max_window_layers"])?.unwrap_or(28), build.n_layer()?);
+    let layers = listed.unwrap_or_else(|| (0..n_layer).map(|layer| layer >= first).collect());
+    window::set_layers(build, Some(layers), |_| true)
 }
 
 fn qwen_moe(build: &mut Build<'_>) -> Result<(), Error> {
@@ -300,11 +329,12 @@ fn phi3(build: &mut Build<'_>) -> Result<(), Error> {
     build.sizes()?;
     build.feed_forward()?;
     build.rms()?;
-    // A window of zero says that there is none.
-    let window = build.config.u32(&["sliding_window"])?.unwrap_or(0);
-    build.set("attention.sliding_window", window);
-    let n_rot = (rope::partial(build.config)? * build.d_head()? as f32) as u32;
-    build.rope(n_rot)
+    window::set(build, |_| true)?;
+    if !build.has("attention.sliding_window") {
+        // Says that there is none.
+        build.set("attention.sliding_window", 0_u32);
+    }
+    build.rope(rope::n_turning(build, 1.0)?)
 }
 
 fn gemma(build: &mut Build<'_>) -> Result<(), Error> {
@@ -317,7 +347,7 @@ fn gemma(build: &mut Build<'_>) -> Result<(), Error> {
 
 fn gemma2(build: &mut Build<'_>) -> Result<(), Error> {
     gemma(build)?;
-    build.window()?;
+    window::set(build, |i| i % 2 == 0)?;
     scale(build)?;
     softcaps(build)
 }
@@ -351,16 +381,8 @@ fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
     build.feed_forward()?;
     build
         .set("attention.layer_norm_rms_epsilon", config.f32(super::keys::RMS_EPS)?.unwrap_or(1e-6));
-    let d_head = config.u32(&["head_dim"])?.unwrap_or(256);
-    build.set("attention.key_length", d_head);
-    build.set("attention.value_length", d_head);
-    build.window()?;
-    let kinds = config.list("layer_types")?;
-    let period = kinds.and_then(|list| list.iter().position(|kind| kind == "full_attention"));
-    let period = config.u32(&["sliding_window_pattern"])?.or(period.map(|n| n as u32 + 1));
-    if let Some(period) = period {
-        build.set("attention.sliding_window_pattern", period);
-    }
+    build.heads()?;
+    window::set_period(build, 6)?;
     scale(build)?;
     softcaps(build)?;
     let local = config.inner("rope_parameters")?.inner("sliding_attention")?;
@@ -368,8 +390,8 @@ fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
     if let Some(base) = local {
         build.set("rope.freq_base_swa", base);
     }
-    rope::set(build, d_head)?;
-    if !build.keys.iter().any(|(key, _)| key.ends_with("rope.freq_base")) {
+    rope::set(build, build.d_head()?)?;
+    if !build.has("rope.freq_base") {
         build.set("rope.freq_base", 1_000_000.0_f32);
     }
     Ok(())
@@ -380,7 +402,7 @@ fn gpt_oss(build: &mut Build<'_>) -> Result<(), Error> {
     build.feed_forward()?;
     build.rms()?;
     build.heads()?;
-    build.window()?;
+    window::set(build, |i| i % 2 == 0)?;
     build.experts()?;
     let n_ff = build.config.count(&["intermediate_size"], "the number of neurons of an expert")?;
     build.set("expert_feed_forward_length", n_ff);
