@@ -93,6 +93,8 @@ impl RopeTable {
             value => Err(keys.wrong(key, "a positive number", value)),
         };
         let attention = number("rope.scaling.attn_factor", 1.0)?;
+        let kind = keys.text("rope.scaling.type")?.unwrap_or("linear");
+        check_yarn(keys, kind == "yarn")?;
         let orig = keys.count("rope.scaling.original_context_length")?;
         let orig = orig.unwrap_or(hyper.n_ctx_train);
         let linear = |factors: Option<&[f32]>, factor: f32| -> Vec<f32> {
@@ -100,7 +102,7 @@ impl RopeTable {
         };
         let short = factors.short.as_deref();
         let long = factors.long.as_deref();
-        let table = match keys.text("rope.scaling.type")?.unwrap_or("linear") {
+        let table = match kind {
             "none" => RopeTable { freqs: linear(short, 1.0), long: None, scale: 1.0 },
             // The type was added after the factor: a factor without a type is linear.
             "linear" | "llama3" | "longrope" => RopeTable {
@@ -141,6 +143,23 @@ impl RopeTable {
             None => Ok(self),
         }
     }
+}
+
+/// Refuses a share of YaRN other than all or nothing, and a second factor on its magnitude: no known model has them.
+fn check_yarn(keys: &Keys<'_>, is_yarn: bool) -> Result<(), Error> {
+    let usual = [
+        ("rope.scaling.yarn_ext_factor", if is_yarn { 1.0 } else { 0.0 }),
+        ("rope.scaling.yarn_attn_factor", 1.0),
+    ];
+    for (key, usual) in usual {
+        match keys.f32(key)? {
+            None => {}
+            // A negative number says nothing.
+            Some(value) if value == usual || value < 0.0 => {}
+            Some(value) => return Err(keys.wrong(key, usual, value)),
+        }
+    }
+    Ok(())
 }
 
 fn base(keys: &Keys<'_>, key: &str) -> Result<Option<f32>, Error> {
@@ -199,6 +218,58 @@ mod tests {
         prop_oneof![proptest::sample::select(odd.to_vec()), 0.01f32..1e6, any::<f32>()]
     }
 
+    /// The table of a file with `kind` of scaling and one number more.
+    fn with(kind: &str, key: &str, number: f32) -> Result<RopeTable, Error> {
+        let mut writer = Writer::new(Container::Gguf);
+        writer.set("a.rope.scaling.type", kind).unwrap();
+        writer.set("a.rope.scaling.factor", 4.0_f32).unwrap();
+        writer.set(&format!("a.rope.scaling.{key}"), number).unwrap();
+        let file = File::from_vec(writer.in_memory().unwrap().finish().unwrap(), "f").unwrap();
+        let keys = Keys { metadata: file.metadata(), arch: "a", file: "f" };
+        RopeTable::global(&keys, &hyper(32, 64), &Factors::default())
+    }
+
+    #[test]
+    fn shares_of_yarn_that_are_not_built_are_refused() {
+        let usual = [("yarn", 1.0), ("linear", 0.0), ("yarn", -1.0), ("linear", -1.0)];
+        for (kind, share) in usual {
+            let same = with(kind, "yarn_attn_factor", 1.0).unwrap();
+            assert_eq!(with(kind, "yarn_ext_factor", share).unwrap(), same);
+        }
+        for (kind, share) in [("yarn", 0.0), ("yarn", 0.5), ("linear", 1.0), ("yarn", f32::NAN)] {
+            let error = with(kind, "yarn_ext_factor", share).unwrap_err().to_string();
+            assert!(error.contains("a.rope.scaling.yarn_ext_factor"), "{error}");
+        }
+        let error = with("yarn", "yarn_attn_factor", 1.2).unwrap_err().to_string();
+        assert!(error.contains("a.rope.scaling.yarn_attn_factor"), "{error}");
+        // Those that are built change something.
+        for key in ["yarn_beta_fast", "yarn_beta_slow", "attn_factor"] {
+            let (one, other) = (with("yarn", key, 1.5).unwrap(), with("yarn", key, 4.0).unwrap());
+            assert_ne!(one, other, "{key}");
+        }
+    }
+
+    fn hyper(pairs: usize, n_ctx_train: usize) -> Hyper {
+        Hyper {
+            n_layer: 1,
+            n_embd: 64,
+            n_head: 1,
+            n_head_kv: 1,
+            d_head: 64,
+            d_value: 64,
+            d_latent: 0,
+            n_ff: 1,
+            experts: None,
+            n_ctx_train,
+            eps: 0.0,
+            n_rot: 2 * pairs,
+            window: None,
+            attn_scale: 1.0,
+            attn_softcap: 0.0,
+            logit_softcap: 0.0,
+        }
+    }
+
     proptest! {
         #[test]
         fn odd_numbers_are_refused_or_give_finite_tables(
@@ -220,11 +291,7 @@ mod tests {
             }
             let file = File::from_vec(writer.in_memory().unwrap().finish().unwrap(), "f").unwrap();
             let keys = Keys { metadata: file.metadata(), arch: "a", file: "f" };
-            let hyper = Hyper {
-                n_layer: 1, n_embd: 64, n_head: 1, n_head_kv: 1, d_head: 64, d_value: 64,
-                d_latent: 0, n_ff: 1, experts: None, n_ctx_train, eps: 0.0, n_rot: 2 * pairs, window: None,
-                attn_scale: 1.0, attn_softcap: 0.0, logit_softcap: 0.0,
-            };
+            let hyper = hyper(pairs, n_ctx_train);
             let factors = factors.map(|factors| factors[..pairs].to_vec());
             let long = factors.clone();
             let factors = Factors { short: factors, long };
