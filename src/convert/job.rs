@@ -203,8 +203,16 @@ fn activation(
         "relu" | "fatrelu" | "shifted_relu" => "relu",
         "relu2" | "relu_squared" | "squared_relu" => "relu2",
         "silu" | "swish" => "silu",
-        _ if named.starts_with("gelu") => "gelu",
-        _ => return Err(config.wrong("hidden_act", "relu, relu2, silu or a gelu", named)),
+        // The name of the exact one stands for the approximation in this family.
+        "gelu" if family.arch.starts_with("gemma") => "gelu",
+        "gelu" | "gelu_python" => "gelu_erf",
+        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_accurate" => {
+            "gelu"
+        }
+        _ => {
+            let expected = "relu, relu2, silu, gelu, gelu_new or gelu_pytorch_tanh";
+            return Err(config.wrong("hidden_act", expected, named));
+        }
     };
     if known != family.activation {
         writer.set(&format!("{}.hidden_activation", family.arch), known)?;

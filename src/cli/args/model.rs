@@ -121,8 +121,11 @@ pub(crate) enum FfnActivation {
     Relu,
     /// x * sigmoid(x)
     Silu,
-    /// x * Phi(x)
+    /// x * Phi(x), by its approximation with tanh
     Gelu,
+    /// x * Phi(x), exactly
+    #[value(name = "gelu_erf")]
+    GeluErf,
     /// max(x, 0) squared
     Relu2,
     /// max(x, 0), on gate and up

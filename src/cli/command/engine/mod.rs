@@ -106,6 +106,7 @@ fn activation_name(activation: FfnActivation) -> &'static str {
         FfnActivation::Relu => "relu",
         FfnActivation::Silu => "silu",
         FfnActivation::Gelu => "gelu",
+        FfnActivation::GeluErf => "gelu_erf",
         FfnActivation::Relu2 => "relu2",
         FfnActivation::Drelu => "drelu",
     }
