@@ -3,7 +3,8 @@
   python scripts/check_conversion.py --binary target/release/thermocline [--only qwen2 ...] [--keep DIR] [--own]
 
 Needs torch, transformers, safetensors, tokenizers, gguf and llama-cpp-python. A family that the installed llama.cpp
-cannot load is said and counts as no failure. `--own` also runs the file in the engine under test.
+cannot load is said and counts as no failure. `--own` also runs the file in the engine under test, which fails where it
+refuses the file or writes another text.
 """
 import argparse
 import json
@@ -117,13 +118,13 @@ def own(binary, path, text, n, theirs):
     run = subprocess.run([binary, "run", "-m", path, "-p", text, "-n", str(n), "--temp", "0", "--no-perf",
                           "--no-display-prompt", "-c", "64"], capture_output=True)
     if run.returncode:
-        return "the engine says: " + run.stderr.decode(errors="replace").strip().replace("\n", "; ")[:120]
+        return "FAILED in the engine: " + run.stderr.decode(errors="replace").strip().replace("\n", "; ")[:120]
     ours = run.stdout.strip()
     if theirs is None:
         return f"the engine's text: {ours!r}"
     # Bytes that are no text are shown in one way or another.
     plain = lambda t: t.decode(errors="replace").replace("\ufffd", "").strip()  # noqa: E731
-    return "same greedy text" if plain(ours) == plain(theirs) else f"OTHER TEXT: {ours!r}, llama.cpp {theirs!r}"
+    return "same greedy text" if plain(ours) == plain(theirs) else f"FAILED, another text: {ours!r}, llama.cpp {theirs!r}"
 
 
 def check(a, name, kind, settings, folder):

@@ -27,7 +27,7 @@ pub struct Conversion {
     pub container: Option<Container>,
     /// The name of the pre-tokenizer, for one that has no known steps.
     pub pre: Option<String>,
-    /// The model's name; without a word the folder's.
+    /// The model's name; without a word the last part of `_name_or_path` in the settings, else the folder's.
     pub name: Option<String>,
     /// Replace a file of that name.
     pub force: bool,

@@ -25,7 +25,7 @@ pub(crate) struct ConvertArgs {
     /// The name of the pre-tokenizer, where tokenizer.json has one without a known name
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_PRE")]
     pub(crate) pre: Option<String>,
-    /// The model's name in the file; without it the folder's
+    /// The model's name in the file; without it the last part of `_name_or_path` in config.json, else the folder's name
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_MODEL_NAME")]
     pub(crate) model_name: Option<String>,
     /// Replace a file of that name
