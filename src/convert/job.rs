@@ -75,14 +75,18 @@ impl Conversion {
             down_by_neuron: self.predictor.is_some(),
         };
         let mut outputs = extra;
-        outputs.extend(plan.outputs(&checkpoint)?);
+        let (planned, lost) = plan.outputs(&checkpoint)?;
+        outputs.extend(planned);
         let mut notes = std::mem::take(&mut build.notes);
+        notes.extend(lost);
         let threshold = match &self.predictor {
             Some(folder) => {
-                predictor::add(folder, build.n_layer()?, &mut outputs, self.out_type_in(container))?
+                let (out_type, n_layer) = (self.out_type_in(container), build.n_layer()?);
+                predictor::add(folder, n_layer, &mut outputs, out_type, &mut notes)?
             }
             None => None,
         };
+        notes.extend(self.out_type.misfits(&outputs));
         if container == Container::PowerInfer {
             untie(&mut outputs, family.arch)?;
         }
@@ -223,7 +227,12 @@ fn activation(
 
 /// PowerInfer's loader of 2023 wants an output of its own, except for opt.
 fn untie(outputs: &mut Vec<Output>, arch: &str) -> Result<(), Error> {
-    if arch == "opt" || outputs.iter().any(|output| output.name == "output.weight") {
+    let is_untied = outputs.iter().any(|output| output.name == "output.weight");
+    if arch == "opt" && is_untied {
+        let what = "an output matrix of its own in the architecture `opt`".to_owned();
+        return Err(Error::PowerInfer { what });
+    }
+    if arch == "opt" || is_untied {
         return Ok(());
     }
     let embedding = outputs.iter().find(|output| output.name == "token_embd.weight");

@@ -6,6 +6,7 @@
 //!
 //! Not here: running a model, flags, printing.
 
+mod complete;
 mod config;
 mod error;
 mod family;

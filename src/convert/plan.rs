@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hal::format::Format;
 
+use super::complete;
 use super::family::{Build, Family, How};
 use super::output::{Change, Content, Output, Piece, RowMap, format_of};
 use super::source::{Checkpoint, Encoding, Tensor};
@@ -30,6 +31,9 @@ const DROPPED_SUFFIXES: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", ".att
 /// Pieces by their place among experts.
 type Pieces = BTreeMap<usize, Piece>;
 
+/// The tensors of a file, and what the user should know of what is not among them.
+pub(super) type Planned = (Vec<Output>, Vec<String>);
+
 /// What becomes of the weights.
 pub(super) struct Plan<'a> {
     pub(super) family: &'static Family,
@@ -41,14 +45,24 @@ pub(super) struct Plan<'a> {
 
 impl Plan<'_> {
     /// The tensors of the file, in the order in which they are used.
-    pub(super) fn outputs(&self, checkpoint: &Checkpoint) -> Result<Vec<Output>, Error> {
+    pub(super) fn outputs(&self, checkpoint: &Checkpoint) -> Result<Planned, Error> {
         let mut stacked: BTreeMap<Key, (Pieces, bool)> = BTreeMap::new();
         let mut outputs: BTreeMap<Key, Output> = BTreeMap::new();
+        let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut notes = Vec::new();
         for tensor in checkpoint.tensors.values() {
+            let dropped = DROPPED_PREFIXES.iter().find(|start| tensor.name.starts_with(**start));
+            if let Some(start) = dropped {
+                *left_out.entry(start).or_default() += 1;
+                continue;
+            }
             for (name, expert, how) in self.targets(&tensor.name)? {
                 if let How::Mxfp4 | How::Mxfp4Even | How::Mxfp4Odd = how {
                     let output = mxfp4(tensor, checkpoint, &name, how)?;
                     outputs.insert(Key::new(&name), output);
+                    continue;
+                }
+                if how == How::Tied && self.is_tied(tensor, checkpoint, &mut notes)? {
                     continue;
                 }
                 let piece = Piece::new(tensor, self.change(how, &name)?)?;
@@ -64,15 +78,45 @@ impl Plan<'_> {
             outputs.insert(key, output);
         }
         let outputs: Vec<Output> = outputs.into_values().collect();
-        self.check_layers(&outputs)?;
-        Ok(outputs)
+        complete::check(self, &outputs)?;
+        for (start, n) in left_out {
+            notes.push(format!("left out: {n} tensors of another part than text, `{start}*`"));
+        }
+        Ok((outputs, notes))
+    }
+
+    /// Whether the output matrix `head` is left out because the embedding serves in its place.
+    fn is_tied(
+        &self,
+        head: &Tensor,
+        checkpoint: &Checkpoint,
+        notes: &mut Vec<String>,
+    ) -> Result<bool, Error> {
+        let is_embedding = |name: &str| {
+            self.targets(name).is_ok_and(|to| to.iter().any(|(to, ..)| to == "token_embd.weight"))
+        };
+        let embedding = checkpoint.tensors.values().find(|tensor| is_embedding(&tensor.name));
+        let is_same = embedding.is_some_and(|embedding| {
+            (embedding.encoding, &embedding.shape, embedding.transposed)
+                == (head.encoding, &head.shape, head.transposed)
+                && embedding.bytes[..] == head.bytes[..]
+        });
+        if is_same {
+            return Ok(true);
+        }
+        let is_tied = self.build.config.bool(&["tie_word_embeddings"])?.unwrap_or(true);
+        if is_tied {
+            notes.push(format!(
+                "left out: `{}`, which is another matrix than the embedding though tie_word_embeddings says that both are one",
+                head.name
+            ));
+        }
+        Ok(is_tied)
     }
 
     /// What a tensor becomes: names in the file with the number of the expert.
     fn targets(&self, name: &str) -> Result<Vec<(String, Option<usize>, How)>, Error> {
-        let is_dropped = DROPPED_PREFIXES.iter().any(|start| name.starts_with(start))
-            || DROPPED_SUFFIXES.iter().any(|end| name.ends_with(end));
-        if is_dropped {
+        if DROPPED_SUFFIXES.iter().any(|end| name.ends_with(end)) {
             return Ok(Vec::new());
         }
         let bare = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
@@ -111,7 +155,9 @@ impl Plan<'_> {
             How::Same if name.ends_with(".ffn_down_t.weight") => {
                 Change { transpose: true, ..plain }
             }
-            How::Same | How::Drop | How::Mxfp4 | How::Mxfp4Even | How::Mxfp4Odd => plain,
+            How::Same | How::Tied | How::Drop | How::Mxfp4 | How::Mxfp4Even | How::Mxfp4Odd => {
+                plain
+            }
             How::RopeQuery | How::RopeKey => {
                 Change { map: RowMap::Rope { d_head: d_head()? }, ..plain }
             }
@@ -157,29 +203,6 @@ impl Plan<'_> {
         }
         let ty = self.out_type.of(name, &shape, first.encoding());
         Ok(Output { name: name.to_owned(), shape, ty, content: Content::Rows(pieces) })
-    }
-
-    /// Every layer must have the tensors that the first one has.
-    fn check_layers(&self, outputs: &[Output]) -> Result<(), Error> {
-        let names: std::collections::HashSet<&str> =
-            outputs.iter().map(|o| o.name.as_str()).collect();
-        for needed in ["token_embd.weight", "output_norm.weight", "blk.0.attn_norm.weight"] {
-            if !names.contains(needed) {
-                return Err(Error::MissingTensor { tensor: needed.to_owned() });
-            }
-        }
-        let n_layer = self.build.n_layer()?;
-        let of_first = names.iter().filter_map(|name| name.strip_prefix("blk.0."));
-        for part in of_first {
-            for layer in 1..n_layer {
-                let name = format!("blk.{layer}.{part}");
-                // Mixed models differ from layer to layer in their feed-forward blocks.
-                if !names.contains(name.as_str()) && !part.starts_with("ffn_") {
-                    return Err(Error::MissingTensor { tensor: name });
-                }
-            }
-        }
-        Ok(())
     }
 }
 
@@ -284,6 +307,21 @@ impl OutType {
         let fits = format_of(wanted)
             .is_some_and(|format| shape[0].is_multiple_of(format.block_values() as u64));
         if fits { wanted } else { TensorType::F16 }
+    }
+
+    /// What the user should know of tensors whose rows the type does not fit.
+    pub(super) fn misfits(self, outputs: &[Output]) -> Vec<String> {
+        if self != OutType::Q8_0 {
+            return Vec::new();
+        }
+        let mut misfits: BTreeMap<u64, usize> = BTreeMap::new();
+        for output in outputs.iter().filter(|output| output.ty == TensorType::F16) {
+            *misfits.entry(output.shape[0]).or_default() += 1;
+        }
+        let note = |(len, n)| {
+            format!("rows of {len} values do not fit Q8_0, F16 is taken for {n} tensors")
+        };
+        misfits.into_iter().map(note).collect()
     }
 }
 

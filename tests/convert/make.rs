@@ -33,6 +33,20 @@ fn tokenizer() -> Value {
     })
 }
 
+/// All weights of a llama of `n_layer` layers, those of the first as in [`weights`].
+pub(super) fn layers(n_layer: usize) -> Vec<Weight> {
+    let first = weights();
+    let of_layer = |layer: usize| {
+        let renamed = move |(name, shape, values): &Weight| {
+            let name = name.replace("layers.0.", &format!("layers.{layer}."));
+            (name, shape.clone(), values.clone())
+        };
+        first.iter().filter(|(name, ..)| name.contains("layers.0.")).map(renamed)
+    };
+    let rest: Vec<Weight> = (1..n_layer).flat_map(of_layer).collect();
+    [first, rest].concat()
+}
+
 /// All weights of a one-layer llama; each value tells its place.
 pub(super) fn weights() -> Vec<Weight> {
     let names: [(&str, &[u64]); 11] = [

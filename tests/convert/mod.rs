@@ -2,6 +2,7 @@
 
 mod files;
 mod hostile;
+mod lossy;
 mod make;
 mod settings;
 

@@ -22,6 +22,8 @@ pub(in crate::convert) enum How {
     Same,
     /// Not needed.
     Drop,
+    /// An output that is the embedding again, unless it differs and `config.json` says that it may.
+    Tied,
     /// Rows of query heads, or of key heads, are put into the order of adjacent pairs.
     RopeQuery,
     RopeKey,
@@ -130,7 +132,7 @@ pub(super) const EMBEDDINGS_PLUS_ONE: &[Rule] = &[
 pub(super) const TIED_PLUS_ONE: &[Rule] = &[
     same("embed_tokens", "token_embd"),
     how("norm", "output_norm", How::PlusOne),
-    how("lm_head", "", How::Drop),
+    how("lm_head", "output", How::Tied),
 ];
 pub(super) const NORMS_PLUS_ONE: &[Rule] = &[
     how("layers.*.input_layernorm", "blk.*.attn_norm", How::PlusOne),
@@ -163,7 +165,7 @@ pub(super) const OPT: &[Rule] = &[
     same("decoder.embed_tokens", "token_embd"),
     same("decoder.embed_positions", "position_embd"),
     same("decoder.final_layer_norm", "output_norm"),
-    how("lm_head", "", How::Drop),
+    how("lm_head", "output", How::Tied),
     same("decoder.layers.*.self_attn_layer_norm", "blk.*.attn_norm"),
     same("decoder.layers.*.self_attn.q_proj", "blk.*.attn_q"),
     same("decoder.layers.*.self_attn.k_proj", "blk.*.attn_k"),

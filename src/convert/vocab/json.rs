@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{MAX_TOKENS, Vocab, kind, pre};
+use super::{MAX_TOKENS, Vocab, kind, normalizer, pre};
 use crate::convert::Error;
 use crate::convert::config::Json;
 use crate::convert::read::text_limited;
@@ -154,6 +154,7 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
         vocab.types[unk] = kind::UNKNOWN;
     }
     vocab.space_prefix = Some(prepends(json)?);
+    normalizer::add(json, &mut vocab)?;
     Ok(vocab)
 }
 

@@ -5,6 +5,7 @@
 
 mod added;
 mod json;
+mod normalizer;
 mod pre;
 mod sentencepiece;
 mod special;
@@ -46,6 +47,8 @@ struct Vocab {
     /// How SentencePiece normalises text, as it stores it.
     charsmap: Vec<u8>,
     unk: Option<u32>,
+    /// What the user should know.
+    notes: Vec<String>,
 }
 
 impl Vocab {
@@ -98,6 +101,13 @@ pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
     let json = Json::open_if_there(&wanted.folder.join("tokenizer.json"))?;
     let settings = Json::open_if_there(&wanted.folder.join("tokenizer_config.json"))?;
     let mut vocab = read(wanted, json.as_ref())?;
+    notes.append(&mut vocab.notes);
+    if let Some(pre) = wanted.pre.filter(|pre| *pre != vocab.pre) {
+        notes.push(format!(
+            "--pre {pre} is left out: a tokenizer of the kind `{}` needs no pre-tokenizer",
+            vocab.model
+        ));
+    }
     added::add(wanted.folder, json.as_ref(), settings.as_ref(), &mut vocab)?;
     if vocab.tokens.len() > wanted.n_vocab {
         let (n, n_vocab) = (vocab.tokens.len(), wanted.n_vocab);

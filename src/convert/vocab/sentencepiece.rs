@@ -73,6 +73,10 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
         vocab.model = "t5";
     } else {
         // Only unigram vocabularies are normalised by these.
+        if !vocab.charsmap.is_empty() {
+            let n = vocab.charsmap.len();
+            vocab.notes.push(format!("left out: tokenizer.model's table of characters to replace ({n} bytes), which files of this kind of tokenizer cannot hold"));
+        }
         vocab.charsmap.clear();
         vocab.remove_spaces = None;
     }

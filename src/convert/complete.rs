@@ -1,0 +1,87 @@
+//! Whether a checkpoint holds all of a model: every tensor of its family, in every layer, for every expert.
+
+use std::collections::HashMap;
+
+use super::Error;
+use super::family::How;
+use super::output::Output;
+use super::plan::Plan;
+
+/// A second norm before attention, which only the larger models of the family have.
+const OPTIONAL: &str = "blk.*.attn_norm_2";
+
+/// Checks the tensors that a plan makes. Layers are alike in every family: what one has, all have, of the same shape.
+pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
+    let shapes: HashMap<&str, &[u64]> =
+        outputs.iter().map(|output| (output.name.as_str(), output.shape.as_slice())).collect();
+    let missing = |tensor: String| Err(Error::MissingTensor { tensor });
+    for name in needed(plan)? {
+        if !shapes.contains_key(name.as_str()) {
+            return missing(name);
+        }
+    }
+    let n_layer = plan.build.n_layer()?;
+    for output in outputs {
+        check_experts(plan, output)?;
+        let Some((layer, part)) = layer_of(&output.name) else { continue };
+        if layer >= u64::from(n_layer) {
+            let expected =
+                format!("the layers of the checkpoint, of which one holds {}", output.name);
+            return Err(plan.build.config.wrong("num_hidden_layers", &expected, n_layer));
+        }
+        for other in 0..n_layer {
+            let name = format!("blk.{other}.{part}");
+            let Some(shape) = shapes.get(name.as_str()) else { return missing(name) };
+            if *shape != output.shape {
+                let expected = format!("{:?}, as {name}", reversed(shape));
+                let (tensor, found) = (output.name.clone(), reversed(&output.shape));
+                return Err(Error::Shape { tensor, expected, found });
+            }
+            // All others are compared with the first layer's.
+            if layer > 0 {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What no model of the family is without.
+fn needed(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
+    let mut needed = Vec::new();
+    let is_untied = plan.build.config.bool(&["tie_word_embeddings"])? == Some(false);
+    for rule in plan.family.rules.iter().copied().flatten() {
+        if rule.how == How::Drop || rule.to == OPTIONAL || (rule.to == "output" && !is_untied) {
+            continue;
+        }
+        let by_neuron = plan.down_by_neuron && rule.to.ends_with(".ffn_down");
+        let end = if by_neuron { "_t.weight" } else { ".weight" };
+        needed.push(format!("{}{end}", rule.to.replace('*', "0")));
+    }
+    Ok(needed)
+}
+
+/// As many experts as the settings say.
+fn check_experts(plan: &Plan<'_>, output: &Output) -> Result<(), Error> {
+    let is_of_experts =
+        output.name.contains("_exps.") || output.name.ends_with(".ffn_gate_inp.weight");
+    match plan.build.n_expert() {
+        Some(n) if is_of_experts && output.shape.last() != Some(&n) => Err(Error::Shape {
+            tensor: output.name.clone(),
+            expected: format!("{n} experts, as config.json says"),
+            found: reversed(&output.shape),
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Layer and part of a name.
+fn layer_of(name: &str) -> Option<(u64, &str)> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, part))
+}
+
+/// A shape as PyTorch has it.
+fn reversed(shape: &[u64]) -> Vec<u64> {
+    shape.iter().rev().copied().collect()
+}
