@@ -205,8 +205,16 @@ fn without_rows_by_neuron_a_predictor_is_not_used() {
     for format in [Format::F16, Format::Q4_0, Format::Q8_0] {
         for pwri in [false, true] {
             let model = Tiny { format, pwri, rank: 32, ..tiny(3) }.model();
-            let n_converted = to_convert(&model, &options(), &devices::cpu(Some(1))).len();
-            assert_eq!(n_converted, if pwri { 0 } else { 3 }, "PowerInfer's files have rows");
+            let converted = to_convert(&model, &options(), &devices::cpu(Some(1)));
+            let ends = |part| move |weight: &&Weight| weight.label.ends_with(part);
+            let [bundles, downs] =
+                ["ffn_bundle", "ffn_down"].map(|part| converted.iter().filter(ends(part)).count());
+            let expected = if pwri { (3, 0) } else { (3, 3) };
+            assert_eq!((bundles, downs), expected, "PowerInfer's files have down in rows");
+            assert_eq!(converted.len(), bundles + downs);
+            let cols = if pwri { 3 } else { 2 } * model.hyper.n_embd;
+            let wide = converted.iter().filter(ends("ffn_bundle"));
+            assert!(wide.into_iter().all(|weight| weight.pack.source.n_cols == cols));
             let as_it_is = EngineOptions { repack: false, ..options() };
             let exact = EngineOptions { sparsity: Sparsity::Exact, ..as_it_is.clone() };
             let counts =

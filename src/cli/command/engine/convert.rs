@@ -23,8 +23,9 @@ pub(super) fn prepare(
     let weights = to_convert(model, &options, cpu);
     if weights.is_empty() {
         let wants = EngineOptions { repack: true, ..options.clone() };
-        if !options.repack && !to_convert(model, &wants, cpu).is_empty() {
-            terminal.note("--no-repack: neurons that are skipped save the rows of gate and up only, all of ffn_down is read");
+        let wanted = if options.repack { Vec::new() } else { to_convert(model, &wants, cpu) };
+        if !wanted.is_empty() {
+            terminal.note(&format!("--no-repack: {}", cost_of_rows_as_they_are(&wanted)));
         }
         return options;
     }
@@ -41,7 +42,7 @@ pub(super) fn prepare(
     }
     let rest = Need::of(model, &options, cpu).beside_weights();
     let free = cpu.memory().ok().and_then(|memory| memory.free);
-    match short_of_memory(size, rest, free) {
+    match short_of_memory(size, rest, free, cost_of_rows_as_they_are(&weights)) {
         None => options,
         Some(note) => {
             terminal.note(&note);
@@ -50,11 +51,21 @@ pub(super) fn prepare(
     }
 }
 
+/// What it costs to run without these weights laid out anew.
+fn cost_of_rows_as_they_are(weights: &[Weight]) -> &'static str {
+    match weights.iter().any(|weight| weight.pack.transpose) {
+        true => {
+            "neurons that are skipped save the rows of gate and up only, all of ffn_down is read"
+        }
+        false => "a neuron's rows lie far apart in the file, which reads them more slowly",
+    }
+}
+
 /// What is said where the copy of `size` does not fit into `free` beside the `rest`.
-fn short_of_memory(size: Bytes, rest: Bytes, free: Option<Bytes>) -> Option<String> {
+fn short_of_memory(size: Bytes, rest: Bytes, free: Option<Bytes>, cost: &str) -> Option<String> {
     let free = free.filter(|&free| size + rest > free)?;
     Some(format!(
-        "weights laid out anew would take {size} of memory, with {rest} for the context, and {free} are free: the model runs from the file as it is, and where neurons are skipped all of ffn_down is read"
+        "weights laid out anew would take {size} of memory, with {rest} for the context, and {free} are free: the model runs from the file as it is, and {cost}"
     ))
 }
 
@@ -110,10 +121,10 @@ mod tests {
     #[test]
     fn the_copy_is_left_where_it_does_not_fit() {
         let gib = |n: u64| Bytes(n << 30);
-        assert_eq!(short_of_memory(gib(2), gib(1), None), None);
-        assert_eq!(short_of_memory(gib(2), gib(1), Some(gib(3))), None);
-        let note = short_of_memory(gib(2), gib(1), Some(gib(3) - Bytes(1))).unwrap();
+        assert_eq!(short_of_memory(gib(2), gib(1), None, ""), None);
+        assert_eq!(short_of_memory(gib(2), gib(1), Some(gib(3)), ""), None);
+        let note = short_of_memory(gib(2), gib(1), Some(gib(3) - Bytes(1)), "").unwrap();
         assert!(note.contains("runs from the file as it is"), "{note}");
-        assert!(short_of_memory(Bytes::MAX, Bytes::MAX, Some(gib(1))).is_some());
+        assert!(short_of_memory(Bytes::MAX, Bytes::MAX, Some(gib(1)), "").is_some());
     }
 }
