@@ -8,7 +8,7 @@ use thermocline::engine::{Engine, EngineOptions, Session};
 use thermocline::generate::{Ended, Options, Report, generate, resume};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::sample::{Sampler, SamplerConfig};
-use thermocline::tokenizer::{Tokenizer, Vocab};
+use thermocline::tokenizer::{TokenType, Tokenizer, Vocab};
 use thermocline::{devices, embedded};
 
 /// Interrupts after `n` pieces of text; gives the end and the number of shifts.
@@ -21,6 +21,7 @@ fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (E
         end_of_text: false,
         ends: Vec::new(),
         special: false,
+        written: Vec::new(),
     };
     let interrupt = AtomicBool::new(false);
     let mut n_emitted = 0;
@@ -38,8 +39,15 @@ fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (E
 }
 
 fn built_in(n_ctx: usize) -> (Engine, Tokenizer) {
+    built_in_with(n_ctx, |_| {})
+}
+
+/// The built-in model with a vocabulary that `changes` changed.
+fn built_in_with(n_ctx: usize, changes: impl Fn(&mut Vocab)) -> (Engine, Tokenizer) {
     let file = embedded::file().unwrap();
-    let tokenizer = Tokenizer::new(Vocab::from_metadata(file.metadata()).unwrap()).unwrap();
+    let mut vocab = Vocab::from_metadata(file.metadata()).unwrap();
+    changes(&mut vocab);
+    let tokenizer = Tokenizer::new(vocab).unwrap();
     let model = Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap());
     let options = EngineOptions { n_ctx, n_ubatch: 8, ..EngineOptions::default() };
     let devices = vec![devices::cpu(Some(1))];
@@ -63,6 +71,7 @@ fn greedy(
         end_of_text: false,
         ends: Vec::new(),
         special: false,
+        written: Vec::new(),
     };
     let config = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
     let mut sampler = Sampler::new(&config, tokenizer.n_vocab()).unwrap();
@@ -121,4 +130,63 @@ fn an_interrupt_is_an_end_wherever_it_comes() {
     let (ended, n_shifts) = interrupted_after(&mut engine, &tokenizer, 1000);
     assert_eq!(ended, Ended::Length);
     assert!(n_shifts > 1, "{n_shifts} shifts");
+}
+
+/// Three tokens, each of them `id`, after a prompt.
+fn always(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    id: u32,
+    options: Options,
+) -> (String, Report) {
+    let options = Options {
+        n_predict: Some(3),
+        context_shift: false,
+        n_keep: 1,
+        stops: Vec::new(),
+        ..options
+    };
+    let config = SamplerConfig { temp: 0.0, logit_bias: vec![(id, 1e6)], ..Default::default() };
+    let mut sampler = Sampler::new(&config, tokenizer.n_vocab()).unwrap();
+    let interrupt = AtomicBool::new(false);
+    let mut text = String::new();
+    let mut emit = |piece: &str| {
+        text.push_str(piece);
+        ControlFlow::Continue(())
+    };
+    let prompt = [1, 5, 9];
+    let report =
+        generate(engine, tokenizer, &mut sampler, &prompt, &options, &interrupt, &mut emit);
+    (text, report.unwrap())
+}
+
+#[test]
+fn control_tokens_are_written_where_they_are_listed_and_none_that_ends_the_text() {
+    const MARK: u32 = 300;
+    let (mut engine, tokenizer) = built_in_with(32, |vocab| {
+        vocab.tokens[MARK as usize] = b"<think>".to_vec();
+        vocab.types[MARK as usize] = TokenType::Control;
+    });
+    let options = |written: &[u32], ends: &[u32], special| Options {
+        n_predict: None,
+        context_shift: false,
+        n_keep: 1,
+        stops: Vec::new(),
+        end_of_text: true,
+        ends: ends.to_vec(),
+        special,
+        written: written.to_vec(),
+    };
+    let three = "<think><think><think>";
+    for (options, expected, end) in [
+        (options(&[], &[], false), "", None),
+        (options(&[MARK], &[], false), three, None),
+        (options(&[MARK + 1], &[], false), "", None),
+        (options(&[], &[], true), three, None),
+        (options(&[MARK], &[MARK], true), "", Some(MARK)),
+    ] {
+        let (text, report) = always(&mut engine, &tokenizer, MARK, options.clone());
+        assert_eq!((text.as_str(), report.end), (expected, end), "{options:?}");
+        assert_eq!(report.ended == Ended::EndOfText, end.is_some());
+    }
 }

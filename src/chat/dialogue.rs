@@ -70,8 +70,11 @@ impl Dialogue {
         let with_system = self.render(template, &talk.messages(), true);
         match with_system {
             Ok(text) => Ok(Prompt { text, system_was_merged: false }),
-            Err(error) if talk.system.is_some() => {
-                // Some templates refuse the role: they say so by an exception.
+            // Some templates refuse the role, by an exception or because they do not expect it. What takes too much or
+            // too long would do so again.
+            Err(error @ (TemplateError::Raised { .. } | TemplateError::Failed { .. }))
+                if talk.system.is_some() =>
+            {
                 let merged = self.render(template, &talk.messages_without_system(), true);
                 let text = merged.map_err(|_| error)?;
                 Ok(Prompt { text, system_was_merged: true })
@@ -176,5 +179,21 @@ mod tests {
         let mut alone = talk();
         alone.system = None;
         assert!(!dialogue.prompt(&alone).unwrap().system_was_merged);
+    }
+
+    #[test]
+    fn a_limit_is_no_refusal_of_the_system_message() {
+        let prompt = |does: &str| {
+            let source = format!(
+                "{{% for m in messages %}}{{% if m.role == 'system' %}}{does}{{% endif %}}{{% endfor %}}"
+            );
+            Dialogue::with_template(Template::compile(&source).unwrap()).prompt(&talk())
+        };
+        let grown = prompt("{{ 'a' | indent(10**9) }}").unwrap_err();
+        assert!(matches!(grown, TemplateError::TooMuch { .. }), "{grown:?}");
+        let rounds = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}";
+        let endless = prompt(rounds).unwrap_err();
+        assert!(matches!(endless, TemplateError::Endless { .. }), "{endless:?}");
+        assert!(prompt("{{ 1 + 'a' }}").unwrap().system_was_merged, "what fails may be the role");
     }
 }

@@ -58,6 +58,17 @@ impl Reasoning {
         Reasoning { state, held: String::new() }
     }
 
+    /// All that may open or close reasoning.
+    pub fn marks() -> impl Iterator<Item = &'static str> {
+        MARKS.iter().flat_map(|(open, close)| [*open, *close])
+    }
+
+    /// What opens the reasoning that `close` closes, where it is known to.
+    #[must_use]
+    pub fn opening(close: &str) -> Option<&'static str> {
+        MARKS.iter().find(|(_, known)| *known == close).map(|(open, _)| *open)
+    }
+
     /// Takes the next piece and hands on what is certain.
     pub fn push(&mut self, piece: &str, take: &mut Take<'_>) {
         self.held.push_str(piece);

@@ -30,6 +30,18 @@ impl Templates {
         Ok(Templates { default, named })
     }
 
+    /// The template of this name alone, whatever else is in the file.
+    ///
+    /// # Errors
+    /// As [`Templates::from_metadata`], for this one.
+    pub fn named_in<'a>(metadata: &'a Metadata, name: &str) -> Result<Option<&'a str>, Error> {
+        let mut names = metadata.str_array(NAMES)?.into_iter().flat_map(|names| names.iter());
+        match names.any(|known| known == name.as_bytes()) {
+            true => metadata.str(&format!("{DEFAULT}.{name}")),
+            false => Ok(None),
+        }
+    }
+
     /// The template for a conversation that asks for none by name: the file's own, else the one called `default`.
     #[must_use]
     pub fn default_source(&self) -> Option<&str> {
@@ -83,6 +95,26 @@ mod tests {
         assert_eq!(templates.named("tool_use"), Some("t"));
         assert_eq!(templates.names().collect::<Vec<_>>(), ["tool_use"]);
         assert_eq!(read(&[]).unwrap().default_source(), None);
+    }
+
+    #[test]
+    fn one_is_found_beside_others_that_are_broken() {
+        let mut writer = Writer::new(Container::Gguf);
+        for (key, value) in [
+            (DEFAULT, text(b"\xff")),
+            (NAMES, names(&["good", "bad"])),
+            ("tokenizer.chat_template.good", text(b"t")),
+            ("tokenizer.chat_template.bad", Value::U32(1)),
+            ("tokenizer.chat_template.unlisted", text(b"u")),
+        ] {
+            writer.set(key, value).unwrap();
+        }
+        let bytes = writer.in_memory().unwrap().finish().unwrap();
+        let file = File::from_vec(bytes, "test.gguf").unwrap();
+        let found = |name| Templates::named_in(file.metadata(), name);
+        assert_eq!(found("good").unwrap(), Some("t"));
+        assert_eq!(found("unlisted").unwrap(), None);
+        assert!(found("bad").is_err());
     }
 
     #[test]

@@ -46,9 +46,11 @@ impl Interrupt {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// From here to [`Interrupt::clear`] the first Ctrl-C ends the process: nothing is running that could stop.
-    pub(crate) fn arm(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    /// From here to [`Interrupt::clear`] the first Ctrl-C ends the process: nothing is running that could stop. False
+    /// where Ctrl-C was pressed before and nobody has seen it.
+    #[must_use]
+    pub(crate) fn arm(&self) -> bool {
+        !self.0.swap(true, Ordering::Relaxed)
     }
 
     /// Whether Ctrl-C was pressed.
@@ -59,6 +61,19 @@ impl Interrupt {
     /// The flag itself, for an engine that polls it inside a step.
     pub(crate) fn flag(&self) -> &Arc<AtomicBool> {
         &self.0
+    }
+}
+
+#[cfg(test)]
+impl Interrupt {
+    /// A flag that no signal sets.
+    pub(crate) fn unhandled() -> Self {
+        Self(Arc::new(AtomicBool::new(false)))
+    }
+
+    /// What a signal does.
+    pub(crate) fn press(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

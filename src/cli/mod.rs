@@ -64,12 +64,15 @@ fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), Ended> {
     let command = Cli::from_arg_matches(&parsed).map_err(Ended::ByClap)?.command;
     let common = command.common();
     *terminal = Terminal::new(common.color, common.log_disable, common.verbose);
-    if parsed.subcommand_name().is_some_and(|n| llama::applies_to(n.as_ref())) {
+    let Some((name, given)) = parsed.subcommand() else {
+        return Ok(());
+    };
+    if llama::applies_to(name.as_ref()) {
         #[allow(clippy::disallowed_methods)] // the environment is read on this floor
         llama::from_environment(&mut words.seen, |name| std::env::var(name).ok());
         llama::judge(&words.seen, terminal)?;
     }
-    let command = command::chat::meant(command, words.named);
+    let command = command::chat::meant(command, words.named, given, terminal)?;
     Ok(dispatch(&command, terminal)?)
 }
 

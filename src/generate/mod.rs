@@ -23,8 +23,10 @@ pub struct Options {
     pub end_of_text: bool,
     /// Further tokens that end the text, such as a chat template's end of a turn.
     pub ends: Vec<u32>,
-    /// Show special tokens.
+    /// Show special tokens, but the one that ends the text: [`Report::end`] has it.
     pub special: bool,
+    /// Control tokens that are a part of the text all the same, such as marks of reasoning.
+    pub written: Vec<u32>,
 }
 
 /// Why a generation ended.
@@ -49,6 +51,8 @@ pub enum Ended {
 pub struct Report {
     /// Why it ended.
     pub ended: Ended,
+    /// The token that ended the text, which is no part of it.
+    pub end: Option<u32>,
     /// Tokens of the prompt.
     pub n_prompt: usize,
     /// How many of them the session held already, so that they were not computed.
@@ -132,7 +136,8 @@ pub fn resume(
     engine.truncate(session, n_reused);
     let mut run = Run {
         text: Text {
-            detokenizer: Detokenizer::new(tokenizer, Start::Continuation, options.special),
+            detokenizer: Detokenizer::new(tokenizer, Start::Continuation, options.special)
+                .writing(&options.written),
             stops: StopStrings::new(options.stops.clone()),
         },
         engine,
@@ -143,6 +148,7 @@ pub fn resume(
         logits: Vec::new(),
         report: Report {
             ended: Ended::Length,
+            end: None,
             n_prompt: prompt.len(),
             n_reused,
             prompt: Duration::ZERO,
@@ -227,10 +233,7 @@ impl Run<'_> {
             self.report.n_generated += 1;
             let ends = tokenizer.is_eog(token) || self.options.ends.contains(&token);
             if self.options.end_of_text && ends {
-                if self.options.special {
-                    let pushed = self.text.push(token)?;
-                    let _ = emit(&pushed.text);
-                }
+                self.report.end = Some(token);
                 return Ok(Ended::EndOfText);
             }
             let pushed = self.text.push(token)?;

@@ -21,6 +21,7 @@ pub enum Start {
 pub struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
     special: bool,
+    written: &'a [u32],
     strip: bool,
     pending: Vec<u8>,
     text: String,
@@ -30,7 +31,14 @@ impl<'a> Detokenizer<'a> {
     /// `special`: also write the text of control tokens such as `<s>`.
     pub fn new(tokenizer: &'a Tokenizer, start: Start, special: bool) -> Detokenizer<'a> {
         let strip = start == Start::OfText && tokenizer.has_space_prefix();
-        Detokenizer { tokenizer, special, strip, pending: Vec::new(), text: String::new() }
+        let (pending, text) = (Vec::new(), String::new());
+        Detokenizer { tokenizer, special, written: &[], strip, pending, text }
+    }
+
+    /// Also writes the text of these control tokens.
+    #[must_use]
+    pub fn writing(self, written: &'a [u32]) -> Detokenizer<'a> {
+        Detokenizer { written, ..self }
     }
 
     /// Adds a token and returns the text that became whole with it, often one word, maybe nothing.
@@ -38,7 +46,7 @@ impl<'a> Detokenizer<'a> {
     /// # Errors
     /// `NoSuchId` if the vocabulary has no such token.
     pub fn push(&mut self, id: u32) -> Result<&str, Error> {
-        let mut piece = self.tokenizer.piece(id, self.special)?;
+        let mut piece = self.tokenizer.piece(id, self.special || self.written.contains(&id))?;
         if self.strip && Some(id) != self.tokenizer.bos() {
             piece = piece.strip_prefix(b" ").unwrap_or(piece);
             self.strip = false;

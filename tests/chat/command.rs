@@ -1,12 +1,23 @@
 //! The command, with standard input that is closed or a pipe.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use thermocline::gguf::{Array, Strings, Value};
+
+use super::built_in_with;
 
 /// Runs the built-in model with `input` on standard input; `None` closes it.
-fn thermocline(args: &[&str], input: Option<&str>) -> Output {
+pub(super) fn thermocline(args: &[&str], input: Option<&str>) -> Output {
+    with_env(args, input, &[])
+}
+
+/// The same with these variables in the environment.
+pub(super) fn with_env(args: &[&str], input: Option<&str>, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
-    command.env_clear().args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env_clear().envs(env.iter().copied());
+    command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     let mut child = command.spawn().unwrap();
     if let Some(input) = input {
@@ -16,23 +27,23 @@ fn thermocline(args: &[&str], input: Option<&str>) -> Output {
     child.wait_with_output().unwrap()
 }
 
-fn stdout(output: &Output) -> String {
+pub(super) fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn stderr(output: &Output) -> String {
+pub(super) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Greedy and short.
 const SHORT: [&str; 5] = ["chat", "--temp", "0", "-n", "12"];
 
-fn chat(more: &[&str], input: Option<&str>) -> Output {
+pub(super) fn chat(more: &[&str], input: Option<&str>) -> Output {
     thermocline(&[&SHORT[..], more].concat(), input)
 }
 
 #[track_caller]
-fn check_done(output: &Output) {
+pub(super) fn check_done(output: &Output) {
     assert!(output.status.success(), "{}", stderr(output));
     assert!(!stderr(output).contains("panicked"), "{}", stderr(output));
 }
@@ -180,4 +191,119 @@ fn reasoning_is_kept_out_of_standard_output() {
     assert!(text.trim().len() > 10 && told.contains(text.trim()), "{text:?} is not in {told:?}");
     let quiet = chat(&["-p", "A cat", "--chat-template", template, "--log-disable"], None);
     assert_eq!(stderr(&quiet), "");
+}
+
+/// A file of the built-in model in which token 300 is a control token of this name.
+fn with_control_token(name: &str) -> tempfile::NamedTempFile {
+    let file = thermocline::embedded::file().unwrap();
+    let tokens = file.metadata().str_array("tokenizer.ggml.tokens").unwrap().unwrap();
+    let types = file.metadata().i32_array("tokenizer.ggml.token_type").unwrap().unwrap();
+    let tokens = tokens.iter().enumerate();
+    let tokens: Strings =
+        tokens.map(|(id, token)| if id == 300 { name.as_bytes() } else { token }).collect();
+    let types = types.iter().enumerate().map(|(id, &kind)| if id == 300 { 3 } else { kind });
+    let path = tempfile::NamedTempFile::with_suffix(".gguf").unwrap();
+    built_in_with(
+        path.path(),
+        &[
+            ("tokenizer.ggml.tokens", Value::Array(Array::String(tokens))),
+            ("tokenizer.ggml.token_type", Value::Array(Array::I32(types.collect()))),
+        ],
+    );
+    path
+}
+
+#[test]
+fn marks_of_reasoning_may_be_control_tokens() {
+    let file = with_control_token("[THINK]");
+    let model = file.path().to_str().unwrap();
+    let args = [
+        ["-m", model, "-p", "A cat"],
+        ["--logit-bias", "300+1000000", "--chat-template", "chatml"],
+    ];
+    let split = chat(&args.concat(), None);
+    check_done(&split);
+    assert_eq!(stdout(&split).trim(), "", "all is reasoning");
+    assert!(stderr(&split).contains("[THINK][THINK]"), "{}", stderr(&split));
+    let whole = chat(&[&args.concat()[..], &["--reasoning-format", "none"]].concat(), None);
+    assert_eq!(stdout(&whole).trim(), "[THINK]".repeat(12));
+}
+
+#[test]
+fn the_token_that_ends_a_turn_is_shown_and_not_remembered() {
+    let template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}";
+    // The model says nothing but its end.
+    let args = ["--chat-template", template, "--logit-bias", "2+1000000", "--verbose-prompt"];
+    let input = Some("A cat\nA dog\n");
+    let [special, plain] =
+        [&["--special"][..], &[]].map(|more| chat(&[&args[..], more].concat(), input));
+    check_done(&special);
+    assert_eq!((stdout(&special).as_str(), stdout(&plain).as_str()), ("</s>\n</s>\n", "\n\n"));
+    let prompts = |output: &Output| {
+        let told = stderr(output);
+        let tokens = told.lines().filter(|line| line.contains("-> '")).map(str::to_owned);
+        tokens.collect::<Vec<_>>()
+    };
+    assert_eq!(prompts(&special), prompts(&plain), "the second turn is asked the same");
+    assert_eq!(prompts(&plain).iter().filter(|line| line.ends_with("'</s>'")).count(), 4);
+}
+
+#[test]
+fn a_command_may_go_on_in_the_next_line() {
+    let output = chat(&[], Some("/system Be \\\nvery \\\nbrief.\n/system\n/exit\n"));
+    check_done(&output);
+    assert!(stderr(&output).contains("Be \\nvery \\nbrief."), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "", "no line of it became a message");
+    let reverse = chat(&["-mli"], Some("/system Be brief.\n/system\n/exit\n"));
+    assert!(stderr(&reverse).contains("\nBe brief.\n"), "{}", stderr(&reverse));
+}
+
+#[test]
+fn a_known_layout_needs_nothing_of_a_broken_file() {
+    let file = tempfile::NamedTempFile::with_suffix(".gguf").unwrap();
+    let broken = [("tokenizer.chat_template", Value::String(b"\xff".to_vec()))];
+    built_in_with(file.path(), &broken);
+    let model = ["-m", file.path().to_str().unwrap(), "-p", "A cat"];
+    let own = chat(&model, None);
+    assert_eq!(own.status.code(), Some(3), "{}", stderr(&own));
+    let known = chat(&[&model[..], &["--chat-template", "chatml"]].concat(), None);
+    check_done(&known);
+    assert!(stdout(&known).trim().len() > 10);
+    let unknown = chat(&[&model[..], &["--chat-template", "magic"]].concat(), None);
+    assert_eq!(unknown.status.code(), Some(2), "{}", stderr(&unknown));
+}
+
+#[test]
+fn a_shift_within_an_answer_keeps_the_system_message() {
+    let system = "You are a cat that lives in a big house by the sea and tells stories to dogs.";
+    let args = ["chat", "--temp", "0", "-c", "192", "-n", "220", "--ignore-eos", "--json"];
+    let talk = ["--chat-template", "chatml", "-sys", system, "-p", "Hello"];
+    let answer = |keep: &str| {
+        let shift = ["--context-shift", "--keep", keep];
+        let output = thermocline(&[&args[..], &talk, &shift].concat(), None);
+        check_done(&output);
+        assert!(!stderr(&output).contains("\"context_shifts\":0"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("older text was forgotten"), "{}", stderr(&output));
+        stdout(&output)
+    };
+    // Within the system message it does not matter how much of the prompt is asked for.
+    assert_eq!(answer("0"), answer("16"));
+    assert_ne!(answer("0"), answer("-1"), "but more of it does");
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_while_the_next_line_is_awaited_exits_as_interrupted() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.env_clear().args(SHORT).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"A bird\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.trim().len() > 10, "{line:?}");
+    std::thread::sleep(Duration::from_millis(100));
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }

@@ -5,8 +5,9 @@ use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use thermocline::embedded;
-use thermocline::gguf::{Container, Writer};
+use thermocline::gguf::Value;
+
+use super::built_in_with;
 
 /// Even a machine under load answers within this.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -55,6 +56,11 @@ impl Terminal {
         }
     }
 
+    #[track_caller]
+    fn waits_for_shell(&self) {
+        self.waits_for("shell", |screen| screen.trim_end().ends_with("ready"));
+    }
+
     /// Waits for the prompt after `n` lines were typed at it.
     #[track_caller]
     fn waits_for_prompt(&self, n: usize) {
@@ -74,21 +80,9 @@ impl Drop for Terminal {
 
 /// The built-in model with a chat template.
 fn instruct_model(path: &Path) {
-    let file = embedded::file().unwrap();
-    let mut writer = Writer::new(Container::Gguf);
-    for (key, value) in file.metadata().iter() {
-        writer.set(key, value.clone()).unwrap();
-    }
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
-    writer.set("tokenizer.chat_template", template).unwrap();
-    for tensor in file.tensors() {
-        writer.declare(&tensor.name, &tensor.shape, tensor.ty).unwrap();
-    }
-    let mut data = writer.create(path).unwrap();
-    for tensor in file.tensors() {
-        data.write(&tensor.name, file.bytes(tensor).unwrap()).unwrap();
-    }
-    data.finish().unwrap();
+    let template = Value::String(template.into());
+    built_in_with(path, &[("tokenizer.chat_template", template)]);
 }
 
 #[test]
@@ -100,7 +94,7 @@ fn a_terminal_and_a_template_make_a_conversation() {
     };
     let model = folder.path().join("model.gguf");
     instruct_model(&model);
-    terminal.waits_for("shell", |screen| screen.contains("ready"));
+    terminal.waits_for_shell();
     let program = env!("CARGO_BIN_EXE_thermocline");
     // No command is named. The answers would never end of their own accord.
     terminal.types(&format!(
@@ -118,16 +112,38 @@ fn a_terminal_and_a_template_make_a_conversation() {
     }
     terminal.types("/stats");
     terminal.waits_for("counts", |screen| screen.contains("1 questions"));
+    terminal.waits_for_prompt(3);
     terminal.tmux(&["send-keys", "-l", "half a line"]);
     terminal.presses("C-c");
     terminal.waits_for("a way out", |screen| screen.contains("Ctrl-D or /exit leaves"));
     terminal.types("/nonsense");
     terminal.waits_for("an objection", |screen| screen.contains("no command /nonsense"));
+    terminal.waits_for_prompt(5);
     terminal.presses("C-d");
+    terminal.waits_for_shell();
     terminal.types("echo code $?");
     terminal.waits_for("exit", |screen| screen.lines().any(|line| line.starts_with("code 0")));
     let history = folder.path().join(".local/state/thermocline/chat_history");
     if cfg!(target_os = "linux") {
         assert!(std::fs::read_to_string(history).unwrap().contains("Tell me a story."));
     }
+}
+
+#[test]
+fn a_single_turn_that_is_stopped_exits_as_interrupted() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(terminal) = Terminal::start(folder.path()) else {
+        println!("skipped: tmux is not here, or cannot start");
+        return;
+    };
+    terminal.waits_for_shell();
+    let program = env!("CARGO_BIN_EXE_thermocline");
+    terminal.types(&format!(
+        "{program} chat -st --ignore-eos --context-shift --repack-cache off -p Hello 2>/dev/null"
+    ));
+    terminal.waits_for("answer", |screen| screen.trim_end().len() > 400);
+    terminal.presses("C-c");
+    terminal.waits_for_shell();
+    terminal.types("echo code $?");
+    terminal.waits_for("exit", |screen| screen.lines().any(|line| line.starts_with("code 130")));
 }

@@ -4,6 +4,8 @@
 //! what is looked up, computed or stored passes a filter that counts its size, and text is written by the formatter,
 //! which counts too. Growth by more than a small factor then costs more than there is.
 
+use std::time::Instant;
+
 use minijinja::machinery::{Instruction, Instructions, Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -21,6 +23,7 @@ const DEEPEST: usize = 100;
 /// Names that no template can write.
 const COUNT: &str = "\u{1}count";
 const STORE: &str = "\u{1}store";
+const LIST: &str = "\u{1}list";
 pub(super) const SLICE: &str = "\u{1}slice";
 /// Returns its value. A product of two constants is computed when it is compiled, uncounted; with this between them it
 /// is not.
@@ -29,9 +32,11 @@ pub(super) const CONCAT: &str = "\u{1}concat";
 pub(super) const REMAINDER: &str = "\u{1}remainder";
 
 /// What is left for one rendering.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Meter {
     left: u64,
+    /// When it has taken long enough: nobody waits for what would come later, so nothing is counted after it.
+    deadline: Instant,
 }
 
 /// The sign of an error that stands for a meter at its end.
@@ -43,41 +48,58 @@ pub(super) fn too_much() -> Error {
     Error::new(ErrorKind::InvalidOperation, TooMuch.to_string()).with_source(TooMuch)
 }
 
+/// The sign of an error that stands for a deadline that passed.
+#[derive(Debug, thiserror::Error)]
+#[error("the template takes too long")]
+pub(super) struct TooSlow;
+
+fn too_slow() -> Error {
+    Error::new(ErrorKind::InvalidOperation, TooSlow.to_string()).with_source(TooSlow)
+}
+
 /// The instructions that a conversation of `n_messages` may take.
 pub(super) fn fuel(n_messages: usize) -> u64 {
     1_000_000 + 4_000 * n_messages as u64
 }
 
-/// Adds the filters, with room for a conversation of `size` bytes.
-pub(super) fn install(env: &mut Environment<'_>, size: usize) {
-    let room = ALLOWANCE + TIMES * size as u64;
+/// Adds the filters, with room for a conversation of `size` bytes and time until `deadline`.
+pub(super) fn install(env: &mut Environment<'_>, size: usize, deadline: Instant) {
+    let full = Meter { left: ALLOWANCE + TIMES * size as u64, deadline };
     env.add_filter(COUNT, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
         let cost = match value.as_str() {
             Some(text) => text.len(),
             None => value.len().unwrap_or(1).saturating_mul(8),
         };
-        spend_of(state, room, cost)?;
+        state.get_or_insert_extension(full).spend(cost)?;
         Ok(value)
+    });
+    // minijinja's sum of two lists walks both each time anew, sums in sums among them, and does not know its length.
+    env.add_filter(LIST, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
+        if value.kind() != ValueKind::Iterable {
+            return Ok(value);
+        }
+        let meter = state.get_or_insert_extension(full);
+        let mut items = Vec::new();
+        for item in value.try_iter()?.checked() {
+            meter.spend(ITEM)?;
+            items.push(item?);
+        }
+        Ok(Value::from(items))
     });
     env.add_filter(KEPT, |value: Value| value);
     env.add_filter(STORE, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
-        let meter = state.get_or_insert_extension(Meter { left: room });
-        weigh(&value, 0, meter)?;
+        weigh(&value, 0, state.get_or_insert_extension(full))?;
         Ok(value)
     });
-}
-
-fn spend_of(state: &mut State<'_, '_>, room: u64, cost: usize) -> Result<(), Error> {
-    state.get_or_insert_extension(Meter { left: room }).spend(cost)
 }
 
 /// Counts `cost` bytes or items.
 ///
 /// # Errors
-/// When there is nothing left.
+/// When there is nothing left, or no time.
 pub(super) fn spend(state: &mut State<'_, '_>, cost: usize) -> Result<(), Error> {
     // The meter is there: a program begins with it.
-    spend_of(state, ALLOWANCE, cost)
+    state.get_extension_mut::<Meter>().map_or_else(|| Err(too_much()), |meter| meter.spend(cost))
 }
 
 impl Meter {
@@ -86,7 +108,7 @@ impl Meter {
         match self.left.checked_sub(cost) {
             Some(left) => {
                 self.left = left;
-                Ok(())
+                if Instant::now() < self.deadline { Ok(()) } else { Err(too_slow()) }
             }
             None => Err(too_much()),
         }
@@ -217,6 +239,9 @@ fn expanded<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
     if let I::Slice = instruction {
         return vec![filter(SLICE, 4), count()];
     }
+    if let I::Add = instruction {
+        return vec![this, filter(LIST, 1), count()];
+    }
     if let I::StoreLocal(_) = instruction {
         return vec![filter(STORE, 1), this];
     }
@@ -236,7 +261,6 @@ fn expanded<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
         I::Lookup(_)
             | I::GetAttr(_)
             | I::GetItem
-            | I::Add
             | I::Mul
             | I::ApplyFilter(..)
             | I::CallFunction(..)

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use minijinja::machinery::{self, CodeGenerator, Instructions};
 use minijinja::syntax::SyntaxConfig;
@@ -26,8 +26,10 @@ use clock::Clock;
 
 /// Longest template in bytes; real ones have up to some ten thousand.
 pub const MAX_TEMPLATE: usize = 1 << 18;
-/// Longest time for one rendering. The limits of `meter.rs` come first, except in what minijinja does within one step.
+/// Longest time for one rendering; the meter ends it then. The other limits come first, but on a very busy machine.
 const DEADLINE: Duration = Duration::from_millis(900);
+/// After it, the time to the next counted step. What minijinja does within one step is not waited for.
+const GRACE: Duration = Duration::from_millis(100);
 /// Stack for values and expressions within each other; only what is used of it takes memory.
 const STACK: usize = 64 << 20;
 
@@ -100,10 +102,16 @@ pub enum TemplateError {
         /// Line of the template, from 1; 0 where it is not known.
         line: usize,
     },
-    /// It does not come to an end.
+    /// It does not come to an end: it takes more steps than a conversation of this size can need.
     #[error("line {line}: the template does not come to an end")]
     Endless {
         /// Line of the template, from 1; 0 where it is not known.
+        line: usize,
+    },
+    /// It takes too long.
+    #[error("line {line}: the template takes too long")]
+    TooSlow {
+        /// Line of the template that ran then, from 1; 0 where it is not known.
         line: usize,
     },
 }
@@ -117,13 +125,13 @@ impl Template {
     /// Checks that `source` can be compiled.
     ///
     /// # Errors
-    /// [`TemplateError::TooLong`], [`TemplateError::Syntax`], [`TemplateError::Endless`].
+    /// [`TemplateError::TooLong`], [`TemplateError::Syntax`], [`TemplateError::TooSlow`].
     pub fn compile(source: &str) -> Result<Template, TemplateError> {
         if source.len() > MAX_TEMPLATE {
             return Err(TemplateError::TooLong { bytes: source.len(), limit: MAX_TEMPLATE });
         }
         let source = without_generation(source);
-        aside(move || {
+        aside(move |_| {
             let source = meter::unfolded(&source, syntax()?).map_err(|e| typed(&e))?;
             compiled(&source)?;
             Ok(Template { source: source.into() })
@@ -149,27 +157,28 @@ impl Template {
         let source = Arc::clone(&self.source);
         let clock = Clock::new(input.now);
         let n_messages = input.messages.len();
-        aside(move || rendered(&source, &context, n_messages, clock))
+        aside(move |deadline| rendered(&source, &context, n_messages, clock, deadline))
     }
 }
 
-/// Runs `work` on a stack of its own and waits for it no longer than the deadline. What goes on after that ends at its
-/// next counted step, with nobody listening.
+/// Runs `work` on a stack of its own and tells it its deadline, to end by itself. What has not ended a little later ends
+/// at its next counted step, with nobody listening.
 fn aside<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, TemplateError> + Send + 'static,
+    work: impl FnOnce(Instant) -> Result<T, TemplateError> + Send + 'static,
 ) -> Result<T, TemplateError> {
     let (tell, hear) = mpsc::channel();
+    let deadline = Instant::now() + DEADLINE;
     let started =
         thread::Builder::new().name("template".into()).stack_size(STACK).spawn(move || {
-            let _ = tell.send(work());
+            let _ = tell.send(work(deadline));
         });
     let failed = |what: &str| TemplateError::Failed { line: 0, what: what.into() };
     if started.is_err() {
         return Err(failed("no thread for the template"));
     }
-    match hear.recv_timeout(DEADLINE) {
+    match hear.recv_timeout(DEADLINE + GRACE) {
         Ok(done) => done,
-        Err(mpsc::RecvTimeoutError::Timeout) => Err(TemplateError::Endless { line: 0 }),
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(TemplateError::TooSlow { line: 0 }),
         Err(mpsc::RecvTimeoutError::Disconnected) => Err(failed("the template could not be run")),
     }
 }
@@ -207,12 +216,13 @@ fn rendered(
     context: &serde_json::Value,
     n_messages: usize,
     clock: Clock,
+    deadline: Instant,
 ) -> Result<String, TemplateError> {
     let (instructions, blocks) = compiled(source)?;
     let mut env = Environment::new();
     env.set_fuel(Some(meter::fuel(n_messages)));
     methods::install(&mut env);
-    meter::install(&mut env, size(context));
+    meter::install(&mut env, size(context), deadline);
     env.add_function("strftime_now", move |form: String| clock.formatted(&form));
     env.add_function("raise_exception", |message: Value| -> Result<Value, minijinja::Error> {
         let message = message.to_string();
@@ -269,6 +279,9 @@ fn typed(error: &minijinja::Error) -> TemplateError {
         if cause.is::<meter::TooMuch>() {
             return TemplateError::TooMuch { line };
         }
+        if cause.is::<meter::TooSlow>() {
+            return TemplateError::TooSlow { line };
+        }
         source = cause.source();
     }
     let what = match error.detail() {
@@ -281,5 +294,36 @@ fn typed(error: &minijinja::Error) -> TemplateError {
         TemplateError::Syntax { line, what }
     } else {
         TemplateError::Failed { line, what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::UNIX_EPOCH;
+
+    fn within(time: Duration, source: &str) -> Result<String, TemplateError> {
+        rendered(source, &json!({}), 1, Clock::new(UNIX_EPOCH), Instant::now() + time)
+    }
+
+    #[test]
+    fn a_rendering_ends_by_itself_at_its_deadline() {
+        // Within the limits of text and steps, so that nothing but the time can end them.
+        for source in [
+            "\n{% for i in range(9) %}{{ i }}{% endfor %}",
+            "\n{{ [1, 2] | join }}",
+            "\n{% set x = 1 %}",
+        ] {
+            assert!(within(DEADLINE, source).is_ok(), "{source}");
+            let late = within(Duration::ZERO, source).unwrap_err();
+            assert!(matches!(late, TemplateError::TooSlow { .. }), "{source}: {late:?}");
+        }
+    }
+
+    #[test]
+    fn a_deadline_ends_what_has_begun() {
+        let long = "{% for i in range(100000) %}{% set x = i ~ 'a' * 300 %}{% endfor %}";
+        let ended = within(Duration::from_millis(2), long).unwrap_err();
+        assert!(matches!(ended, TemplateError::TooSlow { .. }), "{ended:?}");
     }
 }

@@ -27,11 +27,9 @@ pub(crate) struct ConversationArgs {
     pub(crate) system_prompt_file: Option<PathBuf>,
     /// The template: a name in the model file, a known layout such as chatml, or Jinja text
     #[arg(long, value_name = "NAME|JINJA", env = "THERMOCLINE_ARG_CHAT_TEMPLATE")]
-    #[arg(overrides_with = "chat_template_file")]
     pub(crate) chat_template: Option<String>,
     /// The template from a file
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_CHAT_TEMPLATE_FILE")]
-    #[arg(overrides_with = "chat_template")]
     pub(crate) chat_template_file: Option<PathBuf>,
     /// Further variables of the template, as a JSON object: {"enable_thinking": false}
     #[arg(long, value_name = "JSON", env = "THERMOCLINE_ARG_CHAT_TEMPLATE_KWARGS")]

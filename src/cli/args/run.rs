@@ -45,7 +45,7 @@ pub(crate) struct RunArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) context_shift: bool,
-    /// Prompt tokens that a context shift keeps; -1 all
+    /// Prompt tokens that a context shift keeps; -1 all. In a conversation, what stands before the first message always stays
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_KEEP", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(i32).range(-1..))]
     pub(crate) keep: i32,

@@ -81,6 +81,7 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
         interrupt.flag(),
         &mut |piece| shown.piece(piece),
     )?;
+    let _ = shown.piece(&end_of(&report, options.special, &tokenizer));
     shown.end()?;
     if report.ended == Ended::ContextFull {
         let help = match options.context_shift {
@@ -99,6 +100,12 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
             Ok(())
         }
     }
+}
+
+/// The text of the token that ended a generation, where it is to be shown.
+pub(super) fn end_of(report: &Report, special: bool, tokenizer: &Tokenizer) -> String {
+    let end = report.end.filter(|_| special).and_then(|id| tokenizer.piece(id, true).ok());
+    String::from_utf8_lossy(end.unwrap_or_default()).into_owned()
 }
 
 fn prompt_ids(text: &str, tokenizer: &Tokenizer, n_ctx: usize) -> Result<Vec<u32>, Failure> {
@@ -177,6 +184,7 @@ pub(super) fn settings(options: &RunOptions, n_prompt: usize) -> Options {
         end_of_text: !options.ignore_eos,
         ends: Vec::new(),
         special: options.special,
+        written: Vec::new(),
     }
 }
 

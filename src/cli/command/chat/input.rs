@@ -36,7 +36,7 @@ enum Source {
 pub(crate) enum Typed {
     /// A message or a command.
     Text(String),
-    /// Ctrl-C at the prompt.
+    /// Ctrl-C at the prompt, or since the last answer.
     Interrupted,
     /// Ctrl-D, or the end of the input.
     End,
@@ -72,7 +72,8 @@ impl Input {
                 Typed::End if !first => return Ok(Typed::Text(text)),
                 other @ (Typed::End | Typed::Interrupted) => return Ok(other),
             };
-            let command = first && line.starts_with('/');
+            // Where a line goes on unless told otherwise, a command does not.
+            let command = first && line.starts_with('/') && !line.ends_with('\\');
             let (line, slash) = match line.strip_suffix('\\') {
                 Some(line) => (line, true),
                 None => (&line[..], false),
@@ -99,7 +100,10 @@ impl Input {
                 }
             }
             Source::Lines => {
-                interrupt.arm();
+                if !interrupt.arm() {
+                    interrupt.clear();
+                    return Ok(Typed::Interrupted);
+                }
                 let line = plain_line();
                 interrupt.clear();
                 line
@@ -177,4 +181,18 @@ fn plain_line() -> Result<Typed, Failure> {
 
 fn unreadable() -> Failure {
     Failure::new(Exit::Failed, "cannot read standard input")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ctrl_c_between_two_lines_is_heard_before_the_next_is_read() {
+        let mut input = Input { source: Source::Lines, multiline: false };
+        let interrupt = Interrupt::unhandled();
+        interrupt.press();
+        assert_eq!(input.next(&interrupt), Ok(Typed::Interrupted));
+        assert!(!interrupt.is_set(), "it is told once");
+    }
 }

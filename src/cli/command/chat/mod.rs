@@ -2,50 +2,21 @@
 
 mod dialogue;
 mod input;
+mod meant;
 mod settings;
 mod show;
 mod slash;
 mod turn;
 
-use std::io::IsTerminal;
-
-use super::model_file;
 use super::run;
-use crate::chat::Templates;
-use crate::cli::args::{Command, RunArgs};
 use crate::cli::config::RunOptions;
 use crate::cli::failure::Failure;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use input::{Input, Typed};
+pub(crate) use meant::meant;
 use slash::Line;
 use turn::{Answered, Chat};
-
-/// The command that is meant: where none is `named`, a conversation on a terminal with a model that has a template;
-/// and wherever the user asks for one by `-cnv`.
-pub(crate) fn meant(command: Command, named: bool) -> Command {
-    let Command::Run(args) = &command else {
-        return command;
-    };
-    let asked = args.conversation.conversation;
-    match asked.unwrap_or_else(|| !named && !args.conversation.chat && suits(args)) {
-        true => Command::Chat(args.clone()),
-        false => command,
-    }
-}
-
-/// Whether somebody sits there and there is a template. A model that cannot be read is left to whoever loads it.
-fn suits(args: &RunArgs) -> bool {
-    let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let given =
-        args.conversation.chat_template.is_some() || args.conversation.chat_template_file.is_some();
-    let in_file = || {
-        let file = model_file::open(args.model.model.as_deref()).ok()?;
-        let templates = Templates::from_metadata(file.metadata()).ok()?;
-        templates.default_source().map(drop)
-    };
-    person && (given || in_file().is_some())
-}
 
 /// Talks with a model: on a terminal with a prompt, else one line of standard input after the other.
 ///
@@ -116,6 +87,7 @@ fn talk(
             }
             None => match input.next(interrupt)? {
                 Typed::Text(text) => slash::read(&text),
+                Typed::Interrupted if !person => return Err(Failure::interrupted()),
                 Typed::Interrupted => {
                     chat.terminal.tell("Ctrl-D or /exit leaves");
                     continue;
@@ -140,7 +112,7 @@ fn talk(
         };
         match answered {
             Ok(Answered::Closed) => return Ok(()),
-            Ok(Answered::Interrupted) if !person => return Err(Failure::interrupted()),
+            Ok(Answered::Interrupted) if !person || once => return Err(Failure::interrupted()),
             Ok(Answered::Interrupted | Answered::Whole) => {
                 if options.json || options.perf && chat.terminal.verbose > 0 {
                     chat.report(None);

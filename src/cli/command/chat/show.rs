@@ -59,15 +59,15 @@ impl Shown {
         }
     }
 
-    /// Ends the text, its line where `ends_line` says so, and gives the answer without its reasoning.
+    /// Ends the text and its line, and gives the answer without its reasoning. `after` is shown and no part of either.
     ///
     /// # Errors
     /// Standard output that cannot be written.
-    pub(crate) fn end(mut self, ends_line: bool) -> Result<String, Failure> {
+    pub(crate) fn end(mut self, after: &str) -> Result<String, Failure> {
         if let Some(reasoning) = self.reasoning.take() {
             reasoning.finish(&mut |part, text| self.screen.show(part, text));
         }
-        self.screen.end(ends_line)
+        self.screen.end(after)
     }
 }
 
@@ -133,18 +133,20 @@ impl Screen {
         }
     }
 
-    fn end(mut self, ends_line: bool) -> Result<String, Failure> {
+    fn end(mut self, after: &str) -> Result<String, Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
         if self.last == Some(Part::Reasoning) && !self.person {
             self.aside("\n");
         }
+        self.output.write(after)?;
         let open = match self.last {
+            _ if !after.is_empty() => !after.ends_with('\n'),
             Some(Part::Reasoning) => self.person,
             Some(Part::Answer) | None => !self.answer.ends_with('\n'),
         };
-        if ends_line && open {
+        if open {
             self.output.write("\n")?;
         }
         self.output.flush()?;

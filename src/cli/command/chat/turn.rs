@@ -26,6 +26,8 @@ pub(super) struct Chat<'a> {
     options: &'a RunOptions,
     dialogue: Dialogue,
     ends: Ends,
+    /// Control tokens that are written all the same.
+    marks: Vec<u32>,
     tokenizer: Tokenizer,
     engine: Engine,
     session: Session,
@@ -64,13 +66,15 @@ impl<'a> Chat<'a> {
         let Ready { model, tokenizer, n_ctx, engine, load: _ } = ready;
         let dialogue =
             dialogue::dialogue(&options.conversation, &model.file, &tokenizer, terminal)?;
+        let ends = dialogue::ends(&dialogue, &tokenizer);
         let n_predict = match options.length {
             Length::Endless | Length::FillContext => None,
             Length::Tokens(n) => Some(n as usize),
         };
         Ok(Chat {
             conversation: Conversation::new(options.conversation.system.clone()),
-            ends: dialogue::ends(&dialogue, &tokenizer),
+            marks: dialogue::marks(&ends, &tokenizer),
+            ends,
             sampler: run::sampler(&options.sampler, options.ignore_eos, &tokenizer)?,
             settings: Settings { sampler: options.sampler.clone(), n_predict },
             session: engine.open(),
@@ -162,12 +166,7 @@ impl<'a> Chat<'a> {
         if self.options.verbose_prompt {
             run::list_prompt(&ids, &self.tokenizer, self.terminal)?;
         }
-        let options = Options {
-            n_predict: self.settings.n_predict,
-            ends: self.ends.tokens.clone(),
-            stops: [&self.options.stops[..], &self.ends.stops].concat(),
-            ..run::settings(self.options, ids.len())
-        };
+        let options = self.generation(&ids);
         let splits = self.options.conversation.splits_reasoning;
         let mut shown = Shown::new(&prompt, splits, self.terminal);
         let report = resume(
@@ -180,21 +179,61 @@ impl<'a> Chat<'a> {
             interrupt.flag(),
             &mut |piece| shown.piece(piece),
         );
-        let answer = shown.end(true)?;
+        let end = report.as_ref().ok().map(|report| {
+            // Shown if wanted, but a history with it would have the template write it twice.
+            run::end_of(report, self.options.special, &self.tokenizer)
+        });
+        let answer = shown.end(&end.unwrap_or_default())?;
         let report = report?;
         self.last = Some(report);
-        if report.ended == Ended::ContextFull {
-            self.terminal.note(&format!(
-                "the context of {} tokens is full: /clear begins anew, -c gives a larger one, --context-shift forgets the oldest turns",
-                self.n_ctx
-            ));
-        }
+        self.tell_of_room(&report);
         let answered = match report.ended {
             Ended::Interrupted => Answered::Interrupted,
             Ended::Closed => Answered::Closed,
             Ended::EndOfText | Ended::Length | Ended::Stop | Ended::ContextFull => Answered::Whole,
         };
         Ok((answered, answer))
+    }
+
+    /// The settings for an answer to a prompt of these tokens.
+    fn generation(&self, ids: &[u32]) -> Options {
+        let settings = run::settings(self.options, ids.len());
+        let n_instructions = match settings.context_shift {
+            // Without what it was told about its part, a model would go on as somebody else.
+            true => {
+                let Chat { dialogue, conversation, tokenizer, .. } = self;
+                dialogue::n_instructions(dialogue, conversation, ids, tokenizer)
+            }
+            false => 0,
+        };
+        Options {
+            n_predict: self.settings.n_predict,
+            n_keep: settings.n_keep.max(n_instructions),
+            ends: self.ends.tokens.clone(),
+            stops: [&self.options.stops[..], &self.ends.stops].concat(),
+            written: self.marks.clone(),
+            ..settings
+        }
+    }
+
+    /// What became of an answer for which the context was too small.
+    fn tell_of_room(&self, report: &Report) {
+        let full = format!("the context of {} tokens", self.n_ctx);
+        if report.n_shifts > 0 {
+            self.terminal
+                .note(&format!("{full} was full within the answer: older text was forgotten"));
+        }
+        if report.ended == Ended::ContextFull {
+            let help = match self.options.context_shift {
+                true => {
+                    "a shorter system message or a smaller --keep lets --context-shift make room"
+                }
+                false => "--context-shift forgets the oldest turns",
+            };
+            self.terminal.note(&format!(
+                "{full} is full: /clear begins anew, -c gives a larger one, {help}"
+            ));
+        }
     }
 
     /// The conversation as text and tokens. With `--context-shift`, the oldest turns are forgotten until there is room.

@@ -1,0 +1,155 @@
+//! Which command is meant, and which of the flags about conversations count for it.
+
+use std::io::IsTerminal;
+
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+
+use super::super::model_file;
+use crate::chat::Templates;
+use crate::cli::args::{Command, ReasoningWhen, RunArgs};
+use crate::cli::failure::Failure;
+use crate::cli::terminal::Terminal;
+
+/// The command that is meant: where none is `named`, a conversation on a terminal with a model that has a template;
+/// and wherever the user asks for one by `-cnv`. `given` are the words of the command line and of the environment,
+/// `command` what they were read as.
+///
+/// # Errors
+/// Flags that contradict each other; flags about a conversation where there is none.
+pub(crate) fn meant(
+    mut command: Command,
+    named: bool,
+    given: &ArgMatches,
+    terminal: &Terminal,
+) -> Result<Command, Failure> {
+    let (Command::Run(args) | Command::Chat(args)) = &mut command else {
+        return Ok(command);
+    };
+    let given = Given(given);
+    given.settle(args, named);
+    check(args)?;
+    let Command::Run(args) = &command else {
+        return Ok(command);
+    };
+    let asked = args.conversation.conversation;
+    if asked.unwrap_or_else(|| !named && !args.conversation.chat && suits(args)) {
+        return Ok(Command::Chat(args.clone()));
+    }
+    if !args.conversation.chat {
+        given.check_raw(args, terminal)?;
+    }
+    Ok(command)
+}
+
+/// Whether somebody sits there and there is a template. A model that cannot be read is left to whoever loads it.
+fn suits(args: &RunArgs) -> bool {
+    let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let given =
+        args.conversation.chat_template.is_some() || args.conversation.chat_template_file.is_some();
+    let in_file = || {
+        let file = model_file::open(args.model.model.as_deref()).ok()?;
+        let templates = Templates::from_metadata(file.metadata()).ok()?;
+        templates.default_source().map(drop)
+    };
+    person && (given || in_file().is_some())
+}
+
+/// # Errors
+/// Flags of which one asks for the opposite of the other.
+fn check(args: &RunArgs) -> Result<(), Failure> {
+    let talk = &args.conversation;
+    if talk.chat && talk.conversation.is_some() {
+        let flag = if talk.conversation == Some(true) {
+            "-cnv converses"
+        } else {
+            "-no-cnv continues raw text"
+        };
+        let message = format!("--chat answers one message, and {flag}");
+        return Err(Failure::usage(message).help("leave one of them away"));
+    }
+    if talk.reasoning == ReasoningWhen::On && talk.reasoning_budget == 0 {
+        let message = "--reasoning on asks for reasoning, and --reasoning-budget 0 for none";
+        return Err(Failure::usage(message).help("leave one of them away"));
+    }
+    Ok(())
+}
+
+/// Where the values of `run` and `chat` come from.
+struct Given<'a>(&'a ArgMatches);
+
+impl Given<'_> {
+    fn on_the_line(&self, id: &str) -> bool {
+        self.0.value_source(id) == Some(ValueSource::CommandLine)
+    }
+
+    fn by_environment(&self, id: &str) -> bool {
+        self.0.value_source(id) == Some(ValueSource::EnvVariable)
+    }
+
+    /// Whether the line sets `id`, and `other` only the environment or the line before it.
+    fn beats(&self, id: &str, other: &str) -> bool {
+        let before = || self.on_the_line(other) && self.0.index_of(other) < self.0.index_of(id);
+        self.on_the_line(id) && (self.by_environment(other) || before())
+    }
+
+    /// The line wins over the environment, also where the two use different flags for one thing.
+    fn settle(&self, args: &mut RunArgs, named: bool) {
+        let talk = &mut args.conversation;
+        // Not by clap's overrides, for which a value of the environment is in conflict with one on the line.
+        if self.beats("chat_template", "chat_template_file") {
+            talk.chat_template_file = None;
+        }
+        if self.beats("chat_template_file", "chat_template") {
+            talk.chat_template = None;
+        }
+        if self.on_the_line("reasoning") && self.by_environment("reasoning_budget") {
+            talk.reasoning_budget = -1;
+        }
+        let budget = self.on_the_line("reasoning_budget") && talk.reasoning_budget == 0;
+        if budget && self.by_environment("reasoning") {
+            talk.reasoning = ReasoningWhen::Auto;
+        }
+        if self.on_the_line("conversation") && self.by_environment("chat") {
+            talk.chat = false;
+        }
+        // It decides where no command is named; and --chat is as good as a name.
+        let named = named || self.on_the_line("chat");
+        if named && self.by_environment("conversation") {
+            talk.conversation = None;
+        }
+    }
+
+    /// What only a conversation can heed.
+    ///
+    /// # Errors
+    /// Such a flag on the line; one in the environment is noted, as it may be there for other runs.
+    fn check_raw(&self, args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
+        let talk = &args.conversation;
+        let flags = [
+            ("system_prompt", talk.system_prompt.is_some()),
+            ("system_prompt_file", talk.system_prompt_file.is_some()),
+            ("chat_template", talk.chat_template.is_some()),
+            ("chat_template_file", talk.chat_template_file.is_some()),
+            ("chat_template_kwargs", talk.chat_template_kwargs.is_some()),
+            ("reasoning", talk.reasoning != ReasoningWhen::Auto),
+            ("reasoning_budget", talk.reasoning_budget == 0),
+            ("single_turn", talk.single_turn),
+        ];
+        for (id, _) in flags.into_iter().filter(|(_, counts)| *counts) {
+            let flag = format!("--{}", id.replace('_', "-"));
+            if self.on_the_line(id) {
+                let message =
+                    format!("{flag} is about a conversation, and this continues raw text");
+                let help = "--chat writes the prompt as a message and answers it, -cnv converses";
+                return Err(Failure::usage(message).help(help));
+            }
+            if self.by_environment(id) {
+                terminal.note(&format!(
+                    "{flag}, set by the environment, counts in conversations; this continues raw text"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
