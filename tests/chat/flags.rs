@@ -83,7 +83,7 @@ fn the_line_wins_over_the_environment() {
         chat(&["-p", "A cat", "--chat-template", "chatml", "--chat-template-file", "gone"], None);
     assert_eq!(last.status.code(), Some(1), "{}", stderr(&last));
     let raw = ["run", "-p", "A cat", "-n", "4", "--temp", "0"];
-    let named = with_env(&raw, None, "THERMOCLINE_ARG_CONVERSATION", "on");
+    let named = with_env(&raw, None, &[("THERMOCLINE_ARG_CONVERSATION", "on")]);
     assert_eq!(stdout(&named), stdout(&thermocline(&raw, None)));
 }
 
