@@ -10,7 +10,9 @@ use super::{
     FINGERPRINT_KEY, MODEL_KEY, PACKS_KEY, SUMS, VERSION, VERSION_KEY, Weight, files, full_path,
     size,
 };
-use crate::gguf::{Array, Container, File, Strings, TensorType, Value, Writer, free_bytes};
+use crate::gguf::{
+    Array, Container, File, Strings, TensorType, Value, Writer, forget_pages, free_bytes,
+};
 
 /// What stays free on the disk.
 const MARGIN: Bytes = Bytes(1 << 30);
@@ -67,16 +69,16 @@ pub fn write(
     for weight in weights {
         pack.resize(weight.stored.len, 0);
         device.pack_into(&weight.pack, &weight.source, &mut pack)?;
-        if let hal::Source::Mapped(bytes) = weight.source.source() {
-            model.release((**bytes).as_ref());
-        }
+        model.release_rows(&weight.source);
         data.write(&weight.label, &pack)?;
         sums.extend(sum(&pack).to_le_bytes());
         done += pack.len() as u64;
         progress(done, total.0);
     }
     data.write(SUMS, &sums)?;
-    Ok(data.finish()?)
+    data.finish()?;
+    forget_pages(path);
+    Ok(())
 }
 
 fn check_disk(wanted: Bytes, free: Option<Bytes>) -> Result<(), WriteError> {

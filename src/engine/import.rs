@@ -29,18 +29,9 @@ impl Plan<'_> {
         let tensor = device.import(label, pack, rows)?;
         let mapped = matches!(rows.source(), Source::Mapped(_));
         if device.pack_size(pack, mapped) > Bytes(0) {
-            self.release(rows);
+            self.model.file.release_rows(rows);
         }
         Ok(tensor)
-    }
-
-    /// Drops pages of the file that will not be read again.
-    fn release(&self, rows: &HostRows) {
-        match rows.source() {
-            Source::Mapped(bytes) => self.model.file.release((**bytes).as_ref()),
-            Source::Paged(store) => store.parts().iter().for_each(|part| self.release(part)),
-            Source::Owned(_) => {}
-        }
     }
 
     /// [`Plan::import`] of a matrix as stored.

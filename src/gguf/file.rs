@@ -209,6 +209,17 @@ impl File {
         let _ = self.parts.iter().any(|part| part.release(bytes));
     }
 
+    /// [`File::release`] of all that `rows` are made of.
+    pub fn release_rows(&self, rows: &hal::HostRows) {
+        match rows.source() {
+            hal::Source::Mapped(bytes) => self.release((**bytes).as_ref()),
+            hal::Source::Paged(store) => {
+                store.parts().iter().for_each(|part| self.release_rows(part));
+            }
+            hal::Source::Owned(_) => {}
+        }
+    }
+
     /// Has the system read all of the file ahead, for somebody who will read it from beginning to end.
     pub fn fetch(&self) {
         self.parts.iter().for_each(Bytes::fetch);
