@@ -1,0 +1,4 @@
+//! Tests on whatever device this machine has; the software driver will do.
+
+mod conformance;
+mod support;
