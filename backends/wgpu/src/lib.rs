@@ -22,6 +22,8 @@ mod program;
 mod queue;
 mod run;
 mod shader;
+#[cfg(test)]
+mod translate;
 
 pub use adapter::{Adapter, Options, adapters};
 pub use backend::WgpuBackend;

@@ -16,7 +16,40 @@ macro_rules! files {
     };
 }
 
-files!["add", "copy_words", "lib/flat", "merge", "patch_word",];
+files![
+    "add",
+    "attention",
+    "attention_merge",
+    "cache/dot_four",
+    "cache/dot_one",
+    "cache/read_bf16",
+    "cache/read_f16",
+    "cache/read_f32",
+    "cache/read_q8_0",
+    "cache/store_bf16",
+    "cache/store_f16",
+    "cache/store_f32",
+    "cache/store_q8_0",
+    "copy_heads",
+    "copy_words",
+    "gather",
+    "gated_delta",
+    "lib/flat",
+    "lib/half",
+    "lib/sigmoid",
+    "lib/sum",
+    "lib/tanh",
+    "lib/turn",
+    "merge",
+    "norm",
+    "patch_word",
+    "rope",
+    "route",
+    "short_conv",
+    "soft_cap",
+    "ssm_scan",
+    "store_kv",
+];
 
 /// A shader with everything that its text depends on.
 #[derive(Clone, Debug)]

@@ -1,7 +1,11 @@
 //! Each op as dispatches: what it asks for when it is planned, and what it becomes when it is compiled.
 
+mod attention;
 mod elementwise;
 mod handoff;
+mod norm;
+mod recurrent;
+mod rope;
 
 use hal::{Op, OpDesc, Plan, Result};
 
@@ -21,22 +25,22 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     match op {
         Op::Add(op) => elementwise::plan_add(op, facts),
         Op::Post(_) | Op::Merge(_) => Plan::yes(),
+        Op::Gather(op) => elementwise::plan_gather(op, facts),
+        Op::Norm(op) => norm::plan(op, facts),
+        Op::Rope(op) => rope::plan(op, facts),
+        Op::CopyHeads(op) => elementwise::plan_copy_heads(op, facts),
+        Op::StoreKv(op) => attention::plan_store(op, facts),
+        Op::Attention(op) => attention::plan(op, facts),
+        Op::SoftCap(op) => elementwise::plan_soft_cap(op, facts),
+        Op::ShortConv(op) => recurrent::plan_short_conv(op, facts),
+        Op::GatedDelta(op) => recurrent::plan_gated_delta(op, facts),
+        Op::SsmScan(op) => recurrent::plan_ssm_scan(op, facts),
         Op::GetRows(_)
         | Op::AddPositions(_)
-        | Op::Gather(_)
-        | Op::Norm(_)
         | Op::MatMul(_)
-        | Op::Rope(_)
-        | Op::CopyHeads(_)
-        | Op::StoreKv(_)
-        | Op::Attention(_)
-        | Op::SoftCap(_)
         | Op::SparseFfn(_)
         | Op::Predict(_)
-        | Op::Route(_)
-        | Op::ShortConv(_)
-        | Op::GatedDelta(_)
-        | Op::SsmScan(_) => absent(op),
+        | Op::Route(_) => absent(op),
     }
 }
 
@@ -52,21 +56,40 @@ pub(crate) fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
     match op {
         Op::Add(op) => elementwise::add(op, out),
         Op::Post(_) | Op::Merge(_) => Ok(()),
+        Op::Gather(op) => elementwise::gather(op, out),
+        Op::Norm(op) => norm::lower(op, out),
+        Op::Rope(op) => rope::lower(op, out),
+        Op::CopyHeads(op) => elementwise::copy_heads(op, out),
+        Op::StoreKv(op) => attention::lower_store(op, out),
+        Op::Attention(op) => attention::lower(op, out),
+        Op::SoftCap(op) => elementwise::soft_cap(op, out),
+        Op::ShortConv(op) => recurrent::short_conv(op, out),
+        Op::GatedDelta(op) => recurrent::gated_delta(op, out),
+        Op::SsmScan(op) => recurrent::ssm_scan(op, out),
         Op::GetRows(_)
         | Op::AddPositions(_)
-        | Op::Gather(_)
-        | Op::Norm(_)
         | Op::MatMul(_)
-        | Op::Rope(_)
-        | Op::CopyHeads(_)
-        | Op::StoreKv(_)
-        | Op::Attention(_)
-        | Op::SoftCap(_)
         | Op::SparseFfn(_)
         | Op::Predict(_)
-        | Op::Route(_)
-        | Op::ShortConv(_)
-        | Op::GatedDelta(_)
-        | Op::SsmScan(_) => Err(crate::error::driver("compile", "an op that was not planned")),
+        | Op::Route(_) => Err(crate::error::driver("compile", "an op that was not planned")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::shader::Source;
+    use crate::translate::translate;
+
+    /// Shaders of which there is one text only, up to the size of workgroups.
+    #[test]
+    fn shaders_without_formats_translate() {
+        let names = ["add", "copy_heads", "copy_words", "gather", "gated_delta", "merge"];
+        let more = ["norm", "patch_word", "rope", "route", "soft_cap", "ssm_scan"];
+        for name in names.into_iter().chain(more).chain(["attention_merge"]) {
+            for shared in [false, true] {
+                let source = Source::new(name).set("FLAT", 64).set("ROW", 64);
+                translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
+            }
+        }
     }
 }
