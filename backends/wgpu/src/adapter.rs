@@ -1,5 +1,6 @@
 //! Which devices there are, and how one is opened.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use hal::{Bytes, DeviceInfo, DeviceKind, Error, Result};
@@ -8,6 +9,7 @@ use crate::backend::WgpuBackend;
 use crate::error::{Health, driver, one_line};
 use crate::facts::{Facts, IMMEDIATES, Tuning};
 use crate::gpu::Gpu;
+use crate::native::KeptPipelines;
 
 /// Drivers that are asked, the preferred one first.
 const APIS: [(wgpu::Backend, &str); 3] = [
@@ -24,19 +26,13 @@ pub struct Adapter {
     info: wgpu::AdapterInfo,
 }
 
-/// What of a device is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a device is opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Sums across subgroups, where the device has them.
-    pub subgroups: bool,
-    /// 16-bit floats in shaders, where the device has them.
-    pub f16: bool,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options { subgroups: true, f16: true }
-    }
+    /// An op binds at most so much at once, where the device would let it bind more.
+    pub max_binding: Option<Bytes>,
+    /// The folder in which compiled shaders are kept, for drivers that give them out. `None`: they are not kept.
+    pub pipelines: Option<PathBuf>,
 }
 
 /// Every device that Vulkan, Metal or DX12 shows: each piece of hardware once, cards before graphics units that share
@@ -115,8 +111,8 @@ impl Adapter {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if it lacks something that cannot be done without, [`Error::Driver`].
-    pub fn open(&self, options: Options) -> Result<Arc<WgpuBackend>> {
-        let limits = self.adapter.limits();
+    pub fn open(&self, options: &Options) -> Result<Arc<WgpuBackend>> {
+        let mut limits = self.adapter.limits();
         let has = self.adapter.features();
         let reason = match () {
             () if !has.contains(wgpu::Features::IMMEDIATES) => Some("no immediates"),
@@ -129,14 +125,13 @@ impl Adapter {
             let (device, reason) = (self.name.clone(), reason.to_owned());
             return Err(Error::Unsupported { op: "open", device, reason });
         }
-        let mut features = wgpu::Features::IMMEDIATES;
-        let wanted = [
-            (wgpu::Features::SUBGROUP, options.subgroups),
-            (wgpu::Features::SHADER_F16, options.f16),
-        ];
-        for (feature, wanted) in wanted {
-            features.set(feature, wanted && has.contains(feature));
+        if let Some(Bytes(most)) = options.max_binding {
+            let limit = &mut limits.max_storage_buffer_binding_size;
+            *limit = most.min(*limit);
         }
+        let mut features = wgpu::Features::IMMEDIATES;
+        let kept = options.pipelines.is_some() && has.contains(wgpu::Features::PIPELINE_CACHE);
+        features.set(wgpu::Features::PIPELINE_CACHE, kept);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some(&self.name),
             required_features: features,
@@ -148,12 +143,7 @@ impl Adapter {
         let (device, queue) = opened.map_err(|error| driver("open", one_line(&error)))?;
         let health = Health::new(&self.name);
         health.watch(&device);
-        let facts = Facts {
-            limits,
-            subgroups: features.contains(wgpu::Features::SUBGROUP),
-            f16: features.contains(wgpu::Features::SHADER_F16),
-            tuning: Tuning::of(self.info.vendor, self.is_software()),
-        };
+        let facts = Facts { limits, tuning: Tuning::of(self.info.vendor, self.is_software()) };
         let info = DeviceInfo {
             name: self.name.clone(),
             description: self.description(),
@@ -161,7 +151,9 @@ impl Adapter {
             max_binding: Bytes(facts.limits.max_buffer_size),
             hand_off: true,
         };
-        Ok(Arc::new(WgpuBackend::new(Gpu::new(device, queue, facts, health)?, info, None)))
+        let folder = options.pipelines.as_ref().filter(|_| kept);
+        let pipelines = folder.and_then(|folder| KeptPipelines::open(&device, &self.info, folder));
+        Ok(Arc::new(WgpuBackend::new(Gpu::new(device, queue, facts, health, pipelines)?, info)))
     }
 
     fn kind(&self) -> DeviceKind {

@@ -12,6 +12,7 @@ use crate::copies::WgpuStaging;
 use crate::gpu::Gpu;
 use crate::layout;
 use crate::mailbox::WgpuMailbox;
+use crate::native;
 use crate::ops;
 use crate::program::WgpuProgram;
 use crate::queue::WgpuQueue;
@@ -21,12 +22,17 @@ use crate::queue::WgpuQueue;
 pub struct WgpuBackend {
     gpu: Arc<Gpu>,
     info: DeviceInfo,
-    total: Option<Bytes>,
 }
 
 impl WgpuBackend {
-    pub(crate) fn new(gpu: Gpu, info: DeviceInfo, total: Option<Bytes>) -> WgpuBackend {
-        WgpuBackend { gpu: Arc::new(gpu), info, total }
+    pub(crate) fn new(gpu: Gpu, info: DeviceInfo) -> WgpuBackend {
+        WgpuBackend { gpu: Arc::new(gpu), info }
+    }
+
+    /// Gives the device up: every call and every wait from here on ends in [`hal::Error::DeviceLost`] with this reason.
+    pub fn lose(&self, reason: &str) {
+        self.gpu.health.lose(reason);
+        self.gpu.device.destroy();
     }
 }
 
@@ -37,7 +43,7 @@ impl Backend for WgpuBackend {
 
     fn memory(&self) -> Result<MemoryReport> {
         self.gpu.health.check()?;
-        Ok(MemoryReport { total: self.total, free: None })
+        Ok(native::memory(&self.gpu.device))
     }
 
     fn plan(&self, op: &OpDesc) -> Plan {

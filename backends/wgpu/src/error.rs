@@ -1,6 +1,6 @@
 //! What wgpu reports, as errors of the contract.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use hal::{Bytes, Error, Result};
 
@@ -68,9 +68,7 @@ pub(crate) fn created<T>(
     make: impl FnOnce() -> T,
 ) -> Result<T> {
     health.check()?;
-    // One at a time: a scope would catch what another thread creates.
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // Scopes are this thread's own: they catch nothing that another one creates.
     let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
     let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
@@ -78,7 +76,6 @@ pub(crate) fn created<T>(
     let internal = pollster::block_on(internal.pop());
     let validation = pollster::block_on(validation.pop());
     let memory = pollster::block_on(memory.pop());
-    drop(turn);
     if memory.is_some() {
         let (device, label, free) = (health.device.clone(), label.to_owned(), Bytes(0));
         return Err(Error::OutOfMemory { device, label, wanted, free });

@@ -7,15 +7,12 @@ use crate::buffer::stored_size;
 /// Bytes of numbers that every dispatch may carry; all drivers offer at least these.
 pub(crate) const IMMEDIATES: u32 = 128;
 
-/// Facts of an open device that do not change.
+/// Facts of an open device that do not change. Absent on purpose: subgroups and 16-bit floats in shaders, as long as no
+/// shader has a variant for them.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// Its limits.
     pub(crate) limits: wgpu::Limits,
-    /// Sums across a subgroup may be used.
-    pub(crate) subgroups: bool,
-    /// Shaders may hold 16-bit floats.
-    pub(crate) f16: bool,
     /// Constants of its class.
     pub(crate) tuning: Tuning,
 }
@@ -85,6 +82,6 @@ impl Facts {
     /// A device that can do everything, with all limits of a small one.
     pub(crate) fn for_tests() -> Facts {
         let limits = wgpu::Limits { max_immediate_size: IMMEDIATES, ..wgpu::Limits::default() };
-        Facts { limits, subgroups: true, f16: true, tuning: Tuning::of(0, true) }
+        Facts { limits, tuning: Tuning::of(0, true) }
     }
 }

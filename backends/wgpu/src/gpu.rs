@@ -8,6 +8,7 @@ use hal::{Bytes, Result};
 
 use crate::error::{Health, created, driver, one_line};
 use crate::facts::{Facts, IMMEDIATES};
+use crate::native::KeptPipelines;
 use crate::shader::Source;
 
 /// How long a wait asks the driver before it looks whether the device is lost. Ends no wait by itself.
@@ -23,6 +24,8 @@ pub(crate) struct Gpu {
     /// What is bound where an op has no operand.
     pub(crate) nothing: wgpu::Buffer,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
+    /// Compiled shaders of former runs, which this one adds to.
+    kept: Option<KeptPipelines>,
 }
 
 /// A shader, ready to run.
@@ -38,9 +41,10 @@ impl Gpu {
         queue: wgpu::Queue,
         facts: Facts,
         health: Arc<Health>,
+        kept: Option<KeptPipelines>,
     ) -> Result<Gpu> {
         let nothing = storage(&device, &health, "nothing", 256)?;
-        Ok(Gpu { device, queue, facts, health, nothing, pipelines: Mutex::default() })
+        Ok(Gpu { device, queue, facts, health, nothing, pipelines: Mutex::default(), kept })
     }
 
     /// Memory on the device.
@@ -108,7 +112,7 @@ impl Gpu {
                 constants: &[],
                 zero_initialize_workgroup_memory: false,
             },
-            cache: None,
+            cache: self.kept.as_ref().map(KeptPipelines::cache),
         });
         Pipeline { pipeline, layout }
     }

@@ -4,7 +4,7 @@
 //! it is bound to and a block of numbers. A replay encodes and submits them, nothing else. What changes from step to
 //! step is read from the [`hal::Batch`] on the device, so grids have the size of the program and leave early.
 //!
-//! Absent on purpose: GL (its drivers are often software, and silently so), unsafe code, anything allocated for a
+//! Absent on purpose: GL (its drivers are often software, and silently so), anything allocated for a
 //! token, sums whose order could change.
 
 mod adapter;
@@ -17,6 +17,7 @@ mod gpu;
 mod layout;
 mod lowering;
 mod mailbox;
+mod native;
 mod ops;
 mod program;
 mod queue;
