@@ -1,25 +1,71 @@
-//! How weights lie on the device, and how they get there.
+//! How weights lie on the device: whole words, codes apart from scales, every row by itself.
+//!
+//! A row holds the bits of the file's row and no more (but for the padding at its end), regrouped into planes
+//! ([`planes`]), so that a lane reads the codes of 32 values as one or two loads of 16 bytes and their scales as one
+//! more. Rows begin at multiples of 16 bytes and stand alone: a slot is refilled by one write, and a matrix larger
+//! than a binding is cut between rows. F32 lies as it is.
+//!
+//! A down matrix that is transposed has the layout of [`hal::format::TransposedLayout`], which consists of whole words
+//! already; F16 and BF16 ones are rows like any other.
 
-use hal::pack::{pack_plain, plain_size};
-use hal::{Bytes, Error, HostRows, Operand, PackDesc, Result, Select, Tensor, TensorDesc};
+mod pack;
+mod planes;
+mod tables;
 
-use crate::buffer::{RowLayout, WgpuBuffer, plain, plain_stride, rounded, stored_size};
-use crate::copies::{spread, write};
+#[cfg(test)]
+mod tests;
+
+use hal::format::Format;
+use hal::pack::{plain_size, transposed};
+use hal::{Bytes, HostRows, Layout, PackDesc, Result, Tensor, TensorDesc};
+
+use crate::buffer::{RowLayout, Span, WgpuBuffer, raw, rounded};
+use crate::copies::write;
 use crate::gpu::Gpu;
 
-/// Bytes of an import that are on their way at once.
-const PIECE: usize = 16 << 20;
+pub(crate) use tables::{needs_tables, tables};
+
+/// Rows are multiples of so many words where they are not F32: one load.
+const ROW_WORDS: usize = 4;
+
+/// Words from one row of a weight to the next; `None` if a row is not whole blocks.
+pub(crate) fn row_words(format: Format, n_cols: usize) -> Option<usize> {
+    let bytes = format.row_bytes(n_cols)?;
+    Some(match format.quants() {
+        Some(_) => planes::row_bytes(format, n_cols).div_ceil(4).next_multiple_of(ROW_WORDS),
+        None if format.block_bytes() == 4 => n_cols,
+        None => bytes.div_ceil(4).next_multiple_of(ROW_WORDS),
+    })
+}
+
+/// Whether a tensor has codes by neuron and scales in tables.
+pub(crate) fn has_tables(desc: &TensorDesc) -> bool {
+    matches!(desc.layout, Layout::Transposed { .. }) && desc.format.quants().is_some()
+}
+
+/// Bytes of an imported tensor of shape `desc`; `None` if it cannot exist.
+pub(crate) fn imported_size(desc: &TensorDesc) -> Option<u64> {
+    if has_tables(desc) {
+        return Some(plain_size(desc)? as u64);
+    }
+    // A transposed matrix must exist as such, though its rows then lie like any others.
+    if desc.layout != Layout::Rows {
+        transposed(desc).ok()?;
+    }
+    let row = row_words(desc.format, desc.n_cols)? as u64;
+    row.checked_mul(4)?.checked_mul(desc.n_rows as u64)
+}
 
 /// Bytes that a pack takes on the device.
 pub(crate) fn size(pack: &PackDesc) -> Bytes {
     let packed = pack.packed().ok();
-    packed.and_then(|desc| stored_size(&desc)).map_or(Bytes::MAX, |size| rounded(size.0))
+    packed.and_then(|desc| imported_size(&desc)).map_or(Bytes::MAX, rounded)
 }
 
 /// Brings weights to the device.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`], a lost device, what a paged source reports.
+/// [`hal::Error::OutOfMemory`], a lost device, what a paged source reports.
 pub(crate) fn import(
     gpu: &Gpu,
     label: &str,
@@ -27,79 +73,34 @@ pub(crate) fn import(
     source: &HostRows,
 ) -> Result<WgpuBuffer> {
     let buffer = gpu.storage(label, size(pack).0)?;
-    import_rows(gpu, &buffer, pack, source)?;
-    Ok(WgpuBuffer { buffer, layout: RowLayout::Plain })
-}
-
-/// Brings a pack that lies as plain rows to the device, piece by piece.
-fn import_rows(gpu: &Gpu, buffer: &wgpu::Buffer, pack: &PackDesc, source: &HostRows) -> Result<()> {
-    let desc = pack.packed()?;
-    let stride = plain_stride(&desc).unwrap_or_default() as usize;
-    if pack.transpose || stride == 0 {
-        let reason = "it packs no transposed matrices yet".to_owned();
-        return Err(Error::Unsupported { op: "import", device: "wgpu".to_owned(), reason });
-    }
-    let n_selected = desc.n_rows - pack.spare;
-    let per_piece = (PIECE / stride).max(1);
-    for first in (0..n_selected).step_by(per_piece) {
-        let n = per_piece.min(n_selected - first);
-        let bytes = plain_rows(pack, &desc, source, first..first + n)?;
-        gpu.queue.write_buffer(buffer, (first * stride) as u64, &bytes);
-        gpu.wait(&gpu.submit(None))?;
-    }
-    Ok(())
-}
-
-/// Some rows of a pack, filled up to whole words.
-fn plain_rows(
-    pack: &PackDesc,
-    desc: &TensorDesc,
-    source: &HostRows,
-    rows: std::ops::Range<usize>,
-) -> Result<Vec<u8>> {
-    let host = desc.format.row_bytes(desc.n_cols).unwrap_or_default();
-    let device = plain_stride(desc).unwrap_or_default() as usize;
-    let bytes = match &pack.select {
-        Select::All => source.rows(rows)?.into_owned(),
-        Select::Rows(list) => {
-            let mut bytes = Vec::with_capacity(rows.len() * host);
-            for &row in &list[rows] {
-                bytes.extend_from_slice(&source.rows(row as usize..row as usize + 1)?);
-            }
-            bytes
-        }
-        Select::ColumnBlocks(list) => {
-            let block = desc.format.block_bytes();
-            let mut bytes = Vec::with_capacity(rows.len() * host);
-            for row in rows {
-                let row = source.rows(row..row + 1)?;
-                for &b in &list[..] {
-                    bytes.extend_from_slice(&row[b as usize * block..][..block]);
-                }
-            }
-            bytes
-        }
-    };
-    Ok(spread(&bytes, host, device).into_owned())
+    pack::pack(pack, source, &mut |at, bytes| {
+        gpu.queue.write_buffer(&buffer, at, bytes);
+        // What is on its way is host memory too.
+        gpu.wait(&gpu.submit(None))
+    })?;
+    let plain = pack.source.format.block_bytes() == 4 && !pack.transpose;
+    let layout = if plain { RowLayout::Plain } else { RowLayout::Packed };
+    Ok(WgpuBuffer { buffer, layout })
 }
 
 /// One row of a pack as it lies on the device.
+///
+/// # Errors
+/// What a paged source reports.
 pub(crate) fn row(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
-    let one = PackDesc { select: Select::Rows([row].into()), spare: 0, ..pack.clone() };
-    let desc = one.packed()?;
-    let mut bytes = vec![0; plain_size(&desc).unwrap_or_default()];
-    pack_plain(&one, source, &mut bytes, 1)?;
-    let device = plain_stride(&desc).unwrap_or_default() as usize;
-    Ok(spread(&bytes, bytes.len(), device).into_owned())
+    pack::pack_row(pack, source, row)
 }
 
 /// Puts a row from [`row`] into a slot.
-pub(crate) fn refill(gpu: &Gpu, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
-    let span = plain(pack)?;
-    let stride = plain_stride(&pack.desc()).unwrap_or_default();
-    if bytes.len() as u64 != stride {
-        let got = format!("{} bytes", bytes.len());
-        return Err(Error::shape("refill", "bytes", format!("{stride} bytes"), got));
+///
+/// # Errors
+/// [`hal::Error::Shape`] for bytes that are not one row of the pack.
+pub(crate) fn refill(gpu: &Gpu, tensor: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+    let slot = tensor.first_row() + slot;
+    for (offset, part) in pack::refill(&tensor.whole(), slot, bytes)? {
+        let buffer = raw(tensor)?.buffer.clone();
+        let span = Span { buffer, offset, size: part.len() as u64 };
+        write(gpu, &span, 0, &bytes[part])?;
     }
-    write(gpu, &span, slot as u64 * stride, bytes)
+    Ok(())
 }
