@@ -39,7 +39,8 @@ struct Params {
     n: u32,
     n_cols: u32,
     n_tokens: u32,
-    lanes: u32,
+    // Lanes of a row, and 16 bits above the membership bit of the first token.
+    lanes_and_bit: u32,
     // Most that a list holds; 0 without one. Words of its membership bits.
     capacity: u32,
     words: u32,
@@ -70,7 +71,7 @@ var<workgroup> listed: u32;
 // By what a row counts for a token: 0 where it does not.
 fn factor(i: u32, row: u32, token: u32) -> f32 {
     if (token >= p.n_tokens) { return 0.0; }
-    if (p.capacity != 0u && (members[p.at_members + i * p.words + token / 32u] >> (token % 32u) & 1u) == 0u) { return 0.0; }
+    if (p.capacity != 0u && (members[p.at_members + i * p.words] >> ((p.lanes_and_bit >> 16u) + token) & 1u) == 0u) { return 0.0; }
     if (p.n_group == 0u) { return 1.0; }
     return group_weight[p.at_group_weight + token * p.n_group + group_of(row)];
 }
@@ -83,11 +84,12 @@ fn main(
 ) {
     if (t == 0u) { listed = select(p.n, min(count[p.at_count], p.capacity), p.capacity != 0u); }
     let n = workgroupUniformLoad(&listed);
-    let per = {{ROW}}u / p.lanes;
-    let lane = t % p.lanes;
+    let lanes = p.lanes_and_bit & 0xffffu;
+    let per = {{ROW}}u / lanes;
+    let lane = t % lanes;
     let kind = p.has >> 4u;
     for (var at = per * (group.x + group.y * groups.x); at < n; at += per * groups.x * groups.y) {
-        let i = at + t / p.lanes;
+        let i = at + t / lanes;
         var row = p.n_rows;
         if (i < n) {
             row = p.first + i;
@@ -100,8 +102,8 @@ fn main(
             var wanted = false;
             for (var j = 0u; j < TOKENS; j++) { wanted = wanted || (here && factor(i, row, token + j) != 0.0); }
             var mine = Sums();
-            if (wanted) { mine = gate_dots(p.at_gate + local * p.gate_words, p.n_cols, lane, p.lanes, 0u, p.n_cols, token, p.n_tokens); }
-            var tests = row_sum(mine, t, p.lanes);
+            if (wanted) { mine = gate_dots(p.at_gate + local * p.gate_words, p.n_cols, lane, lanes, 0u, p.n_cols, token, p.n_tokens); }
+            var tests = row_sum(mine, t, lanes);
             if ((p.has & 1u) != 0u && here) { tests += Sums(bias_gate[p.at_bias_gate + row]); }
             var alive = false;
             for (var j = 0u; j < TOKENS; j++) {
@@ -110,8 +112,8 @@ fn main(
             var ups = tests;
             if (kind != 0u) {
                 mine = Sums();
-                if (alive) { mine = up_dots(p.at_up + local * p.up_words, p.n_cols, lane, p.lanes, 0u, p.n_cols, token, p.n_tokens); }
-                ups = row_sum(mine, t, p.lanes);
+                if (alive) { mine = up_dots(p.at_up + local * p.up_words, p.n_cols, lane, lanes, 0u, p.n_cols, token, p.n_tokens); }
+                ups = row_sum(mine, t, lanes);
                 if ((p.has & 2u) != 0u && here) { ups += Sums(bias_up[p.at_bias_up + row]); }
             }
             if (here && lane < TOKENS && token + lane < p.n_tokens) {

@@ -57,10 +57,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             row_scales[to] = scales;
         } else {
             let token = min(tokens + mine, p.n_tokens - 1u);
-            let from = (p.at_x >> 2u) + 3u * (token * nb + min(block, nb - 1u));
-            x_lo[to] = x[from];
-            x_hi[to] = x[from + 1u];
-            x_facts[to] = x[from + 2u];
+            let at = (p.at_x >> 2u) + 3u * (token * nb + min(block, nb - 1u));
+            x_lo[to] = x[at];
+            x_hi[to] = x[at + 1u];
+            x_facts[to] = x[at + 2u];
         }
         workgroupBarrier();
         for (var k = 0u; k < 128u; k += 64u) {

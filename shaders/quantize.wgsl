@@ -19,10 +19,32 @@ var<immediate> p: Params;
 var<workgroup> largest: array<u32, 64>;
 var<workgroup> sums: array<i32, 64>;
 
-// Rounded once, which a division need not be.
+// a / b of positive numbers, rounded to nearest: drivers may divide less exactly, and a code would turn out another one.
+// 0 where the quotient is below the normal numbers.
 fn divided(a: f32, b: f32) -> f32 {
-    let near = a / b;
-    return fma(fma(-near, b, a), 1.0 / b, near);
+    let bits_a = bitcast<u32>(a);
+    let bits_b = bitcast<u32>(b);
+    var rest = (bits_a & 0x7fffffu) | 0x800000u;
+    let by = (bits_b & 0x7fffffu) | 0x800000u;
+    var exponent = 127 + i32(bits_a >> 23u) - i32(bits_b >> 23u);
+    if (rest < by) {
+        rest <<= 1u;
+        exponent -= 1;
+    }
+    if (exponent < 1 || exponent > 254) { return 0.0; }
+    // 24 bits of the quotient and one more to round by.
+    var quotient = 0u;
+    for (var i = 0u; i < 25u; i++) {
+        quotient <<= 1u;
+        if (rest >= by) {
+            rest -= by;
+            quotient |= 1u;
+        }
+        rest <<= 1u;
+    }
+    var mantissa = quotient >> 1u;
+    if ((quotient & 1u) != 0u && (rest != 0u || (mantissa & 1u) != 0u)) { mantissa += 1u; }
+    return bitcast<f32>((u32(exponent - 1) << 23u) + mantissa);
 }
 
 @compute @workgroup_size(64)
@@ -51,12 +73,12 @@ fn main(
     for (var i = 1u; i < 8u; i++) { most = max(most, largest[first + i]); }
     let amax = bitcast<f32>(most);
     let finite = most < 0x7f800000u;
-    var d = select(0.0, divided(amax, 127.0), finite);
-    let zero = d < 1.17549435e-38;
+    // What lies below the normal numbers has the exponent 0.
+    let some = finite && most >= 0x00800000u;
+    var d = 0.0;
+    if (some) { d = divided(amax, 127.0); }
     var codes = vec4<i32>(0);
-    if (zero) {
-        d = 0.0;
-    } else {
+    if (d != 0.0) {
         codes = vec4<i32>(clamp(round(v * divided(127.0, amax)), vec4<f32>(-127.0), vec4<f32>(127.0)));
     }
     sums[t] = codes.x + codes.y + codes.z + codes.w;

@@ -23,6 +23,8 @@ pub(crate) struct Gpu {
     pub(crate) health: Arc<Health>,
     /// What is bound where an op has no operand.
     pub(crate) nothing: wgpu::Buffer,
+    /// What formats look codes up in ([`crate::layout::tables`]).
+    pub(crate) tables: wgpu::Buffer,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Compiled shaders of former runs, which this one adds to.
     kept: Option<KeptPipelines>,
@@ -44,7 +46,11 @@ impl Gpu {
         kept: Option<KeptPipelines>,
     ) -> Result<Gpu> {
         let nothing = storage(&device, &health, "nothing", 256)?;
-        Ok(Gpu { device, queue, facts, health, nothing, pipelines: Mutex::default(), kept })
+        let words = crate::layout::tables();
+        let tables = storage(&device, &health, "tables", 4 * words.len() as u64)?;
+        queue.write_buffer(&tables, 0, bytemuck::cast_slice(&words));
+        let pipelines = Mutex::default();
+        Ok(Gpu { device, queue, facts, health, nothing, tables, pipelines, kept })
     }
 
     /// Memory on the device.

@@ -57,6 +57,13 @@ impl<'a> Lowering<'a> {
         Span { buffer: self.gpu.nothing.clone(), offset: 0, size: 16 }
     }
 
+    /// What formats look codes up in.
+    pub(crate) fn tables(&self) -> Result<Span> {
+        let buffer = self.gpu.tables.clone();
+        let size = buffer.size();
+        Ok(Span { buffer, offset: 0, size })
+    }
+
     /// A plain operand that may be missing.
     pub(crate) fn maybe(&self, tensor: Option<&Tensor>) -> Result<Span> {
         tensor.map_or_else(|| Ok(self.nothing()), plain)

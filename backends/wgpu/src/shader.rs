@@ -17,6 +17,7 @@ macro_rules! files {
 }
 
 files![
+<<<<<<< HEAD
     "add",
     "attention",
     "attention_merge",
@@ -49,6 +50,68 @@ files![
     "soft_cap",
     "ssm_scan",
     "store_kv",
+=======
+    "across_few",
+    "add",
+    "copy_words",
+    "down_few",
+    "down_many",
+    "down_reduce",
+    "ffn_cut",
+    "ffn_few",
+    "ffn_hidden",
+    "ffn_mask",
+    "formats/access",
+    "formats/bf16",
+    "formats/block",
+    "formats/by_four",
+    "formats/dots_four",
+    "formats/dots_one",
+    "formats/f16",
+    "formats/f32",
+    "formats/four_float",
+    "formats/four_q8",
+    "formats/iq1_m",
+    "formats/iq1_s",
+    "formats/iq2_s",
+    "formats/iq2_xs",
+    "formats/iq2_xxs",
+    "formats/iq3_s",
+    "formats/iq3_xxs",
+    "formats/iq4",
+    "formats/iq4_nl",
+    "formats/iq4_xs",
+    "formats/mxfp4",
+    "formats/q2_k",
+    "formats/q3_k",
+    "formats/q4_0",
+    "formats/q4_1",
+    "formats/q4_k",
+    "formats/q5_0",
+    "formats/q5_1",
+    "formats/q5_k",
+    "formats/q6_k",
+    "formats/q8_0",
+    "formats/transposed",
+    "formats/unit_float",
+    "formats/unit_q8",
+    "get_rows",
+    "lib/activation",
+    "lib/flat",
+    "lib/row_sum",
+    "lib/tokens_four",
+    "lib/tokens_one",
+    "lib/wanted",
+    "lib/wants",
+    "matmul_few",
+    "matmul_many",
+    "matmul_many_float",
+    "merge",
+    "patch_word",
+    "predict_count",
+    "predict_list",
+    "quantize",
+>>>>>>> 60bbb9c (wgpu: ops that read weights, in every format)
 ];
 
 /// A shader with everything that its text depends on.
@@ -72,10 +135,12 @@ impl Source {
         self
     }
 
-    /// The file of `shaders/` that `{{include name}}` stands for.
+    /// A file of `shaders/` that `{{include name}}` stands for. Several stand one behind the other, each of them once.
     #[must_use]
     pub(crate) fn include(mut self, name: &'static str, file: &'static str) -> Source {
-        self.includes.push((name, file));
+        if !self.includes.contains(&(name, file)) {
+            self.includes.push((name, file));
+        }
         self
     }
 
@@ -97,11 +162,11 @@ impl Source {
         let mut text = file(self.name).to_owned();
         // Files that are included may include others.
         while let Some((name, at)) = first_include(&text) {
-            let chosen = self.includes.iter().find(|(placeholder, _)| *placeholder == name);
-            let included = match chosen {
-                Some((_, path)) => file(path),
-                None => file(&format!("lib/{name}")),
-            };
+            let chosen = self.includes.iter().filter(|(placeholder, _)| *placeholder == name);
+            let mut included: String = chosen.map(|(_, path)| file(path)).collect();
+            if included.is_empty() {
+                file(&format!("lib/{name}")).clone_into(&mut included);
+            }
             let included = included.replace("{{self}}", &name);
             text.replace_range(at, &included);
         }

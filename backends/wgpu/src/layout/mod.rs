@@ -2,11 +2,11 @@
 //!
 //! A row holds the bits of the file's row and no more (but for the padding at its end), regrouped into planes
 //! ([`planes`]), so that a lane reads the codes of 32 values as one or two loads of 16 bytes and their scales as one
-//! more. Rows begin at multiples of 16 bytes and stand alone: a slot is refilled by one write, and a matrix larger
-//! than a binding is cut between rows. F32 lies as it is.
+//! more. Rows of blocks begin at multiples of 16 bytes and stand alone: a slot is refilled by one write, and a matrix larger
+//! than a binding is cut between rows. Floats lie as they are, each row filled up to whole words.
 //!
 //! A down matrix that is transposed has the layout of [`hal::format::TransposedLayout`], which consists of whole words
-//! already; F16 and BF16 ones are rows like any other.
+//! already; of floats, its rows are like any others.
 
 mod pack;
 mod planes;
@@ -25,7 +25,7 @@ use crate::gpu::Gpu;
 
 pub(crate) use tables::{needs_tables, tables};
 
-/// Rows are multiples of so many words where they are not F32: one load.
+/// Rows of blocks are multiples of so many words: one load.
 const ROW_WORDS: usize = 4;
 
 /// Words from one row of a weight to the next; `None` if a row is not whole blocks.
@@ -33,8 +33,7 @@ pub(crate) fn row_words(format: Format, n_cols: usize) -> Option<usize> {
     let bytes = format.row_bytes(n_cols)?;
     Some(match format.quants() {
         Some(_) => planes::row_bytes(format, n_cols).div_ceil(4).next_multiple_of(ROW_WORDS),
-        None if format.block_bytes() == 4 => n_cols,
-        None => bytes.div_ceil(4).next_multiple_of(ROW_WORDS),
+        None => bytes.div_ceil(4),
     })
 }
 
@@ -78,8 +77,10 @@ pub(crate) fn import(
         // What is on its way is host memory too.
         gpu.wait(&gpu.submit(None))
     })?;
-    let plain = pack.source.format.block_bytes() == 4 && !pack.transpose;
-    let layout = if plain { RowLayout::Plain } else { RowLayout::Packed };
+    let layout = match pack.source.format.quants() {
+        None => RowLayout::Plain,
+        Some(_) => RowLayout::Packed,
+    };
     Ok(WgpuBuffer { buffer, layout })
 }
 

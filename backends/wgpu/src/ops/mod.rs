@@ -6,6 +6,7 @@ mod handoff;
 mod norm;
 mod recurrent;
 mod rope;
+mod weights;
 
 use hal::{Op, OpDesc, Plan, Result};
 
@@ -35,12 +36,12 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
         Op::ShortConv(op) => recurrent::plan_short_conv(op, facts),
         Op::GatedDelta(op) => recurrent::plan_gated_delta(op, facts),
         Op::SsmScan(op) => recurrent::plan_ssm_scan(op, facts),
-        Op::GetRows(_)
-        | Op::AddPositions(_)
-        | Op::MatMul(_)
-        | Op::SparseFfn(_)
-        | Op::Predict(_)
-        | Op::Route(_) => absent(op),
+        Op::GetRows(op) => weights::plan_get_rows(op, facts),
+        Op::AddPositions(op) => weights::plan_add_positions(op, facts),
+        Op::MatMul(op) => weights::plan_matmul(op, facts),
+        Op::SparseFfn(op) => weights::plan_ffn(op, facts),
+        Op::Predict(op) => weights::plan_predict(op, facts),
+        Op::Route(_) => absent(op),
     }
 }
 
@@ -66,12 +67,12 @@ pub(crate) fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
         Op::ShortConv(op) => recurrent::short_conv(op, out),
         Op::GatedDelta(op) => recurrent::gated_delta(op, out),
         Op::SsmScan(op) => recurrent::ssm_scan(op, out),
-        Op::GetRows(_)
-        | Op::AddPositions(_)
-        | Op::MatMul(_)
-        | Op::SparseFfn(_)
-        | Op::Predict(_)
-        | Op::Route(_) => Err(crate::error::driver("compile", "an op that was not planned")),
+        Op::GetRows(op) => weights::lower_get_rows(op, out),
+        Op::AddPositions(op) => weights::lower_add_positions(op, out),
+        Op::MatMul(op) => weights::lower_matmul(op, out),
+        Op::SparseFfn(op) => weights::lower_ffn(op, out),
+        Op::Predict(op) => weights::lower_predict(op, out),
+        Op::Route(_) => Err(crate::error::driver("compile", "an op that was not planned")),
     }
 }
 
