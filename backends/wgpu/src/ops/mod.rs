@@ -6,6 +6,7 @@ mod handoff;
 mod norm;
 mod recurrent;
 mod rope;
+mod route;
 mod weights;
 
 use hal::{Op, OpDesc, Plan, Result};
@@ -41,7 +42,7 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
         Op::MatMul(op) => weights::plan_matmul(op, facts),
         Op::SparseFfn(op) => weights::plan_ffn(op, facts),
         Op::Predict(op) => weights::plan_predict(op, facts),
-        Op::Route(_) => absent(op),
+        Op::Route(op) => route::plan(op, facts),
     }
 }
 
@@ -72,7 +73,7 @@ pub(crate) fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
         Op::MatMul(op) => weights::lower_matmul(op, out),
         Op::SparseFfn(op) => weights::lower_ffn(op, out),
         Op::Predict(op) => weights::lower_predict(op, out),
-        Op::Route(_) => Err(crate::error::driver("compile", "an op that was not planned")),
+        Op::Route(op) => route::lower(op, out),
     }
 }
 
