@@ -76,12 +76,3 @@ impl Facts {
         [n.div_ceil(y) as u32, y as u32, 1]
     }
 }
-
-#[cfg(test)]
-impl Facts {
-    /// A device that can do everything, with all limits of a small one.
-    pub(crate) fn for_tests() -> Facts {
-        let limits = wgpu::Limits { max_immediate_size: IMMEDIATES, ..wgpu::Limits::default() };
-        Facts { limits, tuning: Tuning::of(0, true) }
-    }
-}
