@@ -46,10 +46,6 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     }
 }
 
-fn absent(op: &OpDesc) -> Plan {
-    Plan::No(format!("there is no shader for {} yet", op.name()))
-}
-
 /// The dispatches of an op that `plan` said yes to. `Post` and `Merge` are the program's business.
 ///
 /// # Errors
