@@ -5,15 +5,20 @@
 @group(0) @binding(1) var<storage, read> tables: array<u32>;
 @group(0) @binding(2) var<storage, read> weight_x: array<f32>;
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
-@group(0) @binding(4) var<storage, read_write> y: array<f32>;
+@group(0) @binding(4) var<storage, read> pairs: array<u32>;
+@group(0) @binding(5) var<storage, read> group_rows: array<u32>;
+@group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
 struct Params {
     at_weight: u32,
     at_tables: u32,
     at_weight_x: u32,
     at_bias: u32,
+    at_pairs: u32,
+    at_group_rows: u32,
     at_y: u32,
-    n_rows: u32,
+    // Columns of y; of the rows, the first of those bound here, and how many they are.
+    y_cols: u32,
     first: u32,
     n: u32,
     row_words: u32,
@@ -21,8 +26,13 @@ struct Params {
     n_tokens: u32,
     has_bias: u32,
     relu: u32,
+    // Where only those that use a group count: groups, and whether x has a row for each pair.
+    n_group: u32,
+    x_by_pair: u32,
 }
 var<immediate> p: Params;
+
+{{include which}}
 
 {{include weight}}
 
@@ -37,17 +47,21 @@ fn x_at(token: u32, k: u32) -> f32 {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
-    let rows = 64u * group.x;
+    let range = rows_of(group.z);
+    let n_tokens = n_here(group.z);
+    let rows = range.x + 64u * group.x;
     let tokens = 64u * group.y;
+    // Tiles without rows or tokens walk over nothing.
+    let n_cols = select(p.n_cols, 0u, rows >= range.y || tokens >= n_tokens);
     // Neighbours read neighbouring columns.
     let mine = t / 4u;
     let to = 64u * (t % 4u) + mine;
     var sums: array<vec4<f32>, 4>;
-    for (var k = 0u; k < p.n_cols; k += 16u) {
+    for (var k = 0u; k < n_cols; k += 16u) {
         let four = k / 4u + t % 4u;
-        let row = p.at_weight + min(rows + mine, p.n - 1u) * p.row_words;
+        let row = p.at_weight + (min(rows + mine, range.y - 1u) - p.first) * p.row_words;
         row_fours[to] = weight_four(row, 0u, p.n_cols, four);
-        let token = min(tokens + mine, p.n_tokens - 1u);
+        let token = x_row(group.z, min(tokens + mine, n_tokens - 1u));
         x_fours[to] = vec4<f32>(x_at(token, 4u * four), x_at(token, 4u * four + 1u), x_at(token, 4u * four + 2u), x_at(token, 4u * four + 3u));
         workgroupBarrier();
         for (var f = 0u; f < 256u; f += 64u) {
@@ -71,11 +85,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let token = tokens + (t >> 4u) + 16u * j;
         for (var i = 0u; i < 4u; i++) {
             let r = rows + (t & 15u) + 16u * i;
-            if (token < p.n_tokens && r < p.n) {
+            if (token < n_tokens && r < range.y) {
                 var value = sums[j][i];
-                if (p.has_bias != 0u) { value += bias[p.at_bias + p.first + r]; }
+                if (p.has_bias != 0u) { value += bias[p.at_bias + r]; }
                 if (p.relu != 0u) { value = select(value, 0.0, value <= 0.0); }
-                y[p.at_y + token * p.n_rows + p.first + r] = value;
+                y[p.at_y + y_row(group.z, token) * p.y_cols + y_column(group.z, r)] = value;
             }
         }
     }

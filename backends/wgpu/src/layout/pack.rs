@@ -40,9 +40,7 @@ pub(super) fn pack(
     let n_source = pack.source.n_rows;
     rows(&packed, sink, &|r| match &pack.select {
         Select::All if r < n_source => source.rows(r..r + 1),
-        Select::Rows(list) if r < list.len() => {
-            source.rows(list[r] as usize..list[r] as usize + 1)
-        }
+        Select::Rows(list) if r < list.len() => source.rows(list[r] as usize..list[r] as usize + 1),
         // Spare slots.
         Select::All | Select::Rows(_) => Ok(Cow::Owned(vec![0; source.row_bytes()])),
         Select::ColumnBlocks(list) => {

@@ -32,7 +32,10 @@ pub(crate) fn tables() -> Vec<u32> {
     let mut words = vec![0; N_WORDS];
     // The place stands in byte 2 of the block, and in further bits of another byte.
     let place = |format, at: usize, n: usize, n_values: usize, less: i8, upper: Upper| {
-        entries(format, n, n_values, less, upper).into_iter().enumerate().map(move |(i, w)| (at + i, w))
+        entries(format, n, n_values, less, upper)
+            .into_iter()
+            .enumerate()
+            .map(move |(i, w)| (at + i, w))
     };
     let all = place(Format::IQ2_XXS, IQ2_XXS, 256, 8, 0, Upper::None)
         .chain(place(Format::IQ2_XS, IQ2_XS, 512, 8, 0, Upper::In(3)))
@@ -69,7 +72,9 @@ fn entries(format: Format, n: usize, n_values: usize, less: i8, upper: Upper) ->
             quants.unpack(&block, &mut parts);
         }
         for four in parts.codes[..n_values].chunks_exact(4) {
-            words.push(four.iter().rev().fold(0, |word, &v| word << 8 | u32::from((v - less) as u8)));
+            words.push(
+                four.iter().rev().fold(0, |word, &v| word << 8 | u32::from((v - less) as u8)),
+            );
         }
     }
     words

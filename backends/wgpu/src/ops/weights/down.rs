@@ -3,10 +3,10 @@
 use hal::op::{Down, Groups, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
 
-use super::matmul::{Product, dots, few, quantize};
+use super::FEW;
+use super::matmul::{GroupTokens, Product, dots, few, quantize};
 use super::operand::{Use, Weight, include, lanes, part_rows, takes_q8};
 use super::scratch::{Room, Scratch};
-use super::FEW;
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
@@ -86,16 +86,24 @@ impl SecondHalf<'_> {
     }
 
     fn by_neuron(&self, out: &mut Lowering<'_>) -> Result<()> {
-        let n_out = self.op.y.desc().n_cols;
         let weight = Weight::new(&self.op.down, self.rooms.slice, out)?;
+        if self.n_tokens > FEW {
+            return DownMany {
+                weight: &weight,
+                n_out: self.op.y.desc().n_cols,
+                n_tokens: self.n_tokens,
+                h: self.h.clone(),
+                slice: self.rooms.slice,
+                groups: None,
+                partial: self.rooms.partial.span(out)?,
+            }
+            .lower(out);
+        }
+        let (n_out, row) = (self.op.y.desc().n_cols, out.facts().tuning.row as usize);
         let (side, places) = weight.side(out)?;
-        let row = out.facts().tuning.row as usize;
-        let is_few = self.n_tokens <= FEW;
-        let source = match is_few {
-            true => few(Source::new("down_few"), self.n_tokens, row),
-            false => Source::new("down_many"),
-        };
+        let source = few(Source::new("down_few"), self.n_tokens, row);
         let source = include(source, "down", &weight.desc, Use::Fours)?;
+        let at_once = if self.n_tokens == 1 { 1 } else { 4 };
         for part in &weight.parts {
             let numbers = [
                 weight.desc.n_rows,
@@ -110,11 +118,7 @@ impl SecondHalf<'_> {
             let mut numbers: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
             numbers.extend(places);
             let slices = part.n.div_ceil(self.rooms.slice);
-            let at_once = if self.n_tokens == 1 { 1 } else { 4 };
-            let grid = match is_few {
-                true => [n_out.div_ceil(4 * row), slices, self.n_tokens.div_ceil(at_once)],
-                false => [n_out.div_ceil(TILE), self.n_tokens.div_ceil(TILE), slices],
-            };
+            let grid = [n_out.div_ceil(4 * row), slices, self.n_tokens.div_ceil(at_once)];
             let spans = [
                 part.span.clone(),
                 weight.tables(out)?,
@@ -142,7 +146,8 @@ impl SecondHalf<'_> {
         let weight = Weight::new(&self.op.down, 1, out)?;
         let y = self.rooms.partial.span(out)?;
         let n_tokens = self.n_tokens;
-        Product { weight: &weight, x, n_tokens, bias: None, relu: false, y }.lower(out)
+        Product { weight: &weight, x, n_tokens, bias: None, relu: false, groups: None, y }
+            .lower(out)
     }
 
     /// One matrix for each group that has rows; those of groups that nobody uses are not read.
@@ -211,6 +216,65 @@ impl SecondHalf<'_> {
 
     fn group_weight(&self, out: &Lowering<'_>) -> Result<Span> {
         group_weight(self.op, self.first_token, self.n_tokens, out)
+    }
+}
+
+/// Values of neurons times rows of down, by tiles: in slices of all rows, or with groups in one for each.
+pub(super) struct DownMany<'a> {
+    pub(super) weight: &'a Weight,
+    pub(super) n_out: usize,
+    pub(super) n_tokens: usize,
+    /// A row for each token, or for each pair.
+    pub(super) h: Span,
+    pub(super) slice: usize,
+    /// And most pairs.
+    pub(super) groups: Option<(GroupTokens, usize)>,
+    pub(super) partial: Span,
+}
+
+impl DownMany<'_> {
+    pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let weight = self.weight;
+        let (side, places) = weight.side(out)?;
+        let which = if self.groups.is_some() { "lib/down_groups" } else { "lib/down_every" };
+        let source = Source::new("down_many").include("which", which);
+        let source = include(source, "down", &weight.desc, Use::Fours)?;
+        let none = out.nothing();
+        for (i, part) in weight.parts.iter().enumerate() {
+            let (pairs, rows, n_group, h_cols, n_pairs) = match &self.groups {
+                None => (&none, &none, 0, weight.desc.n_rows, 0),
+                Some((g, n)) => (&g.pairs, &g.rows, g.n_group, g.most_rows, *n),
+            };
+            // The number of the first sums: of this part, or of its first slice.
+            let first = if n_group > 0 { i } else { part.first / self.slice };
+            let numbers = [
+                h_cols,
+                part.first,
+                part.n,
+                weight.first_row + part.first,
+                weight.row_words,
+                self.n_out,
+                self.n_tokens,
+                self.slice,
+                first,
+            ];
+            let mut numbers: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
+            numbers.extend(places);
+            numbers.extend([n_group as u32, n_pairs as u32]);
+            let slices = if n_group > 0 { n_group } else { part.n.div_ceil(self.slice) };
+            let grid = [self.n_out.div_ceil(TILE), self.n_tokens.div_ceil(TILE), slices];
+            let spans = [
+                part.span.clone(),
+                weight.tables(out)?,
+                side.clone(),
+                self.h.clone(),
+                pairs.clone(),
+                rows.clone(),
+                self.partial.clone(),
+            ];
+            out.dispatch(&source, &spans, &numbers, grid.map(|n| n as u32))?;
+        }
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use hal::op::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
 use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
 
 use super::down::{DownRooms, SecondHalf, group_weight, slice, tokens};
+use super::experts::{self, ExpertRooms};
 use super::ffn_many::{ManyRooms, lower_many, stretch};
 use super::matmul::{Clear, dots, few, quantize};
 use super::operand::{Weight, include, lanes, refusal, takes_q8};
@@ -20,22 +21,47 @@ pub(super) const N_COUNTS: usize = 64;
 /// The word of a neuron that was dropped (`shaders/lib/wanted.wgsl`).
 const DROPPED: u32 = 0x8000_0000;
 
-/// Whether products with all rows are made first, and what counts is decided then.
-fn is_tiled(op: &SparseFfn<TensorDesc>) -> bool {
-    let cut = matches!(op.skip, Skip::GaussianCut(_));
-    cut || (op.x.n_rows > FEW && op.groups.is_none())
+/// The ways to compute a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Gate first and only what counts, up to 16 tokens at a time.
+    Few,
+    /// Products with all rows first; what counts is decided then.
+    Many,
+    /// The same, of each expert with those tokens that use it.
+    Experts,
+}
+
+impl Way {
+    fn of(op: &SparseFfn<TensorDesc>) -> Way {
+        let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
+        match op.groups {
+            _ if cut => Way::Many,
+            None if many => Way::Many,
+            Some(_) if many && experts::suits(op) => Way::Experts,
+            None | Some(_) => Way::Few,
+        }
+    }
 }
 
 pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    if is_tiled(op) {
-        ManyRooms::new(op, facts, &mut scratch);
-    } else {
-        FewRooms::new(op, facts, &mut scratch);
+    let way = Way::of(op);
+    match (way, &op.groups) {
+        (Way::Experts, Some(groups)) => {
+            ExpertRooms::new(op, groups, facts, &mut scratch);
+        }
+        (Way::Many | Way::Experts, _) => {
+            ManyRooms::new(op, facts, &mut scratch);
+        }
+        (Way::Few, _) => {
+            FewRooms::new(op, facts, &mut scratch);
+        }
     }
-    let step = match op.orientation {
-        Down::ByNeuron => slice(op.up.n_rows, op.y.n_cols, stretch(op), facts),
-        Down::AcrossNeurons => 1,
+    let step = match (way, op.orientation) {
+        (_, Down::AcrossNeurons) | (Way::Experts, _) => 1,
+        (Way::Few, Down::ByNeuron) => slice(op.up.n_rows, op.y.n_cols, 1, facts),
+        (Way::Many, Down::ByNeuron) => slice(op.up.n_rows, op.y.n_cols, stretch(op), facts),
     };
     let mut refused = refusal("up", &op.up, 1, facts);
     if let Some(gate) = &op.gate {
@@ -45,8 +71,8 @@ pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> P
     refused = refused.or_else(|| facts.unbindable("x", &op.x));
     refused = refused.or_else(|| facts.unbindable("y", &op.y));
     refused = refused.or_else(|| scratch.refusal(facts));
-    let slow = (op.x.n_rows > FEW && op.groups.is_some())
-        .then_some("experts run 16 tokens at a time on graphics devices: prompts are slow");
+    let slow = (way == Way::Few && op.x.n_rows > FEW)
+        .then_some("lists of experts' rows run 16 tokens at a time on graphics devices");
     plan_of(refused, scratch.bytes, slow)
 }
 
@@ -56,9 +82,16 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
         Some(groups) => out.constants(&groups.starts)?,
         None => out.nothing(),
     };
-    if is_tiled(&desc) {
-        let rooms = ManyRooms::new(&desc, out.facts(), &mut Scratch::default());
-        return lower_many(op, &rooms, &starts, out);
+    match (Way::of(&desc), &op.groups) {
+        (Way::Experts, Some(groups)) => {
+            let rooms = ExpertRooms::new(&desc, groups, out.facts(), &mut Scratch::default());
+            return experts::lower_experts(op, groups, &rooms, &starts, out);
+        }
+        (Way::Many | Way::Experts, _) => {
+            let rooms = ManyRooms::new(&desc, out.facts(), &mut Scratch::default());
+            return lower_many(op, &rooms, &starts, out);
+        }
+        (Way::Few, _) => {}
     }
     let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
     let n_tokens = desc.x.n_rows;
@@ -71,11 +104,10 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
 }
 
 fn op_desc(op: &SparseFfn<Tensor>) -> SparseFfn<TensorDesc> {
-    match hal::Op::from(op.clone()).to_desc() {
-        hal::Op::SparseFfn(desc) => desc,
-        // `to_desc` keeps the kind of op.
-        _ => unreachable!("a feed-forward block stays one"),
-    }
+    let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
+        unreachable!("`to_desc` keeps the kind of op")
+    };
+    desc
 }
 
 /// The number of a kind in the shaders.
@@ -213,7 +245,8 @@ impl Few<'_> {
                 h.clone(),
                 counts.clone(),
             ];
-            let numbers = self.numbers(&NumbersOf { test, up: &up, first, n, lanes, set: &set.size });
+            let numbers =
+                self.numbers(&NumbersOf { test, up: &up, first, n, lanes, set: &set.size });
             let most = if set.size[0] > 0 { set.size[0] as usize } else { n };
             let fill = 4 * out.facts().tuning.fill as usize;
             let grid = out.facts().grid(most.div_ceil(row / lanes).min(fill));

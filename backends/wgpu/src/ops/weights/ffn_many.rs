@@ -144,7 +144,7 @@ impl Many<'_> {
         let x = if takes_q8(weight.desc.format) { q8 } else { x }.clone();
         let bias = bias.as_ref().map(plain).transpose()?;
         let (n_tokens, y) = (self.n_tokens, y.clone());
-        Product { weight: &weight, x, n_tokens, bias, relu: false, y }.lower(out)
+        Product { weight: &weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out)
     }
 
     fn cut(&self, factor: f32, tests: &Span, out: &mut Lowering<'_>) -> Result<()> {

@@ -66,7 +66,7 @@ pub(in super::super) fn products(
     }
     let weight = Weight::new(w, 1, out)?;
     let bias = bias.map(plain).transpose()?;
-    Product { weight: &weight, x, n_tokens, bias, relu: false, y }.lower(out)
+    Product { weight: &weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out)
 }
 
 /// Words that are set beside rounding: `n` of them, the first `n_zero` to 0 and the others to `word`.
@@ -94,7 +94,20 @@ pub(super) fn quantize(
     out.dispatch(&Source::new("quantize"), &spans, &numbers, grid)
 }
 
-/// `y[t, i] = weight[i] . x[t] + bias[i]`.
+/// Who takes which rows of a product: those that use a group take its rows (`shaders/experts_pairs.wgsl`).
+#[derive(Clone)]
+pub(super) struct GroupTokens {
+    pub(super) pairs: Span,
+    /// Where the rows of each group begin and end.
+    pub(super) rows: Span,
+    pub(super) n_group: usize,
+    /// Most rows of a group, and columns of y.
+    pub(super) most_rows: usize,
+    /// Whether x has a row for each pair; else one for each token.
+    pub(super) x_by_pair: bool,
+}
+
+/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row for each pair, and columns for the group's rows.
 pub(super) struct Product<'a> {
     pub(super) weight: &'a Weight,
     /// As the weight takes it.
@@ -103,21 +116,24 @@ pub(super) struct Product<'a> {
     pub(super) bias: Option<Span>,
     /// What is negative becomes 0.
     pub(super) relu: bool,
+    pub(super) groups: Option<GroupTokens>,
     pub(super) y: Span,
 }
 
 impl Product<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
-        match self.n_tokens {
-            0 => Ok(()),
-            1..=FEW => self.few(out),
-            _ => self.many(out),
+        match (self.n_tokens, &self.groups) {
+            (0, _) => Ok(()),
+            (1..=FEW, None) => self.few(out),
+            (_, None) => {
+                let (none, most_rows) = (out.nothing(), self.weight.desc.n_rows);
+                let (pairs, rows) = (none.clone(), none);
+                let x_by_pair = false;
+                let all = GroupTokens { pairs, rows, n_group: 0, most_rows, x_by_pair };
+                self.many(&all, "lib/every_token", out)
+            }
+            (_, Some(groups)) => self.many(groups, "lib/group_tokens", out),
         }
-    }
-
-    fn spans(&self, part: &Span, out: &Lowering<'_>) -> Result<[Span; 5]> {
-        let bias = self.bias.clone().unwrap_or_else(|| out.nothing());
-        Ok([part.clone(), self.weight.tables(out)?, self.x.clone(), bias, self.y.clone()])
     }
 
     fn few(&self, out: &mut Lowering<'_>) -> Result<()> {
@@ -139,19 +155,27 @@ impl Product<'_> {
                 usize::from(self.relu),
             ];
             let grid = out.facts().grid(part.n.div_ceil(row / lanes));
-            let spans = self.spans(&part.span, out)?;
+            let bias = self.bias.clone().unwrap_or_else(|| out.nothing());
+            let tables = self.weight.tables(out)?;
+            let spans = [part.span.clone(), tables, self.x.clone(), bias, self.y.clone()];
             out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
         }
         Ok(())
     }
 
-    fn many(&self, out: &mut Lowering<'_>) -> Result<()> {
+    fn many(
+        &self,
+        groups: &GroupTokens,
+        which: &'static str,
+        out: &mut Lowering<'_>,
+    ) -> Result<()> {
         let desc = &self.weight.desc;
         let name = if takes_q8(desc.format) { "matmul_many" } else { "matmul_many_float" };
-        let source = include(Source::new(name), "weight", desc, Use::Tile)?;
+        let source = Source::new(name).include("which", which);
+        let source = include(source, "weight", desc, Use::Tile)?;
         for part in &self.weight.parts {
             let numbers = [
-                desc.n_rows,
+                groups.most_rows,
                 part.first,
                 part.n,
                 self.weight.row_words,
@@ -159,9 +183,22 @@ impl Product<'_> {
                 self.n_tokens,
                 usize::from(self.bias.is_some()),
                 usize::from(self.relu),
+                groups.n_group,
+                usize::from(groups.x_by_pair),
             ];
-            let grid = [part.n.div_ceil(TILE) as u32, self.n_tokens.div_ceil(TILE) as u32, 1];
-            let spans = self.spans(&part.span, out)?;
+            let n_rows = part.n.min(groups.most_rows);
+            let tiles =
+                [n_rows.div_ceil(TILE), self.n_tokens.div_ceil(TILE), groups.n_group.max(1)];
+            let spans = [
+                part.span.clone(),
+                self.weight.tables(out)?,
+                self.x.clone(),
+                self.bias.clone().unwrap_or_else(|| out.nothing()),
+                groups.pairs.clone(),
+                groups.rows.clone(),
+                self.y.clone(),
+            ];
+            let grid = tiles.map(|n| n as u32);
             out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
         }
         Ok(())

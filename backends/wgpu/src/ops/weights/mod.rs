@@ -1,6 +1,7 @@
 //! Ops that read weights: whatever format they have, one shader text serves it, with the format's file included.
 
 mod down;
+mod experts;
 mod ffn;
 mod ffn_many;
 mod matmul;
@@ -25,8 +26,6 @@ const FEW: usize = 16;
 fn plan_of(refusal: Option<String>, workspace: u64, slow: Option<&str>) -> Plan {
     match refusal {
         Some(reason) => Plan::No(reason),
-        None => {
-            Plan::Yes { workspace: hal::Bytes(workspace), slow: slow.map(str::to_owned) }
-        }
+        None => Plan::Yes { workspace: hal::Bytes(workspace), slow: slow.map(str::to_owned) },
     }
 }

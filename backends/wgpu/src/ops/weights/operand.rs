@@ -102,8 +102,12 @@ pub(super) fn include(
     let Some(quants) = quantised else {
         source = source.include(name, file);
         return Ok(match how {
-            Use::DotsOne => source.include(name, "formats/unit_float").include(name, "formats/dots_one"),
-            Use::DotsFour => source.include(name, "formats/unit_float").include(name, "formats/dots_four"),
+            Use::DotsOne => {
+                source.include(name, "formats/unit_float").include(name, "formats/dots_one")
+            }
+            Use::DotsFour => {
+                source.include(name, "formats/unit_float").include(name, "formats/dots_four")
+            }
             Use::Tile | Use::Fours => source.include(name, "formats/four_float"),
         });
     };
@@ -228,7 +232,8 @@ impl Weight {
         };
         let at = |byte: usize| ((byte - layout.groups_at) / 4) as u32;
         // Without minimums nothing is read from where they would be.
-        let places = [0, at(layout.scales_at), at(layout.mins_at), layout.table_row_bytes as u32 / 4];
+        let places =
+            [0, at(layout.scales_at), at(layout.mins_at), layout.table_row_bytes as u32 / 4];
         Ok((span, places))
     }
 

@@ -21,11 +21,7 @@ struct Rooms {
 }
 
 impl Rooms {
-    fn new(
-        [x, fc1, fc2]: [&TensorDesc; 3],
-        facts: &Facts,
-        scratch: &mut Scratch,
-    ) -> Rooms {
+    fn new([x, fc1, fc2]: [&TensorDesc; 3], facts: &Facts, scratch: &mut Scratch) -> Rooms {
         let n = x.n_rows;
         let groups = fc2.n_rows.div_ceil(facts.tuning.flat as usize);
         Rooms {
@@ -64,7 +60,7 @@ pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'
             x = q;
         }
         let weight = Weight::new(weight, 1, out)?;
-        Product { weight: &weight, x, n_tokens, bias: None, relu, y }.lower(out)?;
+        Product { weight: &weight, x, n_tokens, bias: None, relu, groups: None, y }.lower(out)?;
     }
     let flat = out.facts().tuning.flat as usize;
     let (n_ff, n_groups) = (fc2.n_rows, fc2.n_rows.div_ceil(flat));

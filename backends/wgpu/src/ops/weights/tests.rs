@@ -17,9 +17,15 @@ fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc) {
         let source = few(Source::new(name), n_tokens, 64).set("FLAT", 64);
         include(source, weight, desc, how).expect("a weight")
     };
-    let sources = match name {
-        "matmul_many" | "matmul_many_float" => vec![how(Use::Tile, 4)],
-        "get_rows" | "down_few" | "down_many" => vec![how(Use::Fours, 1), how(Use::Fours, 4)],
+    let which = |kind: Use, files: [&'static str; 2]| {
+        files.into_iter().map(|file| how(kind, 4).include("which", file)).collect()
+    };
+    let sources: Vec<Source> = match name {
+        "matmul_many" | "matmul_many_float" => {
+            which(Use::Tile, ["lib/every_token", "lib/group_tokens"])
+        }
+        "down_many" => which(Use::Fours, ["lib/down_every", "lib/down_groups"]),
+        "get_rows" | "down_few" => vec![how(Use::Fours, 1), how(Use::Fours, 4)],
         _ => vec![how(Use::DotsOne, 1), how(Use::DotsFour, 4)],
     };
     for source in sources {
@@ -58,8 +64,9 @@ fn shaders_of_every_format_translate() {
 
 #[test]
 fn shaders_without_weights_translate() {
+    let experts = ["experts_pairs", "experts_hidden", "experts_reduce"];
     let names = ["quantize", "ffn_hidden", "ffn_mask", "ffn_cut", "down_reduce"];
-    for name in names.into_iter().chain(["predict_count", "predict_list"]) {
+    for name in names.into_iter().chain(["predict_count", "predict_list"]).chain(experts) {
         for shared in [false, true] {
             let source = Source::new(name).set("FLAT", 64);
             translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
