@@ -19,9 +19,18 @@ fn a_device_that_binds_little_conforms() {
     let options = Options { max_binding: Some(Bytes(8 << 10)), ..Options::default() };
     let Some(backend) = open(&options) else { return };
     let device = Device::new(backend, DeviceId(1), BUDGET);
-    for part in
-        ["MatMul/Q4_0", "MatMul/F32", "GetRows/Q8_0", "Attention/F16+F16/one-token", "Memory"]
-    {
+    let parts =
+        ["MatMul/Q4_0", "MatMul/F32", "GetRows/Q8_0", "Attention/F16+F16/one-token", "Memory"];
+    let blocks = [
+        "SparseFfn/Q4_0/Stored/t5",
+        "SparseFfn/Q4_0/Transposed/t5",
+        "SparseFfn/Q4_0/Across/t5",
+        "SparseFfn/Q4_0/Stored/listed/t5",
+        "SparseFfn/Q4_0/Across/experts/t1",
+        "SparseFfn/Q4_0/Stored/experts/t1",
+        "Predict/Q4_0/t1",
+    ];
+    for part in parts.into_iter().chain(blocks) {
         let report = conformance::run_matching(&device, part);
         assert_eq!(report.n_failed(), 0, "\n{report}");
         assert!(report.passed().count() > 0, "\n{report}");

@@ -156,10 +156,6 @@ pub(super) fn part_rows(desc: &TensorDesc, step: usize, facts: &Facts) -> usize 
 
 /// Why a weight cannot be read here; `None` if it can.
 pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts) -> Option<String> {
-    let n_storage = facts.limits.max_storage_buffers_per_shader_stage;
-    if n_storage < 16 {
-        return Some(format!("shaders bind {n_storage} buffers here, feed-forward blocks 15"));
-    }
     let Some(_) = stride(desc) else {
         return Some(format!("operand {name} cannot be laid out: {desc}"));
     };
