@@ -35,10 +35,11 @@ struct Params {
 }
 var<immediate> p: Params;
 
-const CHUNK: u32 = 64u;
+// Positions that are scored at once, one to an invocation.
+const CHUNK: u32 = {{ROW}}u;
 const LOW: f32 = -3.0e38;
 
-var<workgroup> scores: array<f32, {{HEADS}} * 64>;
+var<workgroup> scores: array<f32, {{HEADS}} * {{ROW}}>;
 var<workgroup> facts: vec4<u32>;
 
 {{include tanh}}

@@ -34,15 +34,15 @@ struct State {
 #[derive(Debug)]
 enum Work {
     Run(Arc<Progress>),
-    Upload { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<Copy> },
-    Download { src: Tensor, bytes: Box<dyn RawStaging>, done: Arc<Copy> },
+    Upload { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<CopyState> },
+    Download { src: Tensor, bytes: Box<dyn RawStaging>, done: Arc<CopyState> },
     Refill { pack: Tensor, slot: usize, bytes: Vec<u8> },
     CopyRows { src: Tensor, dst: Tensor },
 }
 
 /// What became of a copy.
 #[derive(Debug, Default)]
-struct Copy(Mutex<Option<Result<Copied>>>);
+struct CopyState(Mutex<Option<Result<Copied>>>);
 
 #[derive(Debug)]
 struct Copied {
@@ -51,7 +51,7 @@ struct Copied {
     reading: Option<Reading>,
 }
 
-impl Copy {
+impl CopyState {
     fn lock(&self) -> MutexGuard<'_, Option<Result<Copied>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,8 +130,8 @@ impl WgpuQueue {
         WgpuQueue { core: Arc::new(Core { gpu: Arc::clone(gpu), state, changed }) }
     }
 
-    fn copy(&self, work: impl FnOnce(Arc<Copy>) -> Work) -> Result<Box<dyn RawTransfer>> {
-        let done = Arc::new(Copy::default());
+    fn copy(&self, work: impl FnOnce(Arc<CopyState>) -> Work) -> Result<Box<dyn RawTransfer>> {
+        let done = Arc::new(CopyState::default());
         self.core.give(work(Arc::clone(&done)))?;
         Ok(Box::new(WgpuTransfer { core: Arc::clone(&self.core), done }))
     }
@@ -176,7 +176,7 @@ impl BackendQueue for WgpuQueue {
 #[derive(Debug)]
 struct WgpuTransfer {
     core: Arc<Core>,
-    done: Arc<Copy>,
+    done: Arc<CopyState>,
 }
 
 impl RawTransfer for WgpuTransfer {
