@@ -16,10 +16,11 @@ fn the_device_conforms() {
 /// Matrices are cut by rows where an op can bind little; what cannot be cut is refused with the reason.
 #[test]
 fn a_device_that_binds_little_conforms() {
-    let options = Options { max_binding: Some(Bytes(8 << 10)), ..Options::default() };
+    // Of rows of 96 bytes, 64 and not 67.
+    let options = Options { max_binding: Some(Bytes(7 << 10)), ..Options::default() };
     let Some(backend) = open(&options) else { return };
     let device = Device::new(backend, DeviceId(1), BUDGET);
-    let parts = ["MatMul/Q4_0", "MatMul/F32", "GetRows/Q8_0", "Memory"];
+    let parts = ["MatMul/Q4_0", "GetRows/Q8_0", "Memory"];
     let blocks = [
         "SparseFfn/Q4_0/Stored/t5",
         "SparseFfn/Q4_0/Transposed/t5",
@@ -29,9 +30,11 @@ fn a_device_that_binds_little_conforms() {
         "SparseFfn/Q4_0/Stored/experts/t1",
         "Predict/Q4_0/t1",
     ];
+    let mut passed = Vec::new();
     for part in parts.into_iter().chain(blocks) {
         let report = conformance::run_matching(&device, part);
         assert_eq!(report.n_failed(), 0, "\n{report}");
-        assert!(report.passed().count() > 0, "\n{report}");
+        passed.extend(report.passed().map(str::to_owned));
     }
+    assert!(passed.iter().any(|name| name == "MatMul/Q4_0/67x160/t1"), "{passed:?}");
 }
