@@ -13,8 +13,10 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Tokens that are worked on at once: what lies between the two halves is as large.
+/// Most tokens that are worked on at once, and most pairs of a token and a group: what lies between the two halves is
+/// as large.
 const STRETCH: usize = 256;
+const MAX_PAIRS: usize = 4096;
 /// Most groups: a token and a group share a word, and what is read of all groups stays short.
 const MAX_GROUPS: usize = 1024;
 /// Rows that one invocation of `experts_hidden` takes.
@@ -26,6 +28,11 @@ const STEP: usize = 64;
 pub(super) fn suits(op: &SparseFfn<TensorDesc>) -> bool {
     let Some(groups) = &op.groups else { return false };
     matches!(op.rows, Rows::All) && groups.n_group() <= MAX_GROUPS
+}
+
+/// How many tokens are worked on at once.
+fn stretch(groups: &Groups) -> usize {
+    STRETCH.min(MAX_PAIRS / groups.n_used.max(1)).max(1)
 }
 
 /// Sizes of an op, for a stretch of its tokens.
@@ -40,7 +47,7 @@ struct Sizes {
 
 impl Sizes {
     fn new(n_tokens: usize, groups: &Groups) -> Sizes {
-        let n_tokens = n_tokens.min(STRETCH);
+        let n_tokens = n_tokens.min(stretch(groups));
         let most_rows = groups.rows().map(|rows| rows.len()).max().unwrap_or(0);
         let (n_group, n_used) = (groups.n_group(), groups.n_used);
         Sizes { n_tokens, n_group, n_used, n_pairs: n_tokens * n_used, most_rows }
@@ -106,7 +113,7 @@ pub(super) fn lower_experts(
     let n_tokens = op.x.desc().n_rows;
     let rows = groups.rows().flat_map(|rows| [rows.start as u32, rows.end as u32]);
     let rows = out.constants(&rows.collect::<Vec<u32>>())?;
-    for first_token in (0..n_tokens).step_by(STRETCH) {
+    for first_token in (0..n_tokens).step_by(stretch(groups)) {
         let sizes = Sizes::new(n_tokens - first_token, groups);
         let (starts, rows) = (starts.clone(), rows.clone());
         Experts { op, groups, rooms, starts, rows, sizes, first_token }.lower(out)?;
