@@ -11,9 +11,6 @@ use crate::layout::{has_tables, needs_tables, row_words};
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Rows of a part are multiples of this, so that a part begins where a binding may.
-const PART_STEP: usize = 64;
-
 /// Some rows of a weight, as many as a binding reaches.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
@@ -150,7 +147,6 @@ pub(super) fn stride(desc: &TensorDesc) -> Option<usize> {
 /// Rows of one part, a multiple of `step`; 0 if not even so many fit a binding.
 pub(super) fn part_rows(desc: &TensorDesc, step: usize, facts: &Facts) -> usize {
     let row = 4 * stride(desc).unwrap_or(usize::MAX / 4).max(1) as u64;
-    let step = step.next_multiple_of(PART_STEP);
     (facts.max_binding() / row) as usize / step * step
 }
 
