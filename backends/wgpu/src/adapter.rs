@@ -1,0 +1,168 @@
+//! Which devices there are, and how one is opened.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hal::{Bytes, DeviceInfo, DeviceKind, Error, Result};
+
+use crate::backend::WgpuBackend;
+use crate::error::{Health, driver, one_line};
+use crate::facts::{Facts, IMMEDIATES, Tuning};
+use crate::gpu::Gpu;
+use crate::native::KeptPipelines;
+
+/// Drivers that are asked, the preferred one first.
+const APIS: [(wgpu::Backend, &str); 3] = [
+    (wgpu::Backend::Metal, "Metal"),
+    (wgpu::Backend::Vulkan, "Vulkan"),
+    (wgpu::Backend::Dx12, "D3D"),
+];
+
+/// A device that could be opened.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    adapter: wgpu::Adapter,
+    name: String,
+    info: wgpu::AdapterInfo,
+}
+
+/// How a device is opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// An op binds at most so much at once, where the device would let it bind more.
+    pub max_binding: Option<Bytes>,
+    /// The folder in which compiled shaders are kept, for drivers that give them out. `None`: they are not kept.
+    pub pipelines: Option<PathBuf>,
+}
+
+/// Every device that Vulkan, Metal or DX12 shows: each piece of hardware once, cards before graphics units that share
+/// memory, software drivers last.
+#[must_use]
+pub fn adapters() -> Vec<Adapter> {
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
+        backends: wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12,
+        // No validation layers and no checks of indirect dispatches, which are not used.
+        flags: wgpu::InstanceFlags::empty(),
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
+    });
+    let found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
+    let mut found: Vec<(wgpu::Adapter, wgpu::AdapterInfo)> = found
+        .into_iter()
+        .map(|adapter| (adapter.get_info(), adapter))
+        .map(|(i, a)| (a, i))
+        .collect();
+    let api = |info: &wgpu::AdapterInfo| APIS.iter().position(|(api, _)| *api == info.backend);
+    found.sort_by_key(|(_, info)| (rank(info.device_type), api(info)));
+    let mut kept: Vec<(wgpu::Adapter, wgpu::AdapterInfo)> = Vec::new();
+    for (adapter, info) in found {
+        if !kept.iter().any(|(_, other)| same_hardware(other, &info)) {
+            kept.push((adapter, info));
+        }
+    }
+    let mut numbers = [0; APIS.len()];
+    let named = kept.into_iter().filter_map(|(adapter, info)| {
+        let at = api(&info)?;
+        let name = format!("{}{}", APIS[at].1, numbers[at]);
+        numbers[at] += 1;
+        Some(Adapter { adapter, name, info })
+    });
+    named.collect()
+}
+
+fn rank(kind: wgpu::DeviceType) -> u32 {
+    match kind {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Other => 3,
+        wgpu::DeviceType::Cpu => 4,
+    }
+}
+
+/// Whether two entries are one device seen through two drivers. Two equal cards show up twice in one driver.
+fn same_hardware(a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo) -> bool {
+    let same_slot = !a.device_pci_bus_id.is_empty() && a.device_pci_bus_id == b.device_pci_bus_id;
+    let same_kind = (a.vendor, a.device) == (b.vendor, b.device);
+    same_slot || (same_kind && a.backend != b.backend)
+}
+
+impl Adapter {
+    /// `Vulkan0`, `Metal0`, `D3D0`, ...
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the driver calls it, and the driver.
+    #[must_use]
+    pub fn description(&self) -> String {
+        let parts = [&self.info.name, &self.info.driver, &self.info.driver_info];
+        let parts: Vec<&str> = parts.iter().map(|s| s.trim()).filter(|s| !s.is_empty()).collect();
+        parts.join(", ")
+    }
+
+    /// Whether it computes on the processor: to be used only when asked for.
+    #[must_use]
+    pub fn is_software(&self) -> bool {
+        self.info.device_type == wgpu::DeviceType::Cpu
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it lacks something that cannot be done without, [`Error::Driver`].
+    pub fn open(&self, options: &Options) -> Result<Arc<WgpuBackend>> {
+        let mut limits = self.adapter.limits();
+        let has = self.adapter.features();
+        let reason = match () {
+            () if !has.contains(wgpu::Features::IMMEDIATES) => Some("no immediates"),
+            () if limits.max_immediate_size < IMMEDIATES => Some("too few immediates"),
+            () if limits.max_storage_buffers_per_shader_stage < 16 => Some("too few bindings"),
+            () if limits.max_compute_invocations_per_workgroup < 256 => Some("small workgroups"),
+            () => None,
+        };
+        if let Some(reason) = reason {
+            let (device, reason) = (self.name.clone(), reason.to_owned());
+            return Err(Error::Unsupported { op: "open", device, reason });
+        }
+        if let Some(Bytes(most)) = options.max_binding {
+            let limit = &mut limits.max_storage_buffer_binding_size;
+            *limit = most.min(*limit);
+        }
+        let mut features = wgpu::Features::IMMEDIATES;
+        let kept = options.pipelines.is_some() && has.contains(wgpu::Features::PIPELINE_CACHE);
+        features.set(wgpu::Features::PIPELINE_CACHE, kept);
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some(&self.name),
+            required_features: features,
+            required_limits: limits.clone(),
+            memory_hints: wgpu::MemoryHints::MemoryUsage,
+            ..wgpu::DeviceDescriptor::default()
+        };
+        let opened = pollster::block_on(self.adapter.request_device(&descriptor));
+        let (device, queue) = opened.map_err(|error| driver("open", one_line(&error)))?;
+        let health = Health::new(&self.name);
+        health.watch(&device);
+        let facts = Facts { limits, tuning: Tuning::of(self.info.vendor, self.is_software()) };
+        let info = DeviceInfo {
+            name: self.name.clone(),
+            description: self.description(),
+            kind: self.kind(),
+            max_binding: Bytes(facts.limits.max_buffer_size),
+            hand_off: true,
+        };
+        let folder = options.pipelines.as_ref().filter(|_| kept);
+        let pipelines = folder.and_then(|folder| KeptPipelines::open(&device, &self.info, folder));
+        Ok(Arc::new(WgpuBackend::new(Gpu::new(device, queue, facts, health, pipelines)?, info)))
+    }
+
+    fn kind(&self) -> DeviceKind {
+        match self.info.device_type {
+            wgpu::DeviceType::DiscreteGpu => DeviceKind::Discrete,
+            wgpu::DeviceType::IntegratedGpu
+            | wgpu::DeviceType::VirtualGpu
+            | wgpu::DeviceType::Other
+            | wgpu::DeviceType::Cpu => DeviceKind::Integrated,
+        }
+    }
+}

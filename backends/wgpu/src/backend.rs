@@ -1,0 +1,102 @@
+//! The device as the contract sees it.
+
+use std::sync::Arc;
+
+use hal::{
+    Backend, BackendQueue, Bytes, DeviceInfo, HostRows, MailboxShape, MemoryReport, Op, OpDesc,
+    PackDesc, Plan, RawBuffer, RawMailbox, RawProgram, RawStaging, Result, Tensor, TensorDesc,
+};
+
+use crate::buffer::{RowLayout, WgpuBuffer, rounded, stored_size};
+use crate::copies::WgpuStaging;
+use crate::gpu::Gpu;
+use crate::layout;
+use crate::mailbox::WgpuMailbox;
+use crate::native;
+use crate::ops;
+use crate::program::WgpuProgram;
+use crate::queue::WgpuQueue;
+
+/// A graphics device.
+#[derive(Debug)]
+pub struct WgpuBackend {
+    gpu: Arc<Gpu>,
+    info: DeviceInfo,
+}
+
+impl WgpuBackend {
+    pub(crate) fn new(gpu: Gpu, info: DeviceInfo) -> WgpuBackend {
+        WgpuBackend { gpu: Arc::new(gpu), info }
+    }
+
+    /// Gives the device up: every call and every wait from here on ends in [`hal::Error::DeviceLost`] with this reason.
+    pub fn lose(&self, reason: &str) {
+        self.gpu.health.lose(reason);
+        self.gpu.device.destroy();
+    }
+}
+
+impl Backend for WgpuBackend {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        self.gpu.health.check()?;
+        Ok(native::memory(&self.gpu.device))
+    }
+
+    fn plan(&self, op: &OpDesc) -> Plan {
+        ops::plan(op, &self.gpu.facts)
+    }
+
+    fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
+        stored_size(desc).map_or(Bytes::MAX, |size| rounded(size.0))
+    }
+
+    fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
+        let buffer = self.gpu.storage(label, self.alloc_size(desc).0)?;
+        Ok(Box::new(WgpuBuffer { buffer, layout: RowLayout::Plain }))
+    }
+
+    fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
+        layout::size(pack)
+    }
+
+    fn import(
+        &self,
+        label: &str,
+        pack: &PackDesc,
+        source: &HostRows,
+    ) -> Result<Box<dyn RawBuffer>> {
+        Ok(Box::new(layout::import(&self.gpu, label, pack, source)?))
+    }
+
+    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+        layout::row(pack, source, row)
+    }
+
+    fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
+        Ok(Box::new(WgpuStaging::new(&self.gpu, len)?))
+    }
+
+    fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
+        Ok(Arc::new(WgpuMailbox::new(&self.gpu, shape)?))
+    }
+
+    fn compile(
+        &self,
+        label: &str,
+        ops: &[Op],
+        mailboxes: &[Arc<dyn RawMailbox>],
+        workspace: Option<&Tensor>,
+    ) -> Result<Arc<dyn RawProgram>> {
+        self.gpu.health.check()?;
+        Ok(Arc::new(WgpuProgram::new(&self.gpu, label, ops, mailboxes, workspace)?))
+    }
+
+    fn queue(&self, _label: &str) -> Result<Box<dyn BackendQueue>> {
+        self.gpu.health.check()?;
+        Ok(Box::new(WgpuQueue::new(&self.gpu)))
+    }
+}

@@ -1,0 +1,83 @@
+//! Tensors on the device: a buffer, and where its rows are.
+
+use hal::pack::plain_size;
+use hal::{Bytes, Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
+
+use crate::error::driver;
+
+/// Buffers have sizes in these steps: what drivers align to, and what bindings may begin at anywhere.
+const STEP: u64 = 256;
+
+/// How rows lie in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowLayout {
+    /// As the host has them, each filled up to whole words.
+    Plain,
+    /// As `layout` packs weights.
+    Packed,
+}
+
+/// Device memory of one tensor.
+#[derive(Debug)]
+pub(crate) struct WgpuBuffer {
+    pub(crate) buffer: wgpu::Buffer,
+    pub(crate) layout: RowLayout,
+}
+
+impl RawBuffer for WgpuBuffer {}
+
+/// Part of a buffer, in bytes; multiples of 4.
+#[derive(Clone, Debug)]
+pub(crate) struct Span {
+    pub(crate) buffer: wgpu::Buffer,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+}
+
+impl Span {
+    /// A part of this part.
+    pub(crate) fn part(&self, offset: u64, size: u64) -> Span {
+        Span { buffer: self.buffer.clone(), offset: self.offset + offset, size }
+    }
+}
+
+/// Rounded up to what a buffer takes.
+pub(crate) fn rounded(bytes: u64) -> Bytes {
+    Bytes(bytes.max(1).div_ceil(STEP).saturating_mul(STEP))
+}
+
+/// Bytes of a plain row on the device; `None` if it is not whole blocks.
+pub(crate) fn plain_stride(desc: &TensorDesc) -> Option<u64> {
+    let bytes = desc.format.row_bytes(desc.n_cols)? as u64;
+    Some(bytes.div_ceil(4) * 4)
+}
+
+/// Bytes that a tensor of this shape takes, before a buffer's rounding; `None` if it cannot exist.
+pub(crate) fn stored_size(desc: &TensorDesc) -> Option<Bytes> {
+    match desc.layout {
+        Layout::Rows => plain_stride(desc)?.checked_mul(desc.n_rows as u64).map(Bytes),
+        Layout::Transposed { .. } => plain_size(desc).map(|size| Bytes(size as u64)),
+    }
+}
+
+/// The backend's own part of a tensor.
+///
+/// # Errors
+/// [`hal::Error::Driver`] for another backend's tensor, which `hal` refuses before.
+pub(crate) fn raw(tensor: &Tensor) -> Result<&WgpuBuffer> {
+    tensor.raw().ok_or_else(|| driver("bind", "a tensor of another backend"))
+}
+
+/// Where the rows of a plain view lie.
+///
+/// # Errors
+/// [`hal::Error::Driver`] for a tensor that is packed.
+pub(crate) fn plain(tensor: &Tensor) -> Result<Span> {
+    let (raw, desc) = (raw(tensor)?, tensor.desc());
+    let stride = match (raw.layout, plain_stride(&desc)) {
+        (RowLayout::Plain, Some(stride)) => stride,
+        _ => return Err(driver("bind", format!("{desc} is packed, the op wants plain rows"))),
+    };
+    let offset = stride * tensor.first_row() as u64;
+    Ok(Span { buffer: raw.buffer.clone(), offset, size: stride * desc.n_rows as u64 })
+}

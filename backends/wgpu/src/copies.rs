@@ -1,0 +1,220 @@
+//! Bytes in and out: copies of plain rows, staging, and weights on their way to the device.
+
+use std::borrow::Cow;
+use std::sync::mpsc::{Receiver, channel};
+
+use hal::{Bytes, Operand, RawStaging, Result, Tensor};
+
+use crate::buffer::{Span, plain, plain_stride};
+use crate::error::{driver, one_line};
+use crate::gpu::Gpu;
+use crate::lowering::prepare;
+use crate::shader::Source;
+
+/// Host memory, with the block that the device copies into when it is read.
+#[derive(Debug)]
+pub(crate) struct WgpuStaging {
+    bytes: Vec<u8>,
+    readback: wgpu::Buffer,
+}
+
+impl WgpuStaging {
+    pub(crate) fn new(gpu: &Gpu, len: Bytes) -> Result<WgpuStaging> {
+        let readback = gpu.readback("staging", len.0.max(1).div_ceil(4) * 4)?;
+        Ok(WgpuStaging { bytes: vec![0; len.0 as usize], readback })
+    }
+}
+
+impl RawStaging for WgpuStaging {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+/// A plain view with the widths of its rows on both sides.
+struct Rows {
+    span: Span,
+    host: usize,
+    device: usize,
+}
+
+fn rows(tensor: &Tensor) -> Result<Rows> {
+    let desc = tensor.desc();
+    let host = desc.format.row_bytes(desc.n_cols);
+    let (Some(host), Some(device)) = (host, plain_stride(&desc)) else {
+        return Err(driver("copy", format!("{desc} has no rows of bytes")));
+    };
+    Ok(Rows { span: plain(tensor)?, host, device: device as usize })
+}
+
+/// Host rows with each filled up to whole words; what is behind the last whole row stays as long as it is.
+pub(crate) fn spread(bytes: &[u8], host: usize, device: usize) -> Cow<'_, [u8]> {
+    if host == device || host == 0 {
+        return Cow::Borrowed(bytes);
+    }
+    let mut out = Vec::with_capacity(bytes.len().div_ceil(host) * device);
+    for row in bytes.chunks(host) {
+        out.extend_from_slice(row);
+        if row.len() == host {
+            out.resize(out.len() + device - host, 0);
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Writes to the first bytes of a plain view: before what is submitted next, after what was before.
+pub(crate) fn upload(gpu: &Gpu, bytes: &[u8], dst: &Tensor) -> Result<()> {
+    let rows = rows(dst)?;
+    let bytes = spread(bytes, rows.host, rows.device);
+    write(gpu, &rows.span, 0, &bytes)
+}
+
+/// Writes bytes from byte `at` of a span on (a multiple of 4), a last broken word too.
+pub(crate) fn write(gpu: &Gpu, span: &Span, at: u64, bytes: &[u8]) -> Result<()> {
+    let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
+    if !whole.is_empty() {
+        gpu.queue.write_buffer(&span.buffer, span.offset + at, whole);
+    }
+    if rest.is_empty() {
+        return Ok(());
+    }
+    let mut word = [0; 4];
+    word[..rest.len()].copy_from_slice(rest);
+    let mask = (1u32 << (8 * rest.len())) - 1;
+    let last = span.part(at + whole.len() as u64, 4);
+    let numbers = [mask, u32::from_le_bytes(word)];
+    run_one(gpu, &Source::new("patch_word"), &[last], &numbers, [1, 1, 1])
+}
+
+/// Encodes and submits a single dispatch.
+fn run_one(
+    gpu: &Gpu,
+    source: &Source,
+    spans: &[Span],
+    numbers: &[u32],
+    grid: [u32; 3],
+) -> Result<()> {
+    let dispatch = prepare(gpu, source, spans, numbers, grid)?;
+    let mut encoder = gpu.encoder(source.name());
+    dispatch.encode(&mut encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default()));
+    gpu.submit(Some(encoder.finish()));
+    Ok(())
+}
+
+/// Copies rows to another tensor of the same shape.
+pub(crate) fn copy_rows(gpu: &Gpu, src: &Tensor, dst: &Tensor) -> Result<()> {
+    let (from, to) = (plain(src)?, plain(dst)?);
+    if from.size == 0 {
+        return Ok(());
+    }
+    if from.buffer != to.buffer {
+        let mut encoder = gpu.encoder("copy rows");
+        let (a, b) = (&from.buffer, &to.buffer);
+        encoder.copy_buffer_to_buffer(a, from.offset, b, to.offset, from.size);
+        gpu.submit(Some(encoder.finish()));
+        return Ok(());
+    }
+    // A buffer cannot be copied to itself. Pieces that one binding reaches.
+    let flat = gpu.facts.tuning.flat;
+    let source = Source::new("copy_words").set("FLAT", flat);
+    let piece = gpu.facts.max_binding();
+    for at in (0..from.size).step_by(piece as usize) {
+        let size = piece.min(from.size - at);
+        let words = size / 4;
+        let grid = gpu.facts.grid((words as usize).div_ceil(flat as usize));
+        run_one(gpu, &source, &[from.part(at, size), to.part(at, size)], &[words as u32], grid)?;
+    }
+    Ok(())
+}
+
+/// A copy from the device that was submitted.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    buffer: wgpu::Buffer,
+    submission: wgpu::SubmissionIndex,
+    mapped: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
+    len: usize,
+    host: usize,
+    device: usize,
+}
+
+/// Starts a copy of the first `staging` bytes of a plain view.
+pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Result<Reading> {
+    let rows = rows(src)?;
+    let len = staging.bytes().len();
+    let on_device = match rows.host == rows.device || rows.host == 0 {
+        true => len,
+        false => len / rows.host * rows.device + len % rows.host,
+    };
+    let size = (on_device.max(1).div_ceil(4) * 4) as u64;
+    let any: &dyn std::any::Any = staging;
+    let own = any.downcast_ref::<WgpuStaging>().map(|staging| &staging.readback);
+    let buffer = match own {
+        Some(readback) if readback.size() >= size => readback.clone(),
+        // Rows that are wider on the device than on the host.
+        _ => gpu.readback("wide staging", size)?,
+    };
+    let mut encoder = gpu.encoder("download");
+    let span = &rows.span;
+    let copied = size.min(span.buffer.size() - span.offset);
+    encoder.copy_buffer_to_buffer(&span.buffer, span.offset, &buffer, 0, copied);
+    let submission = gpu.submit(Some(encoder.finish()));
+    let mapped = map(&buffer);
+    let (host, device) = (rows.host, rows.device);
+    Ok(Reading { buffer, submission, mapped, len, host, device })
+}
+
+/// Asks for a buffer to be mapped for reading.
+pub(crate) fn map(
+    buffer: &wgpu::Buffer,
+) -> Receiver<std::result::Result<(), wgpu::BufferAsyncError>> {
+    let (done, mapped) = channel();
+    buffer.map_async(wgpu::MapMode::Read, .., move |result| {
+        // Nobody listens any more: the reading was dropped.
+        let _ = done.send(result);
+    });
+    mapped
+}
+
+/// Waits for a buffer that [`map`] asked for.
+pub(crate) fn mapped(
+    gpu: &Gpu,
+    buffer: &wgpu::Buffer,
+    submission: &wgpu::SubmissionIndex,
+    done: &Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
+) -> Result<wgpu::BufferView> {
+    gpu.wait(submission)?;
+    let outcome = done.recv().map_err(|_| driver("map", "the device forgot the request"))?;
+    outcome.map_err(|error| driver("map", one_line(&error)))?;
+    buffer.get_mapped_range(..).map_err(|error| driver("map", one_line(&error)))
+}
+
+impl Reading {
+    /// Whether the copy is done.
+    pub(crate) fn is_done(&self, gpu: &Gpu) -> bool {
+        let poll = wgpu::PollType::Wait {
+            submission_index: Some(self.submission.clone()),
+            timeout: Some(std::time::Duration::ZERO),
+        };
+        gpu.health.check().is_err() || gpu.device.poll(poll).is_ok()
+    }
+
+    /// Waits, and puts the bytes into `out`.
+    pub(crate) fn finish(self, gpu: &Gpu, out: &mut [u8]) -> Result<()> {
+        let view = mapped(gpu, &self.buffer, &self.submission, &self.mapped)?;
+        if self.host == self.device || self.host == 0 {
+            out.copy_from_slice(&view[..self.len]);
+        } else {
+            for (row, out) in view.chunks(self.device).zip(out.chunks_mut(self.host)) {
+                out.copy_from_slice(&row[..out.len()]);
+            }
+        }
+        drop(view);
+        self.buffer.unmap();
+        Ok(())
+    }
+}

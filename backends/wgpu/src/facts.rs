@@ -1,0 +1,78 @@
+//! What planning and lowering need to know of a device: limits, optional features, constants of its maker.
+
+use hal::{Bytes, TensorDesc};
+
+use crate::buffer::stored_size;
+
+/// Bytes of numbers that every dispatch may carry; all drivers offer at least these.
+pub(crate) const IMMEDIATES: u32 = 128;
+
+/// Facts of an open device that do not change. Absent on purpose: subgroups and 16-bit floats in shaders, as long as no
+/// shader has a variant for them.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    /// Its limits.
+    pub(crate) limits: wgpu::Limits,
+    /// Constants of its class.
+    pub(crate) tuning: Tuning,
+}
+
+/// Constants per class of devices. They decide speed, and the order of sums on that device; no result otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tuning {
+    /// Invocations of a workgroup that walks over values.
+    pub(crate) flat: u32,
+    /// Invocations of a workgroup that sums one row together.
+    pub(crate) row: u32,
+    /// Workgroups that fill the device.
+    pub(crate) fill: u32,
+}
+
+impl Tuning {
+    /// The constants for a vendor's PCI number.
+    pub(crate) fn of(vendor: u32, software: bool) -> Tuning {
+        const NVIDIA: u32 = 0x10de;
+        const AMD: u32 = 0x1002;
+        const INTEL: u32 = 0x8086;
+        const APPLE: u32 = 0x106b;
+        match vendor {
+            // Few large groups: every one costs a software driver a round of its loop.
+            _ if software => Tuning { flat: 64, row: 64, fill: 16 },
+            NVIDIA => Tuning { flat: 256, row: 128, fill: 1024 },
+            AMD => Tuning { flat: 256, row: 128, fill: 512 },
+            INTEL => Tuning { flat: 128, row: 64, fill: 256 },
+            APPLE => Tuning { flat: 256, row: 128, fill: 256 },
+            _ => Tuning { flat: 128, row: 64, fill: 256 },
+        }
+    }
+}
+
+impl Facts {
+    /// Why no buffer can hold a tensor of this shape; `None` if one can.
+    pub(crate) fn too_large(&self, operand: &str, desc: &TensorDesc) -> Option<String> {
+        let size = stored_size(desc).unwrap_or(Bytes::MAX);
+        let limit = Bytes(self.limits.max_buffer_size);
+        (size > limit).then(|| format!("operand {operand} takes {size}, a buffer holds {limit}"))
+    }
+
+    /// Why one binding cannot reach all of a tensor; `None` if it can. Ops that do not cut an operand by rows ask.
+    pub(crate) fn unbindable(&self, operand: &str, desc: &TensorDesc) -> Option<String> {
+        let size = stored_size(desc).unwrap_or(Bytes::MAX);
+        // A view may begin in the middle of what a binding is aligned to.
+        let limit = Bytes(self.max_binding());
+        (size > limit).then(|| format!("operand {operand} takes {size}, an op binds {limit}"))
+    }
+
+    /// Bytes that a view can have so that one binding reaches all of it, wherever it begins.
+    pub(crate) fn max_binding(&self) -> u64 {
+        let align = u64::from(self.limits.min_storage_buffer_offset_alignment);
+        self.limits.max_storage_buffer_binding_size.saturating_sub(align) & !255
+    }
+
+    /// A grid of at least `n` workgroups: the shader counts `x + y * (groups in x)` and leaves early.
+    pub(crate) fn grid(&self, n: usize) -> [u32; 3] {
+        let most = self.limits.max_compute_workgroups_per_dimension as usize;
+        let y = n.div_ceil(most).max(1);
+        [n.div_ceil(y) as u32, y as u32, 1]
+    }
+}

@@ -1,0 +1,186 @@
+//! The open device that everything of a backend shares.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hal::{Bytes, Result};
+
+use crate::error::{Health, created, driver, one_line};
+use crate::facts::{Facts, IMMEDIATES};
+use crate::native::KeptPipelines;
+use crate::shader::Source;
+
+/// How long a wait asks the driver before it looks whether the device is lost. Ends no wait by itself.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// A device with its pipelines.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    pub(crate) device: wgpu::Device,
+    pub(crate) queue: wgpu::Queue,
+    pub(crate) facts: Facts,
+    pub(crate) health: Arc<Health>,
+    /// What is bound where an op has no operand.
+    pub(crate) nothing: wgpu::Buffer,
+    /// What formats look codes up in ([`crate::layout::tables`]).
+    pub(crate) tables: wgpu::Buffer,
+    pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
+    /// Compiled shaders of former runs, which this one adds to.
+    kept: Option<KeptPipelines>,
+}
+
+/// A shader, ready to run.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    pub(crate) pipeline: wgpu::ComputePipeline,
+    pub(crate) layout: wgpu::BindGroupLayout,
+}
+
+impl Gpu {
+    pub(crate) fn new(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        facts: Facts,
+        health: Arc<Health>,
+        kept: Option<KeptPipelines>,
+    ) -> Result<Gpu> {
+        let nothing = storage(&device, &health, "nothing", 256)?;
+        let words = crate::layout::tables();
+        let tables = storage(&device, &health, "tables", 4 * words.len() as u64)?;
+        queue.write_buffer(&tables, 0, bytemuck::cast_slice(&words));
+        let pipelines = Mutex::default();
+        Ok(Gpu { device, queue, facts, health, nothing, tables, pipelines, kept })
+    }
+
+    /// Memory on the device.
+    ///
+    /// # Errors
+    /// [`hal::Error::OutOfMemory`], a lost device.
+    pub(crate) fn storage(&self, label: &str, size: u64) -> Result<wgpu::Buffer> {
+        storage(&self.device, &self.health, label, size)
+    }
+
+    /// Host memory that the device copies to.
+    ///
+    /// # Errors
+    /// [`hal::Error::OutOfMemory`], a lost device.
+    pub(crate) fn readback(&self, label: &str, size: u64) -> Result<wgpu::Buffer> {
+        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+        buffer(&self.device, &self.health, label, size, usage)
+    }
+
+    /// The pipeline of `source`; made once. `shared`: a buffer is bound for reading and for writing at once, so all
+    /// bindings are declared as writable.
+    ///
+    /// # Errors
+    /// [`hal::Error::Driver`] if the driver refuses the shader.
+    pub(crate) fn pipeline(&self, source: &Source, shared: bool) -> Result<Arc<Pipeline>> {
+        let text = source.text(shared);
+        let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pipeline) = pipelines.get(&text) {
+            return Ok(Arc::clone(pipeline));
+        }
+        let writable = source.bindings().into_iter().map(|writable| writable || shared);
+        let entries: Vec<_> = writable.enumerate().map(|(i, w)| layout_entry(i, w)).collect();
+        let make = || self.make_pipeline(source.name(), &text, &entries);
+        let made = created(&self.device, &self.health, source.name(), Bytes(0), make)?;
+        let pipeline = Arc::new(made);
+        pipelines.insert(text, Arc::clone(&pipeline));
+        Ok(pipeline)
+    }
+
+    fn make_pipeline(
+        &self,
+        name: &str,
+        text: &str,
+        entries: &[wgpu::BindGroupLayoutEntry],
+    ) -> Pipeline {
+        let label = Some(name);
+        let layout = self
+            .device
+            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label, entries });
+        let whole = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label,
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: IMMEDIATES,
+        });
+        let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label,
+            source: wgpu::ShaderSource::Wgsl(text.into()),
+        });
+        let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label,
+            layout: Some(&whole),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                constants: &[],
+                zero_initialize_workgroup_memory: false,
+            },
+            cache: self.kept.as_ref().map(KeptPipelines::cache),
+        });
+        Pipeline { pipeline, layout }
+    }
+
+    /// Waits until `submission` is done and its callbacks have run.
+    ///
+    /// # Errors
+    /// A lost device, [`hal::Error::Driver`].
+    pub(crate) fn wait(&self, submission: &wgpu::SubmissionIndex) -> Result<()> {
+        loop {
+            self.health.check()?;
+            let submission_index = Some(submission.clone());
+            let poll = wgpu::PollType::Wait { submission_index, timeout: Some(LOOK) };
+            match self.device.poll(poll) {
+                Ok(_) => return self.health.check(),
+                Err(wgpu::PollError::Timeout) => {}
+                Err(error) => return Err(driver("poll", one_line(&error))),
+            }
+        }
+    }
+
+    /// Submits one encoder's commands, and the writes that wait.
+    pub(crate) fn submit(&self, commands: Option<wgpu::CommandBuffer>) -> wgpu::SubmissionIndex {
+        self.queue.submit(commands)
+    }
+
+    pub(crate) fn encoder(&self, label: &str) -> wgpu::CommandEncoder {
+        self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some(label) })
+    }
+}
+
+fn layout_entry(binding: usize, writable: bool) -> wgpu::BindGroupLayoutEntry {
+    wgpu::BindGroupLayoutEntry {
+        binding: binding as u32,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty: wgpu::BufferBindingType::Storage { read_only: !writable },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    }
+}
+
+fn storage(device: &wgpu::Device, health: &Health, label: &str, size: u64) -> Result<wgpu::Buffer> {
+    let copies = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+    buffer(device, health, label, size, wgpu::BufferUsages::STORAGE | copies)
+}
+
+fn buffer(
+    device: &wgpu::Device,
+    health: &Health,
+    label: &str,
+    size: u64,
+    usage: wgpu::BufferUsages,
+) -> Result<wgpu::Buffer> {
+    let limit = Bytes(device.limits().max_buffer_size);
+    if Bytes(size) > limit {
+        let message = format!("{} wanted, a buffer holds {limit}", Bytes(size));
+        return Err(driver(format!("creating {label}"), message));
+    }
+    let label_of =
+        wgpu::BufferDescriptor { label: Some(label), size, usage, mapped_at_creation: false };
+    created(device, health, label, Bytes(size), || device.create_buffer(&label_of))
+}

@@ -1,0 +1,168 @@
+//! Making the device's bytes out of the file's.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use hal::format::Format;
+use hal::pack::{pack_plain, pack_row_plain, plain_size, transposed};
+use hal::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
+
+use super::{has_tables, imported_size, planes, row_words};
+
+/// Bytes that are handed over at once.
+const STRETCH: usize = 8 << 20;
+
+/// Places in a buffer and which of the given bytes go there.
+pub(super) type Writes = Vec<(u64, Range<usize>)>;
+
+/// Makes the device's bytes of `pack` and hands them to `sink` with their place, in order and without gaps.
+///
+/// # Errors
+/// [`Error::Shape`] if the pack does not fit, what a paged source or `sink` reports.
+pub(super) fn pack(
+    pack: &PackDesc,
+    source: &HostRows,
+    sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let packed = pack.packed()?;
+    let Some(n_bytes) = imported_size(&packed) else {
+        return Err(Error::shape("pack", "source", "a size that fits in memory", packed));
+    };
+    if pack.transpose {
+        let plain = transpose(pack, source, &packed)?;
+        if has_tables(&packed) {
+            return stretches(&plain, n_bytes, sink);
+        }
+        let row = packed.format.row_bytes(packed.n_cols).unwrap_or_default();
+        return rows(&packed, sink, &|r| Ok(Cow::Borrowed(&plain[r * row..][..row])));
+    }
+    let block = packed.format.block_bytes();
+    let n_source = pack.source.n_rows;
+    rows(&packed, sink, &|r| match &pack.select {
+        Select::All if r < n_source => source.rows(r..r + 1),
+        Select::Rows(list) if r < list.len() => source.rows(list[r] as usize..list[r] as usize + 1),
+        // Spare slots.
+        Select::All | Select::Rows(_) => Ok(Cow::Owned(vec![0; source.row_bytes()])),
+        Select::ColumnBlocks(list) => {
+            let bytes = source.rows(r..r + 1)?;
+            let taken = list.iter().flat_map(|&b| &bytes[b as usize * block..][..block]);
+            Ok(Cow::Owned(taken.copied().collect()))
+        }
+    })
+}
+
+/// The whole transposed matrix in the plain layout.
+fn transpose(pack: &PackDesc, source: &HostRows, packed: &TensorDesc) -> Result<Vec<u8>> {
+    let mut plain = vec![0; plain_size(packed).unwrap_or_default()];
+    pack_plain(pack, source, &mut plain, threads())?;
+    Ok(plain)
+}
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(16))
+}
+
+fn stretches(
+    bytes: &[u8],
+    n_bytes: u64,
+    sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    debug_assert_eq!(bytes.len() as u64, n_bytes, "the layout and its size are made together");
+    let mut at = 0;
+    for stretch in bytes.chunks(STRETCH) {
+        sink(at, stretch)?;
+        at += stretch.len() as u64;
+    }
+    Ok(())
+}
+
+/// Lays out the rows that `get` gives, a stretch at a time, each by several threads.
+fn rows<'a>(
+    packed: &TensorDesc,
+    sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    get: &(dyn Fn(usize) -> Result<Cow<'a, [u8]>> + Sync),
+) -> Result<()> {
+    let row = 4 * row_words(packed.format, packed.n_cols).unwrap_or_default();
+    if row == 0 {
+        return Ok(());
+    }
+    let (per_stretch, n_threads) = ((STRETCH / row).max(1), threads());
+    let mut bytes = vec![0; per_stretch.min(packed.n_rows) * row];
+    for first in (0..packed.n_rows).step_by(per_stretch) {
+        let n = per_stretch.min(packed.n_rows - first);
+        let share = n.div_ceil(n_threads).max(1);
+        let one = |i: usize, out: &mut [u8]| -> Result<()> {
+            for (j, out) in out.chunks_exact_mut(row).enumerate() {
+                write_row(packed.format, &get(first + i * share + j)?, out);
+            }
+            Ok(())
+        };
+        let parts = bytes[..n * row].chunks_mut(share * row).enumerate();
+        std::thread::scope(|scope| {
+            let one = &one;
+            let all: Vec<_> = parts.map(|(i, out)| scope.spawn(move || one(i, out))).collect();
+            // A worker that panicked has found a wrong length, which is ours.
+            all.into_iter().try_for_each(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })?;
+        sink((first * row) as u64, &bytes[..n * row])?;
+    }
+    Ok(())
+}
+
+/// One row as the file has it to one as the device has it.
+fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
+    match format.quants() {
+        Some(_) => planes::write_row(format, row, out),
+        None => {
+            let (values, padding) = out.split_at_mut(row.len());
+            values.copy_from_slice(row);
+            padding.fill(0);
+        }
+    }
+}
+
+/// The bytes of one row for [`refill`].
+///
+/// # Errors
+/// As [`pack`].
+pub(super) fn pack_row(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+    let packed = pack.packed()?;
+    if has_tables(&packed) {
+        return pack_row_plain(pack, source, row);
+    }
+    let one = PackDesc { select: Select::Rows([row].into()), spare: 0, ..pack.clone() };
+    let mut bytes = Vec::new();
+    self::pack(&one, source, &mut |_, stretch| {
+        bytes.extend_from_slice(stretch);
+        Ok(())
+    })?;
+    Ok(bytes)
+}
+
+/// Where the bytes of [`pack_row`] go to fill `slot` of a pack of shape `desc`.
+///
+/// # Errors
+/// [`Error::Shape`] if they are not one row's bytes.
+pub(super) fn refill(desc: &TensorDesc, slot: usize, bytes: &[u8]) -> Result<Writes> {
+    let wrong =
+        || Error::shape("refill", "bytes", "one packed row", format!("{} bytes", bytes.len()));
+    let inside = slot < desc.n_rows;
+    if has_tables(desc) {
+        let layout = transposed(desc)?;
+        let row = layout.row_bytes;
+        if !inside || bytes.len() != row + 4 {
+            return Err(wrong());
+        }
+        let group = layout.groups_at + 4 * slot;
+        return Ok(vec![((slot * row) as u64, 0..row), (group as u64, row..row + 4)]);
+    }
+    let row = 4 * row_words(desc.format, desc.n_cols).ok_or_else(wrong)?;
+    debug_assert!(desc.layout == Layout::Rows || desc.format.quants().is_none());
+    match inside && bytes.len() == row {
+        true => Ok(vec![((slot * row) as u64, 0..row)]),
+        false => Err(wrong()),
+    }
+}

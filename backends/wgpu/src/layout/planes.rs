@@ -1,0 +1,128 @@
+//! The planes of a row: which bits of the file's blocks stand together on the device.
+//!
+//! A plane has the same number of bytes for each block and takes the blocks in order. `shaders/formats/` reads what is
+//! laid down here. Codes that the file spreads over a block are regrouped so that one word holds the same bits of four
+//! neighbouring values, one in each byte:
+//!
+//! | plane | words for 32 values | word j, byte k, from its lowest bits on |
+//! |---|---|---|
+//! | nibbles | 4 | values 4j + k and 16 + 4j + k |
+//! | pairs | 2 | values 16j + k, 16j + 4 + k, 16j + 8 + k, 16j + 12 + k |
+//! | bits | 1 | values k, 4 + k, ..., 28 + k |
+
+use hal::format::{Format, Unpacked};
+
+/// Where a plane comes from.
+#[derive(Clone, Copy)]
+enum Part {
+    /// Bytes of the block from here on, so many.
+    Bytes(usize, usize),
+    /// The lower four bits of the codes.
+    Nibbles,
+    /// Two bits of the codes, from this one on.
+    Pairs(u32),
+    /// One bit of the codes.
+    Bits(u32),
+}
+
+use Part::{Bits, Bytes, Nibbles, Pairs};
+
+impl Part {
+    /// Bytes for each block of `n_values`.
+    fn bytes(self, n_values: usize) -> usize {
+        match self {
+            Bytes(_, len) => len,
+            Nibbles => n_values / 2,
+            Pairs(_) => n_values / 4,
+            Bits(_) => n_values / 8,
+        }
+    }
+
+    /// Writes the plane's bytes of one block.
+    fn write(self, block: &[u8], codes: &[u8; 256], out: &mut [u8]) {
+        let code = |i: usize| codes[i];
+        match self {
+            Bytes(from, len) => out.copy_from_slice(&block[from..from + len]),
+            Nibbles => {
+                for (i, out) in out.iter_mut().enumerate() {
+                    let low = i / 16 * 32 + i % 16;
+                    *out = code(low) & 15 | (code(low + 16) & 15) << 4;
+                }
+            }
+            Pairs(from) => {
+                for (i, out) in out.iter_mut().enumerate() {
+                    let pair = |g: usize| (code(i / 4 * 16 + 4 * g + i % 4) >> from & 3) << (2 * g);
+                    *out = (0..4).map(pair).sum();
+                }
+            }
+            Bits(at) => {
+                for (i, out) in out.iter_mut().enumerate() {
+                    let bit = |g: usize| (code(i / 4 * 32 + 4 * g + i % 4) >> at & 1) << g;
+                    *out = (0..8).map(bit).sum();
+                }
+            }
+        }
+    }
+}
+
+/// The planes of a quantised format in the order in which they lie in a row, and what is added to a code to make it
+/// positive.
+fn parts(format: Format) -> (&'static [Part], i8) {
+    match format {
+        Format::Q4_0 | Format::IQ4_NL => (&[Bytes(2, 16), Bytes(0, 2)], 0),
+        Format::Q4_1 => (&[Bytes(4, 16), Bytes(0, 4)], 0),
+        Format::Q5_0 => (&[Bytes(6, 16), Bits(4), Bytes(0, 2)], 16),
+        Format::Q5_1 => (&[Bytes(8, 16), Bits(4), Bytes(0, 4)], 0),
+        Format::Q8_0 => (&[Bytes(2, 32), Bytes(0, 2)], 0),
+        Format::Q2_K => (&[Bytes(0, 16), Pairs(0), Bytes(80, 4)], 0),
+        Format::Q3_K => (&[Pairs(0), Bits(2), Bytes(96, 12), Bytes(108, 2)], 4),
+        Format::Q4_K => (&[Nibbles, Bytes(0, 16)], 0),
+        Format::Q5_K => (&[Nibbles, Bytes(0, 16), Bits(4)], 0),
+        Format::Q6_K => (&[Nibbles, Bytes(192, 16), Pairs(4), Bytes(208, 2)], 32),
+        Format::IQ2_XXS => (&[Bytes(2, 64), Bytes(0, 2)], 0),
+        Format::IQ2_XS => (&[Bytes(2, 64), Bytes(66, 8), Bytes(0, 2)], 0),
+        Format::IQ2_S => {
+            (&[Bytes(2, 32), Bytes(34, 32), Bytes(66, 8), Bytes(74, 8), Bytes(0, 2)], 0)
+        }
+        Format::IQ3_XXS => (&[Bytes(2, 64), Bytes(66, 32), Bytes(0, 2)], 0),
+        Format::IQ3_S => {
+            (&[Bytes(2, 64), Bytes(74, 32), Bytes(66, 8), Bytes(106, 4), Bytes(0, 2)], 0)
+        }
+        Format::IQ1_S => (&[Bytes(2, 32), Bytes(34, 16), Bytes(0, 2)], 0),
+        Format::IQ1_M => (&[Bytes(0, 32), Bytes(32, 16), Bytes(48, 8)], 0),
+        Format::IQ4_XS => (&[Bytes(8, 128), Bytes(0, 8)], 0),
+        Format::MXFP4 => (&[Bytes(1, 16), Bytes(0, 1)], 0),
+        Format::F32 | Format::F16 | Format::BF16 | Format::U32 => (&[], 0),
+    }
+}
+
+/// Bytes of a row without the padding at its end. Each plane ends with a whole word.
+pub(super) fn row_bytes(format: Format, n_cols: usize) -> usize {
+    let n_values = format.block_values();
+    let plane = |part: &Part| (n_cols / n_values * part.bytes(n_values)).next_multiple_of(4);
+    parts(format).0.iter().map(plane).sum()
+}
+
+/// Regroups the file's row `row` of a quantised format in `out`, all of which is written.
+pub(super) fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
+    let (parts, offset) = parts(format);
+    let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
+    let n_blocks = row.len() / n_bytes;
+    let recoded = parts.iter().any(|part| !matches!(part, Bytes(..)));
+    let (mut unpacked, mut codes) = (Unpacked::default(), [0; 256]);
+    out.fill(0);
+    for (b, block) in row.chunks_exact(n_bytes).enumerate() {
+        if let (true, Some(quants)) = (recoded, format.quants()) {
+            quants.unpack(block, &mut unpacked);
+            for (code, &from) in codes.iter_mut().zip(&unpacked.codes[..n_values]) {
+                *code = (from + offset) as u8;
+            }
+        }
+        let mut at = 0;
+        for part in parts {
+            let len = part.bytes(n_values);
+            part.write(block, &codes, &mut out[at + b * len..][..len]);
+            at += (n_blocks * len).next_multiple_of(4);
+        }
+    }
+}

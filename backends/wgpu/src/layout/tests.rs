@@ -1,0 +1,72 @@
+//! What the shaders rely on, without a device.
+
+use hal::format::Format;
+use hal::{HostRows, PackDesc, Select, Source, TensorDesc};
+use std::sync::Arc;
+
+use super::{pack, row_words, tables};
+
+fn weights() -> impl Iterator<Item = Format> {
+    Format::ALL.iter().copied().filter(|format| format.is_weight())
+}
+
+fn matrix(format: Format, n_rows: usize, n_cols: usize) -> HostRows {
+    let bytes = conformance::random_weights(format, n_rows * n_cols, 7);
+    HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, format).expect("whole blocks")
+}
+
+/// A row takes what the file's row takes, but for the padding at the ends of planes and rows.
+#[test]
+fn rows_cost_no_more_than_in_the_file() {
+    for format in weights() {
+        let n_cols = 4096;
+        let file = format.row_bytes(n_cols).expect("whole blocks");
+        let device = 4 * row_words(format, n_cols).expect("whole blocks");
+        assert!((file..file + 16).contains(&device), "{format}: {device} instead of {file}");
+    }
+}
+
+/// A pack of some rows with spare slots is the rows one by one, and zeros.
+#[test]
+fn packs_are_rows_one_by_one() {
+    for format in weights() {
+        let n_cols = format.block_values() * 3;
+        let source = matrix(format, 9, n_cols);
+        let select = Select::Rows([1, 4, 8].into());
+        let desc = PackDesc { select, spare: 2, ..PackDesc::whole(source.desc()) };
+        let mut whole = Vec::new();
+        pack::pack(&desc, &source, &mut |at, bytes| {
+            assert_eq!(at, whole.len() as u64);
+            whole.extend_from_slice(bytes);
+            Ok(())
+        })
+        .expect("packs");
+        let row = 4 * row_words(format, n_cols).expect("whole blocks");
+        for (slot, id) in [1, 4, 8].into_iter().enumerate() {
+            let one = pack::pack_row(&desc, &source, id).expect("packs");
+            assert_eq!(one, whole[slot * row..][..row], "{format}");
+            let places = pack::refill(&TensorDesc::new(5, n_cols, format), slot, &one);
+            assert_eq!(places, Ok(vec![((slot * row) as u64, 0..row)]));
+        }
+        assert_eq!(whole.len(), 5 * row);
+    }
+}
+
+/// Bytes of another length are no row, and no slot lies outside a pack.
+#[test]
+fn refills_are_checked() {
+    let desc = TensorDesc::new(5, 64, Format::Q4_0);
+    let row = 4 * row_words(Format::Q4_0, 64).expect("whole blocks");
+    assert!(pack::refill(&desc, 0, &vec![0; row - 1]).is_err());
+    assert!(pack::refill(&desc, 5, &vec![0; row]).is_err());
+}
+
+/// No entry is empty, and those of eight values are as many as their format can name.
+#[test]
+fn tables_are_full() {
+    let tables = tables();
+    assert_eq!(tables.len(), 8704);
+    let is_iq1 = |word: u32| word.to_le_bytes().iter().all(|b| [0, 8, 248].contains(b));
+    assert!(tables[..4352].iter().all(|word| word.to_le_bytes().iter().all(|&b| b != 0)));
+    assert!(tables[4352..8448].iter().all(|&word| is_iq1(word)));
+}

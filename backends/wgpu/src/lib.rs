@@ -1,0 +1,30 @@
+//! Any Vulkan, Metal or DX12 device, through wgpu.
+//!
+//! An op is lowered once, when its program is compiled, to a few dispatches: a shader from `shaders/`, the buffers
+//! it is bound to and a block of numbers. A replay encodes and submits them, nothing else. What changes from step to
+//! step is read from the [`hal::Batch`] on the device, so grids have the size of the program and leave early.
+//!
+//! Absent on purpose: GL (its drivers are often software, and silently so), anything allocated for a
+//! token, sums whose order could change.
+
+mod adapter;
+mod backend;
+mod buffer;
+mod copies;
+mod error;
+mod facts;
+mod gpu;
+mod layout;
+mod lowering;
+mod mailbox;
+mod native;
+mod ops;
+mod program;
+mod queue;
+mod run;
+mod shader;
+#[cfg(test)]
+mod translate;
+
+pub use adapter::{Adapter, Options, adapters};
+pub use backend::WgpuBackend;

@@ -1,0 +1,138 @@
+//! What only the driver's own interface gives: free memory, and compiled shaders to keep.
+#![allow(unsafe_code, reason = "wgpu leaves both to its user")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hal::MemoryReport;
+
+/// Begins a file of compiled shaders.
+const MAGIC: &[u8; 8] = b"TCWGPU01";
+
+/// Total and free memory of a device, where its driver tells.
+pub(crate) fn memory(device: &wgpu::Device) -> MemoryReport {
+    vulkan_memory(device).unwrap_or_default()
+}
+
+#[cfg(any(target_os = "linux", target_os = "windows"))]
+fn vulkan_memory(device: &wgpu::Device) -> Option<MemoryReport> {
+    use ash::vk;
+    use hal::Bytes;
+
+    // SAFETY: nothing is made or destroyed through the handle, and the guard lives to the end of this function.
+    let raw = unsafe { device.as_hal::<wgpu::hal::api::Vulkan>() }?;
+    let instance = raw.shared_instance();
+    let (instance, version) = (instance.raw_instance(), instance.instance_api_version());
+    let physical = raw.raw_physical_device();
+    // SAFETY: the physical device is one of this instance, which the device keeps alive.
+    let properties = unsafe { instance.get_physical_device_memory_properties(physical) };
+    let local = |heap: &vk::MemoryHeap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
+    let heaps = properties.memory_heaps_as_slice().iter().enumerate();
+    let (index, heap) = heaps.filter(|(_, heap)| local(heap)).max_by_key(|(_, heap)| heap.size)?;
+    let told = raw.enabled_device_extensions().contains(&ash::ext::memory_budget::NAME);
+    // The call that asks for more is there from Vulkan 1.1 on.
+    let free = (told && version >= vk::API_VERSION_1_1).then(|| {
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut asked = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        // SAFETY: as above, and both structures are whole.
+        unsafe { instance.get_physical_device_memory_properties2(physical, &mut asked) };
+        Bytes(budget.heap_budget[index].saturating_sub(budget.heap_usage[index]))
+    });
+    Some(MemoryReport { total: Some(Bytes(heap.size)), free })
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "windows")))]
+fn vulkan_memory(_device: &wgpu::Device) -> Option<MemoryReport> {
+    None
+}
+
+/// Compiled shaders in a file of the device's kind; written when the device is closed.
+#[derive(Debug)]
+pub(crate) struct KeptPipelines {
+    cache: wgpu::PipelineCache,
+    path: PathBuf,
+    /// What the file held.
+    had: Option<Vec<u8>>,
+}
+
+impl KeptPipelines {
+    /// What is kept in `folder` for this device, or an empty cache; `None` where the driver gives nothing out.
+    pub(crate) fn open(
+        device: &wgpu::Device,
+        info: &wgpu::AdapterInfo,
+        folder: &Path,
+    ) -> Option<KeptPipelines> {
+        let path = folder.join(wgpu::util::pipeline_cache_key(info)?);
+        let had = fs::read(&path).ok().and_then(|file| Some(checked(&file)?.to_vec()));
+        let descriptor = wgpu::PipelineCacheDescriptor {
+            label: Some("kept pipelines"),
+            data: had.as_deref(),
+            fallback: true,
+        };
+        // SAFETY: the bytes are what a cache gave out, as their sum says; wgpu and the driver check that they are for
+        // this device and driver, and take an empty cache otherwise.
+        let cache = unsafe { device.create_pipeline_cache(&descriptor) };
+        Some(KeptPipelines { cache, path, had })
+    }
+
+    pub(crate) fn cache(&self) -> &wgpu::PipelineCache {
+        &self.cache
+    }
+
+    fn save(&self) -> std::io::Result<()> {
+        let Some(data) = self.cache.get_data().filter(|data| self.had.as_ref() != Some(data))
+        else {
+            return Ok(());
+        };
+        if let Some(folder) = self.path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let temporary = self.path.with_extension(format!("{}.tmp", std::process::id()));
+        let file = [&MAGIC[..], &sum(&data).to_le_bytes(), &data].concat();
+        let written = fs::write(&temporary, file).and_then(|()| fs::rename(&temporary, &self.path));
+        if written.is_err() {
+            // Nothing is left behind; what cannot be removed was not made.
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+}
+
+impl Drop for KeptPipelines {
+    fn drop(&mut self) {
+        // Without the file, shaders are compiled again.
+        let _ = self.save();
+    }
+}
+
+/// The cache's bytes in a file, if all of it is as it was written.
+fn checked(file: &[u8]) -> Option<&[u8]> {
+    let (magic, rest) = file.split_first_chunk::<8>()?;
+    let (expected, data) = rest.split_first_chunk::<8>()?;
+    (magic == MAGIC && u64::from_le_bytes(*expected) == sum(data)).then_some(data)
+}
+
+/// The sum of every byte and its place (64-bit FNV-1a).
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_believed_only_whole() {
+        let data = b"compiled";
+        let file = [&MAGIC[..], &sum(data).to_le_bytes(), data].concat();
+        assert_eq!(checked(&file), Some(&data[..]));
+        for i in 0..file.len() {
+            let mut damaged = file.clone();
+            damaged[i] ^= 1;
+            assert_eq!(checked(&damaged), None, "byte {i}");
+            assert_eq!(checked(&file[..i]), None, "{i} bytes");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The paged cache, and attention over it.
+//!
+//! Positions are cut into spans, a workgroup to a span, a token and up to [`HEADS`] heads that share keys; a second
+//! dispatch puts the spans together in their order. With many tokens there are workgroups enough: then a span is
+//! everything, so that nothing large is written between.
+
+use hal::format::Format;
+use hal::op::{Attention, StoreKv};
+use hal::{Batch, BatchShape, Bytes, KV_BLOCK, KvCache, Operand, Plan, Result, Tensor, TensorDesc};
+
+use super::elementwise::each_value;
+use crate::buffer::{Span, plain, plain_stride};
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Most heads of a workgroup.
+const HEADS: usize = 4;
+
+/// Most columns of values that an invocation sums.
+const MOST_COLS: usize = 16;
+
+/// Most tokens of programs whose positions are cut: up to so many, a token's bits do not depend on its neighbours.
+const FEW: usize = 16;
+
+/// Positions of a span: this, or more where a sequence would have more than [`MOST_SPANS`].
+const SPAN: usize = 256;
+
+const MOST_SPANS: usize = 64;
+
+fn refusal(
+    operands: &[(&'static str, &TensorDesc)],
+    cache: &KvCache<TensorDesc>,
+    facts: &Facts,
+) -> Option<String> {
+    let halves = [("cache", &cache.k), ("cache", &cache.v)];
+    let mut all = operands.iter().chain(&halves);
+    all.find_map(|(name, desc)| facts.unbindable(name, desc))
+}
+
+pub(super) fn plan_store(op: &StoreKv<TensorDesc>, facts: &Facts) -> Plan {
+    let refusal = refusal(&[("k", &op.k), ("v", &op.v)], &op.cache, facts);
+    refusal.map_or_else(Plan::yes, Plan::No)
+}
+
+pub(super) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    store_half(&op.k, &op.cache.k, &op.batch, out)?;
+    store_half(&op.v, &op.cache.v, &op.batch, out)
+}
+
+/// A format of the cache: the files that store and read it, and how many values are stored at once.
+struct CacheFormat {
+    format: Format,
+    store: &'static str,
+    read: &'static str,
+    piece: usize,
+}
+
+/// One for each of [`hal::op::KV_FORMATS`].
+const CACHE_FORMATS: [CacheFormat; 4] = [
+    of(Format::F32, "cache/store_f32", "cache/read_f32", 1),
+    of(Format::F16, "cache/store_f16", "cache/read_f16", 2),
+    of(Format::BF16, "cache/store_bf16", "cache/read_bf16", 2),
+    of(Format::Q8_0, "cache/store_q8_0", "cache/read_q8_0", 64),
+];
+
+const fn of(format: Format, store: &'static str, read: &'static str, piece: usize) -> CacheFormat {
+    CacheFormat { format, store, read, piece }
+}
+
+/// The entry of a format; the contract lets no other one through.
+fn cache_format(format: Format) -> &'static CacheFormat {
+    let found = CACHE_FORMATS.iter().find(|entry| entry.format == format);
+    found.unwrap_or(&CACHE_FORMATS[0])
+}
+
+fn store_source(format: Format) -> Source {
+    Source::new("store_kv").include("store", cache_format(format).store)
+}
+
+fn store_half(
+    x: &Tensor,
+    cache: &Tensor,
+    batch: &Batch<Tensor>,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let (desc, rows) = (x.desc(), cache.desc());
+    let n_pieces = desc.n_cols.div_ceil(cache_format(rows.format).piece);
+    let numbers =
+        [batch.shape.max_tokens, desc.n_rows, desc.n_cols, n_pieces, row_words(&rows), rows.n_rows];
+    let spans = [plain(x)?, plain(&batch.words)?, plain(cache)?];
+    let source = store_source(rows.format);
+    each_value(source, desc.n_rows * n_pieces, &spans, &numbers, out)
+}
+
+fn row_words(desc: &TensorDesc) -> usize {
+    (plain_stride(desc).unwrap_or_default() / 4) as usize
+}
+
+/// Spans of a sequence, and the positions of each.
+fn spans(batch: &BatchShape, n_tokens: usize) -> (usize, usize) {
+    let all = (batch.max_blocks * KV_BLOCK).max(1);
+    if n_tokens > FEW {
+        return (1, all.next_multiple_of(SPAN));
+    }
+    let span = all.div_ceil(MOST_SPANS).next_multiple_of(SPAN);
+    (all.div_ceil(span), span)
+}
+
+/// Bytes of what the spans of all tokens end in.
+fn parts_size(n_tokens: usize, n_head: usize, d_value: usize, batch: &BatchShape) -> u64 {
+    (4 * n_tokens * n_head * spans(batch, n_tokens).0 * (d_value + 2)) as u64
+}
+
+pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
+    let d_value = op.y.n_cols / op.n_head;
+    let most = MOST_COLS * facts.tuning.row as usize;
+    if d_value > most {
+        return Plan::No(format!("heads of {d_value} values, {most} at most"));
+    }
+    if let Some(reason) = refusal(&[("q", &op.q), ("y", &op.y)], &op.cache, facts) {
+        return Plan::No(reason);
+    }
+    let workspace = Bytes(parts_size(op.q.n_rows, op.n_head, d_value, &op.batch.shape));
+    if workspace.0 > facts.max_binding() {
+        let limit = Bytes(facts.max_binding());
+        return Plan::No(format!("its scratch takes {workspace}, an op binds {limit}"));
+    }
+    Plan::Yes { workspace, slow: None }
+}
+
+/// The shader for heads of these sizes over a cache in these formats.
+fn source(
+    formats: KvCache<Format>,
+    d_head: usize,
+    d_value: usize,
+    shared: usize,
+    row: usize,
+) -> Source {
+    let dot = if d_head.is_multiple_of(4) { "cache/dot_four" } else { "cache/dot_one" };
+    Source::new("attention")
+        .include("k", cache_format(formats.k).read)
+        .include("v", cache_format(formats.v).read)
+        .include("dot", dot)
+        .set("HEADS", heads(shared))
+        .set("COLS", d_value.div_ceil(row).next_power_of_two())
+        .set("ROW", row)
+}
+
+/// Heads of a workgroup where so many share keys: few different ones, for few pipelines.
+fn heads(shared: usize) -> usize {
+    if shared >= HEADS { HEADS } else { shared.next_power_of_two().min(HEADS) }
+}
+
+pub(super) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (q, y) = (op.q.desc(), op.y.desc());
+    let [d_head, d_value] = [q, y].map(|desc| desc.n_cols / op.n_head);
+    if q.n_rows == 0 || d_value == 0 {
+        return Ok(());
+    }
+    let shape = &op.batch.shape;
+    let (n_spans, span) = spans(shape, q.n_rows);
+    let shared = op.n_head / op.n_head_kv;
+    let n_tiles = shared.div_ceil(heads(shared));
+    let parts = out.workspace(0, parts_size(q.n_rows, op.n_head, d_value, shape))?;
+    let batch = plain(&op.batch.words)?;
+    let row = out.facts().tuning.row as usize;
+    let formats = op.cache.map(&mut |half| half.desc().format);
+    let sizes = [
+        shape.max_tokens,
+        shape.max_seqs,
+        shape.max_blocks,
+        q.n_rows,
+        op.n_head,
+        op.n_head_kv,
+        n_tiles,
+        d_head,
+        d_value,
+        row_words(&op.cache.k.desc()),
+        row_words(&op.cache.v.desc()),
+        n_spans,
+        span,
+        op.window.unwrap_or(0),
+    ];
+    let mut numbers: Vec<u32> = sizes.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
+    numbers.extend([op.scale.to_bits(), op.softcap.to_bits()]);
+    let bound = [plain(&op.q)?, plain(&op.cache.k)?, plain(&op.cache.v)?, batch.clone(), parts];
+    let grid = out.facts().grid(q.n_rows * op.n_head_kv * n_tiles * n_spans);
+    let source = source(formats, d_head, d_value, shared, row);
+    out.dispatch(&source, &bound, &numbers, grid)?;
+    let [_, _, _, _, parts] = bound;
+    merge(op, [parts, batch], [n_spans, span, d_value], out)
+}
+
+fn merge(
+    op: &Attention<Tensor>,
+    [parts, batch]: [Span; 2],
+    [n_spans, span, d_value]: [usize; 3],
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let n_rows = op.q.desc().n_rows;
+    let numbers = [
+        op.batch.shape.max_tokens,
+        n_rows,
+        op.n_head,
+        d_value,
+        n_spans,
+        span,
+        op.window.unwrap_or(0),
+        usize::from(op.sinks.is_some()),
+    ];
+    let bound = [parts, out.maybe(op.sinks.as_ref())?, batch, plain(&op.y)?];
+    let numbers: Vec<u32> = numbers.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
+    let grid = out.facts().grid(n_rows * op.n_head);
+    let source = Source::new("attention_merge").set("ROW", out.facts().tuning.row);
+    out.dispatch(&source, &bound, &numbers, grid)
+}
+
+#[cfg(test)]
+mod tests {
+    use hal::op::KV_FORMATS;
+
+    use super::*;
+    use crate::translate::translate;
+
+    #[test]
+    fn shaders_of_every_cache_translate() {
+        for &k in KV_FORMATS {
+            let store = store_source(k).set("FLAT", 64);
+            translate(&store, false).unwrap_or_else(|error| panic!("{k}: {error}"));
+            for &v in KV_FORMATS {
+                for (d_head, d_value, shared) in [(64, 64, 1), (6, 5, 2), (192, 128, 7)] {
+                    let text = source(KvCache { k, v }, d_head, d_value, shared, 64);
+                    translate(&text, false).unwrap_or_else(|error| panic!("{k} {v}: {error}"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn spans_hold_every_position_and_do_not_depend_on_the_tokens() {
+        for max_blocks in [1, 7, 8, 9, 1000, 40_000] {
+            let shape = BatchShape { max_tokens: 32, max_seqs: 1, max_blocks };
+            let (n, span) = spans(&shape, 1);
+            assert!(n * span >= max_blocks * KV_BLOCK && n <= MOST_SPANS);
+            assert_eq!(spans(&shape, FEW), (n, span));
+            assert_eq!(spans(&shape, FEW + 1).0, 1);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Values in, values out; every invocation makes one.
+
+use hal::op::{Add, CopyHeads, Gather, SoftCap};
+use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+
+use crate::buffer::{Span, plain};
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Yes, if one binding reaches all of every operand.
+pub(super) fn bindable(operands: &[(&'static str, &TensorDesc)], facts: &Facts) -> Plan {
+    let refusal = operands.iter().find_map(|(name, desc)| facts.unbindable(name, desc));
+    refusal.map_or_else(Plan::yes, Plan::No)
+}
+
+/// Dispatches `name` with an invocation for each of `n` values.
+pub(super) fn each_value(
+    source: Source,
+    n: usize,
+    spans: &[Span],
+    numbers: &[usize],
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let numbers: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
+    each_value_of(source, n, spans, &numbers, out)
+}
+
+/// [`each_value`] with numbers that are not all counts.
+pub(super) fn each_value_of(
+    source: Source,
+    n: usize,
+    spans: &[Span],
+    numbers: &[u32],
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    if n == 0 {
+        return Ok(());
+    }
+    let flat = out.facts().tuning.flat;
+    let grid = out.facts().grid(n.div_ceil(flat as usize));
+    out.dispatch(&source.set("FLAT", flat), spans, numbers, grid)
+}
+
+fn n_values(tensor: &Tensor) -> usize {
+    tensor.desc().n_rows * tensor.desc().n_cols
+}
+
+pub(super) fn plan_add(op: &Add<TensorDesc>, facts: &Facts) -> Plan {
+    bindable(&[("x", &op.x)], facts)
+}
+
+pub(super) fn add(op: &Add<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let n = n_values(&op.x);
+    each_value(Source::new("add"), n, &[plain(&op.a)?, plain(&op.x)?], &[n], out)
+}
+
+pub(super) fn plan_soft_cap(op: &SoftCap<TensorDesc>, facts: &Facts) -> Plan {
+    bindable(&[("x", &op.x)], facts)
+}
+
+pub(super) fn soft_cap(op: &SoftCap<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let n = n_values(&op.x);
+    let numbers = [n as u32, op.cap.to_bits()];
+    each_value_of(Source::new("soft_cap"), n, &[plain(&op.x)?], &numbers, out)
+}
+
+pub(super) fn plan_copy_heads(op: &CopyHeads<TensorDesc>, facts: &Facts) -> Plan {
+    bindable(&[("x", &op.x), ("y", &op.y)], facts)
+}
+
+pub(super) fn copy_heads(op: &CopyHeads<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (x, y) = (op.x.desc(), op.y.desc());
+    let n = x.n_rows * op.n_head * op.width;
+    let (from, to) = (op.from, op.to);
+    let sizes = [n, op.n_head, op.width, x.n_cols, y.n_cols];
+    let columns = [from.first, from.step, to.first, to.step];
+    let numbers = [&sizes[..], &columns[..]].concat();
+    each_value(Source::new("copy_heads"), n, &[plain(&op.x)?, plain(&op.y)?], &numbers, out)
+}
+
+pub(super) fn plan_gather(op: &Gather<TensorDesc>, facts: &Facts) -> Plan {
+    bindable(&[("x", &op.x), ("y", &op.y)], facts)
+}
+
+pub(super) fn gather(op: &Gather<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let y = op.y.desc();
+    let numbers = [op.batch.shape.max_tokens, y.n_rows, y.n_cols];
+    let spans = [plain(&op.x)?, plain(&op.batch.words)?, plain(&op.y)?];
+    each_value(Source::new("gather"), n_values(&op.y), &spans, &numbers, out)
+}

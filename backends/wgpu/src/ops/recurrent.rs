@@ -1,0 +1,108 @@
+//! Layers that carry a state: an invocation to what of it stands alone, token after token.
+
+use hal::op::{GatedDelta, ShortConv, SsmScan};
+use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+
+use super::elementwise::{bindable, each_value, each_value_of};
+use crate::buffer::plain;
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Most taps that an invocation holds.
+const MOST_TAPS: usize = 32;
+
+pub(super) fn plan_short_conv(op: &ShortConv<TensorDesc>, facts: &Facts) -> Plan {
+    if op.weight.n_cols > MOST_TAPS {
+        return Plan::No(format!("{} taps, {MOST_TAPS} at most", op.weight.n_cols));
+    }
+    bindable(&[("x", &op.x), ("weight", &op.weight), ("state", &op.state)], facts)
+}
+
+fn conv_source(taps: usize) -> Source {
+    Source::new("short_conv").set("TAPS", taps - 1)
+}
+
+pub(super) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (desc, shape) = (op.x.desc(), &op.batch.shape);
+    let numbers = [
+        shape.max_tokens,
+        desc.n_rows,
+        desc.n_cols,
+        usize::from(op.bias.is_some()),
+        usize::from(op.silu),
+    ];
+    let spans = [
+        plain(&op.x)?,
+        plain(&op.weight)?,
+        out.maybe(op.bias.as_ref())?,
+        plain(&op.batch.words)?,
+        plain(&op.state)?,
+        plain(&op.y)?,
+    ];
+    let source = conv_source(op.weight.desc().n_cols);
+    each_value(source, shape.max_seqs * desc.n_cols, &spans, &numbers, out)
+}
+
+pub(super) fn plan_gated_delta(op: &GatedDelta<TensorDesc>, facts: &Facts) -> Plan {
+    bindable(&[("q", &op.q), ("v", &op.v), ("state", &op.state)], facts)
+}
+
+pub(super) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let shape = &op.batch.shape;
+    let (q, v) = (op.q.desc(), op.v.desc());
+    let (d_k, d_v) = (q.n_cols / op.n_head, v.n_cols / op.n_head);
+    let sizes = [shape.max_tokens, q.n_rows, op.n_head, d_k, d_v];
+    let mut numbers: Vec<u32> = sizes.iter().map(|&n| n as u32).collect();
+    numbers.push(op.scale.to_bits());
+    let spans = [
+        plain(&op.q)?,
+        plain(&op.k)?,
+        plain(&op.v)?,
+        plain(&op.decay)?,
+        plain(&op.beta)?,
+        plain(&op.batch.words)?,
+        plain(&op.state)?,
+        plain(&op.y)?,
+    ];
+    let n = shape.max_seqs * op.n_head * d_v;
+    each_value_of(Source::new("gated_delta"), n, &spans, &numbers, out)
+}
+
+pub(super) fn plan_ssm_scan(op: &SsmScan<TensorDesc>, facts: &Facts) -> Plan {
+    bindable(&[("x", &op.x), ("b", &op.b), ("state", &op.state)], facts)
+}
+
+pub(super) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let shape = &op.batch.shape;
+    let (x, n_head) = (op.x.desc(), op.dt.desc().n_cols);
+    let (d_head, d_state) = (x.n_cols / n_head, op.b.desc().n_cols / op.n_group);
+    let numbers = [shape.max_tokens, x.n_rows, n_head, op.n_group, d_head, d_state];
+    let spans = [
+        plain(&op.x)?,
+        plain(&op.dt)?,
+        plain(&op.dt_bias)?,
+        plain(&op.a)?,
+        plain(&op.b)?,
+        plain(&op.c)?,
+        plain(&op.d)?,
+        plain(&op.batch.words)?,
+        plain(&op.state)?,
+        plain(&op.y)?,
+    ];
+    each_value(Source::new("ssm_scan"), shape.max_seqs * x.n_cols, &spans, &numbers, out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::translate::translate;
+
+    #[test]
+    fn convolutions_of_any_width_translate() {
+        for taps in [1, 2, 4, MOST_TAPS] {
+            let source = conv_source(taps).set("FLAT", 64);
+            translate(&source, false).unwrap_or_else(|error| panic!("{taps} taps: {error}"));
+        }
+    }
+}

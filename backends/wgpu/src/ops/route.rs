@@ -1,0 +1,63 @@
+//! Mixture-of-experts routing: products, and a choice of the best.
+
+use hal::op::{Route, Scoring};
+use hal::{Bytes, Operand, Plan, Result, Tensor, TensorDesc};
+
+use super::elementwise::bindable;
+use super::weights::{products, products_workspace, refuse_products};
+use crate::buffer::plain;
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Most groups that are compared with each other.
+const MOST_GROUPS: usize = 4096;
+
+/// Where the products lie in the workspace: behind what their making takes.
+fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
+    products_workspace(w, n_tokens).next_multiple_of(256)
+}
+
+pub(super) fn plan(op: &Route<TensorDesc>, facts: &Facts) -> Plan {
+    if op.w.n_rows > MOST_GROUPS {
+        return Plan::No(format!("{} groups, {MOST_GROUPS} at most", op.w.n_rows));
+    }
+    if let Some(reason) = refuse_products(&op.w, op.x.n_rows, facts) {
+        return Plan::No(reason);
+    }
+    match bindable(&[("x", &op.x), ("weights", &op.weights)], facts) {
+        Plan::No(reason) => Plan::No(reason),
+        Plan::Yes { slow, .. } => {
+            let products = 4 * (op.x.n_rows * op.w.n_rows) as u64;
+            let workspace = Bytes(products_at(&op.w, op.x.n_rows) + products);
+            Plan::Yes { workspace, slow }
+        }
+    }
+}
+
+pub(super) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (w, n_tokens) = (op.w.desc(), op.x.desc().n_rows);
+    if n_tokens == 0 {
+        return Ok(());
+    }
+    let size = 4 * (n_tokens * w.n_rows) as u64;
+    let scores = out.workspace(products_at(&w, n_tokens), size)?;
+    let x = plain(&op.x)?;
+    products(&op.w, &x, n_tokens, op.bias.as_ref(), scores.clone(), 0, out)?;
+    let scoring = match op.scoring {
+        Scoring::Softmax => 0,
+        Scoring::Sigmoid => 1,
+        Scoring::SoftmaxChosen => 2,
+    };
+    let numbers = [
+        n_tokens as u32,
+        w.n_rows as u32,
+        op.n_used as u32,
+        scoring,
+        u32::from(op.renormalise),
+        op.scale.to_bits(),
+    ];
+    let source = Source::new("route").set("ROW", out.facts().tuning.row);
+    let grid = out.facts().grid(n_tokens);
+    out.dispatch(&source, &[scores, plain(&op.weights)?], &numbers, grid)
+}

@@ -1,0 +1,297 @@
+//! The second half of a feed-forward block: values of neurons times down, in parts that are added in their order.
+
+use hal::op::{Down, Groups, SparseFfn};
+use hal::{Operand, Result, Tensor, TensorDesc};
+
+use super::FEW;
+use super::matmul::{GroupTokens, Product, dots, few, quantize};
+use super::operand::{Use, Weight, include, lanes, part_rows, takes_q8};
+use super::scratch::{Room, Scratch};
+use crate::buffer::{Span, plain};
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Most slices of rows whose sums are kept apart.
+const MAX_SLICES: usize = 64;
+/// Rows of a slice are a multiple of this.
+const SLICE_STEP: usize = 64;
+/// Columns and tokens of a tile of `down_many`.
+const TILE: usize = 64;
+
+/// Rows of a slice: for few tokens by the matrix alone, for many so that all slices together fill the device.
+pub(super) fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
+    let n_slices = match n_tokens {
+        0..=FEW => MAX_SLICES,
+        _ => {
+            let tiles = n_out.div_ceil(TILE) * n_tokens.div_ceil(TILE);
+            (facts.tuning.fill as usize / tiles.max(1)).clamp(1, 8)
+        }
+    };
+    n_rows.div_ceil(n_slices).next_multiple_of(SLICE_STEP).max(SLICE_STEP)
+}
+
+/// What of the scratch the second half takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DownRooms {
+    /// Values of neurons as down takes them, where it takes them rounded.
+    q8: Room,
+    partial: Room,
+    n_slices: usize,
+    slice: usize,
+}
+
+impl DownRooms {
+    /// For `n_tokens` at a time.
+    pub(super) fn new(
+        op: &SparseFfn<TensorDesc>,
+        n_tokens: usize,
+        facts: &Facts,
+        scratch: &mut Scratch,
+    ) -> DownRooms {
+        let (n_rows, n_out) = (op.up.n_rows, op.y.n_cols);
+        let slice = slice(n_rows, n_out, n_tokens, facts);
+        let across = op.orientation == Down::AcrossNeurons;
+        let n_slices = match (across, &op.groups) {
+            (false, _) => n_rows.div_ceil(slice),
+            (true, None) => 1,
+            (true, Some(_)) => op.down.n_rows.div_ceil(part_rows(&op.down, 1, facts).max(1)),
+        };
+        let rounded = across && takes_q8(op.down.format);
+        let q8 = scratch.q8(if rounded { n_tokens * n_rows } else { 0 });
+        DownRooms { q8, partial: scratch.words(n_slices * n_tokens * n_out), n_slices, slice }
+    }
+}
+
+/// Some tokens of an op whose neurons have their values.
+pub(super) struct SecondHalf<'a> {
+    pub(super) op: &'a SparseFfn<Tensor>,
+    pub(super) rooms: DownRooms,
+    pub(super) first_token: usize,
+    pub(super) n_tokens: usize,
+    /// `[n_tokens, n_rows]`
+    pub(super) h: Span,
+    /// `[n_tokens]`, how many were carried through.
+    pub(super) counts: Span,
+}
+
+impl SecondHalf<'_> {
+    pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        match (self.op.orientation, &self.op.groups) {
+            (Down::ByNeuron, _) => self.by_neuron(out)?,
+            (Down::AcrossNeurons, None) => self.across(out)?,
+            (Down::AcrossNeurons, Some(groups)) => self.across_groups(groups, out)?,
+        }
+        self.reduce(out)
+    }
+
+    fn by_neuron(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let weight = Weight::new(&self.op.down, self.rooms.slice, out)?;
+        if self.n_tokens > FEW {
+            return DownMany {
+                weight: &weight,
+                n_out: self.op.y.desc().n_cols,
+                n_tokens: self.n_tokens,
+                h: self.h.clone(),
+                slice: self.rooms.slice,
+                groups: None,
+                partial: self.rooms.partial.span(out)?,
+            }
+            .lower(out);
+        }
+        let (n_out, row) = (self.op.y.desc().n_cols, out.facts().tuning.row as usize);
+        let (side, places) = weight.side(out)?;
+        let source = few(Source::new("down_few"), self.n_tokens, row);
+        let source = include(source, "down", &weight.desc, Use::Fours)?;
+        let at_once = if self.n_tokens == 1 { 1 } else { 4 };
+        for part in &weight.parts {
+            let numbers = [
+                weight.desc.n_rows,
+                part.first,
+                part.n,
+                weight.first_row + part.first,
+                weight.row_words,
+                n_out,
+                self.n_tokens,
+                self.rooms.slice,
+            ];
+            let mut numbers: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
+            numbers.extend(places);
+            let slices = part.n.div_ceil(self.rooms.slice);
+            let grid = [n_out.div_ceil(4 * row), slices, self.n_tokens.div_ceil(at_once)];
+            let spans = [
+                part.span.clone(),
+                weight.tables(out)?,
+                side.clone(),
+                self.h.clone(),
+                self.rooms.partial.span(out)?,
+            ];
+            out.dispatch(&source, &spans, &numbers, grid.map(|n| n as u32))?;
+        }
+        Ok(())
+    }
+
+    /// The values as down takes them.
+    fn values(&self, out: &mut Lowering<'_>) -> Result<Span> {
+        if !takes_q8(self.op.down.desc().format) {
+            return Ok(self.h.clone());
+        }
+        let q = self.rooms.q8.span(out)?;
+        quantize(&self.h, self.n_tokens * self.op.up.desc().n_rows, &q, None, out)?;
+        Ok(q)
+    }
+
+    fn across(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let x = self.values(out)?;
+        let weight = Weight::new(&self.op.down, 1, out)?;
+        let y = self.rooms.partial.span(out)?;
+        let n_tokens = self.n_tokens;
+        Product { weight: &weight, x, n_tokens, bias: None, relu: false, groups: None, y }
+            .lower(out)
+    }
+
+    /// One matrix for each group that has rows; those of groups that nobody uses are not read.
+    fn across_groups(&self, groups: &Groups, out: &mut Lowering<'_>) -> Result<()> {
+        let x = self.values(out)?;
+        let weight = Weight::new(&self.op.down, 1, out)?;
+        let (desc, n_out) = (weight.desc, self.op.y.desc().n_cols);
+        let filled = groups.rows().enumerate().filter(|(_, rows)| !rows.is_empty());
+        let filled: Vec<u32> = filled.map(|(g, _)| g as u32).collect();
+        let filled_span = out.constants(&filled)?;
+        let row = out.facts().tuning.row as usize;
+        let lanes = lanes(&desc, out.facts());
+        let source = few(Source::new("across_few"), self.n_tokens, row);
+        let source = include(source, "weight", &desc, dots(self.n_tokens))?;
+        for (i, part) in weight.parts.iter().enumerate() {
+            let numbers = [
+                part.first,
+                part.n,
+                weight.row_words,
+                desc.n_cols,
+                self.op.up.desc().n_rows,
+                n_out,
+                filled.len(),
+                groups.n_group(),
+                self.n_tokens,
+                lanes,
+                i,
+            ];
+            let spans = [
+                part.span.clone(),
+                weight.tables(out)?,
+                x.clone(),
+                self.group_weight(out)?,
+                filled_span.clone(),
+                self.rooms.partial.span(out)?,
+            ];
+            let grid = out.facts().grid(n_out.div_ceil(row / lanes));
+            out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
+        }
+        Ok(())
+    }
+
+    fn reduce(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let (op, n_out) = (self.op, self.op.y.desc().n_cols);
+        let flat = out.facts().tuning.flat as usize;
+        let source = Source::new("down_reduce").set("FLAT", flat);
+        let numbers = [
+            n_out,
+            self.n_tokens,
+            self.rooms.n_slices,
+            op.groups.as_ref().map_or(0, Groups::n_group),
+            usize::from(op.bias_down.is_some()),
+            usize::from(op.accumulate),
+        ];
+        let spans = [
+            self.rooms.partial.span(out)?,
+            out.maybe(op.bias_down.as_ref())?,
+            self.group_weight(out)?,
+            self.counts.clone(),
+            tokens(&op.y, self.first_token, self.n_tokens)?,
+            plain(&op.active)?.part(4 * self.first_token as u64, 4 * self.n_tokens as u64),
+        ];
+        let grid = out.facts().grid((self.n_tokens * n_out.max(1)).div_ceil(flat));
+        out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)
+    }
+
+    fn group_weight(&self, out: &Lowering<'_>) -> Result<Span> {
+        group_weight(self.op, self.first_token, self.n_tokens, out)
+    }
+}
+
+/// Values of neurons times rows of down, by tiles: in slices of all rows, or with groups in one for each.
+pub(super) struct DownMany<'a> {
+    pub(super) weight: &'a Weight,
+    pub(super) n_out: usize,
+    pub(super) n_tokens: usize,
+    /// A row for each token, or for each pair.
+    pub(super) h: Span,
+    pub(super) slice: usize,
+    /// And most pairs.
+    pub(super) groups: Option<(GroupTokens, usize)>,
+    pub(super) partial: Span,
+}
+
+impl DownMany<'_> {
+    pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let weight = self.weight;
+        let (side, places) = weight.side(out)?;
+        let which = if self.groups.is_some() { "lib/down_groups" } else { "lib/down_every" };
+        let source = Source::new("down_many").include("which", which);
+        let source = include(source, "down", &weight.desc, Use::Fours)?;
+        let none = out.nothing();
+        for (i, part) in weight.parts.iter().enumerate() {
+            let (pairs, rows, n_group, h_cols, n_pairs) = match &self.groups {
+                None => (&none, &none, 0, weight.desc.n_rows, 0),
+                Some((g, n)) => (&g.pairs, &g.rows, g.n_group, g.most_rows, *n),
+            };
+            // The number of the first sums: of this part, or of its first slice.
+            let first = if n_group > 0 { i } else { part.first / self.slice };
+            let numbers = [
+                h_cols,
+                part.first,
+                part.n,
+                weight.first_row + part.first,
+                weight.row_words,
+                self.n_out,
+                self.n_tokens,
+                self.slice,
+                first,
+            ];
+            let mut numbers: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
+            numbers.extend(places);
+            numbers.extend([n_group as u32, n_pairs as u32]);
+            let slices = if n_group > 0 { n_group } else { part.n.div_ceil(self.slice) };
+            let grid = [self.n_out.div_ceil(TILE), self.n_tokens.div_ceil(TILE), slices];
+            let spans = [
+                part.span.clone(),
+                weight.tables(out)?,
+                side.clone(),
+                self.h.clone(),
+                pairs.clone(),
+                rows.clone(),
+                self.partial.clone(),
+            ];
+            out.dispatch(&source, &spans, &numbers, grid.map(|n| n as u32))?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows of a plain operand.
+pub(super) fn tokens(tensor: &Tensor, first: usize, n: usize) -> Result<Span> {
+    plain(&tensor.rows(first..first + n))
+}
+
+/// What the groups weigh for some tokens; nothing without groups.
+pub(super) fn group_weight(
+    op: &SparseFfn<Tensor>,
+    first_token: usize,
+    n_tokens: usize,
+    out: &Lowering<'_>,
+) -> Result<Span> {
+    match &op.group_weight {
+        Some(weight) => tokens(weight, first_token, n_tokens),
+        None => Ok(out.nothing()),
+    }
+}

@@ -1,0 +1,341 @@
+//! Feed-forward blocks: for few tokens gate first and only what counts, for many by tiles.
+
+use hal::format::Format;
+use hal::op::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
+use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
+
+use super::down::{DownRooms, SecondHalf, group_weight, slice, tokens};
+use super::experts::{self, ExpertRooms};
+use super::ffn_many::{ManyRooms, lower_many, stretch};
+use super::matmul::{Clear, dots, few, quantize};
+use super::operand::{Weight, include, lanes, refusal, takes_q8};
+use super::scratch::{Room, Scratch};
+use super::{FEW, plan_of};
+use crate::buffer::{Span, plain};
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Words in front of the values of neurons, where those that are carried through are counted.
+pub(super) const N_COUNTS: usize = 64;
+/// The word of a neuron that was dropped (`shaders/lib/wanted.wgsl`).
+const DROPPED: u32 = 0x8000_0000;
+
+/// The ways to compute a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Gate first and only what counts, up to 16 tokens at a time.
+    Few,
+    /// Products with all rows first; what counts is decided then.
+    Many,
+    /// The same, of each expert with those tokens that use it.
+    Experts,
+}
+
+impl Way {
+    fn of(op: &SparseFfn<TensorDesc>) -> Way {
+        let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
+        match op.groups {
+            _ if cut => Way::Many,
+            None if many => Way::Many,
+            Some(_) if many && experts::suits(op) => Way::Experts,
+            None | Some(_) => Way::Few,
+        }
+    }
+}
+
+pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
+    let mut scratch = Scratch::default();
+    let way = Way::of(op);
+    match (way, &op.groups) {
+        (Way::Experts, Some(groups)) => {
+            ExpertRooms::new(op, groups, facts, &mut scratch);
+        }
+        (Way::Many | Way::Experts, _) => {
+            ManyRooms::new(op, facts, &mut scratch);
+        }
+        (Way::Few, _) => {
+            FewRooms::new(op, facts, &mut scratch);
+        }
+    }
+    let step = match (way, op.orientation) {
+        (_, Down::AcrossNeurons) | (Way::Experts, _) => 1,
+        (Way::Few, Down::ByNeuron) => slice(op.up.n_rows, op.y.n_cols, 1, facts),
+        (Way::Many, Down::ByNeuron) => slice(op.up.n_rows, op.y.n_cols, stretch(op), facts),
+    };
+    let mut refused = refusal("up", &op.up, 1, facts);
+    if let Some(gate) = &op.gate {
+        refused = refused.or_else(|| refusal("gate", gate, 1, facts));
+    }
+    refused = refused.or_else(|| refusal("down", &op.down, step, facts));
+    refused = refused.or_else(|| facts.unbindable("x", &op.x));
+    refused = refused.or_else(|| facts.unbindable("y", &op.y));
+    refused = refused.or_else(|| scratch.refusal(facts));
+    let slow = (way == Way::Few && op.x.n_rows > FEW)
+        .then_some("lists of experts' rows run 16 tokens at a time on graphics devices");
+    plan_of(refused, scratch.bytes, slow)
+}
+
+pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let desc = op_desc(op);
+    let starts = match &op.groups {
+        Some(groups) => out.constants(&groups.starts)?,
+        None => out.nothing(),
+    };
+    match (Way::of(&desc), &op.groups) {
+        (Way::Experts, Some(groups)) => {
+            let rooms = ExpertRooms::new(&desc, groups, out.facts(), &mut Scratch::default());
+            return experts::lower_experts(op, groups, &rooms, &starts, out);
+        }
+        (Way::Many | Way::Experts, _) => {
+            let rooms = ManyRooms::new(&desc, out.facts(), &mut Scratch::default());
+            return lower_many(op, &rooms, &starts, out);
+        }
+        (Way::Few, _) => {}
+    }
+    let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
+    let n_tokens = desc.x.n_rows;
+    for first_token in (0..n_tokens).step_by(FEW) {
+        let n = FEW.min(n_tokens - first_token);
+        let few = Few { op, desc: &desc, rooms: &rooms, starts: &starts, first_token, n_tokens: n };
+        few.lower(out)?;
+    }
+    Ok(())
+}
+
+fn op_desc(op: &SparseFfn<Tensor>) -> SparseFfn<TensorDesc> {
+    let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
+        unreachable!("`to_desc` keeps the kind of op")
+    };
+    desc
+}
+
+/// The number of a kind in the shaders.
+pub(super) fn kind_number(kind: FfnKind) -> u32 {
+    match kind {
+        FfnKind::Plain => 0,
+        FfnKind::Gated => 1,
+        FfnKind::GatedBoth => 2,
+    }
+}
+
+/// The number of an activation in the shaders, its factor and its cap.
+pub(super) fn activation_numbers(activation: Activation) -> (u32, f32, f32) {
+    match activation {
+        Activation::Relu => (0, 0.0, 0.0),
+        Activation::Relu2 => (1, 0.0, 0.0),
+        Activation::Silu => (2, 0.0, 0.0),
+        Activation::Gelu => (3, 0.0, 0.0),
+        Activation::GeluErf => (4, 0.0, 0.0),
+        Activation::SwigluOai { alpha, limit } => (5, alpha, limit),
+    }
+}
+
+/// The number of a way to skip in the shaders, and what it compares with.
+pub(super) fn skip_numbers(skip: Skip) -> (u32, f32) {
+    match skip {
+        Skip::Never => (0, 0.0),
+        Skip::NotPositive => (1, 0.0),
+        Skip::Below(limit) => (2, limit),
+        Skip::BelowPerRow => (2, 0.0),
+        Skip::GaussianCut(_) => (3, 0.0),
+    }
+}
+
+/// Scratch of a step of few tokens.
+struct FewRooms {
+    /// x in Q8 blocks, if gate or up takes it so.
+    q8: Room,
+    /// Counts, then the values of neurons.
+    h: Room,
+    down: DownRooms,
+}
+
+impl FewRooms {
+    fn new(op: &SparseFfn<TensorDesc>, facts: &Facts, scratch: &mut Scratch) -> FewRooms {
+        let n_tokens = op.x.n_rows.min(FEW);
+        let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
+        let q8 = scratch.q8(if rounded { n_tokens * op.x.n_cols } else { 0 });
+        let h = scratch.words(N_COUNTS + n_tokens * op.up.n_rows);
+        FewRooms { q8, h, down: DownRooms::new(op, n_tokens, facts, scratch) }
+    }
+}
+
+/// Whether x is needed in Q8 blocks.
+pub(super) fn rounds_x(gate: Option<Format>, up: Format) -> bool {
+    takes_q8(up) || gate.is_some_and(takes_q8)
+}
+
+/// Up to 16 tokens of an op.
+struct Few<'a> {
+    op: &'a SparseFfn<Tensor>,
+    desc: &'a SparseFfn<TensorDesc>,
+    rooms: &'a FewRooms,
+    starts: &'a Span,
+    first_token: usize,
+    n_tokens: usize,
+}
+
+impl Few<'_> {
+    fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let n_h = self.n_tokens * self.desc.up.n_rows;
+        let room = self.rooms.h.span(out)?;
+        let counts = room.part(0, 4 * N_COUNTS as u64);
+        let h = room.part(4 * N_COUNTS as u64, 4 * n_h as u64);
+        let x = tokens(&self.op.x, self.first_token, self.n_tokens)?;
+        let q8 = self.rooms.q8.span(out)?;
+        let listed = matches!(self.op.rows, Rows::Active(_));
+        let clear = Clear {
+            span: room.part(0, 4 * (N_COUNTS + n_h) as u64),
+            n: if listed { N_COUNTS + n_h } else { N_COUNTS },
+            n_zero: N_COUNTS,
+            word: DROPPED,
+        };
+        let rounded = rounds_x(self.op.gate.as_ref().map(|g| g.desc().format), self.desc.up.format);
+        let n_values = if rounded { self.n_tokens * self.desc.x.n_cols } else { 0 };
+        let target = if rounded { q8.clone() } else { counts.clone() };
+        quantize(&x, n_values, &target, Some(clear), out)?;
+        self.hidden(&x, &q8, &h, &counts, out)?;
+        let (op, rooms) = (self.op, self.rooms.down);
+        let (first_token, n_tokens) = (self.first_token, self.n_tokens);
+        SecondHalf { op, rooms, first_token, n_tokens, h, counts }.lower(out)
+    }
+
+    /// The values of all neurons that count.
+    fn hidden(
+        &self,
+        x: &Span,
+        q8: &Span,
+        h: &Span,
+        counts: &Span,
+        out: &mut Lowering<'_>,
+    ) -> Result<()> {
+        let op = self.op;
+        let up = Weight::new(&op.up, 1, out)?;
+        let gate = op.gate.as_ref().map(|gate| Weight::new(gate, 1, out)).transpose()?;
+        let test = gate.as_ref().unwrap_or(&up);
+        let row = out.facts().tuning.row as usize;
+        let lanes = lanes(&test.desc, out.facts()).max(lanes_of(&up, out));
+        let mut source = few(Source::new("ffn_few"), self.n_tokens, row);
+        source = include(source, "gate", &test.desc, dots(self.n_tokens))?;
+        source = include(source, "up", &up.desc, dots(self.n_tokens))?;
+        let takes = |weight: &Weight| if takes_q8(weight.desc.format) { q8 } else { x }.clone();
+        let tables = match test.tables(out)? {
+            none if none.buffer == out.nothing().buffer => up.tables(out)?,
+            some => some,
+        };
+        for part in aligned(test, &up) {
+            let (gate_span, up_span, first, n) = part;
+            let set = self.list(out)?;
+            let bias_test = if gate.is_some() { &op.bias_gate } else { &op.bias_up };
+            let spans = [
+                gate_span,
+                up_span,
+                tables.clone(),
+                takes(test),
+                takes(&up),
+                set.ids,
+                set.count,
+                set.members,
+                out.maybe(bias_test.as_ref())?,
+                out.maybe(op.bias_up.as_ref())?,
+                out.maybe(op.threshold.as_ref())?,
+                group_weight(op, self.first_token, self.n_tokens, out)?,
+                self.starts.clone(),
+                h.clone(),
+                counts.clone(),
+            ];
+            let numbers =
+                self.numbers(&NumbersOf { test, up: &up, first, n, lanes, set: &set.size });
+            let most = if set.size[0] > 0 { set.size[0] as usize } else { n };
+            let fill = 4 * out.facts().tuning.fill as usize;
+            let grid = out.facts().grid(most.div_ceil(row / lanes).min(fill));
+            out.dispatch(&source, &spans, &numbers, grid)?;
+        }
+        Ok(())
+    }
+
+    fn numbers(&self, of: &NumbersOf<'_>) -> [u32; 17] {
+        let op = self.op;
+        let bias_test = if op.gate.is_some() { &op.bias_gate } else { &op.bias_up };
+        let has = u32::from(bias_test.is_some())
+            | u32::from(op.bias_up.is_some()) << 1
+            | u32::from(op.threshold.is_some()) << 2;
+        let (activation, alpha, cap) = activation_numbers(op.activation);
+        let (skip, limit) = skip_numbers(op.skip);
+        let [capacity, words, bit] = *of.set;
+        [
+            of.up.desc.n_rows as u32,
+            of.first as u32,
+            of.n as u32,
+            of.up.desc.n_cols as u32,
+            self.n_tokens as u32,
+            of.lanes as u32 | bit << 16,
+            capacity,
+            words,
+            op.groups.as_ref().map_or(0, Groups::n_group) as u32,
+            has | kind_number(op.kind) << 4,
+            activation,
+            skip,
+            alpha.to_bits(),
+            limit.to_bits(),
+            cap.to_bits(),
+            of.test.row_words as u32,
+            of.up.row_words as u32,
+        ]
+    }
+
+    /// The list, with its room, its words of bits and the bit of the first token.
+    fn list(&self, out: &Lowering<'_>) -> Result<ListSpans> {
+        let none = out.nothing();
+        let Rows::Active(set) = &self.op.rows else {
+            let (ids, count) = (none.clone(), none.clone());
+            return Ok(ListSpans { ids, count, members: none, size: [0; 3] });
+        };
+        let all = plain(&set.members)?;
+        // The word that the first token's bit is in.
+        let skipped = 4 * (self.first_token / 32) as u64;
+        let members = all.part(skipped, all.size.saturating_sub(skipped));
+        let words = set.members.desc().n_cols as u32;
+        let size = [set.ids.desc().n_cols as u32, words, (self.first_token % 32) as u32];
+        Ok(ListSpans { ids: plain(&set.ids)?, count: plain(&set.count)?, members, size })
+    }
+}
+
+struct ListSpans {
+    ids: Span,
+    count: Span,
+    members: Span,
+    size: [u32; 3],
+}
+
+struct NumbersOf<'a> {
+    test: &'a Weight,
+    up: &'a Weight,
+    first: usize,
+    n: usize,
+    lanes: usize,
+    set: &'a [u32; 3],
+}
+
+fn lanes_of(weight: &Weight, out: &Lowering<'_>) -> usize {
+    lanes(&weight.desc, out.facts())
+}
+
+/// Parts of both with the same rows: those of the one that a binding reaches fewer rows of, or smaller ones.
+fn aligned(gate: &Weight, up: &Weight) -> Vec<(Span, Span, usize, usize)> {
+    let mut cuts: Vec<usize> = gate.parts.iter().chain(&up.parts).map(|part| part.first).collect();
+    cuts.push(up.desc.n_rows);
+    cuts.sort_unstable();
+    cuts.dedup();
+    let span = |weight: &Weight, first: usize, n: usize| {
+        let part = weight.parts.iter().rev().find(|part| part.first <= first)?;
+        let row = 4 * weight.row_words as u64;
+        Some(part.span.part(row * (first - part.first) as u64, row * n as u64))
+    };
+    let both = |pair: &[usize]| {
+        let (first, n) = (pair[0], pair[1] - pair[0]);
+        Some((span(gate, first, n)?, span(up, first, n)?, first, n))
+    };
+    cuts.windows(2).filter_map(both).collect()
+}

@@ -1,0 +1,214 @@
+//! Feed-forward blocks by products with all rows: for many tokens, and where a cut is made from all tests of a token.
+
+use hal::op::{Groups, Skip, SparseFfn};
+use hal::{Operand, Result, Rows, Tensor, TensorDesc};
+
+use super::down::{DownRooms, SecondHalf, group_weight, tokens};
+use super::ffn::{activation_numbers, kind_number, rounds_x, skip_numbers};
+use super::matmul::{Clear, Product, quantize};
+use super::operand::{Weight, takes_q8};
+use super::scratch::{Room, Scratch};
+use crate::buffer::{Span, plain};
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Tokens that are worked on at once: what lies between the two halves is as large.
+const STRETCH: usize = 256;
+/// Rows that one invocation of `ffn_hidden` takes.
+const ROWS_EACH: usize = 4;
+
+/// How many tokens of an op are worked on at once.
+pub(super) fn stretch(op: &SparseFfn<TensorDesc>) -> usize {
+    op.x.n_rows.min(STRETCH)
+}
+
+/// Scratch of a stretch of tokens.
+pub(super) struct ManyRooms {
+    q8: Room,
+    /// The list's membership bits, by row.
+    mask: Room,
+    counts: Room,
+    cuts: Room,
+    tests: Room,
+    ups: Room,
+    down: DownRooms,
+}
+
+impl ManyRooms {
+    pub(super) fn new(
+        op: &SparseFfn<TensorDesc>,
+        facts: &Facts,
+        scratch: &mut Scratch,
+    ) -> ManyRooms {
+        let (n, n_rows) = (stretch(op), op.up.n_rows);
+        let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
+        let words = match &op.rows {
+            Rows::All => 0,
+            Rows::Active(set) => set.members.n_cols,
+        };
+        ManyRooms {
+            q8: scratch.q8(if rounded { n * op.x.n_cols } else { 0 }),
+            mask: scratch.words(n_rows * words),
+            counts: scratch.words(n),
+            cuts: scratch.words(n),
+            tests: scratch.words(n * n_rows),
+            ups: scratch.words(if op.gate.is_some() { n * n_rows } else { 0 }),
+            down: DownRooms::new(op, n, facts, scratch),
+        }
+    }
+}
+
+pub(super) fn lower_many(
+    op: &SparseFfn<Tensor>,
+    rooms: &ManyRooms,
+    starts: &Span,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let n_tokens = op.x.desc().n_rows;
+    mask(op, rooms, out)?;
+    for first_token in (0..n_tokens).step_by(STRETCH) {
+        let n_tokens = STRETCH.min(n_tokens - first_token);
+        Many { op, rooms, starts, first_token, n_tokens }.lower(out)?;
+    }
+    Ok(())
+}
+
+/// Puts a list's membership bits where their rows are.
+fn mask(op: &SparseFfn<Tensor>, rooms: &ManyRooms, out: &mut Lowering<'_>) -> Result<()> {
+    let Rows::Active(set) = &op.rows else { return Ok(()) };
+    let (n_rows, words) = (op.up.desc().n_rows, set.members.desc().n_cols);
+    let (mask, capacity) = (rooms.mask.span(out)?, set.ids.desc().n_cols);
+    let n = n_rows * words;
+    let clear = Clear { span: mask.clone(), n, n_zero: n, word: 0 };
+    quantize(&plain(&op.x)?, 0, &mask, Some(clear), out)?;
+    let flat = out.facts().tuning.flat as usize;
+    let source = Source::new("ffn_mask").set("FLAT", flat);
+    let numbers = [capacity as u32, words as u32, n_rows as u32];
+    let spans = [plain(&set.ids)?, plain(&set.count)?, plain(&set.members)?, mask];
+    let grid = out.facts().grid((capacity * words).div_ceil(flat));
+    out.dispatch(&source, &spans, &numbers, grid)
+}
+
+struct Many<'a> {
+    op: &'a SparseFfn<Tensor>,
+    rooms: &'a ManyRooms,
+    starts: &'a Span,
+    first_token: usize,
+    n_tokens: usize,
+}
+
+impl Many<'_> {
+    fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let (op, n_tokens) = (self.op, self.n_tokens);
+        let x = tokens(&op.x, self.first_token, n_tokens)?;
+        let gate_format = op.gate.as_ref().map(|gate| gate.desc().format);
+        let rounded = rounds_x(gate_format, op.up.desc().format);
+        let counts = self.rooms.counts.span(out)?.part(0, 4 * n_tokens as u64);
+        let q8 = if rounded { self.rooms.q8.span(out)? } else { counts.clone() };
+        let n_values = if rounded { n_tokens * x_cols(op) } else { 0 };
+        let clear = Clear { span: counts.clone(), n: n_tokens, n_zero: n_tokens, word: 0 };
+        quantize(&x, n_values, &q8, Some(clear), out)?;
+
+        let tests = self.rooms.tests.span(out)?;
+        let ups = match &op.gate {
+            Some(gate) => {
+                self.product(gate, &op.bias_gate, [&x, &q8], &tests, out)?;
+                let ups = self.rooms.ups.span(out)?;
+                self.product(&op.up, &op.bias_up, [&x, &q8], &ups, out)?;
+                ups
+            }
+            None => {
+                self.product(&op.up, &op.bias_up, [&x, &q8], &tests, out)?;
+                tests.clone()
+            }
+        };
+        if let Skip::GaussianCut(factor) = op.skip {
+            self.cut(factor, &tests, out)?;
+        }
+        self.hidden(&tests, &ups, &counts, out)?;
+        let (rooms, first_token) = (self.rooms.down, self.first_token);
+        SecondHalf { op, rooms, first_token, n_tokens, h: tests, counts }.lower(out)
+    }
+
+    /// Products with all rows of a weight; `x` as it is and in Q8 blocks.
+    fn product(
+        &self,
+        weight: &Tensor,
+        bias: &Option<Tensor>,
+        [x, q8]: [&Span; 2],
+        y: &Span,
+        out: &mut Lowering<'_>,
+    ) -> Result<()> {
+        let weight = Weight::new(weight, 1, out)?;
+        let x = if takes_q8(weight.desc.format) { q8 } else { x }.clone();
+        let bias = bias.as_ref().map(plain).transpose()?;
+        let (n_tokens, y) = (self.n_tokens, y.clone());
+        Product { weight: &weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out)
+    }
+
+    fn cut(&self, factor: f32, tests: &Span, out: &mut Lowering<'_>) -> Result<()> {
+        let source = Source::new("ffn_cut").set("FLAT", out.facts().tuning.flat);
+        let spans = [
+            tests.clone(),
+            group_weight(self.op, 0, self.op.x.desc().n_rows, out)?,
+            self.starts.clone(),
+            self.rooms.cuts.span(out)?,
+        ];
+        let n_rows = self.op.up.desc().n_rows as u32;
+        let numbers = [n_rows, self.first_token as u32, self.n_group(), factor.to_bits()];
+        out.dispatch(&source, &spans, &numbers, [self.n_tokens as u32, 1, 1])
+    }
+
+    fn n_group(&self) -> u32 {
+        self.op.groups.as_ref().map_or(0, Groups::n_group) as u32
+    }
+
+    fn hidden(
+        &self,
+        tests: &Span,
+        ups: &Span,
+        counts: &Span,
+        out: &mut Lowering<'_>,
+    ) -> Result<()> {
+        let op = self.op;
+        let flat = out.facts().tuning.flat as usize;
+        let source = Source::new("ffn_hidden").set("FLAT", flat);
+        let words = match &op.rows {
+            Rows::All => 0,
+            Rows::Active(set) => set.members.desc().n_cols as u32,
+        };
+        let n_rows = op.up.desc().n_rows;
+        let (activation, alpha, cap) = activation_numbers(op.activation);
+        let (skip, limit) = skip_numbers(op.skip);
+        let spans = [
+            tests.clone(),
+            ups.clone(),
+            self.rooms.mask.span(out)?,
+            out.maybe(op.threshold.as_ref())?,
+            group_weight(op, 0, op.x.desc().n_rows, out)?,
+            self.starts.clone(),
+            self.rooms.cuts.span(out)?,
+            counts.clone(),
+        ];
+        let numbers = [
+            n_rows as u32,
+            words,
+            self.first_token as u32,
+            self.n_group(),
+            u32::from(op.threshold.is_some()),
+            kind_number(op.kind),
+            activation,
+            skip,
+            alpha.to_bits(),
+            limit.to_bits(),
+            cap.to_bits(),
+        ];
+        let grid = [n_rows.div_ceil(ROWS_EACH * flat) as u32, self.n_tokens as u32, 1];
+        out.dispatch(&source, &spans, &numbers, grid)
+    }
+}
+
+fn x_cols(op: &SparseFfn<Tensor>) -> usize {
+    op.x.desc().n_cols
+}

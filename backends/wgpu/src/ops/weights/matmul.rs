@@ -1,0 +1,217 @@
+//! Dense matrices, and the products that other ops are made of.
+
+use hal::op::MatMul;
+use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+
+use super::operand::{Use, Weight, include, lanes, refusal, takes_q8};
+use super::scratch::Scratch;
+use super::{FEW, plan_of};
+use crate::buffer::{Span, plain};
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Rows and tokens of a tile of `matmul_many`.
+const TILE: usize = 64;
+
+pub(in super::super) fn plan_matmul(op: &MatMul<TensorDesc>, facts: &Facts) -> Plan {
+    let refused = refuse_products(&op.w, op.x.n_rows, facts)
+        .or_else(|| facts.unbindable("x", &op.x))
+        .or_else(|| facts.unbindable("y", &op.y));
+    plan_of(refused, products_workspace(&op.w, op.x.n_rows), None)
+}
+
+/// Why products of a weight with so many tokens cannot be made; `None` if they can.
+pub(in super::super) fn refuse_products(
+    w: &TensorDesc,
+    n_tokens: usize,
+    facts: &Facts,
+) -> Option<String> {
+    let scratch = products_scratch(w, n_tokens);
+    refusal("w", w, 1, facts).or_else(|| scratch.refusal(facts))
+}
+
+/// Bytes of workspace that [`products`] takes.
+pub(in super::super) fn products_workspace(w: &TensorDesc, n_tokens: usize) -> u64 {
+    products_scratch(w, n_tokens).bytes
+}
+
+fn products_scratch(w: &TensorDesc, n_tokens: usize) -> Scratch {
+    let mut scratch = Scratch::default();
+    scratch.q8(if takes_q8(w.format) { n_tokens * w.n_cols } else { 0 });
+    scratch
+}
+
+pub(in super::super) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let n_tokens = op.x.desc().n_rows;
+    products(&op.w, &plain(&op.x)?, n_tokens, op.bias.as_ref(), plain(&op.y)?, 0, out)
+}
+
+/// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256) holds x rounded.
+pub(in super::super) fn products(
+    w: &Tensor,
+    x: &Span,
+    n_tokens: usize,
+    bias: Option<&Tensor>,
+    y: Span,
+    scratch: u64,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let n_values = n_tokens * w.desc().n_cols;
+    let mut x = x.clone();
+    if takes_q8(w.desc().format) {
+        let q = Scratch::behind(scratch).q8(n_values).span(out)?;
+        quantize(&x, n_values, &q, None, out)?;
+        x = q;
+    }
+    let weight = Weight::new(w, 1, out)?;
+    let bias = bias.map(plain).transpose()?;
+    Product { weight: &weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out)
+}
+
+/// Words that are set beside rounding: `n` of them, the first `n_zero` to 0 and the others to `word`.
+pub(super) struct Clear {
+    pub(super) span: Span,
+    pub(super) n: usize,
+    pub(super) n_zero: usize,
+    pub(super) word: u32,
+}
+
+/// Rounds `n_values` of `x` (whole blocks) to Q8 in `q`.
+pub(super) fn quantize(
+    x: &Span,
+    n_values: usize,
+    q: &Span,
+    clear: Option<Clear>,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let n_blocks = n_values / 32;
+    let none = Clear { span: q.clone(), n: 0, n_zero: 0, word: 0 };
+    let clear = clear.unwrap_or(none);
+    let grid = out.facts().grid(n_blocks.div_ceil(8).max(clear.n.div_ceil(1024)));
+    let numbers = [n_blocks as u32, clear.n as u32, clear.word, clear.n_zero as u32];
+    let spans = [x.clone(), q.clone(), clear.span];
+    out.dispatch(&Source::new("quantize"), &spans, &numbers, grid)
+}
+
+/// Who takes which rows of a product: those that use a group take its rows (`shaders/experts_pairs.wgsl`).
+#[derive(Clone)]
+pub(super) struct GroupTokens {
+    pub(super) pairs: Span,
+    /// Where the rows of each group begin and end.
+    pub(super) rows: Span,
+    pub(super) n_group: usize,
+    /// Most rows of a group, and columns of y.
+    pub(super) most_rows: usize,
+    /// Whether x has a row for each pair; else one for each token.
+    pub(super) x_by_pair: bool,
+}
+
+/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row for each pair, and columns for the group's rows.
+pub(super) struct Product<'a> {
+    pub(super) weight: &'a Weight,
+    /// As the weight takes it.
+    pub(super) x: Span,
+    pub(super) n_tokens: usize,
+    pub(super) bias: Option<Span>,
+    /// What is negative becomes 0.
+    pub(super) relu: bool,
+    pub(super) groups: Option<GroupTokens>,
+    pub(super) y: Span,
+}
+
+impl Product<'_> {
+    pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        match (self.n_tokens, &self.groups) {
+            (0, _) => Ok(()),
+            (1..=FEW, None) => self.few(out),
+            (_, None) => {
+                let (none, most_rows) = (out.nothing(), self.weight.desc.n_rows);
+                let (pairs, rows) = (none.clone(), none);
+                let x_by_pair = false;
+                let all = GroupTokens { pairs, rows, n_group: 0, most_rows, x_by_pair };
+                self.many(&all, "lib/every_token", out)
+            }
+            (_, Some(groups)) => self.many(groups, "lib/group_tokens", out),
+        }
+    }
+
+    fn few(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let desc = &self.weight.desc;
+        let row = out.facts().tuning.row as usize;
+        let lanes = lanes(desc, out.facts());
+        let source = few(Source::new("matmul_few"), self.n_tokens, row);
+        let source = include(source, "weight", desc, dots(self.n_tokens))?;
+        for part in &self.weight.parts {
+            let numbers = [
+                desc.n_rows,
+                part.first,
+                part.n,
+                self.weight.row_words,
+                desc.n_cols,
+                self.n_tokens,
+                lanes,
+                usize::from(self.bias.is_some()),
+                usize::from(self.relu),
+            ];
+            let grid = out.facts().grid(part.n.div_ceil(row / lanes));
+            let bias = self.bias.clone().unwrap_or_else(|| out.nothing());
+            let tables = self.weight.tables(out)?;
+            let spans = [part.span.clone(), tables, self.x.clone(), bias, self.y.clone()];
+            out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
+        }
+        Ok(())
+    }
+
+    fn many(
+        &self,
+        groups: &GroupTokens,
+        which: &'static str,
+        out: &mut Lowering<'_>,
+    ) -> Result<()> {
+        let desc = &self.weight.desc;
+        let name = if takes_q8(desc.format) { "matmul_many" } else { "matmul_many_float" };
+        let source = Source::new(name).include("which", which);
+        let source = include(source, "weight", desc, Use::Tile)?;
+        for part in &self.weight.parts {
+            let numbers = [
+                groups.most_rows,
+                part.first,
+                part.n,
+                self.weight.row_words,
+                desc.n_cols,
+                self.n_tokens,
+                usize::from(self.bias.is_some()),
+                usize::from(self.relu),
+                groups.n_group,
+                usize::from(groups.x_by_pair),
+            ];
+            let n_rows = part.n.min(groups.most_rows);
+            let tiles =
+                [n_rows.div_ceil(TILE), self.n_tokens.div_ceil(TILE), groups.n_group.max(1)];
+            let spans = [
+                part.span.clone(),
+                self.weight.tables(out)?,
+                self.x.clone(),
+                self.bias.clone().unwrap_or_else(|| out.nothing()),
+                groups.pairs.clone(),
+                groups.rows.clone(),
+                self.y.clone(),
+            ];
+            let grid = tiles.map(|n| n as u32);
+            out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a shader for few tokens includes, whose workgroups have `row` invocations.
+pub(super) fn few(source: Source, n_tokens: usize, row: usize) -> Source {
+    let tokens = if n_tokens == 1 { "lib/tokens_one" } else { "lib/tokens_four" };
+    source.include("tokens", tokens).set("ROW", row)
+}
+
+/// How products with so many tokens are made.
+pub(super) fn dots(n_tokens: usize) -> Use {
+    if n_tokens == 1 { Use::DotsOne } else { Use::DotsFour }
+}

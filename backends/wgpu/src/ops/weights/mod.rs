@@ -1,0 +1,31 @@
+//! Ops that read weights: whatever format they have, one shader text serves it, with the format's file included.
+
+mod down;
+mod experts;
+mod ffn;
+mod ffn_many;
+mod matmul;
+mod operand;
+mod predict;
+mod rows;
+mod scratch;
+#[cfg(test)]
+mod tests;
+
+pub(super) use ffn::{lower_ffn, plan_ffn};
+pub(super) use matmul::{lower_matmul, plan_matmul, products, products_workspace, refuse_products};
+pub(super) use predict::{lower_predict, plan_predict};
+pub(super) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, plan_get_rows};
+
+use hal::Plan;
+
+/// Most tokens whose products go row by row: up to so many, nobody's bits depend on who else is there.
+const FEW: usize = 16;
+
+/// Yes with this workspace, unless there is a reason against it.
+fn plan_of(refusal: Option<String>, workspace: u64, slow: Option<&str>) -> Plan {
+    match refusal {
+        Some(reason) => Plan::No(reason),
+        None => Plan::Yes { workspace: hal::Bytes(workspace), slow: slow.map(str::to_owned) },
+    }
+}

@@ -1,0 +1,248 @@
+//! A weight as shaders see it: which files read its format, and parts of its rows that one binding reaches.
+
+use hal::format::{Activation, Code, Format};
+use hal::pack::transposed;
+use hal::{Operand, Result, Tensor, TensorDesc};
+
+use crate::buffer::{RowLayout, Span, raw};
+use crate::error::driver;
+use crate::facts::Facts;
+use crate::layout::{has_tables, needs_tables, row_words};
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Some rows of a weight, as many as a binding reaches.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) span: Span,
+    /// The first of them in the operand.
+    pub(super) first: usize,
+    /// How many.
+    pub(super) n: usize,
+}
+
+/// What a shader needs of a weight beside its format.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Products with one token, or with four at a time.
+    DotsOne,
+    DotsFour,
+    /// Codes and scales of a block, or values, of many rows at once.
+    Tile,
+    /// Four values at a time.
+    Fours,
+}
+
+/// The file of `shaders/formats/` that reads a format's rows; `None` for what is no weight.
+fn format_file(format: Format) -> Option<&'static str> {
+    Some(match format {
+        Format::F32 => "formats/f32",
+        Format::F16 => "formats/f16",
+        Format::BF16 => "formats/bf16",
+        Format::Q4_0 => "formats/q4_0",
+        Format::Q4_1 => "formats/q4_1",
+        Format::Q5_0 => "formats/q5_0",
+        Format::Q5_1 => "formats/q5_1",
+        Format::Q8_0 => "formats/q8_0",
+        Format::Q2_K => "formats/q2_k",
+        Format::Q3_K => "formats/q3_k",
+        Format::Q4_K => "formats/q4_k",
+        Format::Q5_K => "formats/q5_k",
+        Format::Q6_K => "formats/q6_k",
+        Format::IQ2_XXS => "formats/iq2_xxs",
+        Format::IQ2_XS => "formats/iq2_xs",
+        Format::IQ2_S => "formats/iq2_s",
+        Format::IQ3_XXS => "formats/iq3_xxs",
+        Format::IQ3_S => "formats/iq3_s",
+        Format::IQ1_S => "formats/iq1_s",
+        Format::IQ1_M => "formats/iq1_m",
+        Format::IQ4_NL => "formats/iq4_nl",
+        Format::IQ4_XS => "formats/iq4_xs",
+        Format::MXFP4 => "formats/mxfp4",
+        Format::U32 => return None,
+    })
+}
+
+/// Whether the codes of a block are looked up four at a time.
+fn by_four(format: Format) -> bool {
+    needs_tables(format) || format == Format::MXFP4
+}
+
+/// Whether products with weights of this format take their activations in Q8 blocks.
+pub(super) fn takes_q8(format: Format) -> bool {
+    format.activation() == Activation::Q8
+}
+
+/// Includes what reads `desc` under the name `name`.
+pub(super) fn include(
+    source: Source,
+    name: &'static str,
+    desc: &TensorDesc,
+    how: Use,
+) -> Result<Source> {
+    let quantised = desc.format.quants();
+    let Some(file) = format_file(desc.format) else {
+        return Err(driver("compile", format!("{desc} is no weight")));
+    };
+    let (data, x) = match quantised {
+        Some(_) => ("array<vec4<u32>>", "array<vec4<u32>>"),
+        None => ("array<u32>", "array<f32>"),
+    };
+    // The names of the placeholders are those of the bindings.
+    let (data_type, x_type) = match name {
+        "gate" => ("gate_type", "gate_x_type"),
+        "up" => ("up_type", "up_x_type"),
+        "down" => ("down_type", "down_x_type"),
+        _ => ("weight_type", "weight_x_type"),
+    };
+    let mut source = source.include("block", "formats/block").set(data_type, data).set(x_type, x);
+    let Some(quants) = quantised else {
+        source = source.include(name, file);
+        return Ok(match how {
+            Use::DotsOne => {
+                source.include(name, "formats/unit_float").include(name, "formats/dots_one")
+            }
+            Use::DotsFour => {
+                source.include(name, "formats/unit_float").include(name, "formats/dots_four")
+            }
+            Use::Tile | Use::Fours => source.include(name, "formats/four_float"),
+        });
+    };
+    source = source.include(name, "formats/access");
+    if has_tables(desc) {
+        let (nibbles, offset) = match quants.code {
+            Code::Nibble { offset } => (true, offset),
+            Code::Byte => (false, 0),
+        };
+        return Ok(source
+            .include(name, "formats/transposed")
+            .set("NIBBLES", nibbles)
+            .set("OFFSET", offset)
+            .set("WIDE", quants.wide_scales)
+            .set("MINS", quants.has_min));
+    }
+    if matches!(desc.format, Format::IQ4_NL | Format::IQ4_XS) {
+        source = source.include(name, "formats/iq4");
+    }
+    source = source.include(name, file);
+    if by_four(desc.format) && how != Use::Fours {
+        source = source.include(name, "formats/by_four");
+    }
+    Ok(match how {
+        Use::DotsOne => source.include(name, "formats/unit_q8").include(name, "formats/dots_one"),
+        Use::DotsFour => source.include(name, "formats/unit_q8").include(name, "formats/dots_four"),
+        Use::Tile => source,
+        Use::Fours => source.include(name, "formats/four_q8"),
+    })
+}
+
+/// Words from one row to the next of a weight as it is imported; `None` if it cannot exist.
+pub(super) fn stride(desc: &TensorDesc) -> Option<usize> {
+    match has_tables(desc) {
+        true => transposed(desc).ok().map(|layout| layout.row_bytes / 4),
+        false => row_words(desc.format, desc.n_cols),
+    }
+}
+
+/// Rows of one part, a multiple of `step`; 0 if not even so many fit a binding.
+pub(super) fn part_rows(desc: &TensorDesc, step: usize, facts: &Facts) -> usize {
+    let row = 4 * stride(desc).unwrap_or(usize::MAX / 4).max(1) as u64;
+    (facts.max_binding() / row) as usize / step * step
+}
+
+/// Why a weight cannot be read here; `None` if it can.
+pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts) -> Option<String> {
+    let Some(_) = stride(desc) else {
+        return Some(format!("operand {name} cannot be laid out: {desc}"));
+    };
+    if part_rows(desc, step, facts) == 0 {
+        let limit = hal::Bytes(facts.max_binding());
+        return Some(format!("{step} rows of operand {name} are more than an op binds: {limit}"));
+    }
+    if has_tables(desc) {
+        let side = transposed(desc).map_or(u64::MAX, |l| (l.n_bytes - l.groups_at) as u64);
+        if side > facts.max_binding() {
+            let (side, limit) = (hal::Bytes(side), hal::Bytes(facts.max_binding()));
+            return Some(format!("the scales of operand {name} take {side}, an op binds {limit}"));
+        }
+    }
+    None
+}
+
+/// A weight that an op reads.
+pub(super) struct Weight {
+    pub(super) desc: TensorDesc,
+    pub(super) row_words: usize,
+    pub(super) parts: Vec<Part>,
+    /// The first row in its buffer.
+    pub(super) first_row: usize,
+    buffer: wgpu::Buffer,
+    whole: TensorDesc,
+}
+
+impl Weight {
+    /// Parts begin at multiples of `step` rows.
+    pub(super) fn new(tensor: &Tensor, step: usize, out: &Lowering<'_>) -> Result<Weight> {
+        let (raw, desc) = (raw(tensor)?, tensor.desc());
+        // Blocks that were not imported lie as the host has them.
+        let packed = raw.layout == RowLayout::Packed || desc.format.quants().is_none();
+        let words = if packed { stride(&desc) } else { None };
+        let Some(row_words) = words else {
+            return Err(driver("bind", format!("{desc} was not imported as a weight")));
+        };
+        let rows = part_rows(&desc, step, out.facts()).max(1);
+        let part = |first: usize| {
+            let n = rows.min(desc.n_rows - first);
+            let span = Span {
+                buffer: raw.buffer.clone(),
+                offset: 4 * (row_words * (tensor.first_row() + first)) as u64,
+                size: 4 * (row_words * n) as u64,
+            };
+            Part { span, first, n }
+        };
+        Ok(Weight {
+            desc,
+            row_words,
+            parts: (0..desc.n_rows).step_by(rows).map(part).collect(),
+            first_row: tensor.first_row(),
+            buffer: raw.buffer.clone(),
+            whole: tensor.whole(),
+        })
+    }
+
+    /// Groups, scales and minimums of a transposed weight, and where they are in that: groups, scales, minimums, words
+    /// of a row of them. Nothing for others.
+    pub(super) fn side(&self, out: &Lowering<'_>) -> Result<(Span, [u32; 4])> {
+        if !has_tables(&self.desc) {
+            return Ok((out.nothing(), [0; 4]));
+        }
+        let layout = transposed(&self.whole)?;
+        let span = Span {
+            buffer: self.buffer.clone(),
+            offset: layout.groups_at as u64,
+            size: (layout.n_bytes - layout.groups_at) as u64,
+        };
+        let at = |byte: usize| ((byte - layout.groups_at) / 4) as u32;
+        // Without minimums nothing is read from where they would be.
+        let places =
+            [0, at(layout.scales_at), at(layout.mins_at), layout.table_row_bytes as u32 / 4];
+        Ok((span, places))
+    }
+
+    /// The tables of its format, if it has some.
+    pub(super) fn tables(&self, out: &Lowering<'_>) -> Result<Span> {
+        match needs_tables(self.desc.format) && !has_tables(&self.desc) {
+            true => out.tables(),
+            false => Ok(out.nothing()),
+        }
+    }
+}
+
+/// Lanes that share a row.
+pub(super) fn lanes(desc: &TensorDesc, facts: &Facts) -> usize {
+    let units = match desc.format.quants() {
+        Some(_) => desc.n_cols / 32,
+        None => stride(desc).unwrap_or(1),
+    };
+    (units / 4).next_power_of_two().clamp(4, 32).min(facts.tuning.row as usize)
+}

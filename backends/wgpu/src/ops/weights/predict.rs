@@ -1,0 +1,89 @@
+//! Which neurons a step needs: two products, then the wanted ones as lists.
+
+use hal::op::Predict;
+use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+
+use super::matmul::{Product, quantize};
+use super::operand::{Weight, refusal, takes_q8};
+use super::plan_of;
+use super::scratch::{Room, Scratch};
+use crate::buffer::plain;
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+struct Rooms {
+    q8: Room,
+    hidden: Room,
+    hidden_q8: Room,
+    scores: Room,
+    counts: Room,
+}
+
+impl Rooms {
+    fn new([x, fc1, fc2]: [&TensorDesc; 3], facts: &Facts, scratch: &mut Scratch) -> Rooms {
+        let n = x.n_rows;
+        let groups = fc2.n_rows.div_ceil(facts.tuning.flat as usize);
+        Rooms {
+            q8: scratch.q8(if takes_q8(fc1.format) { n * fc1.n_cols } else { 0 }),
+            hidden: scratch.words(n * fc1.n_rows),
+            hidden_q8: scratch.q8(if takes_q8(fc2.format) { n * fc2.n_cols } else { 0 }),
+            scores: scratch.words(n * fc2.n_rows),
+            counts: scratch.words(2 * groups),
+        }
+    }
+}
+
+pub(in super::super) fn plan_predict(op: &Predict<TensorDesc>, facts: &Facts) -> Plan {
+    let mut scratch = Scratch::default();
+    Rooms::new([&op.x, &op.fc1, &op.fc2], facts, &mut scratch);
+    let refused = refusal("fc1", &op.fc1, 1, facts)
+        .or_else(|| refusal("fc2", &op.fc2, 1, facts))
+        .or_else(|| facts.unbindable("x", &op.x))
+        .or_else(|| scratch.refusal(facts));
+    plan_of(refused, scratch.bytes, None)
+}
+
+pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let [x, fc1, fc2] = [&op.x, &op.fc1, &op.fc2].map(Operand::desc);
+    let rooms = Rooms::new([&x, &fc1, &fc2], out.facts(), &mut Scratch::default());
+    let n_tokens = x.n_rows;
+    let (hidden, scores) = (rooms.hidden.span(out)?, rooms.scores.span(out)?);
+    let steps = [
+        (&op.fc1, plain(&op.x)?, rooms.q8, true, hidden.clone()),
+        (&op.fc2, hidden, rooms.hidden_q8, false, scores.clone()),
+    ];
+    for (weight, mut x, q8, relu, y) in steps {
+        if takes_q8(weight.desc().format) {
+            let q = q8.span(out)?;
+            quantize(&x, n_tokens * weight.desc().n_cols, &q, None, out)?;
+            x = q;
+        }
+        let weight = Weight::new(weight, 1, out)?;
+        Product { weight: &weight, x, n_tokens, bias: None, relu, groups: None, y }.lower(out)?;
+    }
+    let flat = out.facts().tuning.flat as usize;
+    let (n_ff, n_groups) = (fc2.n_rows, fc2.n_rows.div_ceil(flat));
+    let (slots, counts) = (plain(&op.slots)?, rooms.counts.span(out)?);
+    let facts = [n_ff as u32, n_tokens as u32, op.threshold.to_bits()];
+    let grid = [n_groups as u32, 1, 1];
+    let source = Source::new("predict_count").set("FLAT", flat);
+    out.dispatch(&source, &[scores.clone(), slots.clone(), counts.clone()], &facts, grid)?;
+
+    let mut spans = vec![scores, slots, counts];
+    let mut numbers = facts.to_vec();
+    numbers.push(n_groups as u32);
+    for set in [Some(&op.resident), op.absent.as_ref()] {
+        match set {
+            Some(set) => {
+                spans.extend([plain(&set.ids)?, plain(&set.count)?, plain(&set.members)?]);
+                numbers.extend([set.ids.desc().n_cols as u32, set.members.desc().n_cols as u32]);
+            }
+            None => {
+                spans.extend([out.nothing(), out.nothing(), out.nothing()]);
+                numbers.extend([0, 0]);
+            }
+        }
+    }
+    out.dispatch(&Source::new("predict_list").set("FLAT", flat), &spans, &numbers, grid)
+}

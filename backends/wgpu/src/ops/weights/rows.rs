@@ -1,0 +1,78 @@
+//! Rows of a weight by what the step says: embeddings and learned positions.
+
+use hal::op::{AddPositions, GetRows};
+use hal::{Batch, Operand, Plan, Result, Tensor, TensorDesc};
+
+use super::operand::{Use, Weight, include, refusal};
+use super::plan_of;
+use crate::buffer::plain;
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+use crate::shader::Source;
+
+/// Words of a batch before its sections (`hal::BatchShape::n_words`).
+const HEADER: usize = 4;
+
+pub(in super::super) fn plan_get_rows(op: &GetRows<TensorDesc>, facts: &Facts) -> Plan {
+    let refused = refusal("table", &op.table, 1, facts).or_else(|| facts.unbindable("y", &op.y));
+    plan_of(refused, 0, None)
+}
+
+pub(in super::super) fn plan_add_positions(op: &AddPositions<TensorDesc>, facts: &Facts) -> Plan {
+    let refused = refusal("table", &op.table, 1, facts).or_else(|| facts.unbindable("x", &op.x));
+    plan_of(refused, 0, None)
+}
+
+pub(in super::super) fn lower_get_rows(op: &GetRows<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let how = How { section: 0, offset: 0, scale: Some(op.scale) };
+    lower(&op.table, &op.batch, &op.y, &how, out)
+}
+
+pub(in super::super) fn lower_add_positions(
+    op: &AddPositions<Tensor>,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let how = How { section: 2, offset: op.offset, scale: None };
+    lower(&op.table, &op.batch, &op.x, &how, out)
+}
+
+/// Which rows, and what becomes of them.
+struct How {
+    /// Of the batch, with a number for each token.
+    section: usize,
+    offset: usize,
+    /// A factor where rows are written; none where they are added.
+    scale: Option<f32>,
+}
+
+fn lower(
+    table: &Tensor,
+    batch: &Batch<Tensor>,
+    y: &Tensor,
+    how: &How,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let (weight, desc) = (Weight::new(table, 1, out)?, y.desc());
+    let flat = out.facts().tuning.flat as usize;
+    let source = Source::new("get_rows").set("FLAT", flat);
+    let source = include(source, "weight", &weight.desc, Use::Fours)?;
+    let grid = out.facts().grid((desc.n_rows * desc.n_cols.div_ceil(4)).div_ceil(flat));
+    for part in &weight.parts {
+        let numbers = [
+            part.first,
+            part.n,
+            weight.row_words,
+            desc.n_cols,
+            desc.n_rows,
+            HEADER + how.section * batch.shape.max_tokens,
+            how.offset,
+            weight.desc.n_rows - 1,
+            how.scale.unwrap_or(1.0).to_bits() as usize,
+            usize::from(how.scale.is_none()),
+        ];
+        let tables = weight.tables(out)?;
+        let spans = [part.span.clone(), tables, plain(&batch.words)?, plain(y)?];
+        out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Cutting the workspace into parts, the same way when an op is planned and when it is lowered.
+
+use hal::Result;
+
+use crate::buffer::Span;
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+
+/// Parts begin at multiples of this: no driver asks bindings for more.
+const STEP: u64 = 256;
+
+/// A part of the workspace, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Room {
+    offset: u64,
+    size: u64,
+}
+
+impl Room {
+    pub(super) fn span(self, out: &Lowering<'_>) -> Result<Span> {
+        if self.size == 0 {
+            return Ok(out.nothing());
+        }
+        out.workspace(self.offset, self.size)
+    }
+}
+
+/// What is laid out so far.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    pub(super) bytes: u64,
+    largest: u64,
+}
+
+impl Scratch {
+    /// What lies behind byte `bytes`, a multiple of 256.
+    pub(super) fn behind(bytes: u64) -> Scratch {
+        Scratch { bytes, largest: 0 }
+    }
+
+    /// Room for so many words.
+    pub(super) fn words(&mut self, n: usize) -> Room {
+        let room = Room { offset: self.bytes, size: 4 * n as u64 };
+        self.bytes += room.size.next_multiple_of(STEP);
+        self.largest = self.largest.max(room.size);
+        room
+    }
+
+    /// Room for so many values in Q8 blocks.
+    pub(super) fn q8(&mut self, n_values: usize) -> Room {
+        self.words(n_values / 32 * 12)
+    }
+
+    /// Why a part of it cannot be bound; `None` if all can.
+    pub(super) fn refusal(&self, facts: &Facts) -> Option<String> {
+        let limit = hal::Bytes(facts.max_binding());
+        let largest = hal::Bytes(self.largest);
+        (largest > limit).then(|| format!("its scratch takes {largest}, an op binds {limit}"))
+    }
+}

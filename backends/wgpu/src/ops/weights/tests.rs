@@ -1,0 +1,75 @@
+//! Every text that an op on weights can ask for is valid, and becomes SPIR-V, MSL and HLSL.
+
+use hal::format::Format;
+use hal::{Layout, TensorDesc};
+
+use super::matmul::few;
+use super::operand::{Use, include};
+use crate::shader::Source;
+use crate::translate::translate;
+
+fn weights() -> impl Iterator<Item = Format> {
+    Format::ALL.iter().copied().filter(|format| format.is_weight())
+}
+
+fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc) {
+    let how = |how: Use, n_tokens: usize| {
+        let source = few(Source::new(name), n_tokens, 64).set("FLAT", 64);
+        include(source, weight, desc, how).expect("a weight")
+    };
+    let which = |kind: Use, files: [&'static str; 2]| {
+        files.into_iter().map(|file| how(kind, 4).include("which", file)).collect()
+    };
+    let sources: Vec<Source> = match name {
+        "matmul_many" | "matmul_many_float" => {
+            which(Use::Tile, ["lib/every_token", "lib/group_tokens"])
+        }
+        "down_many" => which(Use::Fours, ["lib/down_every", "lib/down_groups"]),
+        "get_rows" | "down_few" => vec![how(Use::Fours, 1), how(Use::Fours, 4)],
+        _ => vec![how(Use::DotsOne, 1), how(Use::DotsFour, 4)],
+    };
+    for source in sources {
+        for shared in [false, true] {
+            translate(&source, shared).unwrap_or_else(|error| panic!("{name} {desc}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn shaders_of_every_format_translate() {
+    for format in weights() {
+        let desc = TensorDesc::new(64, 256, format);
+        let many = if format.quants().is_some() { "matmul_many" } else { "matmul_many_float" };
+        for name in ["matmul_few", many, "across_few", "get_rows"] {
+            check_all(name, "weight", &desc);
+        }
+        let layouts = [Layout::Rows, Layout::Transposed { n_source: 256 }];
+        for layout in layouts {
+            for name in ["down_few", "down_many"] {
+                check_all(name, "down", &TensorDesc { layout, ..desc });
+            }
+        }
+        for (gate, up) in [(format, format), (Format::BF16, format), (format, Format::Q4_K)] {
+            for (how, n_tokens) in [(Use::DotsOne, 1), (Use::DotsFour, 4)] {
+                let source = few(Source::new("ffn_few"), n_tokens, 64);
+                let gate = TensorDesc { format: gate, ..desc };
+                let up = TensorDesc { format: up, ..desc };
+                let source = include(source, "gate", &gate, how).expect("a weight");
+                let source = include(source, "up", &up, how).expect("a weight");
+                translate(&source, false).unwrap_or_else(|error| panic!("{gate} {up}: {error}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn shaders_without_weights_translate() {
+    let experts = ["experts_pairs", "experts_hidden", "experts_reduce"];
+    let names = ["quantize", "ffn_hidden", "ffn_mask", "ffn_cut", "down_reduce"];
+    for name in names.into_iter().chain(["predict_count", "predict_list"]).chain(experts) {
+        for shared in [false, true] {
+            let source = Source::new(name).set("FLAT", 64);
+            translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Programs: the dispatches of a step, cut where a hand-off begins and ends.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use hal::{Op, RawMailbox, RawProgram, Result, Tensor};
+
+use crate::error::driver;
+use crate::gpu::Gpu;
+use crate::lowering::{Dispatch, Lowering};
+use crate::mailbox::WgpuMailbox;
+use crate::ops::{self, PostCopies};
+
+/// A compiled program. The ops hold the tensors.
+#[derive(Clone, Debug)]
+pub(crate) struct WgpuProgram(pub(crate) Arc<Steps>);
+
+impl RawProgram for WgpuProgram {}
+
+/// What is submitted, piece by piece.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    pub(crate) label: String,
+    pub(crate) segments: Vec<Segment>,
+    _ops: Vec<Op>,
+    _workspace: Option<Tensor>,
+}
+
+/// What is submitted at once.
+#[derive(Debug, Default)]
+pub(crate) struct Segment {
+    /// The mailbox whose answer it begins with, and its number.
+    pub(crate) merge: Option<(usize, WgpuMailbox)>,
+    dispatches: Vec<Dispatch>,
+    /// The post it ends with.
+    pub(crate) post: Option<PostCopies>,
+}
+
+impl Segment {
+    fn is_empty(&self) -> bool {
+        self.merge.is_none() && self.dispatches.is_empty() && self.post.is_none()
+    }
+
+    pub(crate) fn encode(&self, gpu: &Gpu, label: &str) -> wgpu::CommandBuffer {
+        let mut encoder = gpu.encoder(label);
+        if !self.dispatches.is_empty() {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            for dispatch in &self.dispatches {
+                dispatch.encode(&mut pass);
+            }
+        }
+        if let Some(post) = &self.post {
+            post.encode(&mut encoder);
+        }
+        encoder.finish()
+    }
+}
+
+/// The mailbox at `index`.
+fn mailbox(mailboxes: &[Arc<dyn RawMailbox>], index: usize) -> Result<&WgpuMailbox> {
+    let mailbox = mailboxes.get(index).and_then(|mailbox| {
+        let any: &dyn Any = &**mailbox;
+        any.downcast_ref()
+    });
+    mailbox.ok_or_else(|| driver("compile", "a mailbox of another backend"))
+}
+
+impl WgpuProgram {
+    pub(crate) fn new(
+        gpu: &Gpu,
+        label: &str,
+        ops: &[Op],
+        mailboxes: &[Arc<dyn RawMailbox>],
+        workspace: Option<&Tensor>,
+    ) -> Result<WgpuProgram> {
+        let mut segments = Vec::new();
+        let mut segment = Segment::default();
+        let mut lowering = Lowering::new(gpu, workspace);
+        for op in ops {
+            if let Op::Merge(op) = op {
+                if !segment.is_empty() {
+                    segments.push(std::mem::take(&mut segment));
+                }
+                let mailbox = mailbox(mailboxes, op.mailbox)?;
+                segment.merge = Some((op.mailbox, mailbox.clone()));
+                ops::merge(op, mailbox, &mut lowering)?;
+            }
+            ops::lower(op, &mut lowering)?;
+            segment.dispatches.extend(lowering.take());
+            if let Op::Post(op) = op {
+                segment.post = Some(PostCopies::new(op, mailbox(mailboxes, op.mailbox)?)?);
+                segments.push(std::mem::take(&mut segment));
+            }
+        }
+        if !segment.is_empty() {
+            segments.push(segment);
+        }
+        let (_ops, _workspace) = (ops.to_vec(), workspace.cloned());
+        Ok(WgpuProgram(Arc::new(Steps { label: label.to_owned(), segments, _ops, _workspace })))
+    }
+}

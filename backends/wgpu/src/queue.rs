@@ -1,0 +1,203 @@
+//! An in-order queue: what cannot be submitted yet waits behind the run that waits for an answer.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hal::{BackendQueue, RawProgram, RawRun, RawStaging, RawTransfer, Result, Tensor};
+
+use crate::copies::{self, Reading};
+use crate::error::driver;
+use crate::gpu::Gpu;
+use crate::layout;
+use crate::program::WgpuProgram;
+use crate::run::{Progress, WgpuRun};
+
+/// How long a wait for another thread sleeps before it looks whether the device is lost.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A queue and what it still has to submit; runs and transfers share it.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) gpu: Arc<Gpu>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    works: VecDeque<Work>,
+}
+
+/// Work in the order in which it was given.
+#[derive(Debug)]
+enum Work {
+    Run(Arc<Progress>),
+    Upload { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<CopyState> },
+    Download { src: Tensor, bytes: Box<dyn RawStaging>, done: Arc<CopyState> },
+    Refill { pack: Tensor, slot: usize, bytes: Vec<u8> },
+    CopyRows { src: Tensor, dst: Tensor },
+}
+
+/// What became of a copy.
+#[derive(Debug, Default)]
+struct CopyState(Mutex<Option<Result<Copied>>>);
+
+#[derive(Debug)]
+struct Copied {
+    staging: Box<dyn RawStaging>,
+    /// The copy to the host that is still under way.
+    reading: Option<Reading>,
+}
+
+impl CopyState {
+    fn lock(&self) -> MutexGuard<'_, Option<Result<Copied>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Core {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds work and submits what can be.
+    fn give(&self, work: Work) -> Result<()> {
+        self.gpu.health.check()?;
+        let mut state = self.lock();
+        state.works.push_back(work);
+        self.pump(&mut state)
+    }
+
+    /// Submits what can be, from the front.
+    pub(crate) fn advance(&self) -> Result<()> {
+        self.pump(&mut self.lock())
+    }
+
+    fn pump(&self, state: &mut State) -> Result<()> {
+        let gpu = &*self.gpu;
+        while let Some(work) = state.works.pop_front() {
+            match work {
+                Work::Run(run) => {
+                    if !run.submit(gpu)? {
+                        state.works.push_front(Work::Run(run));
+                        return Ok(());
+                    }
+                }
+                Work::Upload { bytes, dst, done } => {
+                    let copied = copies::upload(gpu, bytes.bytes(), &dst);
+                    let copied = copied.map(|()| Copied { staging: bytes, reading: None });
+                    *done.lock() = Some(copied);
+                }
+                Work::Download { src, bytes, done } => {
+                    let reading = copies::download(gpu, &src, &*bytes);
+                    let copied = reading.map(|r| Copied { staging: bytes, reading: Some(r) });
+                    *done.lock() = Some(copied);
+                }
+                Work::Refill { pack, slot, bytes } => layout::refill(gpu, &pack, slot, &bytes)?,
+                Work::CopyRows { src, dst } => copies::copy_rows(gpu, &src, &dst)?,
+            }
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Waits until `there` gives something; it is asked again when work was submitted, and told whether all was.
+    pub(crate) fn until<T>(&self, mut there: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
+        let mut state = self.lock();
+        loop {
+            self.gpu.health.check()?;
+            self.pump(&mut state)?;
+            if let Some(found) = there(state.works.is_empty())? {
+                return Ok(found);
+            }
+            let waited = self.changed.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// The queue as the contract sees it.
+#[derive(Debug)]
+pub(crate) struct WgpuQueue {
+    core: Arc<Core>,
+}
+
+impl WgpuQueue {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> WgpuQueue {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        WgpuQueue { core: Arc::new(Core { gpu: Arc::clone(gpu), state, changed }) }
+    }
+
+    fn copy(&self, work: impl FnOnce(Arc<CopyState>) -> Work) -> Result<Box<dyn RawTransfer>> {
+        let done = Arc::new(CopyState::default());
+        self.core.give(work(Arc::clone(&done)))?;
+        Ok(Box::new(WgpuTransfer { core: Arc::clone(&self.core), done }))
+    }
+}
+
+impl BackendQueue for WgpuQueue {
+    fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
+        let any: &dyn Any = &**program;
+        let program = any.downcast_ref::<WgpuProgram>();
+        let program = program.ok_or_else(|| driver("replay", "another backend's program"))?;
+        let progress = Arc::new(Progress::new(&program.0));
+        self.core.give(Work::Run(Arc::clone(&progress)))?;
+        Ok(Box::new(WgpuRun::new(&self.core, progress)))
+    }
+
+    fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        let dst = dst.clone();
+        self.copy(|done| Work::Upload { bytes: src, dst, done })
+    }
+
+    fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>> {
+        let src = src.clone();
+        self.copy(|done| Work::Download { src, bytes: dst, done })
+    }
+
+    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+        self.core.give(Work::Refill { pack: pack.clone(), slot, bytes: bytes.to_vec() })
+    }
+
+    fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
+        self.core.give(Work::CopyRows { src: src.clone(), dst: dst.clone() })
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let core = &*self.core;
+        core.until(|idle| Ok(idle.then_some(())))?;
+        core.gpu.wait(&core.gpu.submit(None))
+    }
+}
+
+/// A copy under way.
+#[derive(Debug)]
+struct WgpuTransfer {
+    core: Arc<Core>,
+    done: Arc<CopyState>,
+}
+
+impl RawTransfer for WgpuTransfer {
+    fn is_done(&self) -> bool {
+        let gpu = &self.core.gpu;
+        if gpu.health.check().is_err() || self.core.advance().is_err() {
+            return true;
+        }
+        match &*self.done.lock() {
+            None => false,
+            Some(Err(_)) => true,
+            Some(Ok(copied)) => copied.reading.as_ref().is_none_or(|r| r.is_done(gpu)),
+        }
+    }
+
+    fn wait(self: Box<Self>) -> Result<Box<dyn RawStaging>> {
+        let copied = self.core.until(|_| self.done.lock().take().transpose())?;
+        let Copied { mut staging, reading } = copied;
+        if let Some(reading) = reading {
+            reading.finish(&self.core.gpu, staging.bytes_mut())?;
+        }
+        Ok(staging)
+    }
+}

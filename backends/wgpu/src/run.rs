@@ -1,0 +1,262 @@
+//! A program under way: segments are submitted as far as answers are there, posts are mapped and shown.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hal::{Error, HostRowSet, Posted, RawRun, Result};
+
+use crate::copies::{map, mapped};
+use crate::error::driver;
+use crate::gpu::Gpu;
+use crate::program::{Segment, Steps};
+use crate::queue::Core;
+
+/// How far a run is; its queue submits, its owner answers.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    steps: Arc<Steps>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The next segment to submit.
+    next: usize,
+    /// It, already encoded.
+    encoded: Option<wgpu::CommandBuffer>,
+    /// Mailboxes whose answers are there.
+    answered: Vec<usize>,
+    /// Posts that were submitted and not yet shown.
+    posts: VecDeque<Sent>,
+    /// The last submission.
+    last: Option<wgpu::SubmissionIndex>,
+    cancelled: bool,
+}
+
+/// A post on its way.
+#[derive(Debug)]
+struct Sent {
+    segment: usize,
+    submission: wgpu::SubmissionIndex,
+    mapped: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
+}
+
+impl Progress {
+    pub(crate) fn new(steps: &Arc<Steps>) -> Progress {
+        Progress { steps: Arc::clone(steps), state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Submits what can be; whether that was all.
+    pub(crate) fn submit(&self, gpu: &Gpu) -> Result<bool> {
+        let mut state = self.lock();
+        while let Some(segment) = self.steps.segments.get(state.next) {
+            if state.cancelled {
+                return Ok(true);
+            }
+            if segment.merge.as_ref().is_some_and(|(m, _)| !state.answered.contains(m)) {
+                return Ok(false);
+            }
+            let encoded = state.encoded.take();
+            let commands = encoded.unwrap_or_else(|| segment.encode(gpu, &self.steps.label));
+            let submission = gpu.submit(Some(commands));
+            gpu.health.check()?;
+            if let Some(post) = &segment.post {
+                let mapped = map(&post.mailbox.out);
+                let sent = Sent { segment: state.next, submission: submission.clone(), mapped };
+                state.posts.push_back(sent);
+            }
+            state.last = Some(submission);
+            state.next += 1;
+        }
+        Ok(true)
+    }
+
+    /// Encodes the segment after the next answer, which takes nothing from it.
+    fn prepare(&self, gpu: &Gpu) {
+        let mut state = self.lock();
+        let segment = self.steps.segments.get(state.next);
+        if let (Some(segment), None, false) = (segment, &state.encoded, state.cancelled) {
+            state.encoded = Some(segment.encode(gpu, &self.steps.label));
+        }
+    }
+}
+
+/// A run as its owner holds it.
+#[derive(Debug)]
+pub(crate) struct WgpuRun {
+    core: Arc<Core>,
+    progress: Arc<Progress>,
+    open: Option<Open>,
+}
+
+/// A post that the host looks at.
+#[derive(Debug)]
+struct Open {
+    segment: usize,
+    view: wgpu::BufferView,
+    rows: Option<HostRowSet>,
+}
+
+/// What the next call to `next_post` meets.
+enum Next {
+    Post(Sent),
+    End(Option<wgpu::SubmissionIndex>),
+}
+
+impl WgpuRun {
+    pub(crate) fn new(core: &Arc<Core>, progress: Arc<Progress>) -> WgpuRun {
+        WgpuRun { core: Arc::clone(core), progress, open: None }
+    }
+
+    fn post(&self, segment: usize) -> Result<&crate::ops::PostCopies> {
+        let segment: Option<&Segment> = self.progress.steps.segments.get(segment);
+        let post = segment.and_then(|segment| segment.post.as_ref());
+        post.ok_or_else(|| driver("next_post", "a segment without a post"))
+    }
+
+    /// Gives the mailbox back to the device.
+    fn close(&mut self) {
+        let Some(Open { segment, view, rows }) = self.open.take() else { return };
+        drop(view);
+        if let Ok(post) = self.post(segment) {
+            post.mailbox.out.unmap();
+            if let Some(rows) = rows {
+                *post.mailbox.rows.lock().unwrap_or_else(PoisonError::into_inner) = rows;
+            }
+        }
+    }
+
+    /// Waits until there is a post or nothing more to come.
+    fn next(&self) -> Result<Next> {
+        self.core.until(|_| {
+            let mut state = self.progress.lock();
+            if state.cancelled {
+                return Err(Error::Cancelled);
+            }
+            if let Some(sent) = state.posts.pop_front() {
+                return Ok(Some(Next::Post(sent)));
+            }
+            let segments = &self.progress.steps.segments;
+            let Some(segment) = segments.get(state.next) else {
+                return Ok(Some(Next::End(state.last.clone())));
+            };
+            // Nobody will answer the post before this merge: it was shown and passed over.
+            let waits = segment.merge.as_ref().is_some_and(|(m, _)| !state.answered.contains(m));
+            if waits && state.last.is_some() { Err(Error::Cancelled) } else { Ok(None) }
+        })
+    }
+
+    /// Reads the list of a post into `rows`.
+    fn read_rows(
+        post: &crate::ops::PostCopies,
+        bytes: &[u8],
+        n_tokens: usize,
+    ) -> Result<HostRowSet> {
+        let (places, held) = (post.mailbox.places(), post.mailbox.words());
+        let word = |at: u64| bytes_to_word(bytes, at as usize);
+        let count = (word(places.count) as usize).min(post.mailbox.shape.max_rows);
+        let mut shared = post.mailbox.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rows = std::mem::take(&mut *shared);
+        rows.words = n_tokens.div_ceil(32);
+        rows.ids.clear();
+        rows.members.clear();
+        let ids: &[u32] = cast(&bytes[places.ids as usize..][..4 * count])?;
+        rows.ids.extend_from_slice(ids);
+        let members: &[u32] = cast(&bytes[places.members as usize..][..4 * count * held])?;
+        for row in members.chunks_exact(held.max(1)) {
+            rows.members.extend_from_slice(&row[..rows.words]);
+        }
+        Ok(rows)
+    }
+}
+
+fn bytes_to_word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Mapped memory as numbers.
+fn cast<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Result<&[T]> {
+    bytemuck::try_cast_slice(bytes).map_err(|error| driver("map", error.to_string()))
+}
+
+impl RawRun for WgpuRun {
+    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+        self.close();
+        let sent = match self.next()? {
+            Next::Post(sent) => sent,
+            Next::End(last) => {
+                last.map_or(Ok(()), |last| self.core.gpu.wait(&last))?;
+                return Ok(None);
+            }
+        };
+        let gpu = &self.core.gpu;
+        self.progress.prepare(gpu);
+        let post = self.post(sent.segment)?;
+        let out = &post.mailbox.out;
+        let view = mapped(gpu, out, &sent.submission, &sent.mapped)?;
+        let n_tokens = (bytes_to_word(&view, 0) as usize).min(post.n_rows);
+        let rows = match post.has_rows {
+            true => Some(WgpuRun::read_rows(post, &view, n_tokens)?),
+            false => None,
+        };
+        let (mailbox, shape, places) = (post.index, post.mailbox.shape, post.mailbox.places());
+        let open = self.open.insert(Open { segment: sent.segment, view, rows });
+        let floats = |at: u64, n: usize| cast(&open.view[at as usize..][..4 * n]);
+        Ok(Some(Posted {
+            mailbox,
+            n_tokens,
+            x: floats(places.x, n_tokens * shape.n_in)?,
+            rows: open.rows.as_ref(),
+            weights: floats(places.weights, n_tokens * shape.n_weights)?,
+        }))
+    }
+
+    fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()> {
+        self.close();
+        self.core.gpu.health.check()?;
+        let merges = self.progress.steps.segments.iter().filter_map(|s| s.merge.as_ref());
+        if let Some((_, parts)) = merges.into_iter().find(|(index, _)| *index == mailbox) {
+            parts.put(&self.core.gpu, y);
+        }
+        self.progress.lock().answered.push(mailbox);
+        self.core.advance()
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.close();
+        match self.next()? {
+            Next::Post(_) => {
+                self.cancel();
+                Err(Error::Cancelled)
+            }
+            Next::End(last) => last.map_or(Ok(()), |last| self.core.gpu.wait(&last)),
+        }
+    }
+
+    fn cancel(&mut self) {
+        self.close();
+        let mut state = self.progress.lock();
+        state.cancelled = true;
+        state.encoded = None;
+        let posts = std::mem::take(&mut state.posts);
+        drop(state);
+        for sent in posts {
+            if let Ok(post) = self.post(sent.segment) {
+                post.mailbox.out.unmap();
+            }
+        }
+        // What waited behind this run goes on; a fault of it is the next caller's.
+        let _ = self.core.advance();
+    }
+}
+
+impl Drop for WgpuRun {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

@@ -1,0 +1,37 @@
+//! What drivers do with a shader's text, as far as it can be done without one: tests only.
+
+use naga::back::{hlsl, msl, spv};
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+use crate::shader::Source;
+
+/// Parses and checks a text as wgpu does, and makes SPIR-V, MSL and HLSL of it.
+///
+/// # Errors
+/// The message of what refused it, with the text's line.
+pub(crate) fn translate(source: &Source, shared: bool) -> Result<(), String> {
+    let text = source.text(shared);
+    let module =
+        naga::front::wgsl::parse_str(&text).map_err(|error| error.emit_to_string(&text))?;
+    let capabilities =
+        Capabilities::IMMEDIATES | Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    let info = Validator::new(ValidationFlags::all(), capabilities)
+        .validate(&module)
+        .map_err(|error| error.emit_to_string(&text))?;
+    let options = spv::Options { lang_version: (1, 3), ..spv::Options::default() };
+    spv::write_vec(&module, &info, &options, None).map_err(|error| format!("SPIR-V: {error}"))?;
+    let options = msl::Options { lang_version: (2, 4), ..msl::Options::default() };
+    let pipeline = msl::PipelineOptions::default();
+    msl::write_string(&module, &info, &options, &pipeline)
+        .map_err(|error| format!("MSL: {error}"))?;
+    let options = hlsl::Options {
+        shader_model: hlsl::ShaderModel::V6_4,
+        immediates_target: Some(hlsl::BindTarget::default()),
+        ..hlsl::Options::default()
+    };
+    let (pipeline, mut out) = (hlsl::PipelineOptions::default(), String::new());
+    hlsl::Writer::new(&mut out, &options, &pipeline)
+        .write(&module, &info, None)
+        .map_err(|error| format!("HLSL: {error}"))?;
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! The suite of all backends, as far as there are shaders.
+
+use hal::{Bytes, Device, DeviceId};
+use thermocline_wgpu::Options;
+
+use crate::support::{BUDGET, device, open};
+
+#[test]
+fn the_device_conforms() {
+    let Some(device) = device() else { return };
+    let report = conformance::run_all(&device);
+    eprintln!("{report}");
+    assert_eq!(report.n_failed(), 0, "\n{report}");
+}
+
+/// Matrices are cut by rows where an op can bind little; what cannot be cut is refused with the reason.
+#[test]
+fn a_device_that_binds_little_conforms() {
+    // Of rows of 96 bytes, 64 and not 67.
+    let options = Options { max_binding: Some(Bytes(7 << 10)), ..Options::default() };
+    let Some(backend) = open(&options) else { return };
+    let device = Device::new(backend, DeviceId(1), BUDGET);
+    let parts = ["MatMul/Q4_0", "GetRows/Q8_0", "Memory"];
+    let blocks = [
+        "SparseFfn/Q4_0/Stored/t5",
+        "SparseFfn/Q4_0/Transposed/t5",
+        "SparseFfn/Q4_0/Across/t5",
+        "SparseFfn/Q4_0/Stored/listed/t5",
+        "SparseFfn/Q4_0/Across/experts/t1",
+        "SparseFfn/Q4_0/Stored/experts/t1",
+        "Predict/Q4_0/t1",
+    ];
+    let mut passed = Vec::new();
+    for part in parts.into_iter().chain(blocks) {
+        let report = conformance::run_matching(&device, part);
+        assert_eq!(report.n_failed(), 0, "\n{report}");
+        passed.extend(report.passed().map(str::to_owned));
+    }
+    assert!(passed.iter().any(|name| name == "MatMul/Q4_0/67x160/t1"), "{passed:?}");
+}

@@ -1,0 +1,109 @@
+//! Opening, memory, the loss of a device, compiled shaders that are kept.
+
+use std::sync::Arc;
+
+use hal::format::Format;
+use hal::{Backend, Bytes, Device, DeviceId, Error, TensorDesc};
+use thermocline_wgpu::{Options, adapters};
+
+use crate::support::{BUDGET, adding, device, open, read, row};
+
+#[test]
+fn each_device_has_a_name_of_its_own() {
+    let found = adapters();
+    for (i, adapter) in found.iter().enumerate() {
+        assert!(!adapter.description().is_empty());
+        assert!(found[..i].iter().all(|other| other.name() != adapter.name()));
+        let later = &found[i..];
+        assert!(!adapter.is_software() || later.iter().all(|other| other.is_software()));
+    }
+}
+
+#[test]
+fn what_is_booked_is_what_a_buffer_takes() {
+    let Some(device) = device() else { return };
+    for (n_rows, n_cols, format, bytes) in [
+        (1, 1, Format::F32, 256),
+        (3, 7, Format::F16, 256),
+        (64, 33, Format::F16, 64 * 68),
+        (5, 96, Format::Q8_0, 768),
+        (1000, 64, Format::F32, 256_000),
+    ] {
+        let desc = TensorDesc::new(n_rows, n_cols, format);
+        assert_eq!(device.alloc_size(&desc), Bytes(bytes), "{desc}");
+        let before = device.ledger().used();
+        let tensor = device.alloc("booked", desc).expect("it fits");
+        assert_eq!(device.ledger().used() - before, Bytes(bytes), "{desc}");
+        drop(tensor);
+    }
+}
+
+#[test]
+fn memory_is_told_or_said_to_be_unknown() {
+    let Some(device) = device() else { return };
+    let report = device.memory().expect("a report");
+    let (total, free) = (report.total, report.free);
+    assert!(total.is_none_or(|total| total > Bytes(1 << 20) && free.is_none_or(|f| f <= total)));
+}
+
+/// Larger than any buffer: refused when it is planned or made, without a panic.
+#[test]
+fn what_no_buffer_holds_is_refused() {
+    let Some(backend) = open(&Options::default()) else { return };
+    let device = Device::new(backend, DeviceId(3), Bytes::MAX);
+    let desc = TensorDesc::new(1 << 30, 1 << 20, Format::F32);
+    let refused = device.alloc("too large", desc);
+    assert!(
+        matches!(refused, Err(Error::Driver { .. } | Error::OutOfMemory { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(device.ledger().used(), Bytes(0));
+}
+
+/// After the loss of a device every call gives the same error, and no wait stays.
+#[test]
+fn a_lost_device_says_so() {
+    let Some(backend) = open(&Options::default()) else { return };
+    let device = Device::new(Arc::clone(&backend) as _, DeviceId(2), BUDGET);
+    let mut queue = device.queue("lost").expect("a queue");
+    let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
+    let program = adding(&device, &a, &x, 1);
+    let run = queue.replay(&program).expect("a run");
+    backend.lose("pulled out");
+    let lost = |error: Error| matches!(error, Error::DeviceLost { .. });
+    assert!(run.wait().is_err_and(lost));
+    assert!(queue.replay(&program).is_err_and(lost));
+    assert!(queue.finish().is_err_and(lost));
+    assert!(queue.write(&x, &[0; 32]).is_err_and(lost));
+    assert!(device.alloc_f32("late", 1, 8).is_err_and(lost));
+    assert!(device.memory().is_err_and(lost));
+    assert!(device.queue("late").is_err_and(lost));
+    assert!(backend.memory().is_err_and(lost));
+}
+
+#[test]
+fn compiled_shaders_are_kept_where_the_driver_gives_them_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = Options { pipelines: Some(folder.path().to_owned()), ..Options::default() };
+    let run = || {
+        let device = Device::new(open(&options)?, DeviceId(4), BUDGET);
+        let mut queue = device.queue("kept").expect("a queue");
+        let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
+        queue.replay(&adding(&device, &a, &x, 3)).expect("a run").wait().expect("its end");
+        assert_eq!(read(&mut queue, &x, 8), [5.0; 8]);
+        Some(())
+    };
+    if run().is_none() {
+        return;
+    }
+    let files = || {
+        std::fs::read_dir(folder.path()).expect("the folder").map(|f| f.expect("an entry").path())
+    };
+    for file in files() {
+        // What is damaged is not believed.
+        std::fs::write(&file, b"TCWGPU01 damaged").expect("a write");
+    }
+    run();
+    run();
+    assert!(files().all(|file| file.extension().is_none()), "nothing temporary is left");
+}

@@ -1,0 +1,110 @@
+//! What is given to a queue happens in that order, also behind a run that waits for its answer.
+
+use hal::op::{Add, Merge, Post};
+use hal::{
+    Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, MailboxShape, Program, Queue,
+    Tensor,
+};
+
+use crate::support::{adding, device, read, row};
+
+const N: usize = 8;
+
+fn batch(device: &Device, queue: &mut Queue) -> Batch<Tensor> {
+    let shape = BatchShape { max_tokens: 1, max_seqs: 1, max_blocks: 1 };
+    let batch = device.batch(shape).expect("a batch");
+    let facts = BatchFacts {
+        tokens: vec![BatchToken { id: 0, seq: 0, pos: 0, output: false }],
+        seqs: vec![BatchSeq { blocks: vec![0], len: 1 }],
+    };
+    let words = facts.encode(&shape, 1, 1).expect("a step");
+    queue.write(&batch.words, bytemuck::cast_slice(&words)).expect("a write");
+    batch
+}
+
+/// Posts x, adds `a` to it, adds the answer, adds `a` again.
+fn hand_off(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor) -> Program {
+    let batch = batch(device, queue);
+    let shape = MailboxShape { max_tokens: 1, n_in: N, n_weights: 0, n_out: N, max_rows: 0 };
+    let mut recorder = device.record("hand-off");
+    let mailbox = device.mailbox(shape).expect("a mailbox");
+    let mailbox = recorder.mailbox(&mailbox).expect("its number");
+    let add = || Add { a: a.clone(), x: x.clone() };
+    let post = Post { x: x.clone(), batch: batch.clone(), rows: None, weights: None, mailbox };
+    recorder.push(post).expect("an op");
+    recorder.push(add()).expect("an op");
+    recorder.push(Merge { batch, y: x.clone(), mailbox, accumulate: true }).expect("an op");
+    recorder.push(add()).expect("an op");
+    recorder.finish().expect("a program")
+}
+
+#[test]
+fn what_comes_behind_an_open_hand_off_waits_for_it() {
+    let Some(device) = device() else { return };
+    let mut queue = device.queue("order").expect("a queue");
+    let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
+    let kept = row(&device, &mut queue, &[0.0; N]);
+    let split = hand_off(&device, &mut queue, &a, &x);
+    let plain = adding(&device, &a, &x, 1);
+    let mut first = queue.replay(&split).expect("a run");
+    let second = queue.replay(&plain).expect("a run");
+    queue.copy_rows(&x, &kept).expect("a copy");
+    let staging = device.staging(hal::Bytes(4 * N as u64)).expect("staging");
+    let reading = queue.download(&x, staging).expect("a copy");
+    assert!(!reading.is_done(), "nothing passes a run that waits");
+    let posted = first.next_post().expect("a post").expect("one").x.to_vec();
+    assert_eq!(posted, [0.0; N]);
+    first.answer(&[10.0; N]).expect("an answer");
+    assert!(first.next_post().expect("the end").is_none());
+    first.wait().expect("the end");
+    second.wait().expect("the end");
+    let staging = reading.wait().expect("the copy");
+    assert_eq!(bytemuck::cast_slice::<u8, f32>(staging.bytes()), [13.0; N]);
+    queue.finish().expect("the end");
+    assert_eq!(read(&mut queue, &kept, N), [13.0; N]);
+}
+
+#[test]
+fn a_run_that_is_given_up_lets_the_next_one_pass() {
+    let Some(device) = device() else { return };
+    let mut queue = device.queue("given up").expect("a queue");
+    let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
+    let split = hand_off(&device, &mut queue, &a, &x);
+    let mut first = queue.replay(&split).expect("a run");
+    let mut second = queue.replay(&split).expect("a run");
+    assert!(first.next_post().expect("a post").is_some());
+    drop(first);
+    assert!(second.next_post().expect("a post").is_some());
+    second.answer(&[10.0; N]).expect("an answer");
+    second.wait().expect("the end");
+    // Of the first run only what came before its merge.
+    assert_eq!(read(&mut queue, &x, N), [13.0; N]);
+    let unanswered = queue.replay(&split).expect("a run");
+    assert_eq!(unanswered.wait(), Err(hal::Error::Cancelled));
+    queue.finish().expect("nothing is left behind");
+}
+
+/// Two threads, a queue each.
+#[test]
+fn queues_do_not_meet() {
+    let Some(device) = device() else { return };
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let device = &device;
+            scope.spawn(move || {
+                let mut queue = device.queue("thread").expect("a queue");
+                let a = row(device, &mut queue, &[1.0 + thread as f32; N]);
+                let x = row(device, &mut queue, &[0.0; N]);
+                let split = hand_off(device, &mut queue, &a, &x);
+                for _ in 0..5 {
+                    let mut run = queue.replay(&split).expect("a run");
+                    assert!(run.next_post().expect("a post").is_some());
+                    run.answer(&[0.5; N]).expect("an answer");
+                    run.wait().expect("the end");
+                }
+                let expected = 5.0 * (2.0 * (1.0 + thread as f32) + 0.5);
+                assert_eq!(read(&mut queue, &x, N), [expected; N]);
+            });
+        }
+    });
+}

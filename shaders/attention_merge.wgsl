@@ -1,0 +1,61 @@
+// The spans of a head put together in their order, with its sink; a workgroup to a head of a token.
+
+@group(0) @binding(0) var<storage, read> parts: array<f32>;
+@group(0) @binding(1) var<storage, read> sinks: array<f32>;
+@group(0) @binding(2) var<storage, read> batch: array<u32>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+
+struct Params {
+    at_parts: u32,
+    at_sinks: u32,
+    at_batch: u32,
+    at_y: u32,
+    max_tokens: u32,
+    n_rows: u32,
+    n_head: u32,
+    d_value: u32,
+    n_spans: u32,
+    span: u32,
+    window: u32,
+    has_sinks: u32,
+}
+var<immediate> p: Params;
+
+@compute @workgroup_size({{ROW}})
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let at = group.x + group.y * groups.x;
+    let head = at % p.n_head;
+    let t = at / p.n_head;
+    if (t >= min(batch[p.at_batch], p.n_rows)) {
+        return;
+    }
+    let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
+    var first = 0u;
+    if (p.window != 0u && pos + 1u > p.window) { first = pos + 1u - p.window; }
+    let from_part = p.at_parts + at * p.n_spans * (p.d_value + 2u);
+    let from_span = first / p.span;
+    let last_span = pos / p.span;
+    var largest = -3.0e38;
+    if (p.has_sinks != 0u) { largest = sinks[p.at_sinks + head]; }
+    for (var s = from_span; s <= last_span; s++) {
+        largest = max(largest, parts[from_part + s * (p.d_value + 2u)]);
+    }
+    var total = 0.0;
+    if (p.has_sinks != 0u) { total = exp(sinks[p.at_sinks + head] - largest); }
+    for (var s = from_span; s <= last_span; s++) {
+        let part = from_part + s * (p.d_value + 2u);
+        total += parts[part + 1u] * exp(parts[part] - largest);
+    }
+    for (var col = lane; col < p.d_value; col += {{ROW}}u) {
+        var sum = 0.0;
+        for (var s = from_span; s <= last_span; s++) {
+            let part = from_part + s * (p.d_value + 2u);
+            sum += parts[part + 2u + col] * exp(parts[part] - largest);
+        }
+        y[p.at_y + at * p.d_value + col] = sum / total;
+    }
+}

@@ -1,0 +1,51 @@
+// Two blocks of 34 bytes, which are 17 words together. The last one may be alone.
+
+// x / 127 to the nearest, from any division that is nearly so: 127 q is 128 q - q, and both differences are exact.
+fn by_127(size: f32) -> f32 {
+    let q = size / 127.0;
+    let rest = (size - q * 128.0) + q;
+    return q + rest / 127.0;
+}
+
+// 1 / x to the nearest.
+fn inverse_of(size: f32) -> f32 {
+    let y = 1.0 / size;
+    return fma(y, fma(-size, y, 1.0), y);
+}
+
+fn store_piece(from_x: u32, piece: u32, to: u32) {
+    // Half words of the row, put together two by two.
+    var held = 0u;
+    for (var block = 2u * piece; block < min(2u * piece + 2u, p.n_cols / 32u); block++) {
+        let first = from_x + 32u * block;
+        var most = 0.0;
+        for (var i = 0u; i < 32u; i++) { most = max(most, abs(x[first + i])); }
+        let scale = by_127(most);
+        var inverse = 0.0;
+        if (scale != 0.0) { inverse = inverse_of(scale); }
+        for (var h = 0u; h < 17u; h++) {
+            var value = to_f16(scale);
+            if (h > 0u) {
+                let i = first + 2u * h - 2u;
+                value = code_of(x[i] * inverse) | (code_of(x[i + 1u] * inverse) << 8u);
+            }
+            let at = 17u * block + h;
+            if ((at & 1u) == 0u) {
+                held = value;
+            } else {
+                cache[to + at / 2u] = held | (value << 16u);
+            }
+            // The end of a row that is not whole words.
+            if (at + 1u == 17u * (p.n_cols / 32u) && (at & 1u) == 0u) {
+                cache[to + at / 2u] = held;
+            }
+        }
+    }
+}
+
+// To the nearest, halves away from zero, as a byte.
+fn code_of(v: f32) -> u32 {
+    let size = floor(abs(v));
+    let rounded = size + select(0.0, 1.0, abs(v) - size >= 0.5);
+    return u32(i32(select(rounded, -rounded, v < 0.0))) & 0xffu;
+}

@@ -1,0 +1,8 @@
+// Q4_1: nibbles; d and the negative minimum (f16) of each 32.
+const {{self}}_OFFSET: i32 = 0;
+fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes { return {{self}}_nibbles(row, b); }
+fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 { return {{self}}_nibble(row, b, g); }
+fn {{self}}_scales(row: u32, nb: u32, b: u32) -> Scales {
+    let both = unpack2x16float({{self}}_word(row + 4u * nb + b));
+    return Scales(both.xx, -both.yy);
+}

@@ -1,0 +1,9 @@
+// Q5_0: nibbles; bits above them; d (f16) of each 32.
+const {{self}}_OFFSET: i32 = 16;
+fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes {
+    return joined({{self}}_nibbles(row, b), bits_of({{self}}_word(row + 4u * nb + b)), 4u);
+}
+fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 {
+    return {{self}}_nibble(row, b, g) | ((({{self}}_word(row + 4u * nb + b) >> g) & 0x01010101u) << 4u);
+}
+fn {{self}}_scales(row: u32, nb: u32, b: u32) -> Scales { return one_scale({{self}}_half(row + 5u * nb, b)); }

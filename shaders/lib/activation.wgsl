@@ -1,0 +1,38 @@
+// The activation functions of feed-forward blocks, by their number (`Activation` in `ops/weights/ffn.rs`).
+
+fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(-x)); }
+
+// Source: Abramowitz and Stegun 7.1.26, within 1.5e-7.
+fn erf(x: f32) -> f32 {
+    let t = 1.0 / fma(0.3275911, abs(x), 1.0);
+    let series = t * fma(t, fma(t, fma(t, fma(t, 1.061405429, -1.453152027), 1.421413741), -0.284496736), 0.254829592);
+    return sign(x) * (1.0 - series * exp(-x * x));
+}
+
+fn activate(kind: u32, x: f32, alpha: f32, limit: f32) -> f32 {
+    switch kind {
+        // Written so that a value that is no number stays none.
+        case 0u: { return select(x, 0.0, x <= 0.0); }
+        case 1u: { return select(x * x, 0.0, x <= 0.0); }
+        case 2u: { return x * sigmoid(x); }
+        case 3u: {
+            // Beyond 10 the hyperbolic tangent is 1, and some drivers overflow.
+            let inner = clamp(0.7978845608 * x * fma(0.044715 * x, x, 1.0), -10.0, 10.0);
+            return 0.5 * x * (1.0 + tanh(inner));
+        }
+        case 4u: { return 0.5 * x * (1.0 + erf(x * 0.7071067812)); }
+        default: {
+            let capped = select(x, limit, x > limit);
+            return capped * sigmoid(alpha * capped);
+        }
+    }
+}
+
+// A neuron's value from its test value (the gate, or up where there is none) and up. Kinds: plain, gated, both gated.
+fn neuron(kind: u32, activation: u32, test: f32, up: f32, alpha: f32, limit: f32) -> f32 {
+    let gate = activate(activation, test, alpha, limit);
+    if (kind == 0u) { return gate; }
+    if (kind == 2u) { return gate * activate(activation, up, alpha, limit); }
+    if (activation == 5u) { return gate * (clamp(up, -limit, limit) + 1.0); }
+    return gate * up;
+}

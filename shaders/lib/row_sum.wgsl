@@ -1,0 +1,12 @@
+// Sums over the `lanes` neighbours that share a row, the same for all of them and always in the same order.
+var<workgroup> parts: array<Sums, {{ROW}}>;
+
+fn row_sum(mine: Sums, t: u32, lanes: u32) -> Sums {
+    parts[t] = mine;
+    workgroupBarrier();
+    let first = t - t % lanes;
+    var sum = parts[first];
+    for (var i = 1u; i < lanes; i++) { sum += parts[first + i]; }
+    workgroupBarrier();
+    return sum;
+}

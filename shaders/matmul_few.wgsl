@@ -1,0 +1,56 @@
+// y[t, i] = weight[i] . x[t] + bias[i], for few tokens: a fixed number of lanes to a row.
+
+@group(0) @binding(0) var<storage, read> weight_data: {{weight_type}};
+@group(0) @binding(1) var<storage, read> tables: array<u32>;
+@group(0) @binding(2) var<storage, read> weight_x: {{weight_x_type}};
+@group(0) @binding(3) var<storage, read> bias: array<f32>;
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
+
+struct Params {
+    at_weight: u32,
+    at_tables: u32,
+    at_weight_x: u32,
+    at_bias: u32,
+    at_y: u32,
+    // Rows of the matrix, the first of those bound here, and how many they are.
+    n_rows: u32,
+    first: u32,
+    n: u32,
+    row_words: u32,
+    n_cols: u32,
+    n_tokens: u32,
+    lanes: u32,
+    has_bias: u32,
+    relu: u32,
+}
+var<immediate> p: Params;
+
+{{include block}}
+{{include tokens}}
+{{include weight}}
+{{include row_sum}}
+
+@compute @workgroup_size({{ROW}})
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32,
+) {
+    let per = {{ROW}}u / p.lanes;
+    let lane = t % p.lanes;
+    let step = per * groups.x * groups.y;
+    for (var at = per * (group.x + group.y * groups.x); at < p.n; at += step) {
+        let r = at + t / p.lanes;
+        let row = p.at_weight + min(r, p.n - 1u) * p.row_words;
+        for (var token = 0u; token < p.n_tokens; token += TOKENS) {
+            let mine = weight_dots(row, p.n_cols, lane, p.lanes, 0u, p.n_cols, token, p.n_tokens);
+            let sums = row_sum(mine, t, p.lanes);
+            if (r < p.n && lane < TOKENS && token + lane < p.n_tokens) {
+                var value = pick(sums, lane);
+                if (p.has_bias != 0u) { value += bias[p.at_bias + p.first + r]; }
+                if (p.relu != 0u) { value = select(value, 0.0, value <= 0.0); }
+                y[p.at_y + (token + lane) * p.n_rows + p.first + r] = value;
+            }
+        }
+    }
+}

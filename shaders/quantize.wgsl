@@ -1,0 +1,95 @@
+// Rows of floats to Q8 blocks (`hal::format::quantize_q8`), eight lanes to a block; sets words that a later dispatch
+// counts or writes in part.
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> q: array<u32>;
+@group(0) @binding(2) var<storage, read_write> clear: array<u32>;
+
+struct Params {
+    at_x: u32,
+    at_q: u32,
+    at_clear: u32,
+    n_blocks: u32,
+    n_clear: u32,
+    cleared: u32,
+    n_zero: u32,
+}
+var<immediate> p: Params;
+
+var<workgroup> largest: array<u32, 64>;
+var<workgroup> sums: array<i32, 64>;
+
+// a / b of positive numbers, rounded to nearest: drivers may divide less exactly, and a code would turn out another one.
+// 0 where the quotient is below the normal numbers.
+fn divided(a: f32, b: f32) -> f32 {
+    let bits_a = bitcast<u32>(a);
+    let bits_b = bitcast<u32>(b);
+    var rest = (bits_a & 0x7fffffu) | 0x800000u;
+    let by = (bits_b & 0x7fffffu) | 0x800000u;
+    var exponent = 127 + i32(bits_a >> 23u) - i32(bits_b >> 23u);
+    if (rest < by) {
+        rest <<= 1u;
+        exponent -= 1;
+    }
+    if (exponent < 1 || exponent > 254) { return 0.0; }
+    // 24 bits of the quotient and one more to round by.
+    var quotient = 0u;
+    for (var i = 0u; i < 25u; i++) {
+        quotient <<= 1u;
+        if (rest >= by) {
+            rest -= by;
+            quotient |= 1u;
+        }
+        rest <<= 1u;
+    }
+    var mantissa = quotient >> 1u;
+    if ((quotient & 1u) != 0u && (rest != 0u || (mantissa & 1u) != 0u)) { mantissa += 1u; }
+    return bitcast<f32>((u32(exponent - 1) << 23u) + mantissa);
+}
+
+@compute @workgroup_size(64)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32,
+) {
+    let g = group.x + group.y * groups.x;
+    for (var i = 64u * g + t; i < p.n_clear; i += 64u * groups.x * groups.y) {
+        // The first words count, the others mark what is not there.
+        clear[p.at_clear + i] = select(p.cleared, 0u, i < p.n_zero);
+    }
+    let block = 8u * g + t / 8u;
+    let lane = t % 8u;
+    let inside = block < p.n_blocks;
+    let at = p.at_x + 32u * min(block, max(p.n_blocks, 1u) - 1u) + 4u * lane;
+    var v = vec4<f32>(0.0);
+    if (inside) { v = vec4<f32>(x[at], x[at + 1u], x[at + 2u], x[at + 3u]); }
+    // As bit patterns, magnitudes sort like the numbers, with infinity and what is no number on top.
+    let bits = bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
+    largest[t] = max(max(bits.x, bits.y), max(bits.z, bits.w));
+    workgroupBarrier();
+    let first = t - lane;
+    var most = largest[first];
+    for (var i = 1u; i < 8u; i++) { most = max(most, largest[first + i]); }
+    let amax = bitcast<f32>(most);
+    let finite = most < 0x7f800000u;
+    // What lies below the normal numbers has the exponent 0.
+    let some = finite && most >= 0x00800000u;
+    var d = 0.0;
+    if (some) { d = divided(amax, 127.0); }
+    var codes = vec4<i32>(0);
+    if (d != 0.0) {
+        codes = vec4<i32>(clamp(round(v * divided(127.0, amax)), vec4<f32>(-127.0), vec4<f32>(127.0)));
+    }
+    sums[t] = codes.x + codes.y + codes.z + codes.w;
+    workgroupBarrier();
+    if (inside) {
+        let to = p.at_q + 12u * block;
+        q[to + lane] = pack4xI8(codes);
+        if (lane == 0u) { q[to + 8u] = select(0x7fc00000u, bitcast<u32>(d), finite); }
+        if (lane == 1u || lane == 2u) {
+            let half = first + 4u * (lane - 1u);
+            q[to + 8u + lane] = bitcast<u32>(sums[half] + sums[half + 1u] + sums[half + 2u] + sums[half + 3u]);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+// Turns pairs of values of every head by position times frequency, in place; an invocation to a pair.
+
+@group(0) @binding(0) var<storage, read> freqs: array<f32>;
+@group(0) @binding(1) var<storage, read> batch: array<u32>;
+@group(0) @binding(2) var<storage, read_write> x: array<f32>;
+
+struct Params {
+    at_freqs: u32,
+    at_batch: u32,
+    at_x: u32,
+    max_tokens: u32,
+    n_rows: u32,
+    n_head: u32,
+    d_head: u32,
+    first: u32,
+    n_pairs: u32,
+    // Pair j is j * pair_step and that plus pair_other.
+    pair_step: u32,
+    pair_other: u32,
+    scale: f32,
+}
+var<immediate> p: Params;
+
+{{include flat}}
+{{include turn}}
+
+@compute @workgroup_size({{FLAT}})
+fn main(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
+    let at = flat_index(id, groups);
+    let j = at % p.n_pairs;
+    let h = (at / p.n_pairs) % p.n_head;
+    let t = at / (p.n_pairs * p.n_head);
+    if (t >= min(batch[p.at_batch], p.n_rows)) {
+        return;
+    }
+    let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
+    let sine_cosine = turn(f32(pos) * freqs[p.at_freqs + j]) * p.scale;
+    let one = p.at_x + (t * p.n_head + h) * p.d_head + p.first + j * p.pair_step;
+    let other = one + p.pair_other;
+    let a = x[one];
+    let b = x[other];
+    x[one] = a * sine_cosine.y - b * sine_cosine.x;
+    x[other] = a * sine_cosine.x + b * sine_cosine.y;
+}
