@@ -13,6 +13,7 @@ pub mod engine;
 pub mod evaluate;
 pub mod generate;
 pub mod gguf;
+pub mod learned;
 pub mod model;
 pub mod placement;
 pub mod sample;

@@ -37,6 +37,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("synthetic", &["gguf"]),
     ("model", &["gguf"]),
     ("converted", &["gguf"]),
+    ("learned", &["gguf"]),
     ("convert", &["gguf"]),
     ("engine", &["converted", "model", "placement"]),
     ("evaluate", &["engine", "gguf"]),
@@ -57,6 +58,7 @@ const PURE: &[&str] = &[
     "embedded",
     "synthetic",
     "model",
+    "learned",
 ];
 
 /// Names in `hal` that stand for a device.
