@@ -302,6 +302,12 @@ impl Engine {
         &self.model
     }
 
+    /// The model, to be kept beside the engine.
+    #[must_use]
+    pub fn shared_model(&self) -> Arc<Model> {
+        Arc::clone(&self.model)
+    }
+
     /// The settings.
     #[must_use]
     pub fn options(&self) -> &EngineOptions {

@@ -65,7 +65,7 @@ impl Loaded {
             let Loaded { lanes, layers, segments, .. } = self;
             let Segment { programs, handed, .. } = &segments[index];
             let program = programs.at_least(n).expect("the ladder ends at n_ubatch");
-            let part = Part { device, program, handed, n };
+            let part = Part { device, program, handed, n, rung };
             part.replay(lanes, layers, sizes, buffers, interrupt)?;
         }
         if n_out > 0 {
@@ -175,6 +175,8 @@ pub(super) struct Part<'a> {
     pub(super) handed: &'a [usize],
     /// Real tokens.
     pub(super) n: usize,
+    /// The rung of the ladder that it was recorded for.
+    pub(super) rung: usize,
 }
 
 impl Part<'_> {
@@ -187,7 +189,7 @@ impl Part<'_> {
         buffers: &mut Buffers,
         interrupt: &AtomicBool,
     ) -> Result<()> {
-        let n = self.n;
+        let Part { n, rung, .. } = *self;
         let home = lanes[self.device].as_mut().expect("a used device has a lane");
         let mut run = home.queue.replay(self.program)?;
         while let Some(posted) = run.next_post()? {
@@ -198,11 +200,11 @@ impl Part<'_> {
             let layer = &layers[index];
             buffers.x.clear();
             buffers.x.extend_from_slice(posted.x);
-            buffers.x.resize(sizes.rung(n) * sizes.n_embd, 0.0);
+            buffers.x.resize(sizes.rungs[rung] * sizes.n_embd, 0.0);
             buffers.weights.clear();
             buffers.weights.extend_from_slice(posted.weights);
-            buffers.weights.resize(sizes.rung(n) * sizes.n_expert, 0.0);
-            let handed = Handed { layer, index, rows: posted.rows, n };
+            buffers.weights.resize(sizes.rungs[rung] * sizes.n_expert, 0.0);
+            let handed = Handed { layer, index, rows: posted.rows, rung };
             remotes(&handed, lanes, sizes, buffers)?;
             run.answer(&buffers.sum[..n * sizes.n_embd])?;
         }
@@ -217,8 +219,8 @@ struct Handed<'a> {
     index: usize,
     /// Rows of all remotes that are wanted; `None` for every row.
     rows: Option<&'a HostRowSet>,
-    /// Real tokens.
-    n: usize,
+    /// The rung of the ladder whose programs compute it.
+    rung: usize,
 }
 
 /// Computes the shares of one layer that are not at home, one after the other, and sums them in that order.
@@ -229,7 +231,7 @@ fn remotes(
     buffers: &mut Buffers,
 ) -> Result<()> {
     buffers.sum.clear();
-    buffers.sum.resize(sizes.rung(handed.n) * sizes.n_embd, 0.0);
+    buffers.sum.resize(sizes.rungs[handed.rung] * sizes.n_embd, 0.0);
     // All are started before any is waited for, so that several devices work at once.
     let started = start(handed, lanes, sizes, buffers);
     if started.is_err() {
@@ -256,11 +258,10 @@ fn start(
     buffers: &mut Buffers,
 ) -> Result<()> {
     buffers.runs.clear();
-    let Handed { layer, index, rows, n } = *handed;
+    let Handed { layer, index, rows, rung } = *handed;
     for remote in &layer.remotes {
         let Lane { queue, scratch, lists, .. } = lanes[remote.device].as_mut().expect("has a lane");
         if let (Some(posted), Some(lists)) = (rows, lists) {
-            let rung = sizes.rungs.iter().position(|&rung| rung >= n).expect("as below");
             let set = lists.resident(index, rung);
             buffers.parcel.take(posted, remote.rows.clone(), set.members.desc().n_cols);
             buffers.parcel.write(queue, &set)?;
@@ -269,6 +270,7 @@ fn start(
         if let Some(weights) = &scratch.weights {
             queue.write(weights, bytemuck::cast_slice(&buffers.weights))?;
         }
+        let n = sizes.rungs[rung];
         let program = remote.programs.at_least(n).expect("the ladder ends at n_ubatch");
         buffers.runs.push(queue.replay(program)?);
     }

@@ -9,7 +9,7 @@
 
 mod save;
 
-pub use save::{Contents, SaveError, save};
+pub use save::{Contents, SaveError, check_place, place, save};
 
 use std::path::{Path, PathBuf};
 

@@ -1,11 +1,11 @@
 //! Replaces a section of the file about a model and keeps the others.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::{
     ARCHITECTURE, ARCHITECTURE_KEY, FINGERPRINT_KEY, Learned, MODEL_KEY, Refused, Section, VERSION,
-    VERSION_KEY,
+    VERSION_KEY, places,
 };
 use crate::gguf::{self, Container, File, Hash, TensorType, Value, Writer};
 
@@ -20,6 +20,14 @@ impl Contents {
     /// Adds a key, named without the section.
     pub fn set(&mut self, name: &str, value: impl Into<Value>) {
         self.entries.push((name.to_owned(), value.into()));
+    }
+
+    /// Gives a key that is there another value.
+    pub fn replace(&mut self, name: &str, value: impl Into<Value>) {
+        let value = value.into();
+        if let Some((_, old)) = self.entries.iter_mut().find(|(key, _)| key == name) {
+            *old = value;
+        }
     }
 
     /// Adds a tensor, named without the section, of `shape` (row length first), with all its bytes.
@@ -58,6 +66,9 @@ pub enum SaveError {
     /// A file of this name is there, and it is not one about this model: it is left alone.
     #[error("{0}")]
     Taken(#[from] Refused),
+    /// The model is not in a file itself, and there is no folder for it.
+    #[error("there is no folder to keep it in")]
+    Nowhere,
     /// The folder cannot be made.
     #[error("the folder {folder}: {reason}")]
     Folder {
@@ -69,6 +80,39 @@ pub enum SaveError {
     /// Writing failed.
     #[error(transparent)]
     File(#[from] gguf::Error),
+}
+
+/// Checks that a file can be made at `path`.
+///
+/// # Errors
+/// [`SaveError`].
+pub fn check_place(path: &Path) -> Result<(), SaveError> {
+    make_folder(path)?;
+    Writer::new(Container::Gguf).create(path)?;
+    Ok(())
+}
+
+fn make_folder(path: &Path) -> Result<(), SaveError> {
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        Some(folder) => fs::create_dir_all(folder)
+            .map_err(|reason| SaveError::Folder { folder: folder.display().to_string(), reason }),
+        None => Ok(()),
+    }
+}
+
+/// The place for the file about `model`: beside it, else in `folder`, whichever can be written.
+///
+/// # Errors
+/// [`SaveError`] of the last place.
+pub fn place(model: &File, folder: Option<&Path>) -> Result<PathBuf, SaveError> {
+    let mut last = SaveError::Nowhere;
+    for path in places(model, folder) {
+        match check_place(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// Writes `contents` as the `section` of the file at `path` about `model`, and keeps what the file has of the others.
@@ -83,10 +127,7 @@ pub fn save(
     contents: &Contents,
     anew: bool,
 ) -> Result<(), SaveError> {
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        fs::create_dir_all(folder)
-            .map_err(|reason| SaveError::Folder { folder: folder.display().to_string(), reason })?;
-    }
+    make_folder(path)?;
     let old = match path.exists() {
         true => match Learned::open(path, model) {
             Ok(old) => Some(old),

@@ -74,7 +74,7 @@ fn pickles_run_nothing() {
         (b"\x80\x09.", "protocol 9"),
         (b"\x80\x02ctorch\nFloatStorage\n)R.", "a storage is put together wrongly"),
         (b"\x80\x02}(K\x01u.", "value for each key"),
-        (b"\x80\x02K\x01.", "no dictionary"),
+        (b"\x80\x02K\x01.", "neither a dictionary"),
         (b"\x80\x02R.", "REDUCE found no arguments"),
         (b"\x80\x02X\xff\xff\xff\x7fab", "ends inside an opcode"),
     ];

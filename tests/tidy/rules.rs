@@ -38,9 +38,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &["gguf"]),
     ("converted", &["gguf"]),
     ("learned", &["gguf"]),
+    ("profile", &["convert", "engine", "gguf", "learned", "model"]),
     ("convert", &["gguf"]),
     ("engine", &["converted", "model", "placement"]),
-    ("evaluate", &["engine", "gguf"]),
     ("generate", &["engine", "sample", "tokenizer"]),
     ("evaluate", &["engine", "gguf", "model", "tokenizer"]),
     ("bench", &["engine", "model", "tokenizer"]),
@@ -59,6 +59,7 @@ const PURE: &[&str] = &[
     "synthetic",
     "model",
     "learned",
+    "profile",
 ];
 
 /// Names in `hal` that stand for a device.
