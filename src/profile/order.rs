@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use super::LayerProfile;
 
 /// Neurons of a band: it bounds the work, which grows with band times neurons.
-const BAND: usize = 2048;
+const BAND: usize = 512;
 
 /// The neurons of a layer in order, those of a group of `width` together.
 pub(super) fn order(layer: &LayerProfile, width: usize) -> Vec<u32> {
