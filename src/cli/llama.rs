@@ -69,7 +69,7 @@ pub(super) struct Seen {
 
 /// Whether llama.cpp's flags are looked for on this command's line.
 pub(super) fn applies_to(command: &OsStr) -> bool {
-    ["run", "chat", "bench", "perplexity"].iter().any(|c| command == *c)
+    ["run", "chat", "bench", "perplexity", "profile"].iter().any(|c| command == *c)
 }
 
 /// The flag of this name.

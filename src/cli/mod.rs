@@ -94,6 +94,9 @@ fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
         Command::Perplexity(args) => {
             command::perplexity::run(&config::PerplexityOptions::resolve(args)?, terminal)
         }
+        Command::Profile(args) => {
+            command::profile::run(&config::ProfileOptions::resolve(args)?, terminal)
+        }
         Command::Info(args) => command::info::run(args.model.as_deref(), args.json),
         Command::Convert(args) => command::convert::convert(args, terminal),
         Command::Quantize(args) => command::convert::quantize(args, terminal),

@@ -27,8 +27,8 @@ pub use job::{Conversion, Summary};
 pub use quantize::{Quantization, Target};
 pub use source::pickle::Problem as PickleProblem;
 pub use source::safetensors::Problem as SafetensorsProblem;
-pub use source::tensors;
 pub use source::zip::Problem as ZipProblem;
+pub use source::{tensors, vector};
 pub use split::{Limit, merge, split};
 pub use write::Progress;
 

@@ -8,32 +8,7 @@ use hal::Source;
 use rayon::prelude::*;
 
 use super::Weight;
-use crate::gguf::File;
-
-/// A sum over words: a multiplication and a rotation for each.
-#[derive(Debug, Default)]
-pub(super) struct Hash(u64);
-
-impl Hash {
-    /// Adds bytes and where they end.
-    pub(super) fn add(&mut self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks::<8>();
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        words.iter().for_each(|&word| self.word(u64::from_le_bytes(word)));
-        self.word(u64::from_le_bytes(last));
-        self.word(bytes.len() as u64);
-    }
-
-    fn word(&mut self, word: u64) {
-        self.0 = (self.0 ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
-    }
-
-    /// The sum; every bit of the input reaches its lower half.
-    pub(super) fn finish(&self) -> u64 {
-        (self.0 ^ self.0 >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.0 >> 29
-    }
-}
+use crate::gguf::{File, Hash};
 
 /// Bytes that are summed as one: a thread takes so many at a time.
 const PIECE: usize = 1 << 20;
@@ -93,24 +68,6 @@ pub(super) fn fingerprint(model: &File, weights: &[Weight]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_byte_and_the_length_count() {
-        let sum = |bytes: &[u8]| {
-            let mut hash = Hash::default();
-            hash.add(bytes);
-            hash.finish()
-        };
-        let bytes: Vec<u8> = (0..37).collect();
-        for at in 0..bytes.len() {
-            for bit in 0..8 {
-                let mut other = bytes.clone();
-                other[at] ^= 1 << bit;
-                assert_ne!(sum(&bytes) as u32, sum(&other) as u32, "byte {at} bit {bit}");
-            }
-        }
-        assert_ne!(sum(&[0; 8]), sum(&[0; 9]));
-    }
 
     #[test]
     fn every_piece_of_a_pack_its_place_and_the_length_count() {

@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use hal::{Bytes, HostRows, PackDesc, SharedBytes, StoredPack};
 
-use crate::gguf::{self, File, Metadata};
-use fingerprint::{Hash, fingerprint, sum};
+use crate::gguf::{self, File, Hash, Metadata};
+use fingerprint::{fingerprint, sum};
 
 const VERSION_KEY: &str = "thermocline.converted.version";
 const MODEL_KEY: &str = "thermocline.converted.model";

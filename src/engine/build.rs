@@ -10,6 +10,7 @@ use crate::placement::{DeviceIndex, LayerPlacement, Placement};
 
 use super::ffn::{FfnMode, FfnTensors};
 use super::lane::{HeadScratch, Lane, ScratchShape};
+use super::observe::Observers;
 use super::predict::Predictor;
 use super::record::{self, Ladder, Segment};
 use super::{EngineOptions, Result};
@@ -66,7 +67,10 @@ pub(super) struct Loaded {
     pub(super) lanes: Vec<Option<Lane>>,
     pub(super) layers: Vec<Layer>,
     pub(super) segments: Vec<Segment>,
+    pub(super) embed: Embedding,
     pub(super) head: Head,
+    /// Made when they are first wanted.
+    pub(super) observers: Option<Observers>,
     /// What runs slowly and why, each said once.
     pub(super) slow: Vec<String>,
 }
@@ -112,7 +116,8 @@ impl Plan<'_> {
             }
         }
         head.programs = recorder.head(&lanes, &head)?;
-        let mut loaded = Loaded { lanes, layers, segments, head, slow: Vec::new() };
+        let (slow, observers) = (Vec::new(), None);
+        let mut loaded = Loaded { lanes, layers, segments, embed, head, observers, slow };
         loaded.slow = loaded.slow_ops();
         Ok(loaded)
     }

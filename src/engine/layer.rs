@@ -61,22 +61,38 @@ fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
 impl<T: Operand> LayerOps<'_, T> {
     /// The ops in order.
     pub(super) fn list(self) -> Vec<Op<T>> {
+        let mut ops = self.before_neurons();
+        ops.extend(self.from_neurons());
+        ops
+    }
+
+    /// Up to the feed-forward block's input in `h` and, with experts, what each weighs.
+    pub(super) fn before_neurons(&self) -> Vec<Op<T>> {
         let (s, frame) = (self.scratch, self.frame);
-        let parallel = self.model.spec.block == BlockKind::Parallel;
         let mut ops = Vec::new();
         self.route(&mut ops, RouterInput::Layer, &s.x);
         ops.push(self.norm(&s.x, &frame.attn_norm, &s.h));
         self.attention(&mut ops);
-        if !parallel {
+        if !self.is_parallel() {
             self.add(&mut ops, frame.post_attn_norm.as_ref());
         }
         if let Some(norm) = &frame.ffn_norm {
             ops.push(self.norm(&s.x, norm, &s.h));
         }
         self.route(&mut ops, RouterInput::Ffn, &s.h);
-        self.neurons(&mut ops, parallel);
-        self.add(&mut ops, frame.post_ffn_norm.as_ref());
         ops
+    }
+
+    /// The rest.
+    pub(super) fn from_neurons(&self) -> Vec<Op<T>> {
+        let mut ops = Vec::new();
+        self.neurons(&mut ops, self.is_parallel());
+        self.add(&mut ops, self.frame.post_ffn_norm.as_ref());
+        ops
+    }
+
+    fn is_parallel(&self) -> bool {
+        self.model.spec.block == BlockKind::Parallel
     }
 
     fn norm(&self, x: &T, by: &Affine<T>, y: &T) -> Op<T> {

@@ -10,14 +10,17 @@ mod ffn;
 mod import;
 mod lane;
 mod layer;
+mod observe;
 mod options;
 mod predict;
 mod record;
 mod session;
 mod step;
+mod value;
 
 pub use error::{Error, Result};
 pub use import::to_convert;
+pub use observe::Observed;
 pub use options::{EngineOptions, Sparsity};
 pub use session::{Session, Want};
 pub use step::StepStats;
@@ -33,6 +36,7 @@ use crate::placement::{CPU, Placement, plan};
 
 use build::{Loaded, Plan};
 use ffn::FfnMode;
+use observe::Watch;
 use step::{Buffers, StepSizes};
 
 /// What the engine tells while it works: slow paths, shrunk placements, lost devices.
@@ -143,13 +147,7 @@ impl Engine {
             }
         }
         let hyper = &self.model.hyper;
-        let planner = Plan {
-            model: &self.model,
-            devices: &self.devices,
-            options: &self.options,
-            mode: self.mode,
-            progress,
-        };
+        let planner = self.planner(progress);
         let unit = self.mode.unit(&self.model);
         let fixed = given.is_some();
         let mut placement = match given {
@@ -172,6 +170,16 @@ impl Engine {
                 }
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    fn planner<'a>(&'a self, progress: &'a dyn Fn(u64, u64)) -> Plan<'a> {
+        Plan {
+            model: &self.model,
+            devices: &self.devices,
+            options: &self.options,
+            mode: self.mode,
+            progress,
         }
     }
 
@@ -238,6 +246,36 @@ impl Engine {
         Ok((stats, &self.logits))
     }
 
+    /// Tokens of a step that is observed, at most.
+    fn observed_piece(&self) -> usize {
+        self.sizes.rungs[observe::rung(&self.sizes.rungs)]
+    }
+
+    /// A step whose feed-forward blocks are shown to `each`. The first one makes the programs for it.
+    fn step_observed(
+        &mut self,
+        facts: &BatchFacts,
+        interrupt: &AtomicBool,
+        each: &mut Watch<'_>,
+    ) -> Result<StepStats> {
+        let mut loaded = self.loaded.take().ok_or(hal::Error::Cancelled)?;
+        let mut observers = match loaded.observers.take() {
+            Some(observers) => observers,
+            None => match self.planner(&|_, _| {}).observers(&loaded, &self.placement) {
+                Ok(observers) => observers,
+                Err(error) => {
+                    self.loaded = Some(loaded);
+                    return Err(error);
+                }
+            },
+        };
+        let (sizes, buffers) = (&self.sizes, &mut self.buffers);
+        let stats = observers.step(&mut loaded, facts, (sizes, buffers), interrupt, each);
+        loaded.observers = Some(observers);
+        self.loaded = Some(loaded);
+        stats
+    }
+
     fn generation(&self) -> u64 {
         self.generation
     }
@@ -262,6 +300,12 @@ impl Engine {
     #[must_use]
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// The model, to be kept beside the engine.
+    #[must_use]
+    pub fn shared_model(&self) -> Arc<Model> {
+        Arc::clone(&self.model)
     }
 
     /// The settings.

@@ -46,12 +46,12 @@ pub(super) struct Recording<'a> {
     pub(super) embed: &'a Embedding,
 }
 
-fn lane(lanes: &[Option<Lane>], device: DeviceIndex) -> &Lane {
+pub(super) fn lane(lanes: &[Option<Lane>], device: DeviceIndex) -> &Lane {
     lanes[device].as_ref().expect("a used device has a lane")
 }
 
 /// The first `n` rows of every scratch tensor.
-fn view(scratch: &Scratch<Tensor>, n: usize) -> Scratch<Tensor> {
+pub(super) fn view(scratch: &Scratch<Tensor>, n: usize) -> Scratch<Tensor> {
     scratch.map(&mut |tensor| tensor.rows(0..n))
 }
 
@@ -103,7 +103,12 @@ impl Recording<'_> {
         Ok(segments)
     }
 
-    fn embed(&self, recorder: &mut Recorder, lane: &Lane, scratch: &Scratch<Tensor>) -> Result<()> {
+    pub(super) fn embed(
+        &self,
+        recorder: &mut Recorder,
+        lane: &Lane,
+        scratch: &Scratch<Tensor>,
+    ) -> Result<()> {
         let model = self.plan.model;
         let scaled = model.spec.scaled_embedding;
         recorder.push(GetRows {
@@ -129,8 +134,26 @@ impl Recording<'_> {
     ) -> Result<()> {
         let mailbox =
             layer.mailbox.as_ref().map(|mailbox| recorder.mailbox(mailbox)).transpose()?;
+        for op in self.layer_ops(lane, rung, scratch, (index, layer), mailbox).list() {
+            recorder.push(op)?;
+        }
+        Ok(())
+    }
+
+    /// A layer's ops with the tensors of `lane`, over the rows of `scratch`.
+    pub(super) fn layer_ops<'b>(
+        &self,
+        lane: &'b Lane,
+        rung: usize,
+        scratch: &'b Scratch<Tensor>,
+        (index, layer): (usize, &'b Layer),
+        mailbox: Option<usize>,
+    ) -> LayerOps<'b, Tensor>
+    where
+        Self: 'b,
+    {
         let lists = lane.lists.as_ref();
-        let ops = LayerOps {
+        LayerOps {
             model: self.plan.model,
             mode: self.plan.mode,
             facts: &self.plan.model.layers[index],
@@ -145,11 +168,7 @@ impl Recording<'_> {
             resident: lists.map(|lists| lists.resident(index, rung)),
             absent: lists.and_then(|lists| lists.absent(rung)),
             mailbox,
-        };
-        for op in ops.list() {
-            recorder.push(op)?;
         }
-        Ok(())
     }
 
     /// The other side of a hand-off: one share, from `handed` to `y`.

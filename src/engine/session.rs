@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use hal::{BatchFacts, BatchSeq, BatchToken, KV_BLOCK};
 
-use super::{Engine, Error, Result, StepStats};
+use super::{Engine, Error, Observed, Result, StepStats};
 
 /// Which logits a caller wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,6 +176,27 @@ impl Engine {
         interrupt: &AtomicBool,
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<StepStats> {
+        let facts = self.facts(session, piece, output)?;
+        let n_vocab = self.model().n_vocab();
+        let (stats, logits) = self.step(&facts, interrupt)?;
+        let outputs = facts.tokens.iter().filter(|t| t.output).zip(logits.chunks_exact(n_vocab));
+        for (token, logits) in outputs {
+            if logits.iter().any(|v| v.is_nan()) {
+                return Err(Error::NotANumber { token: token.pos as usize });
+            }
+            each(token.pos as usize, logits);
+        }
+        session.tokens.extend_from_slice(piece);
+        Ok(stats)
+    }
+
+    /// The facts of a step that appends `piece`, with room for it in the cache.
+    fn facts(
+        &mut self,
+        session: &mut Session,
+        piece: &[u32],
+        output: Output,
+    ) -> Result<BatchFacts> {
         let first = session.tokens.len();
         let end = first + piece.len();
         while session.blocks.len() * KV_BLOCK < end {
@@ -195,20 +216,49 @@ impl Engine {
                 Output::All => true,
             },
         };
-        let facts = BatchFacts {
+        Ok(BatchFacts {
             tokens: piece.iter().enumerate().map(token).collect(),
             seqs: vec![BatchSeq { blocks: session.blocks.clone(), len: end as u32 }],
-        };
-        let n_vocab = self.model().n_vocab();
-        let (stats, logits) = self.step(&facts, interrupt)?;
-        let outputs = facts.tokens.iter().filter(|t| t.output).zip(logits.chunks_exact(n_vocab));
-        for (token, logits) in outputs {
-            if logits.iter().any(|v| v.is_nan()) {
-                return Err(Error::NotANumber { token: token.pos as usize });
-            }
-            each(token.pos as usize, logits);
+        })
+    }
+
+    /// Appends `tokens` and shows each layer's feed-forward block to `each`, with the number of the layer: in pieces of
+    /// up to 64 tokens, layer by layer for each piece. Slower than [`Engine::feed`] and without logits; both may take
+    /// turns in a session. The first call makes programs and buffers of their own for it.
+    ///
+    /// # Errors
+    /// As [`Engine::feed`], but for the loss of a device: the next call goes on without it, and what `each` has seen of
+    /// the piece at hand comes again. Whoever adds things up does so for whole calls, and drops what a failed one gave.
+    pub fn observe(
+        &mut self,
+        session: &mut Session,
+        tokens: &[u32],
+        interrupt: &AtomicBool,
+        each: &mut dyn FnMut(usize, &Observed<'_>),
+    ) -> Result<StepStats> {
+        let n_tokens = session.tokens.len() + tokens.len();
+        if n_tokens > self.n_ctx() {
+            return Err(Error::ContextFull { n_tokens, n_ctx: self.n_ctx() });
         }
-        session.tokens.extend_from_slice(piece);
+        self.check_room(session, n_tokens)?;
+        let mut stats = StepStats::default();
+        for piece in tokens.chunks(self.observed_piece()) {
+            self.ensure_placed()?;
+            if session.generation != self.generation() {
+                self.rebuild(session, interrupt)?;
+            }
+            let facts = self.facts(session, piece, Output::None)?;
+            match self.step_observed(&facts, interrupt, each) {
+                Ok(step) => stats += step,
+                Err(error) => {
+                    if let Error::Device(hal::Error::DeviceLost { device, reason }) = &error {
+                        self.lose(device, reason)?;
+                    }
+                    return Err(error);
+                }
+            }
+            session.tokens.extend_from_slice(piece);
+        }
         Ok(stats)
     }
 }

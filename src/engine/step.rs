@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hal::{BatchFacts, HostRowSet, Operand, Run};
+use hal::{BatchFacts, HostRowSet, Operand, Program, Run};
 
 use super::build::{Layer, Loaded};
 use super::lane::Lane;
 use super::predict::Parcel;
+use super::record::Segment;
 use super::{Error, Result};
 
 /// What a step found out besides the logits.
@@ -54,26 +55,18 @@ impl Loaded {
     ) -> Result<StepStats> {
         let n = facts.tokens.len();
         let n_out = facts.n_out();
-        let shape = self.lane(self.head.device).batch.shape;
-        let words = facts.encode(&shape, sizes.n_blocks, sizes.n_vocab)?;
         let rung = sizes.rungs.iter().position(|&rung| rung >= n).unwrap_or(sizes.rungs.len() - 1);
-        buffers.active.clear();
-        buffers.active.resize(sizes.n_layer * sizes.rungs[rung], 0.0);
-        for lane in self.lanes.iter_mut().flatten() {
-            lane.queue.write(&lane.batch.words, bytemuck::cast_slice(&words))?;
-            lane.queue.write(&lane.active[rung], bytemuck::cast_slice(&buffers.active))?;
-            if let Some(lists) = &lane.lists {
-                buffers.counts.clear();
-                buffers.counts.resize(sizes.n_layer, 0);
-                lane.queue.write(lists.counts(), bytemuck::cast_slice(&buffers.counts))?;
-            }
-        }
+        self.begin(facts, rung, sizes, buffers)?;
         let mut at = self.segments[0].device;
         for index in 0..self.segments.len() {
             let device = self.segments[index].device;
             self.carry(at, device, n, sizes, buffers)?;
             at = device;
-            self.segment(index, n, sizes, buffers, interrupt)?;
+            let Loaded { lanes, layers, segments, .. } = self;
+            let Segment { programs, handed, .. } = &segments[index];
+            let program = programs.at_least(n).expect("the ladder ends at n_ubatch");
+            let part = Part { device, program, handed, n, rung };
+            part.replay(lanes, layers, sizes, buffers, interrupt)?;
         }
         if n_out > 0 {
             self.carry(at, self.head.device, n, sizes, buffers)?;
@@ -86,12 +79,36 @@ impl Loaded {
         self.count(rung, n, sizes, buffers)
     }
 
+    /// Brings the facts of a step of the `rung` to every device, and sets its counters to 0.
+    pub(super) fn begin(
+        &mut self,
+        facts: &BatchFacts,
+        rung: usize,
+        sizes: &StepSizes,
+        buffers: &mut Buffers,
+    ) -> Result<()> {
+        let shape = self.lane(self.head.device).batch.shape;
+        let words = facts.encode(&shape, sizes.n_blocks, sizes.n_vocab)?;
+        buffers.active.clear();
+        buffers.active.resize(sizes.n_layer * sizes.rungs[rung], 0.0);
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.queue.write(&lane.batch.words, bytemuck::cast_slice(&words))?;
+            lane.queue.write(&lane.active[rung], bytemuck::cast_slice(&buffers.active))?;
+            if let Some(lists) = &lane.lists {
+                buffers.counts.clear();
+                buffers.counts.resize(sizes.n_layer, 0);
+                lane.queue.write(lists.counts(), bytemuck::cast_slice(&buffers.counts))?;
+            }
+        }
+        Ok(())
+    }
+
     fn lane(&self, device: usize) -> &Lane {
         self.lanes[device].as_ref().expect("a used device has a lane")
     }
 
     /// Brings the residual from one device to the next.
-    fn carry(
+    pub(super) fn carry(
         &mut self,
         from: usize,
         to: usize,
@@ -110,40 +127,6 @@ impl Loaded {
         Ok(())
     }
 
-    /// Replays a segment and computes what it hands over. Dropping the run, on any error, ends its waits.
-    fn segment(
-        &mut self,
-        index: usize,
-        n: usize,
-        sizes: &StepSizes,
-        buffers: &mut Buffers,
-        interrupt: &AtomicBool,
-    ) -> Result<()> {
-        let Loaded { lanes, layers, segments, .. } = self;
-        let segment = &segments[index];
-        let program = segment.programs.at_least(n).expect("the ladder ends at n_ubatch");
-        let home = lanes[segment.device].as_mut().expect("a used device has a lane");
-        let mut run = home.queue.replay(program)?;
-        while let Some(posted) = run.next_post()? {
-            if interrupt.load(Ordering::Relaxed) {
-                return Err(Error::Interrupted);
-            }
-            let index = segment.handed[posted.mailbox];
-            let layer = &layers[index];
-            buffers.x.clear();
-            buffers.x.extend_from_slice(posted.x);
-            buffers.x.resize(sizes.rung(n) * sizes.n_embd, 0.0);
-            buffers.weights.clear();
-            buffers.weights.extend_from_slice(posted.weights);
-            buffers.weights.resize(sizes.rung(n) * sizes.n_expert, 0.0);
-            let handed = Handed { layer, index, rows: posted.rows, n };
-            remotes(&handed, lanes, sizes, buffers)?;
-            run.answer(&buffers.sum[..n * sizes.n_embd])?;
-        }
-        run.wait()?;
-        if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
-    }
-
     fn head(&mut self, n_out: usize, sizes: &StepSizes, logits: &mut Vec<f32>) -> Result<()> {
         let head = &self.head;
         let lane = self.lanes[head.device].as_mut().expect("a used device has a lane");
@@ -157,7 +140,7 @@ impl Loaded {
     }
 
     /// Sums the counters of the real tokens over all devices.
-    fn count(
+    pub(super) fn count(
         &mut self,
         rung: usize,
         n: usize,
@@ -184,14 +167,60 @@ impl Loaded {
     }
 }
 
+/// A program of a step on one device.
+pub(super) struct Part<'a> {
+    pub(super) device: usize,
+    pub(super) program: &'a Program,
+    /// Layer behind each mailbox of the program, in order.
+    pub(super) handed: &'a [usize],
+    /// Real tokens.
+    pub(super) n: usize,
+    /// The rung of the ladder that it was recorded for.
+    pub(super) rung: usize,
+}
+
+impl Part<'_> {
+    /// Replays it and computes what it hands over. Dropping the run, on any error, ends its waits.
+    pub(super) fn replay(
+        &self,
+        lanes: &mut [Option<Lane>],
+        layers: &[Layer],
+        sizes: &StepSizes,
+        buffers: &mut Buffers,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
+        let Part { n, rung, .. } = *self;
+        let home = lanes[self.device].as_mut().expect("a used device has a lane");
+        let mut run = home.queue.replay(self.program)?;
+        while let Some(posted) = run.next_post()? {
+            if interrupt.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            let index = self.handed[posted.mailbox];
+            let layer = &layers[index];
+            buffers.x.clear();
+            buffers.x.extend_from_slice(posted.x);
+            buffers.x.resize(sizes.rungs[rung] * sizes.n_embd, 0.0);
+            buffers.weights.clear();
+            buffers.weights.extend_from_slice(posted.weights);
+            buffers.weights.resize(sizes.rungs[rung] * sizes.n_expert, 0.0);
+            let handed = Handed { layer, index, rows: posted.rows, rung };
+            remotes(&handed, lanes, sizes, buffers)?;
+            run.answer(&buffers.sum[..n * sizes.n_embd])?;
+        }
+        run.wait()?;
+        if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+    }
+}
+
 /// What a home posted for the other devices of a layer.
 struct Handed<'a> {
     layer: &'a Layer,
     index: usize,
     /// Rows of all remotes that are wanted; `None` for every row.
     rows: Option<&'a HostRowSet>,
-    /// Real tokens.
-    n: usize,
+    /// The rung of the ladder whose programs compute it.
+    rung: usize,
 }
 
 /// Computes the shares of one layer that are not at home, one after the other, and sums them in that order.
@@ -202,7 +231,7 @@ fn remotes(
     buffers: &mut Buffers,
 ) -> Result<()> {
     buffers.sum.clear();
-    buffers.sum.resize(sizes.rung(handed.n) * sizes.n_embd, 0.0);
+    buffers.sum.resize(sizes.rungs[handed.rung] * sizes.n_embd, 0.0);
     // All are started before any is waited for, so that several devices work at once.
     let started = start(handed, lanes, sizes, buffers);
     if started.is_err() {
@@ -229,11 +258,10 @@ fn start(
     buffers: &mut Buffers,
 ) -> Result<()> {
     buffers.runs.clear();
-    let Handed { layer, index, rows, n } = *handed;
+    let Handed { layer, index, rows, rung } = *handed;
     for remote in &layer.remotes {
         let Lane { queue, scratch, lists, .. } = lanes[remote.device].as_mut().expect("has a lane");
         if let (Some(posted), Some(lists)) = (rows, lists) {
-            let rung = sizes.rungs.iter().position(|&rung| rung >= n).expect("as below");
             let set = lists.resident(index, rung);
             buffers.parcel.take(posted, remote.rows.clone(), set.members.desc().n_cols);
             buffers.parcel.write(queue, &set)?;
@@ -242,6 +270,7 @@ fn start(
         if let Some(weights) = &scratch.weights {
             queue.write(weights, bytemuck::cast_slice(&buffers.weights))?;
         }
+        let n = sizes.rungs[rung];
         let program = remote.programs.at_least(n).expect("the ladder ends at n_ubatch");
         buffers.runs.push(queue.replay(program)?);
     }

@@ -74,7 +74,7 @@ fn pickles_run_nothing() {
         (b"\x80\x09.", "protocol 9"),
         (b"\x80\x02ctorch\nFloatStorage\n)R.", "a storage is put together wrongly"),
         (b"\x80\x02}(K\x01u.", "value for each key"),
-        (b"\x80\x02K\x01.", "no dictionary"),
+        (b"\x80\x02K\x01.", "neither a dictionary"),
         (b"\x80\x02R.", "REDUCE found no arguments"),
         (b"\x80\x02X\xff\xff\xff\x7fab", "ends inside an opcode"),
     ];
@@ -92,16 +92,16 @@ fn depth_and_sharing_cost_nothing() {
     deep.extend(b"]".repeat(1 << 20));
     deep.extend(b"a".repeat((1 << 20) - 1));
     deep.push(b'.');
-    assert!(refused("x.bin", with_pickle(&deep)).contains("no dictionary"));
+    assert!(refused("x.bin", with_pickle(&deep)).contains("neither a dictionary"));
     // Each tuple holds the one before twice: 2^100000 values if anybody unfolded them.
     let mut bomb = b"\x80\x02)q\0".to_vec();
     bomb.extend(b"h\0\x86q\0h\0".repeat(100_000));
     bomb.push(b'.');
-    assert!(refused("x.bin", with_pickle(&bomb)).contains("no dictionary"));
+    assert!(refused("x.bin", with_pickle(&bomb)).contains("neither a dictionary"));
     let mut tuples = b"\x80\x02)".to_vec();
     tuples.extend(b"\x85".repeat(1 << 20));
     tuples.extend(b".");
-    assert!(refused("x.bin", with_pickle(&tuples)).contains("no dictionary"));
+    assert!(refused("x.bin", with_pickle(&tuples)).contains("neither a dictionary"));
 }
 
 /// What many tensors share is counted for each of them.

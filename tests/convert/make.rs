@@ -139,7 +139,7 @@ pub(super) fn pickle(weights: &[Weight], by_columns: &[&str]) -> Vec<u8> {
 }
 
 /// An archive of stored members.
-pub(super) fn zip(members: &[(String, Vec<u8>)]) -> Vec<u8> {
+pub(crate) fn zip(members: &[(String, Vec<u8>)]) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     for (name, data) in members {
         let offset = out.len() as u32;

@@ -3,7 +3,7 @@
 mod files;
 mod hostile;
 mod lossy;
-mod make;
+pub(crate) mod make;
 mod settings;
 
 use std::fs;

@@ -37,9 +37,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("synthetic", &["gguf"]),
     ("model", &["gguf"]),
     ("converted", &["gguf"]),
+    ("learned", &["gguf"]),
+    ("profile", &["convert", "engine", "gguf", "learned", "model"]),
     ("convert", &["gguf"]),
     ("engine", &["converted", "model", "placement"]),
-    ("evaluate", &["engine", "gguf"]),
     ("generate", &["engine", "sample", "tokenizer"]),
     ("evaluate", &["engine", "gguf", "model", "tokenizer"]),
     ("bench", &["engine", "model", "tokenizer"]),
@@ -57,6 +58,8 @@ const PURE: &[&str] = &[
     "embedded",
     "synthetic",
     "model",
+    "learned",
+    "profile",
 ];
 
 /// Names in `hal` that stand for a device.

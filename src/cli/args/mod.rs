@@ -11,6 +11,7 @@ mod convert;
 mod model;
 mod perplexity;
 mod processor;
+mod profile;
 mod reports;
 mod run;
 mod sampling;
@@ -23,6 +24,7 @@ pub(crate) use convert::{
 pub(crate) use model::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
 pub(crate) use perplexity::{Against, PerplexityArgs};
 pub(crate) use processor::{NumaName, ProcessorArgs};
+pub(crate) use profile::ProfileArgs;
 pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};
 pub(crate) use run::RunArgs;
 pub(crate) use sampling::SamplingArgs;
@@ -62,6 +64,8 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Measure quality: perplexity, and divergence of the skipping path from the dense one
     Perplexity(Box<PerplexityArgs>),
+    /// Find out which neurons of a model fire how often, from a text
+    Profile(Box<ProfileArgs>),
     /// Make a GGUF file of a Hugging Face folder
     Convert(ConvertArgs),
     /// Copy a model with its weights in another type
@@ -85,6 +89,7 @@ impl Command {
             Self::Run(args) | Self::Chat(args) => Some(&args.model.placement),
             Self::Bench(args) => Some(&args.placement),
             Self::Perplexity(args) => Some(&args.model.placement),
+            Self::Profile(args) => Some(&args.model.placement),
             Self::Info(_)
             | Self::Convert(_)
             | Self::Quantize(_)
@@ -103,6 +108,7 @@ impl Command {
             Self::Info(args) => &args.common,
             Self::Bench(args) => &args.common,
             Self::Perplexity(args) => &args.common,
+            Self::Profile(args) => &args.common,
             Self::Convert(args) => &args.common,
             Self::Quantize(args) => &args.common,
             Self::Split(args) => &args.common,

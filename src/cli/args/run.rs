@@ -73,6 +73,12 @@ pub(crate) struct RunArgs {
     /// Timings and density as one JSON object
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
     pub(crate) json: bool,
+    /// Take a short profile of a model that has none from what is done with it, for at most a second after the text
+    /// (--no-auto-profile)
+    #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_AUTO_PROFILE", default_value = "on")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    #[arg(value_parser = boolish())]
+    pub(crate) auto_profile: bool,
     #[command(flatten)]
     pub(crate) conversation: ConversationArgs,
     #[command(flatten)]

@@ -1,5 +1,6 @@
 //! What each command does.
 
+mod auto_profile;
 pub(super) mod bench;
 pub(super) mod cache;
 pub(super) mod chat;
@@ -10,5 +11,6 @@ mod engine;
 pub(super) mod info;
 mod model_file;
 pub(super) mod perplexity;
+pub(super) mod profile;
 pub(super) mod run;
 pub(super) mod tokenize;

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::auto_profile::{self, Use};
 use super::engine::{self, Opened};
 use crate::cli::config::RunOptions;
 use crate::cli::config::model::ModelOptions;
@@ -14,7 +15,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::{PROMPT, Terminal};
 use crate::engine::Engine;
-use crate::generate::{Ended, Options, Report, generate};
+use crate::generate::{Ended, Options, Report, resume};
 use crate::model::Model;
 use crate::sample::{Sampler, SamplerConfig};
 use crate::tokenizer::Tokenizer;
@@ -72,8 +73,10 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
     if options.display_prompt {
         shown.prompt(text)?;
     }
-    let report = generate(
+    let mut session = engine.open();
+    let report = resume(
         &mut engine,
+        &mut session,
         &tokenizer,
         &mut sampler,
         &prompt,
@@ -93,6 +96,13 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
     }
     if options.perf || options.json {
         report_perf(options.json, &report, sampler.seed(), Some(load), terminal);
+    }
+    let tokens = session.tokens().to_vec();
+    engine.close(session);
+    if options.auto_profile {
+        let used = Use { tokens: &tokens, took: report.prompt + report.generated };
+        let computation = &options.model.computation;
+        auto_profile::after(&used, &mut engine, computation, interrupt.flag(), terminal);
     }
     match report.ended {
         Ended::Interrupted => Err(Failure::interrupted()),

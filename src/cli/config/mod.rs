@@ -9,10 +9,12 @@ pub(crate) mod convert;
 pub(crate) mod model;
 pub(crate) mod perplexity;
 pub(crate) mod processor;
+pub(crate) mod profile;
 pub(crate) mod run;
 pub(crate) mod text;
 
 pub(crate) use bench::BenchOptions;
 pub(crate) use perplexity::PerplexityOptions;
+pub(crate) use profile::ProfileOptions;
 pub(crate) use run::RunOptions;
 pub(crate) use text::TokenizeOptions;

@@ -36,6 +36,8 @@ pub(crate) struct RunOptions {
     pub(crate) perf: bool,
     /// That report as JSON.
     pub(crate) json: bool,
+    /// Take a short profile from the use.
+    pub(crate) auto_profile: bool,
     /// What makes it a conversation.
     pub(crate) conversation: ConversationOptions,
 }
@@ -84,6 +86,7 @@ impl RunOptions {
             special: args.special,
             perf: args.perf,
             json: args.json,
+            auto_profile: args.auto_profile,
             conversation: ConversationOptions::resolve(&args.conversation, args.escape)?,
         })
     }

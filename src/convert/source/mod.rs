@@ -7,10 +7,12 @@ mod checkpoint;
 pub(super) mod pickle;
 pub(super) mod safetensors;
 mod torch;
+mod vector;
 pub(super) mod zip;
 
 pub(super) use checkpoint::Checkpoint;
 pub(super) use torch::read as read_torch;
+pub use vector::vector;
 
 use std::path::Path;
 

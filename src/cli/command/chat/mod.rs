@@ -39,7 +39,7 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
         terminal.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves");
     }
     let ended = talk(&mut chat, &mut input, &interrupt, options);
-    chat.close();
+    chat.close(&interrupt);
     ended
 }
 
@@ -59,7 +59,7 @@ pub(super) fn once(options: &RunOptions, terminal: &Terminal) -> Result<(), Fail
     if options.perf || options.json {
         chat.report(Some(load));
     }
-    chat.close();
+    chat.close(&interrupt);
     match answered? {
         Answered::Interrupted => Err(Failure::interrupted()),
         Answered::Whole | Answered::Closed => Ok(()),

@@ -4,6 +4,7 @@ use super::dialogue::{self, Ends};
 use super::settings::Settings;
 use super::show::Shown;
 use crate::chat::{Conversation, Dialogue, Prompt};
+use crate::cli::command::auto_profile::{self, Use};
 use crate::cli::command::run::{self, Ready};
 use crate::cli::config::RunOptions;
 use crate::cli::config::run::Length;
@@ -36,6 +37,8 @@ pub(super) struct Chat<'a> {
     n_ctx: usize,
     last: Option<Report>,
     told_of_merging: bool,
+    /// Time of all answers.
+    took: Duration,
 }
 
 /// How a turn ended.
@@ -80,6 +83,7 @@ impl<'a> Chat<'a> {
             session: engine.open(),
             last: None,
             told_of_merging: false,
+            took: Duration::ZERO,
             terminal,
             options,
             dialogue,
@@ -89,9 +93,16 @@ impl<'a> Chat<'a> {
         })
     }
 
-    /// Gives the session's memory back.
-    pub(super) fn close(mut self) {
+    /// Gives the session's memory back, and learns from it which neurons fired.
+    pub(super) fn close(mut self, interrupt: &Interrupt) {
+        let tokens = self.session.tokens().to_vec();
         self.engine.close(self.session);
+        if self.options.auto_profile {
+            let used = Use { tokens: &tokens, took: self.took };
+            let computation = &self.options.model.computation;
+            let (engine, flag) = (&mut self.engine, interrupt.flag());
+            auto_profile::after(&used, engine, computation, flag, self.terminal);
+        }
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -186,6 +197,7 @@ impl<'a> Chat<'a> {
         let answer = shown.end(&end.unwrap_or_default())?;
         let report = report?;
         self.last = Some(report);
+        self.took += report.prompt + report.generated;
         self.tell_of_room(&report);
         let answered = match report.ended {
             Ended::Interrupted => Answered::Interrupted,

@@ -1,7 +1,7 @@
 //! What goes wrong below the command, as failures with their exit code and what may help. The one place.
 
 use crate::cli::failure::{Exit, Failure};
-use crate::{engine, evaluate, generate, model};
+use crate::{engine, evaluate, generate, learned, model, profile};
 
 impl From<model::Error> for Failure {
     fn from(error: model::Error) -> Self {
@@ -114,6 +114,46 @@ impl From<evaluate::Error> for Failure {
                 Failure::new(Exit::Failed, "cannot write the probabilities").caused_by(&error)
             }
         }
+    }
+}
+
+impl From<learned::Refused> for Failure {
+    fn from(error: learned::Refused) -> Self {
+        let help = match &error {
+            learned::Refused::Foreign { .. } => "--out FILE names another file",
+            learned::Refused::File(_)
+            | learned::Refused::Version { .. }
+            | learned::Refused::Model { .. }
+            | learned::Refused::Sum { .. }
+            | learned::Refused::Missing { .. }
+            | learned::Refused::Wrong { .. } => {
+                "`thermocline profile --restart` makes it anew; --out FILE names another file"
+            }
+        };
+        Failure::new(Exit::Failed, "cannot use what was learned about the model")
+            .caused_by(&error)
+            .help(help)
+    }
+}
+
+impl From<learned::SaveError> for Failure {
+    fn from(error: learned::SaveError) -> Self {
+        match error {
+            learned::SaveError::Taken(refused) => refused.into(),
+            learned::SaveError::Nowhere
+            | learned::SaveError::Folder { .. }
+            | learned::SaveError::File(_) => {
+                Failure::new(Exit::Failed, "cannot keep what was learned about the model")
+                    .caused_by(&error)
+                    .help("--out FILE names another place")
+            }
+        }
+    }
+}
+
+impl From<profile::ImportError> for Failure {
+    fn from(error: profile::ImportError) -> Self {
+        Failure::new(Exit::Failed, "cannot use PowerInfer's file").caused_by(&error)
     }
 }
 

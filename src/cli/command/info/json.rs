@@ -1,6 +1,6 @@
 //! The report for programs.
 
-use super::Facts;
+use super::{Facts, Known};
 use crate::embedded;
 use crate::gguf::{Array, TensorInfo, Value};
 use crate::tokenizer::Tokenizer;
@@ -37,7 +37,26 @@ pub(super) fn report(facts: &Facts<'_>) -> Json {
         "predictor": facts.predictor.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
         "predictor_threshold":
             (!facts.predictor.is_empty()).then(|| facts.predictor_threshold()),
+        "profile": match &facts.profile {
+            None => Json::Null,
+            Some(Err(why)) => json!({ "error": why }),
+            Some(Ok(known)) => profile(known),
+        },
         "notices": facts.is_built_in.then_some(embedded::NOTICES),
+    })
+}
+
+fn profile(known: &Known) -> Json {
+    let summary = known.profile.summary();
+    json!({
+        "file": known.file,
+        "source": known.profile.source(),
+        "tokens": known.profile.n_tokens(),
+        "tokens_wanted": known.profile.n_wanted(),
+        "density": summary.density,
+        "density_by_layer": summary.density_by_layer,
+        "hot": summary.hot,
+        "never": summary.never,
     })
 }
 

@@ -5,9 +5,13 @@ mod json;
 mod text;
 
 use super::model_file;
+use crate::cli::config::model::Folder;
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 use crate::gguf::{File, TensorInfo, Value};
+use crate::learned::Learned;
+use crate::model::{Model, ModelOptions};
+use crate::profile::Profile;
 use crate::tokenizer::{Tokenizer, Vocab};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +22,7 @@ use std::path::Path;
 /// A file that is no model; where standard output cannot be written.
 pub(crate) fn run(path: Option<&Path>, as_json: bool) -> Result<(), Failure> {
     let file = model_file::open(path)?;
-    let facts = Facts::new(&file, path.is_none());
+    let facts = Facts { profile: profile(path), ..Facts::new(&file, path.is_none()) };
     let mut out = Output::stdout();
     if as_json {
         out.line(&format!("{:#}", json::report(&facts)))?;
@@ -43,6 +47,28 @@ struct Facts<'a> {
     tokenizer: Option<Result<Tokenizer, String>>,
     /// PowerInfer's predictor of active neurons.
     predictor: Vec<&'a TensorInfo>,
+    /// What is known of the neurons; `Err` says why it cannot be used.
+    profile: Option<Result<Known, String>>,
+}
+
+/// A profile and where it is.
+struct Known {
+    profile: Profile,
+    file: String,
+}
+
+/// The profile of the model at `path`, if the model is one that runs and has a profile.
+fn profile(path: Option<&Path>) -> Option<Result<Known, String>> {
+    let folder = Folder::resolve(None).map(|folder| folder.path);
+    let file = model_file::open(path).ok()?;
+    let learned = match Learned::find(&file, folder.as_deref()) {
+        Ok(found) => found?,
+        Err(refused) => return Some(Err(refused.to_string())),
+    };
+    let model = Model::from_file(file, &ModelOptions::default()).ok()?;
+    let read = Profile::read(&learned, &model).map_err(|refused| refused.to_string());
+    let known = |profile| Known { profile, file: learned.name().to_owned() };
+    read.transpose().map(|read| read.map(known))
 }
 
 /// Keys below the architecture's name, and what people call them.
@@ -84,6 +110,7 @@ impl<'a> Facts<'a> {
             hyper: hyper.collect(),
             tokenizer: has_vocab.then(|| tokenizer().map_err(|e| e.to_string())),
             predictor: file.tensors().iter().filter(|t| is_predictor(t)).collect(),
+            profile: None,
         }
     }
 

@@ -15,6 +15,7 @@ const SHOWN_ELEMENTS: usize = 6;
 pub(super) fn report(facts: &Facts<'_>) -> String {
     let mut out = String::new();
     general(facts, &mut out);
+    profile(facts, &mut out);
     tokenizer(facts, &mut out);
     metadata(facts, &mut out);
     tensors(facts, &mut out);
@@ -59,6 +60,29 @@ fn general(facts: &Facts<'_>, out: &mut String) {
         let what =
             format!("of active neurons, in {layers} layers, score at least {least} ({use_it})");
         fact(out, "predictor", what);
+    }
+}
+
+fn profile(facts: &Facts<'_>, out: &mut String) {
+    match &facts.profile {
+        None => {}
+        Some(Err(why)) => fact(out, "profile", format!("cannot be used: {why}")),
+        Some(Ok(known)) => {
+            let (profile, summary) = (&known.profile, known.profile.summary());
+            let all = match profile.is_finished() {
+                true => String::new(),
+                false => format!(" of {}", profile.n_wanted()),
+            };
+            let what = format!(
+                "{}{all} tokens: {:.2} % of the neurons fire for a token, {:.2} % carry 80 % of the activations, {:.2} % never fired",
+                profile.n_tokens(),
+                100.0 * summary.density,
+                100.0 * summary.hot,
+                100.0 * summary.never,
+            );
+            fact(out, "profile", what);
+            fact(out, "  kept in", &known.file);
+        }
     }
 }
 

@@ -361,8 +361,18 @@ impl<'a> Machine<'a> {
 
     /// The tensors of the dictionary at `top` by their names.
     pub(super) fn tensors(&self, top: Id) -> Result<Vec<View>, Problem> {
-        let Node::Dict(mut pairs) = self.node(top).clone() else {
-            return Err(Problem::NoDictionary);
+        let mut pairs = match self.node(top).clone() {
+            Node::Dict(pairs) => pairs,
+            // A tensor that was saved by itself has no name.
+            Node::Tensor(view) => return Ok(vec![View { name: String::new(), ..view }]),
+            Node::Other
+            | Node::Mark
+            | Node::Int(_)
+            | Node::Text(_)
+            | Node::Tuple(_)
+            | Node::List
+            | Node::Global(_)
+            | Node::Storage { .. } => return Err(Problem::NoDictionary),
         };
         let named =
             |id: Id| if let Node::Text(text) = self.node(id) { Some(&**text) } else { None };

@@ -89,8 +89,8 @@ pub enum Problem {
     /// Text that is not UTF-8.
     #[error("a text is not UTF-8")]
     Text,
-    /// A result that is no dictionary.
-    #[error("it holds no dictionary of tensors")]
+    /// A result that is neither a dictionary nor a tensor.
+    #[error("it holds neither a dictionary of tensors nor a tensor")]
     NoDictionary,
 }
 
@@ -165,7 +165,8 @@ pub(crate) struct View {
     pub(crate) strides: Vec<u64>,
 }
 
-/// The tensors of the dictionary that `bytes` describe, or of its `state_dict`.
+/// The tensors of the dictionary that `bytes` describe, or of its `state_dict`; or the tensor, without a name, that
+/// they describe instead.
 ///
 /// # Errors
 /// The [`Problem`] and the offset of the opcode that has it.

@@ -1,0 +1,110 @@
+//! A short profile of a model that has none, from what is done with it: after the text is out and for at most a tenth
+//! of the time that it took, so that nobody waits. A few uses add up to a whole one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::cli::config::model::Computation;
+use crate::cli::terminal::Terminal;
+use crate::engine::Engine;
+use crate::learned::{self, Learned, Section};
+use crate::profile::{Gatherer, Profile};
+
+/// What such a profile says that it comes from.
+pub(in crate::cli) const SOURCE: &str = "use";
+/// Tokens of a whole one.
+const WANTED: u64 = 2048;
+/// Fewer tokens are not worth a file.
+const FEWEST: usize = 32;
+/// Time that nobody notices.
+const FREE: Duration = Duration::from_millis(100);
+/// The most time that is taken.
+const MOST: Duration = Duration::from_secs(1);
+
+/// A use of the model that ended.
+pub(super) struct Use<'a> {
+    /// Its text.
+    pub(super) tokens: &'a [u32],
+    /// Time it took.
+    pub(super) took: Duration,
+}
+
+/// Looks at some tokens of a use where the model can skip neurons and lacks a profile. What fails is told with `-v` and
+/// has no other effect.
+pub(super) fn after(
+    used: &Use<'_>,
+    engine: &mut Engine,
+    computation: &Computation,
+    interrupt: &AtomicBool,
+    terminal: &Terminal,
+) {
+    let Some(folder) = computation.folder.as_ref().map(|folder| folder.path.as_path()) else {
+        return;
+    };
+    let n = affordable(used.tokens.len(), used.took).min(WANTED as usize);
+    if !engine.is_sparse() || n < FEWEST || interrupt.load(Ordering::Relaxed) {
+        return;
+    }
+    let model = engine.shared_model();
+    let found = match Learned::find(&model.file, Some(folder)) {
+        Ok(None) => None,
+        Ok(Some(learned)) => match Profile::read(&learned, &model) {
+            Ok(found) => found,
+            Err(refused) => return terminal.detail(&refused.to_string()),
+        },
+        Err(refused) => return terminal.note(&format!("no profile is used: {refused}")),
+    };
+    // What a file beside the model has is not for this command to change.
+    let Some(path) = learned::places(&model.file, Some(folder)).pop() else { return };
+    let is_new = found.is_none();
+    let mut profile = match found {
+        Some(profile) if profile.source() != SOURCE || profile.is_finished() => return,
+        Some(profile) => profile,
+        None => Profile::counts(&model, SOURCE, WANTED),
+    };
+    let mut gatherer = Gatherer::counting(&model);
+    let mut session = engine.open();
+    let seen =
+        engine.observe(&mut session, &used.tokens[..n], interrupt, &mut |layer, observed| {
+            gatherer.see(&profile, layer, observed);
+        });
+    engine.close(session);
+    if let Err(error) = seen {
+        return terminal.detail(&format!("no profile was taken: {error}"));
+    }
+    gatherer.commit(&mut profile);
+    let saved = learned::save(&path, &model.file, Section::Profile, &profile.contents(), true);
+    match saved {
+        Err(error) => terminal.detail(&format!("no profile was kept: {error}")),
+        Ok(()) if is_new => terminal.note(&format!(
+            "which neurons fire is counted after each text, {WANTED} tokens in all, and kept in {}; --no-auto-profile forbids it, `thermocline profile` takes a full profile",
+            path.display()
+        )),
+        Ok(()) => {
+            let (done, all) = (profile.n_tokens(), profile.n_wanted());
+            terminal.detail(&format!("the profile has {done} of {all} tokens"));
+        }
+    }
+}
+
+/// Tokens of `n_tokens` that can be looked at in the time there is, if looking is as fast as the use was.
+fn affordable(n_tokens: usize, took: Duration) -> usize {
+    let time = (took / 10).clamp(FREE, MOST);
+    let rate = n_tokens as f64 / took.as_secs_f64().max(1e-9);
+    ((rate * time.as_secs_f64()) as usize).min(n_tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_long() {
+        let ms = Duration::from_millis;
+        assert_eq!(affordable(500, ms(50)), 500, "a tenth of a second is free");
+        assert_eq!(affordable(500, ms(1000)), 50);
+        assert_eq!(affordable(500, ms(5000)), 50);
+        assert_eq!(affordable(1000, ms(100_000)), 10, "a second at most");
+        assert_eq!(affordable(0, ms(0)), 0);
+    }
+}

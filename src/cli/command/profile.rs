@@ -1,0 +1,244 @@
+//! `thermocline profile`.
+
+use super::engine::{self, Opened};
+use crate::cli::config::ProfileOptions;
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::interrupt::Interrupt;
+use crate::cli::output::Output;
+use crate::cli::terminal::Terminal;
+use crate::engine::{EngineOptions, Sparsity};
+use crate::gguf::{self, PartFile};
+use crate::learned::{self, Learned, Section};
+use crate::profile::{self, Gatherer, Profile, Text};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The text that comes with the program.
+const TEXT: &str = include_str!("../../../assets/calibration.txt");
+/// Tokens computed together; as many as are observed at once.
+const BATCH: usize = 64;
+/// How often an unfinished profile is saved.
+const SAVE_EVERY: Duration = Duration::from_secs(30);
+
+/// Makes the profile, or what is missing of it, and reports.
+///
+/// # Errors
+/// What loading, observing and writing report; Ctrl-C, after which the same command goes on.
+pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), Failure> {
+    let interrupt = Interrupt::install_with_termination()?;
+    let cpu = engine::cpu(&options.model, terminal);
+    let path = options.model.path.as_deref();
+    let opened = engine::open(path, &options.model.computation, &cpu, terminal)?;
+    let job = Job { options, terminal, place: place(options, &opened)?, opened };
+    let found = job.found()?;
+    let profile = match &options.import {
+        Some(folder) => {
+            let profile = profile::import(folder, &job.opened.model)?;
+            job.save(&profile)?;
+            profile
+        }
+        None => job.measure(found, cpu, &interrupt)?,
+    };
+    if let Some(path) = &options.plot {
+        let name = Path::new(job.opened.model.file.name());
+        let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy();
+        write_picture(path, &profile::svg(&profile, &name))?;
+    }
+    let index = options.compare.as_deref().map(|path| job.index(path)).transpose()?;
+    let mut out = Output::stdout();
+    match options.json {
+        true => out.line(&format!("{:#}", job.json(&profile, index.as_ref())))?,
+        false => out.write(job.text(&profile, index.as_ref()))?,
+    }
+    out.flush()
+}
+
+/// Where the profile is or shall be.
+fn place(options: &ProfileOptions, opened: &Opened) -> Result<PathBuf, Failure> {
+    if let Some(path) = &options.out {
+        learned::check_place(path)?;
+        return Ok(path.clone());
+    }
+    let folder = options.model.computation.folder.as_ref().map(|folder| folder.path.as_path());
+    Ok(learned::place(&opened.model.file, folder)?)
+}
+
+struct Job<'a> {
+    options: &'a ProfileOptions,
+    terminal: &'a Terminal,
+    opened: Opened,
+    place: PathBuf,
+}
+
+impl Job<'_> {
+    /// The profile that is there and counts.
+    fn found(&self) -> Result<Option<Profile>, Failure> {
+        if self.options.restart || self.options.import.is_some() || !self.place.exists() {
+            return Ok(None);
+        }
+        let learned = Learned::open(&self.place, &self.opened.model.file)?;
+        Ok(Profile::read(&learned, &self.opened.model)?)
+    }
+
+    fn save(&self, profile: &Profile) -> Result<(), Failure> {
+        let (model, contents) = (&self.opened.model.file, profile.contents());
+        learned::save(&self.place, model, Section::Profile, &contents, self.options.restart)?;
+        Ok(())
+    }
+
+    /// Begins, goes on with or takes what was found.
+    fn measure(
+        &self,
+        found: Option<Profile>,
+        cpu: hal::Device,
+        interrupt: &Interrupt,
+    ) -> Result<Profile, Failure> {
+        let Opened { model, tokenizer } = &self.opened;
+        let text = self.options.text.as_deref().unwrap_or(TEXT);
+        let tokens = tokenizer
+            .encode(text, true, false)
+            .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
+        if tokens.is_empty() {
+            return Err(Failure::usage("the text is empty, so nothing can be observed"));
+        }
+        let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+        let n_ctx = engine::context(self.options.model.n_ctx, model, self.terminal);
+        let text = Text::new(&tokens, bos, n_ctx, self.options.tokens);
+        let mut profile = match found {
+            Some(profile) if text.continues(&profile) => profile,
+            Some(profile)
+                if profile.is_finished()
+                    && profile.source() != super::auto_profile::SOURCE
+                    && !self.options.names_a_text() =>
+            {
+                return Ok(profile);
+            }
+            Some(_) | None => text.start(model),
+        };
+        if profile.is_finished() {
+            return Ok(profile);
+        }
+        if profile.n_tokens() > 0 {
+            let (done, all) = (profile.n_tokens(), profile.n_wanted());
+            self.terminal.note(&format!("going on after {done} of {all} tokens"));
+        }
+        let settings = EngineOptions {
+            n_ubatch: BATCH.min(text.n_ctx()),
+            sparsity: Sparsity::Exact,
+            ..engine::settings(&self.options.model, text.n_ctx())
+        };
+        let computation = &self.options.model.computation;
+        let mut engine = engine::load(model, settings, computation, cpu, self.terminal)?;
+        let mut gatherer = Gatherer::new(model).map_err(crate::engine::Error::from)?;
+        let bar = bar(profile.n_wanted(), self.terminal);
+        let (mut saved, mut failed) = (Instant::now(), None);
+        let ended = profile::calibrate(
+            &mut engine,
+            &text,
+            &mut profile,
+            &mut gatherer,
+            interrupt.flag(),
+            &mut |profile| {
+                bar.set_position(profile.n_tokens());
+                if saved.elapsed() > SAVE_EVERY && failed.is_none() {
+                    failed = self.save(profile).err();
+                    saved = Instant::now();
+                }
+            },
+        );
+        bar.finish_and_clear();
+        if let Err(error) = ended {
+            if profile.n_tokens() > 0 {
+                self.save(&profile)?;
+                let (done, all) = (profile.n_tokens(), profile.n_wanted());
+                let note = format!("{done} of {all} tokens are kept; the same command goes on");
+                self.terminal.note(&note);
+            }
+            return Err(error.into());
+        }
+        profile::finish(model, &mut profile);
+        self.save(&profile)?;
+        Ok(profile)
+    }
+
+    fn index(&self, path: &Path) -> Result<profile::GpuIndex, Failure> {
+        let file = gguf::File::open(path).map_err(profile::ImportError::from)?;
+        let hyper = &self.opened.model.hyper;
+        Ok(profile::gpu_index(&file, hyper.n_layer, hyper.n_ff)?)
+    }
+
+    fn text(&self, profile: &Profile, index: Option<&profile::GpuIndex>) -> String {
+        let summary = profile.summary();
+        let mut out = format!(
+            "Tokens:            {}\n\
+             Density:           {:.2} % of the neurons fire for a token\n\
+             Hot neurons:       {:.2} % of all carry 80 % of the activations\n\
+             Never fired:       {:.2} %\n",
+            profile.n_tokens(),
+            100.0 * summary.density,
+            100.0 * summary.hot,
+            100.0 * summary.never,
+        );
+        for (i, (density, hot)) in
+            summary.density_by_layer.iter().zip(&summary.hot_by_layer).enumerate()
+        {
+            let (density, hot) = (100.0 * density, 100.0 * hot);
+            out += &format!("  layer {i:<3} density {density:6.2} %, hot {hot:6.2} %\n");
+        }
+        if let Some(index) = index {
+            out += &format!(
+                "PowerInfer's list: {} neurons carry {:.2} % of the activations; the hottest as many carry {:.2} %\n",
+                index.n_neurons(),
+                100.0 * profile.carried(&index.layers),
+                100.0 * profile.carried_by_hottest(index.n_neurons()),
+            );
+        }
+        out + &format!("Kept in:           {}\n", self.place.display())
+    }
+
+    fn json(&self, profile: &Profile, index: Option<&profile::GpuIndex>) -> serde_json::Value {
+        let summary = profile.summary();
+        json!({
+            "model": self.opened.model.file.name(),
+            "file": self.place.display().to_string(),
+            "source": profile.source(),
+            "tokens": profile.n_tokens(),
+            "density": summary.density,
+            "density_by_layer": summary.density_by_layer,
+            "hot": summary.hot,
+            "hot_by_layer": summary.hot_by_layer,
+            "never": summary.never,
+            "compared": index.map(|index| json!({
+                "neurons": index.n_neurons(),
+                "vram_capacity": index.vram_capacity,
+                "carried": profile.carried(&index.layers),
+                "carried_by_hottest": profile.carried_by_hottest(index.n_neurons()),
+            })),
+        })
+    }
+}
+
+fn bar(n_tokens: u64, terminal: &Terminal) -> ProgressBar {
+    if !terminal.shows_progress() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(Some(n_tokens), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} tokens, {eta} left") {
+        bar.set_style(style);
+    }
+    bar.tick();
+    bar
+}
+
+/// Writes a picture under another name first.
+fn write_picture(path: &Path, picture: &str) -> Result<(), Failure> {
+    let failed = |e: &dyn std::error::Error| {
+        Failure::new(Exit::Failed, format!("cannot write '{}'", path.display())).caused_by(e)
+    };
+    let mut part = PartFile::create(path).map_err(|e| failed(&e))?;
+    part.write_all(picture.as_bytes()).map_err(|e| failed(&e))?;
+    part.commit().map_err(|e| failed(&e))
+}

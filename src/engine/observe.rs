@@ -1,0 +1,297 @@
+//! A look into feed-forward blocks, for profiles and predictors: a layer at a time, by programs of its own over the
+//! weights that are loaded. Ordinary programs know nothing of it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hal::op::MatMul;
+use hal::{BatchFacts, Operand, Program, Tensor, TensorDesc};
+
+use crate::placement::{DeviceIndex, Neurons, Placement};
+
+use super::build::{Loaded, Plan};
+use super::ffn::FfnTensors;
+use super::lane::Lane;
+use super::record::{Recording, lane, view};
+use super::step::{Buffers, Part, StepSizes};
+use super::{Error, Result, StepStats};
+
+/// Tokens of a step, at most: the values of all neurons are held for each.
+const MOST: usize = 64;
+
+/// Who is shown blocks: hears the layer, and sees what was observed there.
+pub(super) type Watch<'a> = dyn FnMut(usize, &Observed<'_>) + 'a;
+
+/// A feed-forward block at work, for some tokens. Rows are tokens.
+#[derive(Clone, Copy)]
+pub struct Observed<'a> {
+    /// How many tokens.
+    pub n_tokens: usize,
+    /// `[n_tokens, n_embd]`: the residual before the block's norm, which PowerInfer's predictors read.
+    pub residual: &'a [f32],
+    /// `[n_tokens, n_embd]`: the block's input, normed.
+    pub x: &'a [f32],
+    /// `[n_tokens, n_ff]`: the gate's products with their offsets, before the activation; `None` in blocks without a
+    /// gate.
+    pub gate: Option<&'a [f32]>,
+    /// `[n_tokens, n_ff]`: up's products with their offsets.
+    pub up: &'a [f32],
+    /// `[n_tokens, n_expert]`: what each expert weighs for each token; 0: not used, whatever gate and up say of its
+    /// neurons. `None` where the neurons fall into no experts.
+    pub weights: Option<&'a [f32]>,
+}
+
+impl fmt::Debug for Observed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observed").field("n_tokens", &self.n_tokens).finish_non_exhaustive()
+    }
+}
+
+/// The rung of the ladder by which steps are observed: the largest of up to 64 tokens.
+pub(super) fn rung(rungs: &[usize]) -> usize {
+    rungs.iter().rposition(|&n| n <= MOST).unwrap_or(0)
+}
+
+/// The programs of an observed step, and what they leave.
+#[derive(Debug)]
+pub(super) struct Observers {
+    rung: usize,
+    /// Tokens of a step, real ones and others.
+    n: usize,
+    embed: Program,
+    layers: Vec<LayerPrograms>,
+    host: Host,
+}
+
+#[derive(Debug)]
+struct LayerPrograms {
+    home: DeviceIndex,
+    /// Up to the block's input.
+    before: Program,
+    shares: Vec<ShareProgram>,
+    /// The block and what follows.
+    after: Program,
+}
+
+/// The products of some neurons on one device.
+#[derive(Debug)]
+struct ShareProgram {
+    device: DeviceIndex,
+    neurons: Neurons,
+    program: Program,
+    products: Products,
+}
+
+/// `[n, n_rows]` each.
+#[derive(Clone, Debug)]
+struct Products {
+    gate: Option<Tensor>,
+    up: Tensor,
+}
+
+/// What was observed, `[n, ...]`.
+#[derive(Debug, Default)]
+struct Host {
+    residual: Vec<f32>,
+    x: Vec<f32>,
+    weights: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    /// Of one share.
+    part: Vec<f32>,
+}
+
+impl Plan<'_> {
+    /// Records the programs over what `loaded` by `placement` holds.
+    pub(super) fn observers(&self, loaded: &Loaded, placement: &Placement) -> Result<Observers> {
+        let rungs = self.options.ladder();
+        let rung = rung(&rungs);
+        let n = rungs[rung];
+        let recording = Recording { plan: *self, rungs: &rungs, embed: &loaded.embed };
+        let first = lane(&loaded.lanes, placement.embed);
+        let mut recorder = first.device.record("observed embedding");
+        recording.embed(&mut recorder, first, &view(&first.scratch, n))?;
+        let embed = recorder.finish()?;
+        let mut made = Vec::new();
+        let mut layers = Vec::new();
+        for (index, layer) in loaded.layers.iter().enumerate() {
+            let placed = &placement.layers[index];
+            let home = lane(&loaded.lanes, placed.home);
+            let scratch = view(&home.scratch, n);
+            let at = (index, layer);
+            let mut before = home.device.record(&format!("observed layer {index}"));
+            for op in recording.layer_ops(home, rung, &scratch, at, None).before_neurons() {
+                before.push(op)?;
+            }
+            let mut after = home.device.record(&format!("neurons of observed layer {index}"));
+            let mailbox = layer.mailbox.as_ref().map(|mailbox| after.mailbox(mailbox));
+            let mailbox = mailbox.transpose()?;
+            for op in recording.layer_ops(home, rung, &scratch, at, mailbox).from_neurons() {
+                after.push(op)?;
+            }
+            let mut shares = Vec::new();
+            let mut remotes = layer.remotes.iter();
+            for share in placed.shares.iter().filter(|s| s.neurons.len(usize::MAX) > 0) {
+                let here = share.device == placed.home;
+                let mut remote = || remotes.next().map(|remote| &remote.ffn);
+                let ffn = if here { layer.own.as_ref() } else { remote() };
+                let ffn = ffn.expect("shares are loaded as placed");
+                let on = lane(&loaded.lanes, share.device);
+                let x = if here { &on.scratch.h } else { &on.scratch.handed }.rows(0..n);
+                let products = products(&mut made, on, share.device, ffn, n)?;
+                let mut recorder = on.device.record(&format!("products of layer {index}"));
+                for op in products.ops(ffn, &x) {
+                    recorder.push(op)?;
+                }
+                let (device, neurons) = (share.device, share.neurons.clone());
+                shares.push(ShareProgram {
+                    device,
+                    neurons,
+                    program: recorder.finish()?,
+                    products,
+                });
+            }
+            let (before, after) = (before.finish()?, after.finish()?);
+            layers.push(LayerPrograms { home: placed.home, before, shares, after });
+        }
+        Ok(Observers { rung, n, embed, layers, host: Host::default() })
+    }
+}
+
+/// Room for the products of a share; shares of the same size on one device use the same.
+fn products(
+    made: &mut Vec<(DeviceIndex, Products)>,
+    on: &Lane,
+    device: DeviceIndex,
+    ffn: &FfnTensors,
+    n: usize,
+) -> Result<Products> {
+    let n_rows = ffn.up.desc().n_rows;
+    let fits = |(on, products): &&(DeviceIndex, Products)| {
+        *on == device && products.up.desc().n_cols == n_rows
+    };
+    if let Some((_, products)) = made.iter().find(fits) {
+        return Ok(products.clone());
+    }
+    let alloc =
+        |label| on.device.alloc(label, TensorDesc::new(n, n_rows, hal::format::Format::F32));
+    let gate = ffn.gate.as_ref().map(|_| alloc("observed gate")).transpose()?;
+    let products = Products { gate, up: alloc("observed up")? };
+    made.push((device, products.clone()));
+    Ok(products)
+}
+
+impl Products {
+    fn ops(&self, ffn: &FfnTensors, x: &Tensor) -> Vec<MatMul<Tensor>> {
+        let product = |w: &Tensor, bias: &Option<Tensor>, y: &Tensor| MatMul {
+            w: w.clone(),
+            x: x.clone(),
+            bias: bias.clone(),
+            y: y.clone(),
+        };
+        let gate = ffn.gate.as_ref().zip(self.gate.as_ref());
+        let gate = gate.map(|(w, y)| product(w, &ffn.bias_gate, y));
+        gate.into_iter().chain([product(&ffn.up, &ffn.bias_up, &self.up)]).collect()
+    }
+}
+
+impl Observers {
+    /// Runs `facts` and shows every layer's block.
+    pub(super) fn step(
+        &mut self,
+        loaded: &mut Loaded,
+        facts: &BatchFacts,
+        (sizes, buffers): (&StepSizes, &mut Buffers),
+        interrupt: &AtomicBool,
+        each: &mut Watch<'_>,
+    ) -> Result<StepStats> {
+        let (n, rung) = (facts.tokens.len(), self.rung);
+        loaded.begin(facts, self.rung, sizes, buffers)?;
+        let mut at = loaded.segments[0].device;
+        let first = Part { device: at, program: &self.embed, handed: &[], n, rung };
+        first.replay(&mut loaded.lanes, &loaded.layers, sizes, buffers, interrupt)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let device = layer.home;
+            loaded.carry(at, device, n, sizes, buffers)?;
+            at = device;
+            let before = Part { device, program: &layer.before, handed: &[], n, rung };
+            before.replay(&mut loaded.lanes, &loaded.layers, sizes, buffers, interrupt)?;
+            self.host.look(&mut loaded.lanes, layer, self.n, sizes)?;
+            each(index, &self.host.observed(n, layer, sizes));
+            if interrupt.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            let handed = [index];
+            let after = Part { device, program: &layer.after, handed: &handed, n, rung };
+            after.replay(&mut loaded.lanes, &loaded.layers, sizes, buffers, interrupt)?;
+        }
+        loaded.count(self.rung, n, sizes, buffers)
+    }
+}
+
+impl Host {
+    /// Fetches what the first half of a layer left, and has the products made of it wherever its neurons are.
+    fn look(
+        &mut self,
+        lanes: &mut [Option<Lane>],
+        layer: &LayerPrograms,
+        n: usize,
+        sizes: &StepSizes,
+    ) -> Result<()> {
+        let Lane { queue, scratch, .. } = lanes[layer.home].as_mut().expect("has a lane");
+        for (from, to) in [(&scratch.x, &mut self.residual), (&scratch.h, &mut self.x)] {
+            to.resize(n * sizes.n_embd, 0.0);
+            queue.read_f32(from, to)?;
+        }
+        if let Some(weights) = &scratch.weights {
+            self.weights.resize(n * sizes.n_expert, 0.0);
+            queue.read_f32(weights, &mut self.weights)?;
+        }
+        self.gate.resize(n * sizes.n_ff, 0.0);
+        self.up.resize(n * sizes.n_ff, 0.0);
+        for share in &layer.shares {
+            let Lane { queue, scratch, .. } = lanes[share.device].as_mut().expect("has a lane");
+            if share.device != layer.home {
+                queue.write(&scratch.handed, bytemuck::cast_slice(&self.x))?;
+            }
+            queue.replay(&share.program)?.wait()?;
+            let ShareProgram { products: Products { gate, up }, neurons, .. } = share;
+            let mut fetch = |from: &Tensor, to: &mut [f32]| {
+                self.part.resize(from.desc().n_rows * from.desc().n_cols, 0.0);
+                queue.read_f32(from, &mut self.part)?;
+                scatter(&self.part, neurons, to, sizes.n_ff);
+                Ok::<_, Error>(())
+            };
+            fetch(up, &mut self.up)?;
+            if let Some(gate) = gate {
+                fetch(gate, &mut self.gate)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Of the first `n` tokens.
+    fn observed(&self, n: usize, layer: &LayerPrograms, sizes: &StepSizes) -> Observed<'_> {
+        let gated = layer.shares.iter().any(|share| share.products.gate.is_some());
+        Observed {
+            n_tokens: n,
+            residual: &self.residual[..n * sizes.n_embd],
+            x: &self.x[..n * sizes.n_embd],
+            gate: gated.then_some(&self.gate[..n * sizes.n_ff]),
+            up: &self.up[..n * sizes.n_ff],
+            weights: (sizes.n_expert > 0).then_some(&self.weights[..n * sizes.n_expert]),
+        }
+    }
+}
+
+/// Brings the products of a share, token by token, to their neurons' places.
+fn scatter(part: &[f32], neurons: &Neurons, all: &mut [f32], n_ff: usize) {
+    match neurons {
+        Neurons::All => all.copy_from_slice(part),
+        Neurons::List(list) => {
+            for (part, all) in part.chunks_exact(list.len()).zip(all.chunks_exact_mut(n_ff)) {
+                list.iter().zip(part).for_each(|(&neuron, &value)| all[neuron as usize] = value);
+            }
+        }
+    }
+}

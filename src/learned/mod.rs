@@ -1,0 +1,381 @@
+//! What was found out about a model, in one file beside it: its profile, thresholds, a predictor.
+//!
+//! Here: where the file is, whether it belongs to the model, how a part of it is replaced and the others kept. Not here:
+//! what the parts mean (`profile`, `predictor`).
+//!
+//! The file is a GGUF container whose keys and tensors begin with the name of their [`Section`]. It names the model by
+//! a fingerprint that stays with it when it is copied or moved, and holds a sum of each section. It comes into being
+//! under another name.
+
+mod save;
+
+pub use save::{Contents, SaveError, check_place, place, save};
+
+use std::path::{Path, PathBuf};
+
+use hal::HostRows;
+use hal::format::Format;
+
+use crate::gguf::{self, File, Hash, Metadata, TensorInfo, TensorType};
+
+const ARCHITECTURE_KEY: &str = "general.architecture";
+/// What such a file says that it is, so that nobody takes it for a model.
+const ARCHITECTURE: &str = "thermocline.learned";
+const VERSION_KEY: &str = "thermocline.learned.version";
+const MODEL_KEY: &str = "thermocline.learned.model";
+const FINGERPRINT_KEY: &str = "thermocline.learned.fingerprint";
+/// Version of the file, not of what its sections hold.
+const VERSION: u32 = 1;
+/// How names of such files end.
+pub const SUFFIX: &str = ".thermocline.gguf";
+
+/// A part of the file that is made and replaced by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// Which neurons fire how often.
+    Profile,
+    /// Below which values neurons do not count.
+    Thresholds,
+    /// What tells active neurons ahead.
+    Predictor,
+}
+
+impl Section {
+    /// Every section.
+    pub const ALL: [Section; 3] = [Section::Profile, Section::Thresholds, Section::Predictor];
+
+    /// What keys and tensors of it begin with, up to a dot.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Section::Profile => "profile",
+            Section::Thresholds => "thresholds",
+            Section::Predictor => "predictor",
+        }
+    }
+
+    /// Whether a key or a tensor belongs to it.
+    fn owns(self, name: &str) -> bool {
+        name.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with('.'))
+    }
+
+    /// The full name of its key or tensor `name`.
+    fn full(self, name: &str) -> String {
+        format!("{}.{name}", self.name())
+    }
+
+    fn sum_key(self) -> String {
+        self.full("sum")
+    }
+}
+
+/// Why a file of this kind is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// It is no container, or cut short.
+    #[error(transparent)]
+    File(#[from] gguf::Error),
+    /// It is a container of something else.
+    #[error("{file}: holds nothing learned about a model, but `{found}`")]
+    Foreign {
+        /// Its path.
+        file: String,
+        /// What it says that it is.
+        found: String,
+    },
+    /// It is of another version of this program.
+    #[error("{file}: is of version {found}, expected {VERSION}")]
+    Version {
+        /// Its path.
+        file: String,
+        /// Its version.
+        found: u32,
+    },
+    /// It was made for another model, or the model has changed.
+    #[error(
+        "{file}: was made for another model, or the model has changed since (it names `{model}`, fingerprint {found}, expected {expected})"
+    )]
+    Model {
+        /// Its path.
+        file: String,
+        /// The model that it names.
+        model: String,
+        /// The fingerprint that it holds.
+        found: String,
+        /// The model's.
+        expected: String,
+    },
+    /// The bytes are not those that were written.
+    #[error("{file}: is damaged: the sum of its section `{section}` is wrong")]
+    Sum {
+        /// Its path.
+        file: String,
+        /// The section.
+        section: &'static str,
+    },
+    /// A key or tensor that has to be there.
+    #[error("{file}: lacks `{name}`, expected {expected}")]
+    Missing {
+        /// Its path.
+        file: String,
+        /// The key or tensor.
+        name: String,
+        /// What it should be.
+        expected: String,
+    },
+    /// A key or tensor of another kind than it has to be.
+    #[error("{file}: `{name}` is {found}, expected {expected}")]
+    Wrong {
+        /// Its path.
+        file: String,
+        /// The key or tensor.
+        name: String,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+}
+
+/// The file of a model, open.
+#[derive(Debug)]
+pub struct Learned {
+    file: File,
+}
+
+impl Learned {
+    /// Opens the file at `path` if it is about `model`.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn open(path: &Path, model: &File) -> Result<Learned, Refused> {
+        Learned::check(File::open(path)?, &model.fingerprint())
+    }
+
+    /// The same of bytes in memory that should be about the model of this fingerprint.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn from_vec(bytes: Vec<u8>, fingerprint: &str) -> Result<Learned, Refused> {
+        Learned::check(File::from_vec(bytes, "bytes in memory")?, fingerprint)
+    }
+
+    /// The file about `model`: the one beside it, else the one in `folder`; `None` if there is neither.
+    ///
+    /// # Errors
+    /// [`Refused`], of the first that is there.
+    pub fn find(model: &File, folder: Option<&Path>) -> Result<Option<Learned>, Refused> {
+        match places(model, folder).into_iter().find(|path| path.exists()) {
+            Some(path) => Learned::open(&path, model).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn check(file: File, fingerprint: &str) -> Result<Learned, Refused> {
+        let (name, metadata) = (file.name().to_owned(), file.metadata());
+        let what = metadata.str(ARCHITECTURE_KEY)?.unwrap_or("nothing known");
+        if what != ARCHITECTURE {
+            return Err(Refused::Foreign { file: name, found: what.to_owned() });
+        }
+        let version = metadata.u32(VERSION_KEY)?.unwrap_or_default();
+        if version != VERSION {
+            return Err(Refused::Version { file: name, found: version });
+        }
+        let found = metadata.str(FINGERPRINT_KEY)?.unwrap_or("none");
+        if found != fingerprint {
+            return Err(Refused::Model {
+                file: name,
+                model: metadata.str(MODEL_KEY)?.unwrap_or("no model").to_owned(),
+                found: found.to_owned(),
+                expected: fingerprint.to_owned(),
+            });
+        }
+        for section in Section::ALL {
+            let stored = metadata.u64(&section.sum_key())?;
+            if stored != present(&file, section).then(|| sum(&file, section)).transpose()? {
+                return Err(Refused::Sum { file: name, section: section.name() });
+            }
+        }
+        Ok(Learned { file })
+    }
+
+    /// Its path, or the name given to bytes in memory.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    /// Whether it has the section.
+    #[must_use]
+    pub fn has(&self, section: Section) -> bool {
+        self.file.metadata().get(&section.sum_key()).is_some()
+    }
+
+    /// All keys and values. Those of a section begin with its name and a dot.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        self.file.metadata()
+    }
+
+    /// The number at the key `name` of a section.
+    ///
+    /// # Errors
+    /// [`Refused::Missing`], or a value that is no such number.
+    pub fn u64(&self, section: Section, name: &str) -> Result<u64, Refused> {
+        let key = section.full(name);
+        let value = self.metadata().u64(&key)?;
+        value.ok_or_else(|| self.missing(key, "a number from 0 on".into()))
+    }
+
+    /// The text at the key `name` of a section.
+    ///
+    /// # Errors
+    /// [`Refused::Missing`], or a value that is no text.
+    pub fn text(&self, section: Section, name: &str) -> Result<&str, Refused> {
+        let key = section.full(name);
+        let value = self.metadata().str(&key)?;
+        value.ok_or_else(|| self.missing(key, "a text".into()))
+    }
+
+    /// Whether a section has a tensor of this name.
+    #[must_use]
+    pub fn has_tensor(&self, section: Section, name: &str) -> bool {
+        self.file.tensor(&section.full(name)).is_some()
+    }
+
+    /// The bytes of a section's tensor `name`, of this shape (row length first) and type. Any alignment.
+    ///
+    /// # Errors
+    /// [`Refused::Missing`] and [`Refused::Wrong`].
+    pub fn bytes(
+        &self,
+        section: Section,
+        name: &str,
+        shape: &[u64],
+        ty: TensorType,
+    ) -> Result<&[u8], Refused> {
+        Ok(self.file.bytes(self.tensor(section, name, shape, ty)?)?)
+    }
+
+    /// 64-bit floats, as [`Learned::bytes`].
+    ///
+    /// # Errors
+    /// Those of [`Learned::bytes`].
+    pub fn f64s(&self, section: Section, name: &str, shape: &[u64]) -> Result<Vec<f64>, Refused> {
+        let bytes = self.bytes(section, name, shape, TensorType::F64)?;
+        Ok(bytes.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect())
+    }
+
+    /// 32-bit floats, as [`Learned::bytes`].
+    ///
+    /// # Errors
+    /// Those of [`Learned::bytes`].
+    pub fn f32s(&self, section: Section, name: &str, shape: &[u64]) -> Result<Vec<f32>, Refused> {
+        let bytes = self.bytes(section, name, shape, TensorType::F32)?;
+        Ok(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
+    }
+
+    /// 64-bit integers, as [`Learned::bytes`].
+    ///
+    /// # Errors
+    /// Those of [`Learned::bytes`].
+    pub fn i64s(&self, section: Section, name: &str, shape: &[u64]) -> Result<Vec<i64>, Refused> {
+        let bytes = self.bytes(section, name, shape, TensorType::I64)?;
+        Ok(bytes.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect())
+    }
+
+    /// 32-bit integers, as [`Learned::bytes`].
+    ///
+    /// # Errors
+    /// Those of [`Learned::bytes`].
+    pub fn i32s(&self, section: Section, name: &str, shape: &[u64]) -> Result<Vec<i32>, Refused> {
+        let bytes = self.bytes(section, name, shape, TensorType::I32)?;
+        Ok(bytes.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes)).collect())
+    }
+
+    /// A matrix of weights of whatever format, any number of rows and columns, where it lies in the file.
+    ///
+    /// # Errors
+    /// [`Refused::Missing`]; [`Refused::Wrong`] for more axes than two and formats that are not built.
+    pub fn matrix(&self, section: Section, name: &str) -> Result<HostRows, Refused> {
+        let full = section.full(name);
+        let Some(tensor) = self.file.tensor(&full) else {
+            return Err(self.missing(full, "a matrix".into()));
+        };
+        let wrong = || self.wrong(tensor, "a matrix in a format that is built".into());
+        let id = tensor.ty.id(gguf::Container::Gguf);
+        let format = id.and_then(Format::from_gguf_id).ok_or_else(wrong)?;
+        let sizes = (usize::try_from(tensor.n_rows()), usize::try_from(tensor.row_len()));
+        let (Ok(n_rows), Ok(n_cols)) = sizes else { return Err(wrong()) };
+        if tensor.shape.len() > 2 {
+            return Err(wrong());
+        }
+        let bytes = self.file.slice(tensor)?;
+        let source = hal::Source::Mapped(std::sync::Arc::new(bytes));
+        HostRows::new(source, n_rows, n_cols, format).map_err(|_| wrong())
+    }
+
+    fn tensor(
+        &self,
+        section: Section,
+        name: &str,
+        shape: &[u64],
+        ty: TensorType,
+    ) -> Result<&TensorInfo, Refused> {
+        let full = section.full(name);
+        let expected = || format!("{shape:?} of {ty}");
+        match self.file.tensor(&full) {
+            None => Err(self.missing(full, expected())),
+            Some(tensor) if tensor.shape == shape && tensor.ty == ty => Ok(tensor),
+            Some(tensor) => Err(self.wrong(tensor, expected())),
+        }
+    }
+
+    fn missing(&self, name: String, expected: String) -> Refused {
+        Refused::Missing { file: self.name().to_owned(), name, expected }
+    }
+
+    fn wrong(&self, tensor: &TensorInfo, expected: String) -> Refused {
+        let found = format!("{:?} of {}", tensor.shape, tensor.ty);
+        let (file, name) = (self.name().to_owned(), tensor.name.clone());
+        Refused::Wrong { file, name, expected, found }
+    }
+}
+
+/// Where the file about `model` may be, best first: beside it, if it is in a file itself; in `folder`.
+#[must_use]
+pub fn places(model: &File, folder: Option<&Path>) -> Vec<PathBuf> {
+    let beside = model.paths().first().map(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+        path.with_file_name(format!("{stem}{SUFFIX}"))
+    });
+    let in_folder = folder.map(|folder| {
+        let path = model.paths().first();
+        let stem = path.and_then(|path| path.file_stem()).map(|stem| stem.to_string_lossy());
+        let stem = stem.unwrap_or("built-in".into());
+        folder.join(format!("{stem}-{}{SUFFIX}", &model.fingerprint()[..8]))
+    });
+    beside.into_iter().chain(in_folder).collect()
+}
+
+fn present(file: &File, section: Section) -> bool {
+    file.metadata().iter().any(|(key, _)| section.owns(key))
+        || file.tensors().iter().any(|tensor| section.owns(&tensor.name))
+}
+
+/// The sum over a section: its keys but for the sum itself, and its tensors with their bytes, in the file's order.
+fn sum(file: &File, section: Section) -> Result<u64, gguf::Error> {
+    let mut hash = Hash::default();
+    for (key, value) in file.metadata().iter().filter(|(key, _)| section.owns(key)) {
+        if key != section.sum_key() {
+            hash.add(key.as_bytes());
+            hash.add(format!("{value:?}").as_bytes());
+        }
+    }
+    for tensor in file.tensors().iter().filter(|tensor| section.owns(&tensor.name)) {
+        hash.add(format!("{} {:?} {}", tensor.name, tensor.shape, tensor.ty).as_bytes());
+        hash.add(file.bytes(tensor)?);
+    }
+    Ok(hash.finish())
+}

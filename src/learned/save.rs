@@ -1,0 +1,293 @@
+//! Replaces a section of the file about a model and keeps the others.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use super::{
+    ARCHITECTURE, ARCHITECTURE_KEY, FINGERPRINT_KEY, Learned, MODEL_KEY, Refused, Section, VERSION,
+    VERSION_KEY, places,
+};
+use crate::gguf::{self, Container, File, Hash, TensorType, Value, Writer};
+
+/// What a section shall hold.
+#[derive(Debug, Default)]
+pub struct Contents {
+    entries: Vec<(String, Value)>,
+    tensors: Vec<(String, Vec<u64>, TensorType, Vec<u8>)>,
+}
+
+impl Contents {
+    /// Adds a key, named without the section.
+    pub fn set(&mut self, name: &str, value: impl Into<Value>) {
+        self.entries.push((name.to_owned(), value.into()));
+    }
+
+    /// Gives a key that is there another value.
+    pub fn replace(&mut self, name: &str, value: impl Into<Value>) {
+        let value = value.into();
+        if let Some((_, old)) = self.entries.iter_mut().find(|(key, _)| key == name) {
+            *old = value;
+        }
+    }
+
+    /// Adds a tensor, named without the section, of `shape` (row length first), with all its bytes.
+    pub fn tensor(&mut self, name: &str, shape: &[u64], ty: TensorType, bytes: Vec<u8>) {
+        self.tensors.push((name.to_owned(), shape.to_vec(), ty, bytes));
+    }
+
+    /// [`Contents::tensor`] of 64-bit floats.
+    pub fn f64s(&mut self, name: &str, shape: &[u64], values: &[f64]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, shape, TensorType::F64, bytes);
+    }
+
+    /// [`Contents::tensor`] of 32-bit floats.
+    pub fn f32s(&mut self, name: &str, shape: &[u64], values: &[f32]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, shape, TensorType::F32, bytes);
+    }
+
+    /// [`Contents::tensor`] of 64-bit integers.
+    pub fn i64s(&mut self, name: &str, shape: &[u64], values: &[i64]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, shape, TensorType::I64, bytes);
+    }
+
+    /// [`Contents::tensor`] of 32-bit integers.
+    pub fn i32s(&mut self, name: &str, shape: &[u64], values: &[i32]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, shape, TensorType::I32, bytes);
+    }
+}
+
+/// Why nothing was saved. What was there before is there still.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// A file of this name is there, and it is not one about this model: it is left alone.
+    #[error("{0}")]
+    Taken(#[from] Refused),
+    /// The model is not in a file itself, and there is no folder for it.
+    #[error("there is no folder to keep it in")]
+    Nowhere,
+    /// The folder cannot be made.
+    #[error("the folder {folder}: {reason}")]
+    Folder {
+        /// Its path.
+        folder: String,
+        /// The system's words.
+        reason: io::Error,
+    },
+    /// Writing failed.
+    #[error(transparent)]
+    File(#[from] gguf::Error),
+}
+
+/// Checks that a file can be made at `path`.
+///
+/// # Errors
+/// [`SaveError`].
+pub fn check_place(path: &Path) -> Result<(), SaveError> {
+    make_folder(path)?;
+    Writer::new(Container::Gguf).create(path)?;
+    Ok(())
+}
+
+fn make_folder(path: &Path) -> Result<(), SaveError> {
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        Some(folder) => fs::create_dir_all(folder)
+            .map_err(|reason| SaveError::Folder { folder: folder.display().to_string(), reason }),
+        None => Ok(()),
+    }
+}
+
+/// The place for the file about `model`: beside it, else in `folder`, whichever can be written.
+///
+/// # Errors
+/// [`SaveError`] of the last place.
+pub fn place(model: &File, folder: Option<&Path>) -> Result<PathBuf, SaveError> {
+    let mut last = SaveError::Nowhere;
+    for path in places(model, folder) {
+        match check_place(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Writes `contents` as the `section` of the file at `path` about `model`, and keeps what the file has of the others.
+/// With `anew`, a file that was made for another model is replaced.
+///
+/// # Errors
+/// [`SaveError`].
+pub fn save(
+    path: &Path,
+    model: &File,
+    section: Section,
+    contents: &Contents,
+    anew: bool,
+) -> Result<(), SaveError> {
+    make_folder(path)?;
+    let old = match path.exists() {
+        true => match Learned::open(path, model) {
+            Ok(old) => Some(old),
+            Err(Refused::Model { .. } | Refused::Version { .. } | Refused::Sum { .. }) if anew => {
+                None
+            }
+            Err(refused) => return Err(refused.into()),
+        },
+        false => None,
+    };
+    let kept = old.as_ref().map(|old| Kept { file: &old.file, but: section });
+    let mut writer = Writer::new(Container::Gguf);
+    writer.set(ARCHITECTURE_KEY, ARCHITECTURE)?;
+    writer.set(VERSION_KEY, VERSION)?;
+    let name = model.paths().first().and_then(|path| path.file_name());
+    let name = name.map_or(model.name().into(), |name| name.to_string_lossy());
+    writer.set(MODEL_KEY, &*name)?;
+    writer.set(FINGERPRINT_KEY, model.fingerprint())?;
+    if let Some(kept) = &kept {
+        for (key, value) in kept.entries() {
+            writer.set(key, value.clone())?;
+        }
+    }
+    for (name, value) in &contents.entries {
+        writer.set(&section.full(name), value.clone())?;
+    }
+    writer.set(&section.sum_key(), sum(section, contents))?;
+    if let Some(kept) = &kept {
+        for tensor in kept.tensors() {
+            writer.declare(&tensor.name, &tensor.shape, tensor.ty)?;
+        }
+    }
+    for (name, shape, ty, _) in &contents.tensors {
+        writer.declare(&section.full(name), shape, *ty)?;
+    }
+    let mut data = writer.create(path)?;
+    if let Some(kept) = &kept {
+        for tensor in kept.tensors() {
+            data.write(&tensor.name, kept.file.bytes(tensor)?)?;
+        }
+    }
+    for (name, _, _, bytes) in &contents.tensors {
+        data.write(&section.full(name), bytes)?;
+    }
+    Ok(data.finish()?)
+}
+
+/// All sections of a file but one.
+struct Kept<'a> {
+    file: &'a File,
+    but: Section,
+}
+
+impl Kept<'_> {
+    fn owns(&self, name: &str) -> bool {
+        Section::ALL.iter().any(|section| *section != self.but && section.owns(name))
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.file.metadata().iter().filter(|(key, _)| self.owns(key))
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &gguf::TensorInfo> {
+        self.file.tensors().iter().filter(|tensor| self.owns(&tensor.name))
+    }
+}
+
+/// What [`super::sum`] gives for the file once it is written.
+fn sum(section: Section, contents: &Contents) -> u64 {
+    let mut hash = Hash::default();
+    for (name, value) in &contents.entries {
+        hash.add(section.full(name).as_bytes());
+        hash.add(format!("{value:?}").as_bytes());
+    }
+    for (name, shape, ty, bytes) in &contents.tensors {
+        hash.add(format!("{} {shape:?} {ty}", section.full(name)).as_bytes());
+        hash.add(bytes);
+    }
+    hash.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::Container;
+
+    fn model(seed: u8) -> File {
+        let mut writer = Writer::new(Container::Gguf);
+        writer.declare("w", &[4], TensorType::I8).unwrap();
+        let mut data = writer.in_memory().unwrap();
+        data.write("w", &[seed; 4]).unwrap();
+        File::from_vec(data.finish().unwrap(), "made").unwrap()
+    }
+
+    fn contents(n: i32) -> Contents {
+        let mut contents = Contents::default();
+        contents.set("tokens", n as u64);
+        contents.i32s("blk.0.fires", &[3], &[n, 2, 3]);
+        contents.f64s("blk.0.size", &[2], &[0.5, f64::from(n)]);
+        contents
+    }
+
+    #[test]
+    fn sections_are_replaced_one_by_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, model) = (folder.path().join("deeper/x.gguf"), model(1));
+        save(&path, &model, Section::Profile, &contents(1), false).unwrap();
+        save(&path, &model, Section::Predictor, &contents(7), false).unwrap();
+        save(&path, &model, Section::Profile, &contents(5), false).unwrap();
+        let learned = Learned::open(&path, &model).unwrap();
+        assert!(learned.has(Section::Profile) && !learned.has(Section::Thresholds));
+        for (section, n) in [(Section::Profile, 5), (Section::Predictor, 7)] {
+            assert_eq!(learned.u64(section, "tokens").unwrap(), n as u64);
+            assert_eq!(learned.i32s(section, "blk.0.fires", &[3]).unwrap(), [n, 2, 3]);
+            assert_eq!(learned.f64s(section, "blk.0.size", &[2]).unwrap(), [0.5, f64::from(n)]);
+        }
+        assert!(learned.i32s(Section::Profile, "blk.0.fires", &[4]).is_err());
+        assert!(learned.f32s(Section::Profile, "blk.0.fires", &[3]).is_err());
+        assert!(learned.u64(Section::Thresholds, "tokens").is_err());
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing beside it");
+    }
+
+    #[test]
+    fn a_file_of_another_model_is_refused_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.gguf");
+        save(&path, &model(1), Section::Profile, &contents(1), false).unwrap();
+        let before = fs::read(&path).unwrap();
+        let refused = Learned::open(&path, &model(2)).unwrap_err().to_string();
+        assert!(refused.contains("was made for another model"), "{refused}");
+        save(&path, &model(2), Section::Profile, &contents(2), false).unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), before);
+        save(&path, &model(2), Section::Profile, &contents(2), true).unwrap();
+        Learned::open(&path, &model(2)).unwrap();
+        fs::write(&path, "not ours").unwrap();
+        save(&path, &model(2), Section::Profile, &contents(2), true).unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), b"not ours");
+    }
+
+    #[test]
+    fn every_byte_of_a_section_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, model) = (folder.path().join("x.gguf"), model(1));
+        save(&path, &model, Section::Profile, &contents(1), false).unwrap();
+        let bytes = fs::read(&path).unwrap();
+        let known = model.fingerprint();
+        let original = Learned::from_vec(bytes.clone(), &known).unwrap();
+        for at in 0..bytes.len() {
+            let mut other = bytes.clone();
+            other[at] ^= 4;
+            // Padding and the model's name mean nothing.
+            if let Ok(read) = Learned::from_vec(other, &known) {
+                assert_eq!(read.has(Section::Profile), original.has(Section::Profile), "{at}");
+                let fires = |of: &Learned| of.i32s(Section::Profile, "blk.0.fires", &[3]).ok();
+                let size = |of: &Learned| of.f64s(Section::Profile, "blk.0.size", &[2]).ok();
+                assert_eq!((fires(&read), size(&read)), (fires(&original), size(&original)));
+            }
+        }
+        for end in 0..bytes.len() {
+            assert!(Learned::from_vec(bytes[..end].to_vec(), &known).is_err(), "{end} bytes");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! `thermocline profile` and what goes with it, as users meet it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use thermocline::embedded;
+
+/// The built-in model in a file, a folder for what is made of it, and a cache.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let place = Place(tempfile::tempdir().unwrap());
+        fs::create_dir(place.path("m")).unwrap();
+        fs::write(place.path("m/story.gguf"), embedded::BYTES).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+        command.env_clear().env("XDG_CACHE_HOME", self.path("xdg")).current_dir(self.0.path());
+        command.args(args).stdin(Stdio::null()).output().unwrap()
+    }
+
+    #[track_caller]
+    fn done(&self, args: &[&str]) -> (String, String) {
+        let output = self.run(args);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        (text(&output.stdout), text(&output.stderr))
+    }
+}
+
+#[test]
+fn a_profile_lies_beside_the_model_and_is_taken_once() {
+    let place = Place::new();
+    let take = ["profile", "-m", "m/story.gguf", "--tokens", "700", "--plot", "p.svg"];
+    let (report, _) = place.done(&take);
+    assert!(report.contains("Tokens:            700\n"), "{report}");
+    assert!(report.contains("m/story.thermocline.gguf"), "{report}");
+    let picture = fs::read_to_string(place.path("p.svg")).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("story.gguf: neurons of 4 layers"));
+    let file = place.path("m/story.thermocline.gguf");
+    let first = fs::read(&file).unwrap();
+    let changed = fs::metadata(&file).unwrap().modified().unwrap();
+    assert_eq!(place.done(&take).0, report, "nothing is done twice");
+    assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), changed);
+    place.done(&["profile", "-m", "m/story.gguf", "--tokens", "700", "--restart"]);
+    assert_eq!(fs::read(&file).unwrap(), first, "the same tokens give the same file");
+    let (json, _) = place.done(&["profile", "-m", "m/story.gguf", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["tokens"], 700, "without a text, what is there is shown");
+    let (info, _) = place.done(&["info", "-m", "m/story.gguf"]);
+    assert!(info.contains("profile            700 tokens: "), "{info}");
+
+    // Another model of the same name.
+    let mut other = embedded::BYTES.to_vec();
+    *other.last_mut().unwrap() ^= 1;
+    fs::write(place.path("m/story.gguf"), other).unwrap();
+    let refused = place.run(&take);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{text}");
+    assert!(text.contains("made for another model") && text.contains("--restart"), "{text}");
+    assert_eq!(fs::read(&file).unwrap(), first);
+    let (info, _) = place.done(&["info", "-m", "m/story.gguf"]);
+    assert!(info.contains("profile            cannot be used: "), "{info}");
+    fs::write(&file, "notes").unwrap();
+    assert_eq!(place.run(&[&take[..], &["--restart"]].concat()).status.code(), Some(1));
+    assert_eq!(fs::read(&file).unwrap(), b"notes", "a stranger's file is left alone");
+}
+
+#[test]
+fn the_built_in_models_profile_lies_in_the_cache() {
+    let place = Place::new();
+    let (report, _) = place.done(&["profile", "--tokens", "100"]);
+    assert!(report.contains("xdg/thermocline/built-in-"), "{report}");
+    let (report, _) = place.done(&["profile", "--tokens", "90", "--out", "here.gguf"]);
+    assert!(report.contains("here.gguf"), "{report}");
+    for (args, says) in [
+        (&["profile", "--out", "/proc/none/x"][..], "error: "),
+        (&["profile", "--repack-cache", "off"], "no folder"),
+        (&["profile", "--import", "nowhere"], "activation_0.pt"),
+        (&["profile", "--compare", "m/story.gguf", "--tokens", "100"], "PWRI"),
+    ] {
+        let output = place.run(args);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+        assert!(text.contains(says), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn use_makes_a_short_profile_and_says_so_once() {
+    let place = Place::new();
+    let run =
+        ["run", "-m", "m/story.gguf", "-n", "480", "--temp", "0", "--no-perf", "--ignore-eos"];
+    let (text, notes) = place.done(&[&run[..], &["--no-auto-profile"]].concat());
+    assert!(!notes.contains("counted"), "{notes}");
+    assert!(!place.path("xdg/thermocline").exists());
+    let (same, notes) = place.done(&run);
+    assert_eq!(text, same);
+    assert_eq!(notes.matches("--no-auto-profile forbids it").count(), 1, "{notes}");
+    assert_eq!(fs::read_dir(place.path("m")).unwrap().count(), 1, "nothing beside the model");
+    let tokens = || {
+        let (json, _) = place.done(&["info", "-m", "m/story.gguf", "--json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        json["profile"]["tokens"].as_u64().unwrap()
+    };
+    let first = tokens();
+    assert!(first >= 32, "{first}");
+    let (_, notes) = place.done(&run);
+    assert!(!notes.contains("forbids it"), "{notes}");
+    assert!(tokens() > first);
+    // A full one takes its place.
+    place.done(&["profile", "-m", "m/story.gguf", "--tokens", "300"]);
+    assert_eq!(tokens(), 300);
+    place.done(&run);
+    assert_eq!(tokens(), 300);
+}
