@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, MatMul, Predict, Skip, SparseFfn};
+use hal::op::{Activation, Down, FfnKind, Hidden, MatMul, Predict, Skip, SparseFfn};
 use hal::{
     Bytes, Device, HostRows, PackDesc, Program, Queue, RowSet, Rows, Select, Source, Tensor,
     TensorDesc,
@@ -253,10 +253,12 @@ impl Bench {
                     x: self.p.clone(),
                     fc1: layer.fc1.clone(),
                     fc2: layer.fc2.clone(),
+                    bias: None,
                     slots: self.slots.clone(),
                     resident: self.list.clone(),
                     absent: None,
                     threshold: 0.0,
+                    hidden: Hidden::Relu,
                 })?;
             }
             let (mut gate, mut up) = (&layer.gate, &layer.up);

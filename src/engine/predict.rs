@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use hal::format::Format;
-use hal::op::Predict;
+use hal::op::{Hidden, Predict};
 use hal::{
     Bytes, Device, HostRowSet, HostRows, Operand, PackDesc, Queue, RowSet, Slot, Source, Tensor,
     TensorDesc,
@@ -77,7 +77,8 @@ impl<T: Operand> Predictor<T> {
         threshold: f32,
     ) -> Predict<T> {
         let Predictor { fc1, fc2, slots } = self.clone();
-        Predict { x, fc1, fc2, slots, resident, absent, threshold }
+        let hidden = Hidden::Relu;
+        Predict { x, fc1, fc2, bias: None, slots, resident, absent, threshold, hidden }
     }
 }
 

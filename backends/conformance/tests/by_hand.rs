@@ -3,8 +3,8 @@
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, FfnKind, GatedDelta, Groups, MatMul, Norm, NormKind, Pairing,
-    Predict, Rope, Route, Scoring, ShortConv, Skip, SparseFfn, SsmScan,
+    Activation, Attention, Down, FfnKind, GatedDelta, Groups, Hidden, MatMul, Norm, NormKind,
+    Pairing, Predict, Rope, Route, Scoring, ShortConv, Skip, SparseFfn, SsmScan,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
@@ -257,18 +257,27 @@ fn the_predictor_splits_what_is_wanted() {
         fc1: b.f32s(2, 1, &[1.0, -1.0]),
         // Neurons: wanted by token 0, by token 1, a score without number, by nobody.
         fc2: b.f32s(4, 2, &[1.0, 0.0, 0.0, 1.0, f32::NAN, 0.0, 0.5, 0.5]),
+        bias: None,
         slots: b.u32s(1, 4, &slots.map(Slot::encode)),
         resident: resident.clone(),
         absent: Some(absent.clone()),
         threshold: 1.0,
+        hidden: Hidden::Relu,
     };
-    b.run(op);
+    b.run(op.clone());
     assert_eq!(b.read_words(&resident.count), [2]);
     assert_eq!(b.read_words(&resident.ids)[..2], [0, 1]);
     assert_eq!(b.read_words(&resident.members)[..2], [0b01, 0b11]);
     assert_eq!(b.read_words(&absent.count), [1]);
     assert_eq!(b.read_words(&absent.ids)[..1], [0]);
     assert_eq!(b.read_words(&absent.members)[..1], [0b10]);
+    // Without ReLU the last neuron scores 0 for both; its bias decides, and takes the second from token 1.
+    let bias = b.f32s(1, 4, &[0.0, -0.25, 0.0, 1.0]);
+    b.run(Predict { bias: Some(bias), hidden: Hidden::Linear, ..op });
+    assert_eq!(b.read_words(&resident.count), [2]);
+    assert_eq!(b.read_words(&absent.count), [1]);
+    assert_eq!(b.read_words(&absent.ids)[..1], [1]);
+    assert_eq!(b.read_words(&absent.members)[..1], [0b11]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Predict.
 
 use hal::format::Format;
-use hal::op::Predict;
+use hal::op::{Hidden, Predict};
 use hal::{PackDesc, Result, Slot};
 
 use super::widths;
@@ -18,6 +18,8 @@ pub(super) fn cases() -> Vec<Case> {
         for n_tokens in [1, 5, 17, 41, 515] {
             let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Nothing);
             cases.push(Case::new(format!("Predict/{format}/t{n_tokens}"), body));
+            let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Linear);
+            cases.push(Case::new(format!("Predict/{format}/linear/t{n_tokens}"), body));
         }
     }
     let odd = [
@@ -39,6 +41,8 @@ pub(super) fn cases() -> Vec<Case> {
 #[derive(Clone, Copy, PartialEq)]
 enum Odd {
     Nothing,
+    /// No ReLU, and a bias for each neuron.
+    Linear,
     AllResident,
     Threshold(f32),
     /// One row of the second matrix scores no number.
@@ -63,7 +67,7 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
             let source = host_rows(bytes, N_FF, rank, Format::F32, Origin::Owned)?;
             rig.device.import("fc2", &PackDesc::whole(source.desc()), &source)?
         }
-        Odd::Nothing | Odd::AllResident | Odd::Threshold(_) | Odd::NanInput => {
+        Odd::Nothing | Odd::Linear | Odd::AllResident | Odd::Threshold(_) | Odd::NanInput => {
             rig.weight(N_FF, rank, format)?
         }
     };
@@ -83,7 +87,7 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
     let resident = rig.row_set(N_FF, n_tokens, &[], 0, &|_, _| false)?;
     let absent = match odd {
         Odd::AllResident => None,
-        Odd::Nothing | Odd::Threshold(_) | Odd::NanWeight | Odd::NanInput => {
+        Odd::Nothing | Odd::Linear | Odd::Threshold(_) | Odd::NanWeight | Odd::NanInput => {
             Some(rig.row_set(N_FF, n_tokens, &[], 0, &|_, _| false)?)
         }
     };
@@ -92,14 +96,21 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
         rig.queue.write(&set.count, &[9, 0, 0, 0])?;
     }
     let threshold = if let Odd::Threshold(threshold) = odd { threshold } else { 0.05 };
+    let (mut bias, mut hidden) = (None, Hidden::Relu);
+    if odd == Odd::Linear {
+        bias = Some(rig.input(1, N_FF)?);
+        hidden = Hidden::Linear;
+    }
     let op = Predict {
         x: x.clone(),
         fc1,
         fc2,
+        bias,
         slots,
         resident: resident.clone(),
         absent: absent.clone(),
         threshold,
+        hidden,
     };
     rig.run([op.into()])?;
     rig.watch_bits("x", &x)?;

@@ -2,8 +2,8 @@
 
 use hal::format::Format;
 use hal::op::{
-    Add, Attention, Gather, GetRows, MatMul, Norm, NormKind, Pairing, Predict, Rope, SparseFfn,
-    StoreKv,
+    Add, Attention, Gather, GetRows, Hidden, MatMul, Norm, NormKind, Pairing, Predict, Rope,
+    SparseFfn, StoreKv,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, KvCache, Op, Result, Rows, Slot, Tensor,
@@ -150,10 +150,12 @@ fn predicted(rig: &mut Rig) -> Result<()> {
         x: op.x.clone(),
         fc1: rig.weight(rank, spec.n_embd(), Format::F32)?,
         fc2: rig.weight(n_rows, rank, Format::F32)?,
+        bias: None,
         slots,
         resident: set.clone(),
         absent: None,
         threshold: 0.1,
+        hidden: Hidden::Relu,
     };
     let op = SparseFfn { rows: Rows::Active(set), ..op };
     rig.run([predict.into(), op.clone().into()])?;

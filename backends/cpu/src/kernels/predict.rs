@@ -1,15 +1,15 @@
 //! Which neurons a step wants: two small matrices, a comparison, and lists.
 //!
-//! Five phases: round x; the first matrix; round what ReLU leaves of it; the second matrix, whose scores become
+//! Five phases: round x; the first matrix; round what comes of it; the second matrix, whose scores become
 //! membership bits; the lists. Each chunk of neurons fills a part of the lists that begins where the chunks before
 //! it end, so that the lists are ascending whoever fills them. With many tokens both matrices go by panels.
 
 use std::ops::Range;
 
-use hal::op;
+use hal::op::{self, Hidden};
 use hal::{Operand, RowSet, Slot, Tensor};
 
-use super::operand::{Acts, Q8Span, Weight, rows_per_chunk};
+use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
 use super::panels::{FEW_TOKENS, PanelCut, PanelSpans, Panels, TILE};
 use super::{Context, Kernel, cheap_rows, piece};
 use crate::buffer::{Reads, Scratch, Span, Writes};
@@ -91,6 +91,7 @@ pub(super) struct Predict {
     hidden: Writes<f32>,
     hidden_acts: Acts,
     fc2: Weight,
+    bias: Option<Reads<f32>>,
     neurons: usize,
     bits: Writes<u32>,
     counts: Writes<u32>,
@@ -98,6 +99,7 @@ pub(super) struct Predict {
     resident: List,
     absent: Option<List>,
     threshold: f32,
+    hidden_is: Hidden,
     /// The first matrix with many tokens.
     cut: Option<PanelCut>,
     panels: Panels,
@@ -119,12 +121,14 @@ impl Predict {
             hidden,
             neurons: neurons(op),
             fc2,
+            bias: maybe(op.bias.as_ref(), context),
             bits: bind.scratch(&spans.bits),
             counts: bind.scratch(&spans.counts),
             slots: bind.read(&op.slots),
             resident: List::new(&op.resident, context),
             absent: op.absent.as_ref().map(|set| List::new(set, context)),
             threshold: op.threshold,
+            hidden_is: op.hidden,
             cut: (op.x.desc().n_rows > FEW_TOKENS)
                 .then(|| PanelCut::new(op.x.desc().n_rows, op.fc1.desc().n_rows)),
             panels: Panels::new(&spans.panels, context),
@@ -154,21 +158,24 @@ impl Predict {
 
     fn first(&self, chunk: usize, worker: usize) {
         // A value that is no number stays none, so that it reaches the scores.
-        let relu = |v: f32| if v <= 0.0 { 0.0 } else { v };
+        let activate = |v: f32| match self.hidden_is {
+            Hidden::Relu if v <= 0.0 => 0.0,
+            Hidden::Relu | Hidden::Linear => v,
+        };
         if let Some(cut) = &self.cut {
             let (tokens, rows) = cut.chunk(chunk);
             let x = self.x.rows(self.fc1.activation, tokens.start, tokens.clone(), self.n_in);
             let sums = self.panels.times(&self.fc1, &rows, &x, tokens.len(), worker, 0);
             for (t, sums) in tokens.zip(sums) {
                 let hidden = self.hidden.part(t, rows.clone());
-                hidden.iter_mut().zip(sums).for_each(|(to, &mut v)| *to = relu(v));
+                hidden.iter_mut().zip(sums).for_each(|(to, &mut v)| *to = activate(v));
             }
             return;
         }
         let rows = piece(chunk, self.rows, self.hidden.n_cols());
         self.multiply((&self.fc1, &self.x), &rows, |first, row, values| {
             for (t, &v) in (first..).zip(values) {
-                self.hidden.part(t, row..row + 1)[0] = relu(v);
+                self.hidden.part(t, row..row + 1)[0] = activate(v);
             }
         });
     }
@@ -177,13 +184,16 @@ impl Predict {
         let rows = piece(chunk, self.neurons, self.bits.n_rows());
         rows.clone().for_each(|row| self.bits.row(row).fill(0));
         // Written so that a score that is no number counts as wanted.
-        let wants = |(t, &score): (usize, &f32)| {
-            let dropped = score < self.threshold;
-            u32::from(!dropped) << t
+        let wants = |row: usize| {
+            let bias = self.bias.as_ref().map_or(0.0, |bias| bias.all()[row]);
+            move |(t, &score): (usize, &f32)| {
+                let dropped = score + bias < self.threshold;
+                u32::from(!dropped) << t
+            }
         };
         let Some(_) = self.cut else {
             self.multiply((&self.fc2, &self.hidden_acts), &rows, |first, row, values| {
-                let wanted = values.iter().enumerate().map(wants).sum::<u32>();
+                let wanted = values.iter().enumerate().map(wants(row)).sum::<u32>();
                 self.bits.part(row, first / 32..first / 32 + 1)[0] |= wanted << (first % 32);
             });
             return self.count(chunk, &rows);
@@ -196,7 +206,7 @@ impl Predict {
             for (i, row) in rows.clone().enumerate() {
                 let bits = self.bits.part(row, first / 32..tokens.end.div_ceil(32));
                 for (bits, sums) in bits.iter_mut().zip(sums.chunks(32)) {
-                    *bits = sums.iter().map(|sums| &sums[i]).enumerate().map(wants).sum();
+                    *bits = sums.iter().map(|sums| &sums[i]).enumerate().map(wants(row)).sum();
                 }
             }
         }

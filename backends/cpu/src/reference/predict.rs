@@ -1,28 +1,33 @@
 //! Which neurons this token needs.
 
-use hal::op::Predict;
+use hal::op::{Hidden, Predict};
 use hal::{Operand, RowSet, Slot, Tensor};
 
 use super::Memory;
 use super::matmul::{products, times};
-use super::operands::{activations, words, write_words};
+use super::operands::{activations, maybe_floats, words, write_words};
 
 pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
     let n_tokens = op.x.desc().n_rows;
     let format = op.fc2.desc().format;
     let hidden = products(memory, &op.fc1, &op.x);
     // A value that is no number stays none, so that it reaches the scores.
-    let relu = |v: f64| if v <= 0.0 { 0.0 } else { v as f32 };
+    let activate = |v: f64| match op.hidden {
+        Hidden::Relu if v <= 0.0 => 0.0,
+        Hidden::Relu | Hidden::Linear => v as f32,
+    };
     let hidden = hidden.into_iter().map(|h| {
-        let h: Vec<f32> = h.into_iter().map(relu).collect();
+        let h: Vec<f32> = h.into_iter().map(activate).collect();
         activations(&h, format)
     });
     let scores = times(memory, &op.fc2, &hidden.collect::<Vec<_>>());
+    let bias = maybe_floats(memory, op.bias.as_ref());
 
     let mut resident = List::new(&op.resident);
     let mut absent = op.absent.as_ref().map(List::new);
     for (neuron, &slot) in words(memory, &op.slots).iter().enumerate() {
-        let dropped = |t: usize| scores[t][neuron] < f64::from(op.threshold);
+        let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[neuron]));
+        let dropped = |t: usize| scores[t][neuron] + bias < f64::from(op.threshold);
         let wanted: Vec<bool> = (0..n_tokens).map(|t| !dropped(t)).collect();
         if wanted.contains(&true) {
             match (Slot::decode(slot), &mut absent) {

@@ -23,7 +23,7 @@ pub use elementwise::{
 };
 pub use handoff::{Merge, Post};
 pub use matmul::MatMul;
-pub use predict::Predict;
+pub use predict::{Hidden, Predict};
 pub use recurrent::{GatedDelta, ShortConv, SsmScan};
 pub use rope::{Pairing, Rope};
 pub use route::{Route, Scoring};

@@ -4,21 +4,32 @@ use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::format::Format;
 use crate::{Operand, Result};
 
+/// What is done between the two matrices of a predictor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hidden {
+    /// `max(v, 0)`, as predictors that were trained from nothing have it.
+    Relu,
+    /// Nothing: the two are factors of one matrix.
+    Linear,
+}
+
 op! {
-    /// `s = fc2 . relu(fc1 . x)`; neuron `n` is wanted by token `t` if `s[t, n] >= threshold`. The wanted
+    /// `s = fc2 . hidden(fc1 . x) + bias`; neuron `n` is wanted by token `t` if `s[t, n] >= threshold`. The wanted
     /// neurons are split by `slots` into the `resident` list (slots of this device's pack) and the `absent` list
     /// (rows of the pack on the other side), both ascending by neuron, with a membership bit per token.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
-    /// | `x` | `[n_tokens, n_embd]`, the residual before the norm | F32 |
+    /// | `x` | `[n_tokens, n_embd]` | F32 |
     /// | `fc1` | `[rank, n_embd]` | any weight |
     /// | `fc2` | `[n_ff, rank]` | any weight |
+    /// | `bias` | `[1, n_ff]` | F32 |
     /// | `slots` | `[1, n_ff]`, [`crate::Slot`] words | U32 |
     ///
     /// A score that is not a number counts as wanted: dropping is what needs a reason. The decision is made
     /// here once, by one device, and sent; nobody else scores again. Source: PowerInfer's predictor (Deja Vu,
-    /// Liu et al. 2023).
+    /// Liu et al. 2023), whose hidden values go through ReLU and which has no bias; without ReLU the factors of a
+    /// gate (SVDP).
     Predict {
         /// Predictor input.
         read x,
@@ -26,6 +37,8 @@ op! {
         read fc1,
         /// Second matrix.
         read fc2,
+        /// Added to each neuron's score.
+        maybe bias,
         /// Where each neuron lives.
         read slots,
         /// Wanted and here.
@@ -35,6 +48,8 @@ op! {
         ;
         /// Least score that is wanted.
         threshold: f32,
+        /// Between the matrices.
+        hidden: Hidden,
     }
 }
 
@@ -46,6 +61,7 @@ impl<T: Operand> Predict<T> {
         c.weight("fc2", &self.fc2)?;
         c.f32("x", &self.x, x.n_rows, fc1.n_cols)?;
         c.shape("fc2", &self.fc2, fc2.n_rows, fc1.n_rows)?;
+        c.maybe_f32("bias", &self.bias, 1, fc2.n_rows)?;
         c.shape("slots", &self.slots, 1, fc2.n_rows)?;
         c.format("slots", &self.slots, &[Format::U32])?;
         c.set("resident", &self.resident, x.n_rows)?;
