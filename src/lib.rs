@@ -16,6 +16,7 @@ pub mod gguf;
 pub mod learned;
 pub mod model;
 pub mod placement;
+pub mod predictor;
 pub mod profile;
 pub mod sample;
 pub mod synthetic;

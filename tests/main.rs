@@ -14,6 +14,7 @@ mod families;
 mod generation;
 mod gguf;
 mod placement_is_invisible;
+mod predictor;
 mod profile;
 mod support;
 mod synthetic;

@@ -61,14 +61,10 @@ impl Traffic {
         always += size(&model.output_norm.w) + model.output_norm.bias.as_ref().map_or(0.0, size);
         let (mut blocks, mut gates) = (Vec::new(), 0.0);
         let used = model.hyper.experts.map_or(1.0, |e| e.n_used as f64 / e.n as f64);
-        for layer in &model.layers {
+        for (i, layer) in model.layers.iter().enumerate() {
             layer.frame.each(&mut |_, part| always += size(part));
             always += used * layer.ffn.biases().map(size).sum::<f64>();
-            let predictor = layer.ffn.predictor.as_ref().filter(|_| engine.predicts());
-            if let Some(predictor) = predictor {
-                let slots = TensorDesc::new(1, model.hyper.n_ff, Format::U32);
-                always += size(&predictor.fc1) + size(&predictor.fc2) + bytes(slots);
-            }
+            always += engine.predictor_bytes(i).0 as f64;
             let Ffn { gate, up, down, down_by_neuron, n_expert, .. } = &layer.ffn;
             match engine.is_sparse() {
                 true => {

@@ -94,6 +94,9 @@ fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
         Command::Perplexity(args) => {
             command::perplexity::run(&config::PerplexityOptions::resolve(args)?, terminal)
         }
+        Command::Predictor(args) => {
+            command::predictor::run(&config::PredictorOptions::resolve(args)?, terminal)
+        }
         Command::Profile(args) => {
             command::profile::run(&config::ProfileOptions::resolve(args)?, terminal)
         }

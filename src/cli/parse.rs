@@ -51,6 +51,45 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     Ok(Budget::Bytes(bytes as u64))
 }
 
+/// Which neurons are computed: `--sparsity`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Sparsity {
+    /// Those that the file's predictor wants, if it has one.
+    Predicted,
+    /// Those that can count; the result is the same.
+    Exact,
+    /// Those that what was learnt about the model keeps, at the model's own error for a result hardly to be told apart.
+    Balanced,
+    /// The same, at one for more speed.
+    Fast,
+    /// The same, at this relative error of a block's output.
+    Within(f32),
+    /// All of them.
+    Off,
+}
+
+/// Reads a word for [`Sparsity`], or a relative error.
+pub(crate) fn sparsity(text: &str) -> Result<Sparsity, String> {
+    Ok(match text {
+        "predicted" => Sparsity::Predicted,
+        "exact" => Sparsity::Exact,
+        "balanced" => Sparsity::Balanced,
+        "fast" => Sparsity::Fast,
+        "off" => Sparsity::Off,
+        other => Sparsity::Within(error_share(other).map_err(|_| {
+            format!("'{other}' is none of exact, balanced, fast, predicted, off, and no error between 0 and 1 (0.05)")
+        })?),
+    })
+}
+
+/// Reads a relative error: above 0 and below 1.
+pub(crate) fn error_share(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(error) if error > 0.0 && error < 1.0 => Ok(error),
+        Ok(_) | Err(_) => Err(format!("'{text}' is no error between 0 and 1")),
+    }
+}
+
 /// More values than this from one flag are a slip of the hand.
 const LONGEST_LIST: usize = 10_000;
 

@@ -22,8 +22,8 @@ pub(super) struct Layer {
     /// Of its rotary positions.
     pub(super) freqs: Option<Tensor>,
     pub(super) cache: KvCache<Tensor>,
-    /// What chooses neurons, and its least score.
-    pub(super) predictor: Option<(Predictor<Tensor>, f32)>,
+    /// What chooses neurons.
+    pub(super) predictor: Option<Predictor<Tensor>>,
     /// Neurons at home; `None` if all are elsewhere.
     pub(super) own: Option<FfnTensors>,
     /// Present if some neurons are elsewhere.
@@ -155,12 +155,9 @@ impl Plan<'_> {
             true => None,
             false => Some(device.mailbox(self.mailbox_shape())?),
         };
-        let predictor = match self.mode.predictor(&weights.ffn) {
-            Some((weights, threshold)) => {
-                Some((Predictor::import(device, index, weights, placed)?, threshold))
-            }
-            None => None,
-        };
+        let chosen = self.mode.chosen(self.model, self.options, index);
+        let predictor = chosen.map(|chosen| Predictor::import(device, index, chosen, placed));
+        let predictor = predictor.transpose()?;
         let hyper = &self.model.hyper;
         let n_cols = KvCache { k: hyper.n_kv(), v: hyper.n_value() };
         let n_blocks = self.options.n_blocks();

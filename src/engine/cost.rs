@@ -50,8 +50,8 @@ impl Plan<'_> {
         let n_tokens = self.options.n_ubatch;
         let split = n < hyper.n_ff;
         let list = || list_desc(hyper.n_ff, n_tokens);
-        let predictor = self.mode.predictor(&weights.ffn);
-        let predictor = predictor.map(|(weights, least)| (Predictor::desc(weights), least));
+        let chosen = self.mode.chosen(self.model, self.options, layer);
+        let predictor = chosen.map(Predictor::desc);
         let freqs = self.f32(1, hyper.n_rot / 2);
         let ops = LayerOps {
             model: self.model,
@@ -93,11 +93,16 @@ impl Costs for Plan<'_> {
         weights.frame.each(&mut |_, rows| frame += self.whole_size(device, rows));
         let on = &self.devices[device];
         let cache = self.cache_shape().map(&mut |half| on.alloc_size(half));
-        let predictor = self.mode.predictor(&weights.ffn).map_or(Bytes(0), |(predictor, _)| {
-            let slots = TensorDesc::new(1, self.model.hyper.n_ff, Format::U32);
-            self.whole_size(device, &predictor.fc1)
-                + self.whole_size(device, &predictor.fc2)
-                + on.pack_size(&PackDesc::whole(slots), false)
+        let chosen = self.mode.chosen(self.model, self.options, layer);
+        let predictor = chosen.map_or(Bytes(0), |chosen| {
+            let vector = |format| {
+                let desc = TensorDesc::new(1, self.model.hyper.n_ff, format);
+                on.pack_size(&PackDesc::whole(desc), false)
+            };
+            self.whole_size(device, chosen.fc1)
+                + self.whole_size(device, chosen.fc2)
+                + vector(Format::U32)
+                + chosen.bias.map_or(Bytes(0), |_| vector(Format::F32))
         });
         let freqs = self.f32(1, self.model.hyper.n_rot / 2);
         let freqs = weights.rope.as_ref().map_or(Bytes(0), |_| on.alloc_size(&freqs));

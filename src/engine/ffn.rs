@@ -10,8 +10,10 @@ use hal::{
 
 use crate::model::{self, Affine, Ffn, Model};
 use crate::placement::Neurons;
+use crate::predictor::Layers;
 
 use super::build::Plan;
+use super::predict::Chosen;
 use super::{EngineOptions, Result, Sparsity};
 
 /// How a model's feed-forward blocks are run; the same for all layers.
@@ -21,8 +23,9 @@ pub(super) struct FfnMode {
     pub(super) activation: Activation,
     pub(super) skip: Skip,
     sparse: bool,
-    /// Least score of a predictor; `None` where predictors are not used.
-    threshold: Option<f32>,
+    /// Least score of the file's predictors.
+    threshold: f32,
+    predicts: bool,
     repack: bool,
     /// Experts that a token uses.
     n_used: usize,
@@ -30,14 +33,19 @@ pub(super) struct FfnMode {
 
 impl FfnMode {
     pub(super) fn new(model: &Model, options: &EngineOptions) -> FfnMode {
-        let sparse = model.is_exactly_sparse() && options.sparsity != Sparsity::Off;
-        let threshold = options.sparse_threshold.unwrap_or(model.predictor_threshold);
+        let cut = options.has_thresholds();
+        let exact = model.is_exactly_sparse() && options.sparsity != Sparsity::Off;
         FfnMode {
             kind: model.ffn_kind,
             activation: model.activation,
-            skip: if sparse { Skip::NotPositive } else { Skip::Never },
-            sparse,
-            threshold: options.predicts(model).then_some(threshold),
+            skip: match exact {
+                _ if cut => Skip::BelowPerRow,
+                true => Skip::NotPositive,
+                false => Skip::Never,
+            },
+            sparse: exact || cut,
+            threshold: options.sparse_threshold.unwrap_or(model.predictor_threshold),
+            predicts: options.predicts(model),
             repack: options.repack,
             n_used: model.hyper.experts.map_or(1, |experts| experts.n_used),
         }
@@ -50,13 +58,30 @@ impl FfnMode {
 
     /// Whether predictors choose neurons, in the layers that have one.
     pub(super) fn predicts(self) -> bool {
-        self.threshold.is_some()
+        self.predicts
     }
 
-    /// The predictor that chooses a block's neurons and its least score.
-    pub(super) fn predictor(self, ffn: &Ffn) -> Option<(&model::Predictor, f32)> {
-        let listed = self.orientation(ffn) == Down::ByNeuron;
-        ffn.predictor.as_ref().zip(self.threshold).filter(|_| listed)
+    /// What chooses the neurons of block `layer` ahead.
+    pub(super) fn chosen<'a>(
+        self,
+        model: &'a Model,
+        options: &'a EngineOptions,
+        layer: usize,
+    ) -> Option<Chosen<'a>> {
+        let ffn = &model.layers[layer].ffn;
+        if !self.predicts || self.orientation(ffn) != Down::ByNeuron {
+            return None;
+        }
+        match (options.sparsity, options.learned_layers()) {
+            (Sparsity::Within(target), Some(Layers::Predictors(layers))) => {
+                layers.get(layer).map(|learned| Chosen::learned(learned, target))
+            }
+            (Sparsity::Predicted, _) => {
+                let predictor = ffn.predictor.as_ref();
+                predictor.map(|predictor| Chosen::of_file(predictor, self.threshold))
+            }
+            (Sparsity::Within(_) | Sparsity::Exact | Sparsity::Off, _) => None,
+        }
     }
 
     /// Down is made into rows per neuron where rows can be skipped, the file does not have them so, and weights may
@@ -174,12 +199,13 @@ impl FfnMode {
             |n| device.pack_size(&PackDesc::whole(TensorDesc::new(1, n, Format::F32)), false);
         let before = ffn.gate.iter().chain([&ffn.up]);
         let before = before.filter(|part| part.bias.is_some()).map(|_| offset(n));
+        let cut = (self.skip == Skip::BelowPerRow).then(|| offset(n));
         let down = ffn
             .down
             .bias
             .as_ref()
             .map(|bias| device.pack_size(&PackDesc::whole(bias.desc()), false));
-        matrices.chain(before).chain(down).sum()
+        matrices.chain(before).chain(down).chain(cut).sum()
     }
 
     /// Brings a share to `device`. What down adds, `bias_down`, one share of the layer brings for all.
@@ -219,6 +245,7 @@ impl FfnMode {
             bias_gate: offset("ffn_gate.bias", ffn.gate.as_ref().and_then(of))?,
             bias_up: offset("ffn_up.bias", of(&ffn.up))?,
             bias_down: offset("ffn_down.bias", ffn.down.bias.clone().filter(|_| bias_down))?,
+            threshold: offset("ffn_threshold", cuts(plan.options, layer, neurons))?,
             groups: self.groups(ffn, |n| match neurons {
                 Neurons::All => n,
                 Neurons::List(list) => list.partition_point(|&neuron| (neuron as usize) < n),
@@ -242,7 +269,12 @@ impl FfnMode {
             bias_gate: share.bias_gate,
             bias_up: share.bias_up,
             bias_down: share.bias_down,
-            threshold: None,
+            // What stands beside a block's own neurons has no thresholds: it is computed whole.
+            skip: match self.skip {
+                Skip::BelowPerRow if share.threshold.is_none() => Skip::Never,
+                skip => skip,
+            },
+            threshold: share.threshold,
             group_weight: weights,
             rows,
             x,
@@ -250,7 +282,6 @@ impl FfnMode {
             active,
             kind: self.kind,
             activation: self.activation,
-            skip: self.skip,
             orientation: share.orientation,
             groups: share.groups,
             accumulate,
@@ -281,6 +312,7 @@ impl FfnMode {
             bias_gate: ffn.gate.as_ref().and_then(|gate| offset(gate, n)),
             bias_up: offset(&ffn.up, n),
             bias_down: ffn.down.bias.as_ref().map(HostRows::desc),
+            threshold: (self.skip == Skip::BelowPerRow).then(|| TensorDesc::new(1, n, Format::F32)),
             groups: self.groups(ffn, |below| below.min(n)),
             orientation,
         }
@@ -308,6 +340,17 @@ fn chosen(bias: &HostRows, neurons: &Neurons) -> HostRows {
         .expect("four bytes a neuron")
 }
 
+/// What the activations of a share's neurons must reach, if thresholds drop them.
+fn cuts(options: &EngineOptions, layer: usize, neurons: &Neurons) -> Option<HostRows> {
+    let (Sparsity::Within(target), Some(Layers::Thresholds(layers))) =
+        (options.sparsity, options.learned_layers())
+    else {
+        return None;
+    };
+    let values = layers.get(layer)?.rows(target);
+    Some(chosen(&super::predict::vector(&values), neurons))
+}
+
 /// Where a share's input and results are.
 pub(super) struct FfnPlace<T> {
     pub(super) x: T,
@@ -328,6 +371,8 @@ pub(super) struct FfnShare<T> {
     pub(super) bias_gate: Option<T>,
     pub(super) bias_up: Option<T>,
     pub(super) bias_down: Option<T>,
+    /// What each neuron's activation must reach.
+    pub(super) threshold: Option<T>,
     pub(super) groups: Option<Groups>,
     pub(super) orientation: Down,
 }

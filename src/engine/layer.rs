@@ -13,7 +13,7 @@ use crate::model::{
 
 use super::ffn::{FfnMode, FfnPlace, FfnShare};
 use super::lane::Scratch;
-use super::predict::Predictor;
+use super::predict::{Input, Predictor};
 
 /// What the ops of a layer are made of.
 pub(super) struct LayerOps<'a, T> {
@@ -25,8 +25,8 @@ pub(super) struct LayerOps<'a, T> {
     /// Frequencies of the rotary positions.
     pub(super) freqs: Option<&'a T>,
     pub(super) cache: &'a KvCache<T>,
-    /// What chooses neurons, and its least score.
-    pub(super) predictor: Option<&'a (Predictor<T>, f32)>,
+    /// What chooses neurons.
+    pub(super) predictor: Option<&'a Predictor<T>>,
     /// Neurons at home; `None` if all are elsewhere.
     pub(super) own: Option<&'a FfnShare<T>>,
     pub(super) scratch: &'a Scratch<T>,
@@ -168,6 +168,7 @@ impl<T: Operand> LayerOps<'_, T> {
             bias_gate: gate.bias,
             bias_up: up.bias,
             bias_down: down.bias,
+            threshold: None,
             groups,
             orientation: Down::AcrossNeurons,
         };
@@ -178,12 +179,13 @@ impl<T: Operand> LayerOps<'_, T> {
     fn neurons(&self, ops: &mut Vec<Op<T>>, accumulate: bool) {
         let s = self.scratch;
         let (mut rows, mut absent) = (Rows::All, None);
-        if let (Some((predictor, threshold)), Some(resident)) = (self.predictor, &self.resident) {
+        if let (Some(predictor), Some(resident)) = (self.predictor, &self.resident) {
             absent = self.absent.clone().filter(|_| self.mailbox.is_some());
-            let x = match self.model.spec.predictor_input {
-                PredictorInput::Residual => s.x.clone(),
+            let x = match (predictor.input, self.model.spec.predictor_input) {
+                (Input::Normed, _) => s.h.clone(),
+                (Input::OfFile, PredictorInput::Residual) => s.x.clone(),
             };
-            ops.push(predictor.op(x, resident.clone(), absent.clone(), *threshold).into());
+            ops.push(predictor.op(x, resident.clone(), absent.clone()).into());
             rows = Rows::Active(resident.clone());
         }
         if let Some(mailbox) = self.mailbox {

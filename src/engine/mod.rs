@@ -338,7 +338,18 @@ impl Engine {
         self.mode.is_sparse()
     }
 
-    /// Whether the file's predictors choose neurons.
+    /// Bytes that a token reads to have the neurons of block `layer` chosen ahead; 0 where nothing does.
+    #[must_use]
+    pub fn predictor_bytes(&self, layer: usize) -> Bytes {
+        let chosen = self.mode.chosen(&self.model, &self.options, layer);
+        chosen.map_or(Bytes(0), |chosen| {
+            let size = |rows: &hal::HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
+            let vectors = 4 * chosen.fc2.desc().n_rows * if chosen.bias.is_some() { 2 } else { 1 };
+            Bytes(size(chosen.fc1) + size(chosen.fc2) + vectors as u64)
+        })
+    }
+
+    /// Whether predictors choose neurons.
     #[must_use]
     pub fn predicts(&self) -> bool {
         self.mode.predicts()

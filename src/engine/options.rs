@@ -7,15 +7,19 @@ use hal::format::Format;
 
 use crate::converted::Converted;
 use crate::model::{Ffn, Model};
+use crate::predictor::{Chooser, Layers};
 
 /// Which neurons are dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sparsity {
     /// Those that the file's predictor does not want, which changes words as its makers meant it, and then as
     /// [`Sparsity::Exact`]; as that alone where the file has no predictor.
     Predicted,
     /// Those that contribute exactly nothing; needs a ReLU-like activation, is the dense run elsewhere.
     Exact,
+    /// Those that [`EngineOptions::chooser`] lets go so that a block's output is off by about this share of its size, and
+    /// then as [`Sparsity::Exact`]; as that alone without one.
+    Within(f32),
     /// None: the dense arithmetic on the file as it is, to compare with.
     Off,
 }
@@ -35,6 +39,8 @@ pub struct EngineOptions {
     pub sparsity: Sparsity,
     /// Least score of a neuron that a predictor wants; `None` for the file's.
     pub sparse_threshold: Option<f32>,
+    /// What was learned about the model's neurons, for [`Sparsity::Within`].
+    pub chooser: Option<Arc<Chooser>>,
     /// Whether weights may be laid out anew. Without it they are used as the file has them: no memory beside the
     /// file's, and where neurons are dropped, all of down is read nevertheless.
     pub repack: bool,
@@ -51,6 +57,7 @@ impl Default for EngineOptions {
             kv_formats: KvCache::both(Format::F16),
             sparsity: Sparsity::Predicted,
             sparse_threshold: None,
+            chooser: None,
             repack: true,
             converted: None,
         }
@@ -69,11 +76,32 @@ impl EngineOptions {
     /// neuron: in the file, or because weights may be laid out anew.
     #[must_use]
     pub fn n_predicting(&self, model: &Model) -> usize {
-        if self.sparsity != Sparsity::Predicted || !model.is_exactly_sparse() {
+        if !model.is_exactly_sparse() {
             return 0;
         }
-        let listed = |ffn: &Ffn| ffn.predictor.is_some() && (self.repack || ffn.down_by_neuron);
-        model.layers.iter().filter(|layer| listed(&layer.ffn)).count()
+        let by_neuron = |ffn: &Ffn| self.repack || ffn.down_by_neuron;
+        let blocks = model.layers.iter().map(|layer| &layer.ffn);
+        match (self.sparsity, self.learned_layers()) {
+            (Sparsity::Predicted, _) => {
+                blocks.filter(|ffn| ffn.predictor.is_some() && by_neuron(ffn)).count()
+            }
+            (Sparsity::Within(_), Some(Layers::Predictors(layers))) => {
+                blocks.take(layers.len()).filter(|ffn| by_neuron(ffn)).count()
+            }
+            (Sparsity::Within(_) | Sparsity::Exact | Sparsity::Off, _) => 0,
+        }
+    }
+
+    /// Whether neurons are dropped by thresholds on their activation.
+    #[must_use]
+    pub fn has_thresholds(&self) -> bool {
+        let layers = self.learned_layers();
+        matches!((self.sparsity, layers), (Sparsity::Within(_), Some(Layers::Thresholds(_))))
+    }
+
+    /// What was learned about each layer.
+    pub(super) fn learned_layers(&self) -> Option<&Layers> {
+        self.chooser.as_ref().map(|chooser| &chooser.layers)
     }
 
     /// Whether there is any such layer.

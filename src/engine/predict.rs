@@ -12,6 +12,7 @@ use hal::{
 
 use crate::model;
 use crate::placement::{LayerPlacement, Neurons};
+use crate::predictor::LayerPredictor;
 
 use super::Result;
 
@@ -31,20 +32,71 @@ pub(super) fn list_desc(capacity: usize, n_tokens: usize) -> RowSet<TensorDesc> 
     }
 }
 
+/// What a predictor reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// What the file's family says.
+    OfFile,
+    /// The input of the block itself.
+    Normed,
+}
+
+/// What chooses a block's neurons, on the host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chosen<'a> {
+    pub(super) fc1: &'a HostRows,
+    pub(super) fc2: &'a HostRows,
+    pub(super) bias: Option<&'a [f32]>,
+    threshold: f32,
+    hidden: Hidden,
+    input: Input,
+}
+
+impl<'a> Chosen<'a> {
+    /// PowerInfer's mathematics, wanting scores from `threshold` on.
+    pub(super) fn of_file(weights: &'a model::Predictor, threshold: f32) -> Chosen<'a> {
+        let model::Predictor { fc1, fc2 } = weights;
+        Chosen { fc1, fc2, bias: None, threshold, hidden: Hidden::Relu, input: Input::OfFile }
+    }
+
+    /// Ours, for an output that may be off by `target` of its size.
+    pub(super) fn learned(layer: &'a LayerPredictor, target: f32) -> Chosen<'a> {
+        let threshold = layer.threshold(target);
+        let LayerPredictor { fc1, fc2, bias, .. } = layer;
+        let (hidden, input) = (Hidden::Linear, Input::Normed);
+        Chosen { fc1, fc2, bias: Some(bias), threshold, hidden, input }
+    }
+}
+
 /// A layer's predictor over tensors or, for planning, over their shapes.
 #[derive(Clone, Debug)]
 pub(super) struct Predictor<T> {
     fc1: T,
     fc2: T,
+    /// `[1, n_ff]`
+    bias: Option<T>,
     /// `[1, n_ff]`: where each neuron lives.
     slots: T,
+    threshold: f32,
+    hidden: Hidden,
+    /// What its op has to be given.
+    pub(super) input: Input,
 }
 
 impl Predictor<TensorDesc> {
-    pub(super) fn desc(weights: &model::Predictor) -> Predictor<TensorDesc> {
-        let (fc1, fc2) = (weights.fc1.desc(), weights.fc2.desc());
-        Predictor { fc1, fc2, slots: words(1, fc2.n_rows) }
+    pub(super) fn desc(chosen: Chosen<'_>) -> Predictor<TensorDesc> {
+        let Chosen { fc1, fc2, bias, threshold, hidden, input } = chosen;
+        let (fc1, fc2) = (fc1.desc(), fc2.desc());
+        let bias = bias.map(|_| TensorDesc::new(1, fc2.n_rows, Format::F32));
+        Predictor { fc1, fc2, bias, slots: words(1, fc2.n_rows), threshold, hidden, input }
     }
+}
+
+/// Floats as one row.
+pub(super) fn vector(values: &[f32]) -> HostRows {
+    let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
+    let source = Source::Owned(std::sync::Arc::new(bytes));
+    HostRows::new(source, 1, values.len(), Format::F32).expect("as many bytes as values")
 }
 
 impl Predictor<Tensor> {
@@ -52,33 +104,31 @@ impl Predictor<Tensor> {
     pub(super) fn import(
         home: &Device,
         layer: usize,
-        weights: &model::Predictor,
+        chosen: Chosen<'_>,
         placed: &LayerPlacement,
     ) -> Result<Predictor<Tensor>> {
         let import = |part: &str, rows: &HostRows| {
             home.import(&format!("blk.{layer}.{part}"), &PackDesc::whole(rows.desc()), rows)
         };
-        let slots = slots(placed, weights.fc2.desc().n_rows);
+        let slots = slots(placed, chosen.fc2.desc().n_rows);
+        let bias = chosen.bias.map(|bias| import("predictor_bias", &vector(bias)));
         Ok(Predictor {
-            fc1: import("fc1", &weights.fc1)?,
-            fc2: import("fc2", &weights.fc2)?,
+            fc1: import("fc1", chosen.fc1)?,
+            fc2: import("fc2", chosen.fc2)?,
+            bias: bias.transpose()?,
             slots: import("slots", &slots)?,
+            threshold: chosen.threshold,
+            hidden: chosen.hidden,
+            input: chosen.input,
         })
     }
 }
 
 impl<T: Operand> Predictor<T> {
-    /// The op: for `x`, the residual before the norm.
-    pub(super) fn op(
-        &self,
-        x: T,
-        resident: RowSet<T>,
-        absent: Option<RowSet<T>>,
-        threshold: f32,
-    ) -> Predict<T> {
-        let Predictor { fc1, fc2, slots } = self.clone();
-        let hidden = Hidden::Relu;
-        Predict { x, fc1, fc2, bias: None, slots, resident, absent, threshold, hidden }
+    /// The op for its input `x`.
+    pub(super) fn op(&self, x: T, resident: RowSet<T>, absent: Option<RowSet<T>>) -> Predict<T> {
+        let Predictor { fc1, fc2, bias, slots, threshold, hidden, .. } = self.clone();
+        Predict { x, fc1, fc2, bias, slots, resident, absent, threshold, hidden }
     }
 }
 

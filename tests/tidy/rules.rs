@@ -40,7 +40,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("learned", &["gguf"]),
     ("profile", &["convert", "engine", "gguf", "learned", "model"]),
     ("convert", &["gguf"]),
-    ("engine", &["converted", "model", "placement"]),
+    ("predictor", &["gguf", "learned", "model"]),
+    ("engine", &["converted", "model", "placement", "predictor"]),
     ("generate", &["engine", "sample", "tokenizer"]),
     ("evaluate", &["engine", "gguf", "model", "tokenizer"]),
     ("bench", &["engine", "model", "tokenizer"]),
@@ -59,6 +60,7 @@ const PURE: &[&str] = &[
     "synthetic",
     "model",
     "learned",
+    "predictor",
     "profile",
 ];
 

@@ -10,6 +10,7 @@ mod chat;
 mod convert;
 mod model;
 mod perplexity;
+mod predictor;
 mod processor;
 mod profile;
 mod reports;
@@ -21,8 +22,9 @@ pub(crate) use chat::{ConversationArgs, ReasoningFormat, ReasoningWhen};
 pub(crate) use convert::{
     ContainerName, ConvertArgs, MergeArgs, OutTypeName, QuantizeArgs, SplitArgs,
 };
-pub(crate) use model::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
+pub(crate) use model::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs};
 pub(crate) use perplexity::{Against, PerplexityArgs};
+pub(crate) use predictor::PredictorArgs;
 pub(crate) use processor::{NumaName, ProcessorArgs};
 pub(crate) use profile::ProfileArgs;
 pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};
@@ -64,6 +66,8 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Measure quality: perplexity, and divergence of the skipping path from the dense one
     Perplexity(Box<PerplexityArgs>),
+    /// Learn from a text which neurons can be skipped, for --sparsity balanced and fast
+    Predictor(Box<PredictorArgs>),
     /// Find out which neurons of a model fire how often, from a text
     Profile(Box<ProfileArgs>),
     /// Make a GGUF file of a Hugging Face folder
@@ -89,6 +93,7 @@ impl Command {
             Self::Run(args) | Self::Chat(args) => Some(&args.model.placement),
             Self::Bench(args) => Some(&args.placement),
             Self::Perplexity(args) => Some(&args.model.placement),
+            Self::Predictor(args) => Some(&args.model.placement),
             Self::Profile(args) => Some(&args.model.placement),
             Self::Info(_)
             | Self::Convert(_)
@@ -108,6 +113,7 @@ impl Command {
             Self::Info(args) => &args.common,
             Self::Bench(args) => &args.common,
             Self::Perplexity(args) => &args.common,
+            Self::Predictor(args) => &args.common,
             Self::Profile(args) => &args.common,
             Self::Convert(args) => &args.common,
             Self::Quantize(args) => &args.common,

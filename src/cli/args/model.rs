@@ -1,7 +1,7 @@
 //! Which model, where it lives, how it is computed.
 
 use super::{ProcessorArgs, boolish};
-use crate::cli::parse::{self, Budget};
+use crate::cli::parse::{self, Budget, Sparsity};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -64,10 +64,12 @@ pub(crate) struct PlacementArgs {
     /// The feed-forward activation, for a file that does not name it
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_FFN_ACTIVATION")]
     pub(crate) ffn_activation: Option<FfnActivation>,
-    /// predicted computes what the file's predictor wants, if it has one (PowerInfer's files do), else as exact; exact
-    /// skips neurons that cannot count; off computes all of them
+    /// exact skips neurons that cannot count; balanced and fast, or the relative error that a feed-forward block may have
+    /// (0.05), skip more by what `predictor` has learnt; predicted computes what the file's own predictor wants, if it
+    /// has one (PowerInfer's files do), else as exact; off computes all of them
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_SPARSITY", default_value = "predicted")]
-    pub(crate) sparsity: SparsityName,
+    #[arg(value_parser = parse::sparsity)]
+    pub(crate) sparsity: Sparsity,
     /// Least score of a neuron that the predictor wants; default: the file's, else 0
     #[arg(long, value_name = "SCORE", env = "THERMOCLINE_ARG_SPARSE_THRESHOLD")]
     #[arg(allow_negative_numbers = true, value_parser = parse::number)]
@@ -130,15 +132,4 @@ pub(crate) enum FfnActivation {
     Relu2,
     /// max(x, 0), on gate and up
     Drelu,
-}
-
-/// `--sparsity`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SparsityName {
-    /// Skip what the file's predictor does not want, and what provably does not count.
-    Predicted,
-    /// Skip what provably does not count.
-    Exact,
-    /// Compute every neuron.
-    Off,
 }

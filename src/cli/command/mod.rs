@@ -11,6 +11,7 @@ mod engine;
 pub(super) mod info;
 mod model_file;
 pub(super) mod perplexity;
+pub(super) mod predictor;
 pub(super) mod profile;
 pub(super) mod run;
 pub(super) mod tokenize;

@@ -8,6 +8,7 @@ pub(crate) mod chat;
 pub(crate) mod convert;
 pub(crate) mod model;
 pub(crate) mod perplexity;
+pub(crate) mod predictor;
 pub(crate) mod processor;
 pub(crate) mod profile;
 pub(crate) mod run;
@@ -15,6 +16,7 @@ pub(crate) mod text;
 
 pub(crate) use bench::BenchOptions;
 pub(crate) use perplexity::PerplexityOptions;
+pub(crate) use predictor::PredictorOptions;
 pub(crate) use profile::ProfileOptions;
 pub(crate) use run::RunOptions;
 pub(crate) use text::TokenizeOptions;

@@ -1,9 +1,10 @@
 //! Which model, and how it is held and computed.
 
 use super::processor::Processor;
-use crate::cli::args::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs, SparsityName};
+use crate::cli::args::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::parse::Budget;
+pub(crate) use crate::cli::parse::Sparsity;
 use hal::Bytes;
 use hal::format::Format;
 use std::ffi::OsString;
@@ -127,17 +128,6 @@ pub(super) fn user_folder(
     }
 }
 
-/// Which neurons are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sparsity {
-    /// Those that the file's predictor wants, if it has one.
-    Predicted,
-    /// Those that can count; the result is the same.
-    Exact,
-    /// All of them.
-    Off,
-}
-
 impl CacheType {
     /// # Errors
     /// A format of llama.cpp's that is not built here.
@@ -222,11 +212,7 @@ impl Computation {
             folder: Folder::resolve(args.repack_cache.as_deref()),
             activation: args.ffn_activation,
             sparse_threshold: args.sparse_threshold,
-            sparsity: match args.sparsity {
-                SparsityName::Predicted => Sparsity::Predicted,
-                SparsityName::Exact => Sparsity::Exact,
-                SparsityName::Off => Sparsity::Off,
-            },
+            sparsity: args.sparsity,
             vram_budget: args.vram_budget,
             processor: Processor::resolve(&args.processor),
         })

@@ -37,12 +37,12 @@ pub(super) struct Facts {
     pub(super) type_v: &'static str,
     /// The file is mapped.
     pub(super) mmap: bool,
-    /// `predicted`, `exact` or `off`.
-    pub(super) sparsity: &'static str,
+    /// `predicted`, `exact`, `balanced`, `fast`, an error or `off`.
+    pub(super) sparsity: String,
     /// Neurons are skipped.
     pub(super) sparse: bool,
-    /// The file's predictor chooses some of them.
-    pub(super) predicts: bool,
+    /// What chooses some of them: `file` or `learnt`.
+    pub(super) predictor: Option<&'static str>,
     /// Where the text came from.
     pub(super) prompt_file: Option<String>,
     /// Bytes read per token.
@@ -78,12 +78,18 @@ impl Facts {
             type_v: combination.type_v.name(),
             mmap: options.computation.mmap,
             sparsity: match options.computation.sparsity {
-                Sparsity::Predicted if engine.predicts() => "predicted",
-                Sparsity::Predicted | Sparsity::Exact => "exact",
-                Sparsity::Off => "off",
+                Sparsity::Predicted if engine.predicts() => "predicted".to_owned(),
+                Sparsity::Predicted | Sparsity::Exact => "exact".to_owned(),
+                Sparsity::Balanced => "balanced".to_owned(),
+                Sparsity::Fast => "fast".to_owned(),
+                Sparsity::Within(error) => error.to_string(),
+                Sparsity::Off => "off".to_owned(),
             },
             sparse: engine.is_sparse(),
-            predicts: engine.predicts(),
+            predictor: engine.predicts().then(|| match options.computation.sparsity {
+                Sparsity::Balanced | Sparsity::Fast | Sparsity::Within(_) => "learnt",
+                Sparsity::Predicted | Sparsity::Exact | Sparsity::Off => "file",
+            }),
             prompt_file: options.prompt.as_ref().map(|(path, _)| path.display().to_string()),
             traffic: Traffic::new(engine),
             bandwidth: None,

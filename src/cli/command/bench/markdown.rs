@@ -69,7 +69,7 @@ impl Columns {
             ),
             (
                 options.computation.sparsity == Sparsity::Predicted,
-                right("sparsity", 8, |row| row.facts.sparsity.to_owned()),
+                right("sparsity", 8, |row| row.facts.sparsity.clone()),
             ),
         ];
         columns.extend(optional.into_iter().filter(|(hide, _)| !hide).map(|(_, column)| column));

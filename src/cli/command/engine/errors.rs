@@ -1,7 +1,7 @@
 //! What goes wrong below the command, as failures with their exit code and what may help. The one place.
 
 use crate::cli::failure::{Exit, Failure};
-use crate::{engine, evaluate, generate, learned, model, profile};
+use crate::{engine, evaluate, generate, learned, model, predictor, profile};
 
 impl From<model::Error> for Failure {
     fn from(error: model::Error) -> Self {
@@ -51,6 +51,23 @@ fn device(error: &hal::Error) -> Failure {
         E::Shape { .. } | E::Aliasing { .. } | E::ForeignBuffer { .. } => {
             let message = "the engine contradicts itself; please report this";
             Failure::new(Exit::Failed, message).caused_by(error)
+        }
+    }
+}
+
+impl From<predictor::Error> for Failure {
+    fn from(error: predictor::Error) -> Self {
+        use predictor::Error as E;
+        let failure = Failure::new(Exit::Failed, error.to_string());
+        match error {
+            E::Unfinished { .. } => {
+                failure.help("`thermocline predictor` goes on where it stopped")
+            }
+            E::Refused(_) | E::Damaged { .. } => {
+                failure.help("remove the file, and `thermocline predictor` makes it anew")
+            }
+            E::TooShort { .. } => failure.help("give a longer text with -f"),
+            E::Read { .. } | E::Singular { .. } | E::Training { .. } | E::Save(_) => failure,
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod convert;
 mod errors;
+mod learned;
 mod memory;
 
 use super::model_file;
@@ -184,9 +185,13 @@ pub(crate) fn settings(options: &ModelOptions, n_ctx: usize) -> EngineOptions {
         sparsity: match options.computation.sparsity {
             Sparsity::Predicted => engine::Sparsity::Predicted,
             Sparsity::Exact => engine::Sparsity::Exact,
+            // The model's own error takes its place in `learned::add`.
+            Sparsity::Balanced | Sparsity::Fast => engine::Sparsity::Within(learned::UNKNOWN),
+            Sparsity::Within(error) => engine::Sparsity::Within(error),
             Sparsity::Off => engine::Sparsity::Off,
         },
         sparse_threshold: options.computation.sparse_threshold,
+        chooser: None,
         repack: options.computation.repack,
         converted: None,
     }
@@ -204,6 +209,7 @@ pub(crate) fn load(
     cpu: Device,
     terminal: &Terminal,
 ) -> Result<Engine, Failure> {
+    let options = learned::add(model, options, computation, terminal)?;
     let options = convert::prepare(model, options, computation, &cpu, terminal);
     tell_sparsity(model, &options, terminal);
     let need = Need::of(model, &options, &cpu);
@@ -224,6 +230,19 @@ pub(crate) fn load(
     let engine = Engine::load(Arc::clone(model), vec![cpu], options, None, notice, &progress);
     bar.finish_and_clear();
     Ok(engine?)
+}
+
+/// Loads `model` with what `options` say and not a word about it: for one of many runs of the same model.
+///
+/// # Errors
+/// What the engine reports.
+pub(crate) fn quietly(
+    model: &Arc<Model>,
+    options: EngineOptions,
+    cpu: Device,
+) -> Result<Engine, Failure> {
+    let quiet: Notice = Arc::new(|_: &str| {});
+    Ok(Engine::load(Arc::clone(model), vec![cpu], options, None, quiet, &|_, _| {})?)
 }
 
 /// A bar over `size` bytes, hidden where nobody looks or it would be gone at once.
@@ -250,6 +269,7 @@ fn tell_sparsity(model: &Model, options: &EngineOptions, terminal: &Terminal) {
     };
     match (options.sparsity, model.is_exactly_sparse()) {
         (engine::Sparsity::Off, _) => terminal.detail("every neuron is computed (--sparsity off)"),
+        (engine::Sparsity::Within(error), _) => learned::tell(model, options, error, terminal),
         (engine::Sparsity::Exact | engine::Sparsity::Predicted, true) => terminal.detail(&format!(
             "the activation is {name}: neurons whose gate is not positive are skipped, which changes nothing"
         )),
@@ -259,6 +279,9 @@ fn tell_sparsity(model: &Model, options: &EngineOptions, terminal: &Terminal) {
     }
     let built = model.layers.iter().filter(|layer| layer.ffn.predictor.is_some()).count();
     let used = options.n_predicting(model);
+    if options.sparsity != engine::Sparsity::Predicted {
+        return;
+    }
     if used > 0 {
         let threshold = options.sparse_threshold.unwrap_or(model.predictor_threshold);
         terminal.note(&format!(
@@ -274,7 +297,7 @@ fn tell_sparsity(model: &Model, options: &EngineOptions, terminal: &Terminal) {
             anew - used
         ));
     }
-    if built < model.n_predictors && options.sparsity == engine::Sparsity::Predicted {
+    if built < model.n_predictors {
         terminal.note(&format!(
             "{} of the file's {} predictors are in a format that is not built: those layers skip by the gate alone, which is exact",
             model.n_predictors - built,

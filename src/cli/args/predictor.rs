@@ -1,0 +1,42 @@
+//! `thermocline predictor`.
+
+use super::{CommonArgs, ModelArgs};
+use clap::Args;
+use std::path::PathBuf;
+
+/// Learn from a text which neurons can be skipped, for --sparsity balanced, fast or a number: a predictor where the
+/// activation has exact zeros, thresholds elsewhere. An interrupted run goes on when it is started again.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Learning")]
+pub(crate) struct PredictorArgs {
+    /// The text to learn from; - is standard input
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Where the result goes; without it beside the model, or into a folder of the user's cache
+    #[arg(short, long = "out", value_name = "FILE")]
+    pub(crate) outfile: Option<PathBuf>,
+    /// Tokens of the text to read, at most
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_TOKENS", default_value_t = 65536)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
+    pub(crate) tokens: u32,
+    /// Relative error of a feed-forward block's output for which ranks are chosen
+    #[arg(
+        long = "target",
+        value_name = "ERROR",
+        env = "THERMOCLINE_ARG_TARGET",
+        default_value_t = 0.05
+    )]
+    #[arg(value_parser = crate::cli::parse::error_share)]
+    pub(crate) error: f32,
+    /// Steps of training for each layer; 0 leaves the factors as they are
+    #[arg(long, value_name = "STEPS", env = "THERMOCLINE_ARG_TRAIN", default_value_t = 1500)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) train: u32,
+    /// Rank of the predictor, a multiple of 32; without it the one that costs a token the fewest bytes
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_RANK")]
+    pub(crate) rank: Option<u32>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}

@@ -1,0 +1,93 @@
+//! A text in windows, some of which are held out.
+
+use crate::cli::failure::{Exit, Failure};
+use crate::evaluate::Chunks;
+use crate::gguf::Hash;
+use crate::predictor::Error;
+use crate::tokenizer::Tokenizer;
+
+/// Tokens of a window.
+pub(super) const WINDOW: usize = 512;
+/// One window of so many is held out.
+const HELD_OF: usize = 8;
+/// Most tokens that are held out.
+const MOST_HELD: usize = 4096;
+/// Fewest tokens of which anything is learnt.
+const FEWEST: usize = 1024;
+
+/// A text as a model reads it, cut into windows that have nothing to do with each other.
+#[derive(Debug)]
+pub(super) struct Windows {
+    tokens: Vec<u32>,
+    n_ctx: usize,
+    bos: Option<u32>,
+}
+
+impl Windows {
+    /// At most `most` tokens of `text`, for a model with a context of `n_ctx_train`.
+    pub(super) fn new(
+        text: &str,
+        tokenizer: &Tokenizer,
+        n_ctx_train: usize,
+        most: usize,
+    ) -> Result<Windows, Failure> {
+        let mut tokens = tokenizer
+            .encode(text, false, false)
+            .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
+        let found = tokens.len();
+        if found < FEWEST {
+            return Err(Error::TooShort { found, needed: FEWEST }.into());
+        }
+        tokens.truncate(most.max(FEWEST));
+        let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+        Ok(Windows { tokens, n_ctx: WINDOW.min(n_ctx_train.max(2)), bos })
+    }
+
+    /// Tokens of a window as the model reads it.
+    pub(super) fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    /// Tokens of all of them.
+    pub(super) fn n_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// A sum by which the text is known.
+    pub(super) fn sum(&self) -> String {
+        let mut hash = Hash::default();
+        self.tokens.iter().for_each(|token| hash.word(u64::from(*token)));
+        format!("{:016x}", hash.finish())
+    }
+
+    fn step(&self) -> usize {
+        self.n_ctx - usize::from(self.bos.is_some())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tokens.len().div_ceil(self.step())
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Vec<u32>> + '_ {
+        self.tokens.chunks(self.step()).map(|piece| self.bos.iter().chain(piece).copied().collect())
+    }
+
+    /// The windows that are held out, for measuring.
+    pub(super) fn held(&self) -> Result<Chunks, Failure> {
+        let held = self.iter().enumerate().filter(|(i, _)| self.is_held(*i));
+        let mut tokens: Vec<u32> = held.flat_map(|(_, window)| window).collect();
+        if tokens.len() < 2 * self.n_ctx {
+            // The last window may be short; what is before it then has to do.
+            tokens = self.iter().flatten().collect();
+            tokens.truncate(2 * self.n_ctx);
+        }
+        Ok(Chunks::new(tokens, self.n_ctx, self.bos, None)?)
+    }
+
+    /// Whether window `i` is held out: every eighth, as long as there are not too many, and at least one.
+    pub(super) fn is_held(&self, i: usize) -> bool {
+        let most = (MOST_HELD / self.n_ctx).max(1);
+        let every = (self.len() / most).max(HELD_OF).min(self.len());
+        i % every == every - 1 && i / every < most
+    }
+}

@@ -1,0 +1,46 @@
+//! What `predictor` shall do.
+
+use super::model::ModelOptions;
+use super::text::read_file;
+use crate::cli::args::PredictorArgs;
+use crate::cli::failure::Failure;
+use crate::predictor::{RANK_STEP, Settings};
+use std::path::PathBuf;
+
+/// `thermocline predictor`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PredictorOptions {
+    /// The model.
+    pub(crate) model: ModelOptions,
+    /// The text to learn from.
+    pub(crate) text: String,
+    /// Where the result goes; `None` chooses.
+    pub(crate) out: Option<PathBuf>,
+    /// Most tokens of the text.
+    pub(crate) n_tokens: usize,
+    /// How predictors are made.
+    pub(crate) settings: Settings,
+}
+
+impl PredictorOptions {
+    /// # Errors
+    /// No text, or one that cannot be read; a rank that is no multiple of blocks.
+    pub(crate) fn resolve(args: &PredictorArgs) -> Result<Self, Failure> {
+        let Some(path) = &args.file else {
+            let help = "give it with -f FILE: some hundred kilobytes of what the model is used for";
+            return Err(Failure::usage("no text to learn from").help(help));
+        };
+        let rank = args.rank.map(|rank| rank as usize);
+        if let Some(rank) = rank.filter(|rank| *rank == 0 || !rank.is_multiple_of(RANK_STEP)) {
+            let message = format!("--rank {rank} is no multiple of {RANK_STEP}");
+            return Err(Failure::usage(message));
+        }
+        Ok(Self {
+            model: ModelOptions::resolve(&args.model)?,
+            text: read_file(path)?,
+            out: args.outfile.clone(),
+            n_tokens: args.tokens as usize,
+            settings: Settings { target: args.error, n_steps: args.train as usize, rank },
+        })
+    }
+}

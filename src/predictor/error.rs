@@ -1,0 +1,69 @@
+//! What can end the making or the reading of a predictor.
+
+use crate::learned;
+
+/// An error of a predictor.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Weights that cannot be read.
+    #[error("cannot read the model's weights: {reason}")]
+    Read {
+        /// What the contract says.
+        reason: hal::Error,
+    },
+    /// Text that leaves too little to judge by.
+    #[error("the text has {found} tokens, a predictor needs at least {needed}")]
+    TooShort {
+        /// Tokens there are.
+        found: usize,
+        /// Tokens needed.
+        needed: usize,
+    },
+    /// Inputs of which no factors can be made.
+    #[error("layer {layer}: the second moment of the inputs has no factors: {reason}")]
+    Singular {
+        /// Layer.
+        layer: usize,
+        /// What was tried.
+        reason: &'static str,
+    },
+    /// The training library gave up.
+    #[error("layer {layer}: training failed: {reason}")]
+    Training {
+        /// Layer.
+        layer: usize,
+        /// What it says.
+        reason: String,
+    },
+    /// A file of what is learned that is not used.
+    #[error(transparent)]
+    Refused(#[from] learned::Refused),
+    /// A file of what is learned that cannot be written.
+    #[error(transparent)]
+    Save(#[from] learned::SaveError),
+    /// A file with the predictor or the thresholds of some layers: the run that made it was interrupted.
+    #[error("{file}: knows {found} of {expected} layers: the run that made it did not end")]
+    Unfinished {
+        /// Path.
+        file: String,
+        /// Layers there are.
+        found: usize,
+        /// The model's.
+        expected: usize,
+    },
+    /// A side file whose predictor contradicts the model or itself.
+    #[error("{file}: {what} is {found}, expected {expected}")]
+    Damaged {
+        /// Path.
+        file: String,
+        /// Which part.
+        what: String,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+}
+
+/// Result of work on predictors.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,190 @@
+//! Low-rank factors of the matrix that decides which neurons count.
+//!
+//! `test = w . x` is what the gate (or up) says. Factors of rank `r` that lose least of it on the inputs a text gives are
+//! not those of `w` alone: an error in a direction in which inputs never lie costs nothing. With `C = L L^T` the second
+//! moment of the inputs, `E|(w - w') x|^2 = |(w - w') L|^2`, so the best `w'` is the truncated singular value
+//! decomposition of `w L`, brought back by `L^-1`. Its right vectors are the eigenvectors of `L^T w^T w L`.
+//!
+//! Source: data-aware low-rank factors as in SVD-LLM (Wang et al. 2024) and SVDP.
+
+use faer::linalg::matmul::matmul;
+use faer::linalg::triangular_solve::solve_upper_triangular_in_place;
+use faer::{Accum, Mat, Side};
+
+use super::matrix::{Dense, PAR};
+
+/// Added to each input's variance, as a share of the mean one: directions that the text never took.
+const RIDGE: f64 = 1e-4;
+
+/// The second moment of inputs, `sum over tokens of x x^T`.
+#[derive(Clone, Debug)]
+pub(super) struct Moment {
+    sum: Mat<f64>,
+    n_tokens: usize,
+}
+
+impl Moment {
+    /// Of no inputs yet, of `n_embd` values each.
+    #[must_use]
+    pub(super) fn new(n_embd: usize) -> Moment {
+        Moment { sum: Mat::zeros(n_embd, n_embd), n_tokens: 0 }
+    }
+
+    /// Adds the rows of `x`.
+    pub(super) fn add(&mut self, x: &Dense) {
+        let x = x.wide();
+        matmul(self.sum.as_mut(), Accum::Add, x.transpose(), x.as_ref(), 1.0, PAR);
+        self.n_tokens += x.nrows();
+    }
+
+    /// Its lower Cholesky factor, with a little variance for every direction.
+    fn root(&self) -> Result<Mat<f64>, &'static str> {
+        let n = self.sum.nrows();
+        let per_token = 1.0 / self.n_tokens.max(1) as f64;
+        let mean = (0..n).map(|i| self.sum[(i, i)]).sum::<f64>() * per_token / n.max(1) as f64;
+        if !(mean.is_finite() && mean > 0.0) {
+            return Err("the inputs are all zero or hold what is no number");
+        }
+        let ridge = RIDGE * mean;
+        let moment = Mat::from_fn(n, n, |i, j| {
+            self.sum[(i, j)] * per_token + if i == j { ridge } else { 0.0 }
+        });
+        let factor = moment.llt(Side::Lower).map_err(|_| "it is not positive definite")?;
+        Ok(factor.L().to_owned())
+    }
+}
+
+/// `test ~ fc2 . fc1 . x`, columns and rows in order of what they matter.
+#[derive(Clone, Debug)]
+pub(super) struct Factors {
+    /// `[rank, n_embd]`; on the inputs of the moment, its outputs have variance 1 and nothing in common.
+    pub(super) fc1: Dense,
+    /// `[n_ff, rank]`
+    pub(super) fc2: Dense,
+}
+
+impl Factors {
+    /// The best factors of rank `rank` of `w` `[n_ff, n_embd]` on inputs of `moment`.
+    ///
+    /// # Errors
+    /// Why the moment or `w` has no factors.
+    pub(super) fn new(w: &Dense, moment: &Moment, rank: usize) -> Result<Factors, &'static str> {
+        let root = moment.root()?;
+        let (w, n) = (w.wide(), root.nrows());
+        let mut seen = Mat::<f64>::zeros(w.nrows(), n);
+        matmul(seen.as_mut(), Accum::Replace, w.as_ref(), root.as_ref(), 1.0, PAR);
+        let mut square = Mat::<f64>::zeros(n, n);
+        matmul(square.as_mut(), Accum::Replace, seen.transpose(), seen.as_ref(), 1.0, PAR);
+        let eigen = square.self_adjoint_eigen(Side::Lower).map_err(|_| "no eigenvectors")?;
+        // Ascending: the last matter most.
+        let first = n - rank.min(n);
+        let right = Mat::from_fn(n, n - first, |i, j| eigen.U()[(i, n - 1 - j)]);
+        let mut fc2 = Mat::<f64>::zeros(w.nrows(), n - first);
+        matmul(fc2.as_mut(), Accum::Replace, seen.as_ref(), right.as_ref(), 1.0, PAR);
+        // fc1 = right^T L^-1, so fc1^T = L^-T right.
+        let mut fc1 = right;
+        solve_upper_triangular_in_place(root.transpose(), fc1.as_mut(), PAR);
+        let factors =
+            Factors { fc1: Dense::narrow(fc1.transpose()), fc2: Dense::narrow(fc2.as_ref()) };
+        let finite = |dense: &Dense| dense.values.iter().all(|v| v.is_finite());
+        match finite(&factors.fc1) && finite(&factors.fc2) {
+            true => Ok(factors),
+            false => Err("a factor is no number"),
+        }
+    }
+
+    /// The first `rank` of them.
+    #[must_use]
+    pub(super) fn cut(&self, rank: usize) -> Factors {
+        let rank = rank.min(self.fc1.n_rows);
+        let mut fc1 = self.fc1.clone();
+        fc1.values.truncate(rank * fc1.n_cols);
+        fc1.n_rows = rank;
+        let mut fc2 = Dense::new(0, rank);
+        self.fc2.values.chunks_exact(self.fc2.n_cols).for_each(|row| fc2.push(&row[..rank]));
+        Factors { fc1, fc2 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn matrix(n_rows: usize, n_cols: usize) -> impl Strategy<Value = Dense> {
+        let values = proptest::collection::vec(-1.0f32..1.0, n_rows * n_cols);
+        values.prop_map(move |values| Dense { n_rows, n_cols, values })
+    }
+
+    fn error(w: &Dense, factors: &Factors, x: &Dense) -> f64 {
+        let (exact, near) = (x.times(w), x.times(&factors.fc1).times(&factors.fc2));
+        let pairs = exact.values.iter().zip(&near.values);
+        pairs.map(|(a, b)| f64::from(a - b).powi(2)).sum()
+    }
+
+    fn moment(x: &Dense) -> Moment {
+        let mut moment = Moment::new(x.n_cols);
+        moment.add(x);
+        moment
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn a_matrix_of_low_rank_is_found_again(a in matrix(20, 3), b in matrix(3, 12), x in matrix(40, 12)) {
+            let w = a.times(&b.transposed());
+            let factors = Factors::new(&w, &moment(&x), 3).unwrap();
+            let size: f64 = x.times(&w).values.iter().map(|v| f64::from(*v).powi(2)).sum();
+            prop_assert!(error(&w, &factors, &x) <= 1e-6 * size + 1e-6);
+        }
+
+        #[test]
+        fn no_other_factors_of_that_rank_are_better(w in matrix(20, 8), x in matrix(60, 8), other in matrix(8, 3)) {
+            // Inputs lie mostly in few directions, which is what the moment is for.
+            let mut x = x;
+            x.values.chunks_exact_mut(8).for_each(|row| row[4..].iter_mut().for_each(|v| *v *= 0.1));
+            let moment = moment(&x);
+            let best = error(&w, &Factors::new(&w, &moment, 3).unwrap(), &x);
+            // Some other space of three directions, and the best that can be done of it for these inputs.
+            let z = x.times(&other.transposed());
+            let small = Factors::new(&other.transposed(), &moment, 3).unwrap();
+            prop_assert!(z.values.iter().all(|v| v.is_finite()));
+            let fc2 = {
+                // w C fc1^T, as fc1's outputs are white.
+                let near = x.times(&small.fc1);
+                let mut fc2 = Dense::new(20, 3);
+                let exact = x.times(&w);
+                for n in 0..20 {
+                    for k in 0..3 {
+                        let sum: f64 = (0..60).map(|t| f64::from(exact.row(t)[n]) * f64::from(near.row(t)[k])).sum();
+                        fc2.values[n * 3 + k] = (sum / 60.0) as f32;
+                    }
+                }
+                fc2
+            };
+            let other = error(&w, &Factors { fc1: small.fc1, fc2 }, &x);
+            let size: f64 = x.times(&w).values.iter().map(|v| f64::from(*v).powi(2)).sum();
+            prop_assert!(best <= other + 1e-3 * size, "{best} {other}");
+        }
+
+        #[test]
+        fn more_rank_is_never_worse(w in matrix(20, 8), x in matrix(60, 8)) {
+            let factors = Factors::new(&w, &moment(&x), 8).unwrap();
+            let errors: Vec<f64> = (1..=8).map(|rank| error(&w, &factors.cut(rank), &x)).collect();
+            let size: f64 = x.times(&w).values.iter().map(|v| f64::from(*v).powi(2)).sum();
+            prop_assert!(errors.windows(2).all(|pair| pair[1] <= pair[0] + 1e-3 * size), "{errors:?}");
+            prop_assert!(errors[7] <= 1e-6 * size);
+        }
+    }
+
+    #[test]
+    fn inputs_that_say_nothing_are_refused() {
+        let w = Dense::new(4, 3);
+        assert!(Factors::new(&w, &Moment::new(3), 2).is_err());
+        let mut moment = Moment::new(3);
+        moment.add(&Dense { n_rows: 1, n_cols: 3, values: vec![f32::NAN, 0.0, 0.0] });
+        assert!(Factors::new(&w, &moment, 2).is_err());
+    }
+}

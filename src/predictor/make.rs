@@ -1,0 +1,299 @@
+//! Makes a layer's predictor, or its thresholds, of what was seen there.
+
+use hal::format::Format;
+use hal::{Bytes, HostRows};
+
+use super::factor::{Factors, Moment};
+use super::judge::{Curve, Judge};
+use super::matrix::Dense;
+use super::scale::{self, Spread};
+use super::seen::Seen;
+use super::train::{self, Trained};
+use super::{Error, LayerPredictor, LayerThresholds, Result};
+use crate::model::Ffn;
+
+/// Ranks are multiples of this, as blocks of quantised weights are.
+pub const RANK_STEP: usize = 32;
+/// The largest rank that is tried.
+const MOST_RANK: usize = 1024;
+/// Formats of the matrices that are tried.
+const FORMATS: [Format; 2] = [Format::Q4_0, Format::Q8_0];
+/// Halvings of the loss at which the line is drawn.
+const HALVINGS: usize = 14;
+/// Training brings lists down about as far as twice the error does, so what is to be trained is chosen by that.
+const BEFORE_TRAINING: f32 = 2.0;
+
+/// How to make predictors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// The relative error of a block's output for which rank and training are judged.
+    pub target: f32,
+    /// Steps of training; 0 for none.
+    pub n_steps: usize,
+    /// The rank, a multiple of [`RANK_STEP`]; `None` chooses.
+    pub rank: Option<usize>,
+}
+
+/// What is being done to a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Second moment and eigenvectors.
+    Factors,
+    /// This rank is tried.
+    Rank(usize),
+    /// Steps of training that are done.
+    Training(usize),
+    /// Thresholds are looked for.
+    Thresholds,
+}
+
+/// The weights of a block that matter to whoever chooses its neurons.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// `[n_ff, n_embd]`: gate, or up where there is none.
+    test: Dense,
+    /// `[n_ff]`: added to its products.
+    offset: Option<Dense>,
+    /// `[n_ff, n_embd]`: row by neuron.
+    down: Dense,
+    /// Bytes of a row of `test` in the file.
+    row_bytes: usize,
+}
+
+impl Block {
+    /// Reads the block's weights.
+    ///
+    /// # Errors
+    /// [`Error::Read`].
+    pub fn of(ffn: &Ffn) -> Result<Block> {
+        let test = ffn.gate.as_ref().unwrap_or(&ffn.up);
+        let down = Dense::of(&ffn.down.w)?;
+        Ok(Block {
+            test: Dense::of(&test.w)?,
+            offset: test.bias.as_ref().map(Dense::of).transpose()?,
+            down: if ffn.down_by_neuron { down } else { down.transposed() },
+            row_bytes: test.w.row_bytes(),
+        })
+    }
+
+    /// The products that decide, for the rows of `x`.
+    fn tests(&self, x: &Dense) -> Dense {
+        let mut tests = x.times(&self.test);
+        if let Some(offset) = &self.offset {
+            for row in tests.values.chunks_exact_mut(offset.n_cols) {
+                row.iter_mut().zip(&offset.values).for_each(|(v, offset)| *v += offset);
+            }
+        }
+        tests
+    }
+}
+
+/// What of a layer's text is used for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Texts<'a> {
+    /// To learn from.
+    pub seen: &'a Seen,
+    /// Held out: to judge by.
+    pub held: &'a Seen,
+}
+
+/// A predictor that could be.
+struct Candidate {
+    format: Format,
+    start: Trained,
+    /// Bytes that a token costs: the predictor's, and the listed rows of the gate.
+    cost: f64,
+}
+
+/// Scores as the engine computes them, without bias: both matrices rounded, and what meets them.
+fn scores(factors: &Factors, format: Format, x: &Dense) -> Result<Dense> {
+    let [fc1, fc2] = [&factors.fc1, &factors.fc2].map(|fc| Dense::of(&fc.quantized(format)));
+    let hidden = x.activations(format).times(&fc1?);
+    Ok(hidden.activations(format).times(&fc2?))
+}
+
+fn with_bias(mut scores: Dense, bias: &[f32]) -> Dense {
+    for row in scores.values.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+    }
+    scores
+}
+
+/// Makes the predictor of layer `layer`. `stage` hears what is done and may end it all by `false`: then there is no
+/// predictor.
+///
+/// # Errors
+/// [`Error::Singular`] for inputs that say nothing; [`Error::Training`].
+pub fn predictor(
+    layer: usize,
+    block: &Block,
+    texts: Texts<'_>,
+    settings: &Settings,
+    stage: &mut dyn FnMut(Stage) -> bool,
+) -> Result<Option<LayerPredictor>> {
+    if !stage(Stage::Factors) {
+        return Ok(None);
+    }
+    let most = settings.rank.unwrap_or(MOST_RANK).min(block.test.n_cols);
+    let mut moment = Moment::new(texts.seen.n_embd());
+    moment.add(&texts.seen.x);
+    let factors = Factors::new(&block.test, &moment, most)
+        .map_err(|reason| Error::Singular { layer, reason })?;
+    let maker = Maker::new(block, texts, settings, factors);
+    let Some(best) = maker.best(stage)? else { return Ok(None) };
+    let trained = match settings.n_steps {
+        0 => None,
+        n => {
+            let lengths: Vec<f32> =
+                (0..block.down.n_rows).map(|n| length(block.down.row(n))).collect();
+            let step = &mut |done| stage(Stage::Training(done));
+            let trained = train::train(&best.start, best.format, texts.seen, &lengths, n, step);
+            let failed =
+                |reason: candle_core::Error| Error::Training { layer, reason: reason.to_string() };
+            match trained.map_err(failed)? {
+                Some(trained) => Some(trained),
+                None => return Ok(None),
+            }
+        }
+    };
+    if !stage(Stage::Thresholds) {
+        return Ok(None);
+    }
+    Ok(Some(maker.finish(&best, trained)?))
+}
+
+fn length(row: &[f32]) -> f32 {
+    row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt() as f32
+}
+
+/// Makes the thresholds of a layer whose neurons are never exactly idle.
+#[must_use]
+pub fn thresholds(block: &Block, texts: Texts<'_>) -> LayerThresholds {
+    let weights = Judge::new(texts.seen, &block.down).weights();
+    let curve = Judge::new(texts.held, &block.down).activation_curve(&weights);
+    LayerThresholds { weights, curve }
+}
+
+struct Maker<'a> {
+    block: &'a Block,
+    texts: Texts<'a>,
+    settings: &'a Settings,
+    judge: Judge<'a>,
+    factors: Factors,
+    weights: Vec<f64>,
+    /// Some inputs to learn the spread from, and their products.
+    some: Dense,
+    tests: Dense,
+}
+
+/// Tokens from which a neuron's spread is learnt.
+const SPREAD_TOKENS: usize = 4096;
+
+impl<'a> Maker<'a> {
+    fn new(
+        block: &'a Block,
+        texts: Texts<'a>,
+        settings: &'a Settings,
+        factors: Factors,
+    ) -> Maker<'a> {
+        let mut some = Dense::new(0, texts.seen.n_embd());
+        let every = texts.seen.n_tokens().div_ceil(SPREAD_TOKENS).max(1);
+        (0..texts.seen.n_tokens()).step_by(every).for_each(|t| some.push(texts.seen.x.row(t)));
+        let tests = block.tests(&some);
+        let judge = Judge::new(texts.held, &block.down);
+        let weights = scale::weights(texts.seen, &block.down);
+        Maker { block, texts, settings, judge, factors, weights, some, tests }
+    }
+
+    /// The candidate that costs a token the fewest bytes.
+    fn best(&self, stage: &mut dyn FnMut(Stage) -> bool) -> Result<Option<Candidate>> {
+        let mut best: Option<Candidate> = None;
+        let mut since = 0;
+        let most = self.factors.fc1.n_rows / RANK_STEP * RANK_STEP;
+        let ranks = match self.settings.rank {
+            Some(rank) => rank.min(most)..=most,
+            None => RANK_STEP..=most,
+        };
+        for rank in ranks.step_by(RANK_STEP) {
+            if !stage(Stage::Rank(rank)) {
+                return Ok(None);
+            }
+            since += 1;
+            for format in FORMATS {
+                let candidate = self.candidate(rank, format)?;
+                if best.as_ref().is_none_or(|best| candidate.cost < best.cost) {
+                    (best, since) = (Some(candidate), 0);
+                }
+            }
+            // Bytes grow in a straight line, and what they bring shrinks.
+            if since > 2 {
+                break;
+            }
+        }
+        Ok(best)
+    }
+
+    fn candidate(&self, rank: usize, format: Format) -> Result<Candidate> {
+        let cut = self.factors.cut(rank);
+        let spread = Spread::new(&self.tests, &scores(&cut, format, &self.some)?);
+        let factors = Factors { fc2: spread.scale(&cut.fc2), fc1: cut.fc1 };
+        let held = scores(&factors, format, &self.texts.held.x)?;
+        let target = match self.settings.n_steps {
+            0 => self.settings.target,
+            _ => self.settings.target * BEFORE_TRAINING,
+        };
+        // The loss per neuron at which the output is off by the target, by its logarithm.
+        let (mut low, mut high) = (-60.0f64, 40.0f64);
+        for _ in 0..HALVINGS {
+            let middle = f64::midpoint(low, high);
+            let bias = spread.bias(&self.weights, middle.exp());
+            match self.judge.error_with(&held, &bias) <= f64::from(target) {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        let bias = spread.bias(&self.weights, low.exp());
+        let wanted = self.judge.by_scores(&with_bias(held, &bias), 0.0).listed;
+        let rows = self.block.test.n_rows as f64;
+        let cost = bytes(&factors, format) as f64 + wanted * rows * self.block.row_bytes as f64;
+        Ok(Candidate { format, start: Trained { factors, bias }, cost })
+    }
+
+    /// The trained predictor where training shortened the lists on text it has not seen, else the other one.
+    fn finish(&self, best: &Candidate, trained: Option<Trained>) -> Result<LayerPredictor> {
+        let mut kept: Option<(&Trained, Curve, f64, bool)> = None;
+        for (made, is_trained) in [(Some(&best.start), false), (trained.as_ref(), true)] {
+            let Some(made) = made else { continue };
+            let held = scores(&made.factors, best.format, &self.texts.held.x)?;
+            let held = with_bias(held, &made.bias);
+            let line = self.judge.threshold(&held, self.settings.target, f32::NEG_INFINITY);
+            let listed = self.judge.by_scores(&held, line).listed;
+            if kept.as_ref().is_none_or(|kept| listed < kept.2) {
+                kept = Some((made, self.judge.curve(&held), listed, is_trained));
+            }
+        }
+        let (made, curve, _, trained) = kept.expect("the start is always judged");
+        Ok(LayerPredictor {
+            fc1: made.factors.fc1.quantized(best.format),
+            fc2: made.factors.fc2.quantized(best.format),
+            bias: made.bias.clone(),
+            curve,
+            trained,
+        })
+    }
+}
+
+fn bytes(factors: &Factors, format: Format) -> usize {
+    let size =
+        |dense: &Dense| dense.n_rows * format.row_bytes(dense.n_cols).unwrap_or(usize::MAX / 4);
+    size(&factors.fc1) + size(&factors.fc2) + 4 * factors.fc2.n_rows
+}
+
+impl LayerPredictor {
+    /// Bytes that a token reads of it.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        let size = |rows: &HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
+        Bytes(size(&self.fc1) + size(&self.fc2) + 4 * self.bias.len() as u64)
+    }
+}

@@ -1,0 +1,137 @@
+//! From factors of a gate to scores: what the factors leave open, neuron by neuron.
+//!
+//! Given its score `s`, a neuron's test value lies about `s + mean`, with a deviation that is its own. What is lost on
+//! average when the neuron is dropped is then `weight^2 * E[max(s + mean + deviation * e, 0)^2]` for a normal `e`, and the
+//! best lists of a given length hold those for which that is largest. So rows of the second factor are divided by the
+//! deviation, and a bias moves the line to where this loss is the same for all.
+
+use super::matrix::Dense;
+use super::seen::Seen;
+
+/// Deviations from the line beyond which nothing is told apart.
+const FAR: f64 = 12.0;
+
+/// What a neuron's test value does about its score.
+#[derive(Clone, Debug)]
+pub(super) struct Spread {
+    /// `[n_ff]`
+    mean: Vec<f64>,
+    /// `[n_ff]`, above 0.
+    deviation: Vec<f64>,
+}
+
+impl Spread {
+    /// Of the products `tests` and their `scores`, both `[n_tokens, n_ff]`.
+    pub(super) fn new(tests: &Dense, scores: &Dense) -> Spread {
+        let (n_ff, n) = (tests.n_cols, tests.n_rows.max(1) as f64);
+        let mut sums = vec![[0.0f64; 2]; n_ff];
+        for (tests, scores) in tests.values.chunks_exact(n_ff).zip(scores.values.chunks_exact(n_ff))
+        {
+            for (sum, (test, score)) in sums.iter_mut().zip(tests.iter().zip(scores)) {
+                let rest = f64::from(test - score);
+                *sum = [sum[0] + rest, sum[1] + rest * rest];
+            }
+        }
+        let mean: Vec<f64> = sums.iter().map(|[sum, _]| sum / n).collect();
+        let variance = sums.iter().zip(&mean).map(|([_, square], mean)| square / n - mean * mean);
+        let mut deviation: Vec<f64> = variance.map(|v| v.max(0.0).sqrt()).collect();
+        // No neuron is known for certain: a line is drawn with room on both sides.
+        let usual = deviation.iter().sum::<f64>() / n_ff.max(1) as f64;
+        let least = (usual * 0.05).max(1e-9);
+        deviation.iter_mut().for_each(|d| *d = d.max(least));
+        Spread { mean, deviation }
+    }
+
+    /// Divides the rows of the second factor by the deviations.
+    pub(super) fn scale(&self, fc2: &Dense) -> Dense {
+        let mut to = fc2.clone();
+        let rows = to.values.chunks_exact_mut(fc2.n_cols.max(1)).zip(&self.deviation);
+        rows.for_each(|(row, d)| row.iter_mut().for_each(|v| *v = (f64::from(*v) / d) as f32));
+        to
+    }
+
+    /// Biases of scaled scores that put the line where a neuron costs `loss` if it is dropped.
+    pub(super) fn bias(&self, weights: &[f64], loss: f64) -> Vec<f32> {
+        let each = self.mean.iter().zip(&self.deviation).zip(weights);
+        each.map(|((mean, deviation), weight)| {
+            let line = inverse(loss / (weight * weight * deviation * deviation));
+            (mean / deviation - line) as f32
+        })
+        .collect()
+    }
+}
+
+/// How much of the output hangs on a unit of each neuron's test value, `[n_ff]`: what it contributes on average where it
+/// does. Neurons that never did are not known to be worthless.
+pub(super) fn weights(seen: &Seen, down: &Dense) -> Vec<f64> {
+    let (mut tests, mut gains) = (vec![0.0f64; seen.n_ff()], seen.energies());
+    for part in (0..seen.n_tokens()).flat_map(|t| seen.parts(t)) {
+        tests[part.neuron as usize] += f64::from(part.act) * f64::from(part.act);
+    }
+    for (n, gain) in gains.iter_mut().enumerate() {
+        let length: f64 = down.row(n).iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+        *gain = (*gain / tests[n] * length).sqrt();
+    }
+    let known: Vec<f64> = gains.iter().copied().filter(|g| g.is_finite() && *g > 0.0).collect();
+    let usual = known.iter().sum::<f64>() / known.len().max(1) as f64;
+    let usual = if usual > 0.0 { usual } else { 1.0 };
+    let sure = |g: f64| g.is_finite() && g > 0.0;
+    gains.iter_mut().for_each(|g| *g = if sure(*g) { *g } else { usual });
+    gains
+}
+
+/// `E[max(z + e, 0)^2]` for a normal `e`.
+fn expected(z: f64) -> f64 {
+    let density = (-0.5 * z * z).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    let below = 0.5 * libm::erfc(-z / std::f64::consts::SQRT_2);
+    ((z * z + 1.0) * below + z * density).max(0.0)
+}
+
+/// Where [`expected`] has a value, within [`FAR`].
+fn inverse(value: f64) -> f64 {
+    let (mut low, mut high) = (-FAR, FAR);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        match expected(middle) < value {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expectations_are_right_and_go_back() {
+        assert!((expected(0.0) - 0.5).abs() < 1e-12);
+        // Far to the right it is z^2 + 1.
+        assert!((expected(9.0) - 82.0).abs() < 1e-9);
+        // A sum over a fine grid.
+        let sum = |z: f64| {
+            let step = 1e-3;
+            let grid = (-10_000..10_000).map(|i| f64::from(i) * step);
+            grid.map(|e| (z + e).max(0.0).powi(2) * (-0.5 * e * e).exp() * step).sum::<f64>()
+                / (2.0 * std::f64::consts::PI).sqrt()
+        };
+        for z in [-3.0, -1.0, 0.3, 2.0] {
+            assert!((expected(z) / sum(z) - 1.0).abs() < 1e-4, "{z}");
+            assert!((inverse(expected(z)) - z).abs() < 1e-6, "{z}");
+        }
+        assert!(inverse(0.0) <= -8.0 && inverse(1e9) >= FAR - 1e-6);
+    }
+
+    #[test]
+    fn heavier_and_less_certain_neurons_are_wanted_earlier() {
+        let tests = Dense { n_rows: 2, n_cols: 3, values: vec![1.0, 1.0, 4.0, -1.0, -1.0, -4.0] };
+        let scores = Dense::new(2, 3);
+        let spread = Spread::new(&tests, &scores);
+        assert_eq!(spread.deviation, [1.0, 1.0, 4.0]);
+        let bias = spread.bias(&[1.0, 2.0, 1.0], 0.1);
+        assert!(bias[1] > bias[0] && bias[2] > bias[0], "{bias:?}");
+        let scaled = spread.scale(&Dense { n_rows: 3, n_cols: 1, values: vec![2.0; 3] });
+        assert_eq!(scaled.values, [2.0, 2.0, 0.5]);
+    }
+}

@@ -1,0 +1,335 @@
+//! A model's predictor or thresholds in the file of what is learned about it, layer by layer, so that a run that was
+//! interrupted goes on where it stood.
+
+use std::path::Path;
+
+use hal::HostRows;
+
+use super::judge::{Curve, ERRORS, Verdict};
+use super::{Chooser, Error, LayerPredictor, LayerThresholds, Layers, Levels, Result};
+use crate::gguf::{Container, File, TensorType};
+use crate::learned::{self, Contents, Learned, Section};
+use crate::model::Model;
+
+/// Version of what the sections hold.
+const VERSION: u64 = 1;
+const VERSION_KEY: &str = "version";
+/// How the section was made, to tell whether an interrupted run is the same.
+const RECIPE_KEY: &str = "recipe";
+/// The errors of [`Levels`].
+const LEVELS: &str = "levels";
+/// Threshold, error, share listed, recall, weighted recall; for each of [`ERRORS`].
+const CURVE: [u64; 2] = [ERRORS.len() as u64, 5];
+
+fn section(layers: &Layers) -> Section {
+    match layers {
+        Layers::Predictors(_) => Section::Predictor,
+        Layers::Thresholds(_) => Section::Thresholds,
+    }
+}
+
+/// The sizes that a section has to agree with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    n_layer: usize,
+    n_embd: usize,
+    n_ff: usize,
+}
+
+impl Sizes {
+    fn of(model: &Model) -> Sizes {
+        let hyper = &model.hyper;
+        Sizes { n_layer: hyper.n_layer, n_embd: hyper.n_embd, n_ff: hyper.n_ff }
+    }
+}
+
+impl Chooser {
+    /// What is known about `model`: a predictor where its activation has exact zeros, else thresholds; `None` if there
+    /// is none.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] and [`Error::Damaged`]; [`Error::Unfinished`] where the run that made it did not end.
+    pub fn read(learned: &Learned, model: &Model) -> Result<Option<Chooser>> {
+        let sizes = Sizes::of(model);
+        let none = Layers::none(model);
+        let section = section(&none);
+        if !learned.has(section) {
+            return Ok(None);
+        }
+        let layers = read(learned, none, sizes)?;
+        match levels(learned, section)? {
+            Some(levels) if layers.len() == sizes.n_layer => Ok(Some(Chooser { layers, levels })),
+            _ => Err(Error::Unfinished {
+                file: learned.name().to_owned(),
+                found: layers.len(),
+                expected: sizes.n_layer,
+            }),
+        }
+    }
+}
+
+impl Layers {
+    /// The kind that a model needs, of no layer.
+    fn none(model: &Model) -> Layers {
+        match model.is_exactly_sparse() {
+            true => Layers::Predictors(Vec::new()),
+            false => Layers::Thresholds(Vec::new()),
+        }
+    }
+}
+
+/// The errors that the words of the knob stand for, if they were found already.
+fn levels(learned: &Learned, section: Section) -> Result<Option<Levels>> {
+    if !learned.has_tensor(section, LEVELS) {
+        return Ok(None);
+    }
+    let values = learned.f32s(section, LEVELS, &[2])?;
+    let (balanced, fast) = (values[0], values[1]);
+    match 0.0 < balanced && balanced <= fast && fast < 1.0 {
+        true => Ok(Some(Levels { balanced, fast })),
+        false => Err(Error::Damaged {
+            file: learned.name().to_owned(),
+            what: format!("`{}.{LEVELS}`", section.name()),
+            expected: "two errors between 0 and 1, the larger last".to_owned(),
+            found: format!("{balanced} and {fast}"),
+        }),
+    }
+}
+
+/// A run that makes a model's predictor or thresholds, layer after layer.
+#[derive(Debug)]
+pub struct Maker<'a> {
+    file: &'a File,
+    path: &'a Path,
+    recipe: String,
+    layers: Layers,
+    levels: Option<Levels>,
+}
+
+impl<'a> Maker<'a> {
+    /// A run by `recipe`, whatever tells it from others; its result goes to `path`. Layers that an earlier run by the
+    /// same recipe left there are kept.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a file at `path` that is about another model; [`Error::Damaged`].
+    pub fn new(model: &'a Model, path: &'a Path, recipe: &str) -> Result<Maker<'a>> {
+        let (mut layers, mut found) = (Layers::none(model), None);
+        if path.exists() {
+            let learned = Learned::open(path, &model.file)?;
+            let section = section(&layers);
+            if learned.has(section) && learned.text(section, RECIPE_KEY)? == recipe {
+                layers = read(&learned, layers, Sizes::of(model))?;
+                found = levels(&learned, section)?;
+            }
+        }
+        let recipe = recipe.to_owned();
+        Ok(Maker { file: &model.file, path, recipe, layers, levels: found })
+    }
+
+    /// The layers that are made.
+    #[must_use]
+    pub fn layers(&self) -> &Layers {
+        &self.layers
+    }
+
+    /// Whether nothing is left to do.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.levels.is_some()
+    }
+
+    /// Adds what was found out about the whole model, and saves all.
+    ///
+    /// # Errors
+    /// [`Error::Save`].
+    pub fn finish(&mut self, levels: Levels) -> Result<()> {
+        self.levels = Some(levels);
+        self.save()
+    }
+
+    /// Appends a layer's predictor and saves all.
+    ///
+    /// # Errors
+    /// [`Error::Save`].
+    ///
+    /// # Panics
+    /// If the model needs thresholds.
+    pub fn predictor(&mut self, layer: LayerPredictor) -> Result<()> {
+        match &mut self.layers {
+            Layers::Predictors(layers) => layers.push(layer),
+            Layers::Thresholds(_) => panic!("this model needs thresholds"),
+        }
+        self.save()
+    }
+
+    /// Appends a layer's thresholds and saves all.
+    ///
+    /// # Errors
+    /// [`Error::Save`].
+    ///
+    /// # Panics
+    /// If the model needs a predictor.
+    pub fn thresholds(&mut self, layer: LayerThresholds) -> Result<()> {
+        match &mut self.layers {
+            Layers::Thresholds(layers) => layers.push(layer),
+            Layers::Predictors(_) => panic!("this model needs a predictor"),
+        }
+        self.save()
+    }
+
+    fn save(&self) -> Result<()> {
+        let mut contents = Contents::default();
+        contents.set(VERSION_KEY, VERSION);
+        contents.set(RECIPE_KEY, self.recipe.as_str());
+        if let Some(Levels { balanced, fast }) = self.levels {
+            vector(&mut contents, LEVELS, &[balanced, fast]);
+        }
+        match &self.layers {
+            Layers::Predictors(layers) => {
+                for (i, layer) in layers.iter().enumerate() {
+                    matrix(&mut contents, &format!("blk.{i}.fc1"), &layer.fc1)?;
+                    matrix(&mut contents, &format!("blk.{i}.fc2"), &layer.fc2)?;
+                    vector(&mut contents, &format!("blk.{i}.bias"), &layer.bias);
+                    let trained = if layer.trained { 1.0 } else { 0.0 };
+                    vector(&mut contents, &format!("blk.{i}.trained"), &[trained]);
+                    curve(&mut contents, i, &layer.curve);
+                }
+            }
+            Layers::Thresholds(layers) => {
+                for (i, layer) in layers.iter().enumerate() {
+                    vector(&mut contents, &format!("blk.{i}.weights"), &layer.weights);
+                    curve(&mut contents, i, &layer.curve);
+                }
+            }
+        }
+        learned::save(self.path, self.file, section(&self.layers), &contents, false)?;
+        Ok(())
+    }
+}
+
+fn vector(contents: &mut Contents, name: &str, values: &[f32]) {
+    contents.f32s(name, &[values.len() as u64], values);
+}
+
+fn matrix(contents: &mut Contents, name: &str, rows: &HostRows) -> Result<()> {
+    let desc = rows.desc();
+    let bytes = rows.rows(0..desc.n_rows).map_err(|reason| Error::Read { reason })?;
+    let id = desc.format.gguf_id().expect("weights have ids");
+    let ty = TensorType::from_id(id, Container::Gguf);
+    contents.tensor(name, &[desc.n_cols as u64, desc.n_rows as u64], ty, bytes.into_owned());
+    Ok(())
+}
+
+fn curve(contents: &mut Contents, layer: usize, curve: &Curve) {
+    let mut values = curve.thresholds.clone();
+    let parts: [fn(&Verdict) -> f64; 4] =
+        [|v| v.error, |v| v.listed, |v| v.recall, |v| v.weighted_recall];
+    for part in parts {
+        values.extend(curve.verdicts.iter().map(|verdict| part(verdict) as f32));
+    }
+    contents.f32s(&format!("blk.{layer}.curve"), &CURVE, &values);
+}
+
+/// The layers that a section has, of the kind of `none`.
+fn read(learned: &Learned, none: Layers, sizes: Sizes) -> Result<Layers> {
+    let section = section(&none);
+    let reader = Reader { learned, section, sizes };
+    let version = learned.u64(section, VERSION_KEY)?;
+    if version != VERSION {
+        return Err(reader.damaged("version".into(), VERSION.to_string(), version.to_string()));
+    }
+    let has = |i: &usize| learned.has_tensor(section, &format!("blk.{i}.curve"));
+    let layers = (0..sizes.n_layer).take_while(has);
+    Ok(match none {
+        Layers::Predictors(_) => {
+            Layers::Predictors(layers.map(|i| reader.predictor(i)).collect::<Result<_>>()?)
+        }
+        Layers::Thresholds(_) => {
+            Layers::Thresholds(layers.map(|i| reader.thresholds(i)).collect::<Result<_>>()?)
+        }
+    })
+}
+
+struct Reader<'a> {
+    learned: &'a Learned,
+    section: Section,
+    sizes: Sizes,
+}
+
+impl Reader<'_> {
+    fn predictor(&self, layer: usize) -> Result<LayerPredictor> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let fc1 = self.learned.matrix(self.section, &name("fc1"))?;
+        let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
+        let Sizes { n_embd, n_ff, .. } = self.sizes;
+        for (part, rows, expected) in
+            [("fc1", &fc1, [fc2.desc().n_cols, n_embd]), ("fc2", &fc2, [n_ff, fc1.desc().n_rows])]
+        {
+            let found = [rows.desc().n_rows, rows.desc().n_cols];
+            if found != expected || !rows.desc().format.is_weight() || found.contains(&0) {
+                return Err(self.damaged(
+                    name(part),
+                    format!("{expected:?}"),
+                    format!("{found:?}"),
+                ));
+            }
+        }
+        let trained = self.vector(&name("trained"), 1)?[0] > 0.0;
+        Ok(LayerPredictor {
+            fc1,
+            fc2,
+            bias: self.vector(&name("bias"), n_ff)?,
+            curve: self.curve(layer)?,
+            trained,
+        })
+    }
+
+    fn thresholds(&self, layer: usize) -> Result<LayerThresholds> {
+        let name = format!("blk.{layer}.weights");
+        let weights = self.vector(&name, self.sizes.n_ff)?;
+        if let Some(found) = weights.iter().find(|weight| **weight <= 0.0) {
+            return Err(self.damaged(name, "positive numbers".into(), found.to_string()));
+        }
+        Ok(LayerThresholds { weights, curve: self.curve(layer)? })
+    }
+
+    fn curve(&self, layer: usize) -> Result<Curve> {
+        let name = format!("blk.{layer}.curve");
+        let values = self.learned.f32s(self.section, &name, &CURVE)?;
+        self.finite(&name, &values)?;
+        let (thresholds, verdicts) = values.split_at(ERRORS.len());
+        if let Some(pair) = thresholds.windows(2).find(|pair| pair[0] > pair[1]) {
+            let expected = "thresholds that do not fall".to_owned();
+            return Err(self.damaged(name, expected, format!("{} after {}", pair[1], pair[0])));
+        }
+        let part = |part: usize, i: usize| f64::from(verdicts[part * ERRORS.len() + i]);
+        let verdict = |i| Verdict {
+            error: part(0, i),
+            listed: part(1, i),
+            recall: part(2, i),
+            weighted_recall: part(3, i),
+        };
+        let verdicts = (0..ERRORS.len()).map(verdict).collect();
+        Ok(Curve { thresholds: thresholds.to_vec(), verdicts })
+    }
+
+    fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
+        let values = self.learned.f32s(self.section, name, &[n as u64])?;
+        self.finite(name, &values)?;
+        Ok(values)
+    }
+
+    fn finite(&self, name: &str, values: &[f32]) -> Result<()> {
+        match values.iter().find(|value| !value.is_finite()) {
+            Some(found) => {
+                Err(self.damaged(name.to_owned(), "finite numbers".into(), found.to_string()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn damaged(&self, what: String, expected: String, found: String) -> Error {
+        let file = self.learned.name().to_owned();
+        Error::Damaged { file, what: format!("`{}.{what}`", self.section.name()), expected, found }
+    }
+}

@@ -1,0 +1,128 @@
+//! Sections whose sum is right and whose contents are not.
+
+use std::path::Path;
+
+use thermocline::gguf::TensorType;
+use thermocline::learned::{self, Contents, Learned, Section};
+use thermocline::predictor::{Chooser, ERRORS};
+
+use super::model;
+
+const N_EMBD: usize = 256;
+const N_FF: usize = 1280;
+
+/// A predictor of four layers, one part of which is another's.
+struct Parts {
+    version: u64,
+    fc1: [u64; 2],
+    fc2: [u64; 2],
+    ty: TensorType,
+    bias: Vec<f32>,
+    curve: Vec<f32>,
+    layers: usize,
+    levels: [f32; 2],
+}
+
+impl Default for Parts {
+    fn default() -> Parts {
+        let thresholds = (0..ERRORS.len()).map(|i| i as f32);
+        Parts {
+            version: 1,
+            fc1: [N_EMBD as u64, 32],
+            fc2: [32, N_FF as u64],
+            ty: TensorType::F16,
+            bias: vec![0.0; N_FF],
+            curve: thresholds.chain(vec![0.5; 4 * ERRORS.len()]).collect(),
+            layers: 4,
+            levels: [0.05, 0.1],
+        }
+    }
+}
+
+impl Parts {
+    fn save(&self, path: &Path) {
+        let model = model(None);
+        let mut contents = Contents::default();
+        contents.set("version", self.version);
+        contents.set("recipe", "none");
+        contents.f32s("levels", &[2], &self.levels);
+        for i in 0..self.layers {
+            for (name, shape) in [("fc1", self.fc1), ("fc2", self.fc2)] {
+                let block = self.ty.block().unwrap();
+                let bytes = shape[0] * shape[1] / block.values * block.bytes;
+                contents.tensor(
+                    &format!("blk.{i}.{name}"),
+                    &shape,
+                    self.ty,
+                    vec![0; bytes as usize],
+                );
+            }
+            contents.f32s(&format!("blk.{i}.bias"), &[self.bias.len() as u64], &self.bias);
+            contents.f32s(&format!("blk.{i}.trained"), &[1], &[0.0]);
+            let shape = [ERRORS.len() as u64, self.curve.len() as u64 / ERRORS.len() as u64];
+            contents.f32s(&format!("blk.{i}.curve"), &shape, &self.curve);
+        }
+        learned::save(path, &model.file, Section::Predictor, &contents, false).unwrap();
+    }
+
+    fn read(&self) -> Result<Option<Chooser>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("learned.gguf");
+        self.save(&path);
+        let model = model(None);
+        let learned = Learned::open(&path, &model.file).unwrap();
+        Chooser::read(&learned, &model).map_err(|error| error.to_string())
+    }
+}
+
+#[track_caller]
+fn refused(parts: &Parts, says: &str) {
+    let error = parts.read().map(|_| ()).unwrap_err();
+    assert!(error.contains(says), "{says:?} is not in {error:?}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    assert!(matches!(Parts::default().read(), Ok(Some(chooser)) if chooser.layers.len() == 4));
+    refused(&Parts { version: 9, ..Parts::default() }, "version");
+    refused(&Parts { fc1: [128, 32], ..Parts::default() }, "blk.0.fc1");
+    refused(&Parts { fc1: [256, 64], ..Parts::default() }, "blk.0.fc");
+    refused(&Parts { fc2: [32, 1279], ..Parts::default() }, "blk.0.fc2");
+    refused(&Parts { fc2: [64, 1280], ..Parts::default() }, "blk.0.fc");
+    refused(&Parts { fc1: [256, 0], fc2: [0, 1280], ..Parts::default() }, "blk.0.fc");
+    refused(&Parts { ty: TensorType::I32, ..Parts::default() }, "blk.0.fc1");
+    refused(&Parts { ty: TensorType::F64, ..Parts::default() }, "blk.0.fc1");
+    refused(&Parts { bias: vec![0.0; 5], ..Parts::default() }, "blk.0.bias");
+    refused(&Parts { bias: vec![f32::NAN; N_FF], ..Parts::default() }, "NaN");
+    refused(&Parts { levels: [0.1, 0.05], ..Parts::default() }, "the larger last");
+    refused(&Parts { levels: [f32::NAN, 0.05], ..Parts::default() }, "levels");
+    refused(&Parts { layers: 3, ..Parts::default() }, "knows 3 of 4 layers");
+    refused(&Parts { layers: 0, ..Parts::default() }, "knows 0 of 4 layers");
+    let falling = (0..5 * ERRORS.len()).map(|i| -(i as f32)).collect();
+    refused(&Parts { curve: falling, ..Parts::default() }, "do not fall");
+    refused(&Parts { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Parts::default() }, "inf");
+    refused(&Parts { curve: vec![0.0; 4 * ERRORS.len()], ..Parts::default() }, "blk.0.curve");
+}
+
+#[test]
+fn thresholds_of_nothing_are_refused() {
+    let silu = model(Some("silu"));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("learned.gguf");
+    for (weight, ok) in [(1.0, true), (0.0, false), (-1.0, false), (f32::NAN, false)] {
+        let mut contents = Contents::default();
+        contents.set("version", 1u64);
+        contents.set("recipe", "none");
+        contents.f32s("levels", &[2], &[0.05, 0.1]);
+        for i in 0..4 {
+            contents.f32s(&format!("blk.{i}.weights"), &[N_FF as u64], &[weight; N_FF]);
+            let shape = [ERRORS.len() as u64, 5];
+            contents.f32s(&format!("blk.{i}.curve"), &shape, &[0.5; 5 * ERRORS.len()]);
+        }
+        learned::save(&path, &silu.file, Section::Thresholds, &contents, false).unwrap();
+        let learned = Learned::open(&path, &silu.file).unwrap();
+        assert_eq!(Chooser::read(&learned, &silu).is_ok(), ok, "{weight}");
+        // The same file says nothing about the model as it was made.
+        assert!(Chooser::read(&learned, &model(None)).unwrap().is_none());
+    }
+}

@@ -1,0 +1,249 @@
+//! Predictors and thresholds: from a text to a file beside the model, and what the engine makes of it.
+
+mod hostile;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use thermocline::engine::{Engine, EngineOptions, Sparsity, StepStats, Want};
+use thermocline::learned::{Learned, Section};
+use thermocline::model::{Model, ModelOptions};
+use thermocline::predictor::{Chooser, Layers, Maker};
+use thermocline::{devices, embedded};
+
+/// A run of the command with a folder of its own for what is learnt.
+fn thermocline(folder: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.env_clear().args(args).arg("--repack-cache").arg(folder);
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+fn text() -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/reference/eval.txt");
+    path.to_string_lossy().into_owned()
+}
+
+/// A short run of `predictor` on the built-in model.
+fn learn(folder: &Path, out: &Path, more: &[&str]) -> Output {
+    let (text, out) = (text(), out.to_string_lossy());
+    let args = ["predictor", "-f", &text, "--out", &out, "--tokens", "4096", "-t", "2"];
+    let args: Vec<&str> = args.iter().chain(more).copied().collect();
+    thermocline(folder, &args)
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn model(activation: Option<&str>) -> Arc<Model> {
+    let activation = activation.map(str::to_owned);
+    let options = ModelOptions { activation };
+    Arc::new(Model::from_file(embedded::file().unwrap(), &options).unwrap())
+}
+
+fn chooser(path: &Path, model: &Model) -> Chooser {
+    let learned = Learned::open(path, &model.file).unwrap();
+    Chooser::read(&learned, model).unwrap().unwrap()
+}
+
+fn engine(
+    model: &Arc<Model>,
+    sparsity: Sparsity,
+    chooser: Option<&Chooser>,
+    repack: bool,
+) -> Engine {
+    let options = EngineOptions {
+        n_ctx: 128,
+        sparsity,
+        chooser: chooser.cloned().map(Arc::new),
+        repack,
+        ..EngineOptions::default()
+    };
+    let devices = vec![devices::cpu(Some(2))];
+    let quiet = Arc::new(|_: &str| {});
+    Engine::load(Arc::clone(model), devices, options, None, quiet, &|_, _| {}).unwrap()
+}
+
+/// Logits of all of a text, and what was computed for it.
+fn logits(engine: &mut Engine, tokens: &[u32]) -> (Vec<f32>, StepStats) {
+    let mut session = engine.open();
+    let mut all = Vec::new();
+    let go_on = AtomicBool::new(false);
+    let keep = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
+    let stats = engine.feed(&mut session, tokens, Want::All, &go_on, keep).unwrap();
+    engine.close(session);
+    (all, stats)
+}
+
+/// Tokens of a story.
+fn story() -> Vec<u32> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/reference/greedy.json");
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    fn longest(value: &serde_json::Value) -> Vec<u32> {
+        match value {
+            serde_json::Value::Array(values) if values.iter().all(serde_json::Value::is_u64) => {
+                values.iter().map(|id| id.as_u64().unwrap() as u32).collect()
+            }
+            serde_json::Value::Array(values) => {
+                values.iter().map(longest).max_by_key(Vec::len).unwrap_or_default()
+            }
+            serde_json::Value::Object(map) => {
+                map.values().map(longest).max_by_key(Vec::len).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+    let tokens = longest(&json);
+    assert!(tokens.len() >= 32, "a story of {} tokens", tokens.len());
+    tokens
+}
+
+/// `1 - cos` of two runs' logits: how far they are apart.
+fn apart(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    1.0 - dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+#[test]
+fn a_learnt_predictor_saves_gates_and_costs_what_it_may() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("learned.gguf");
+    let table = stdout(&learn(folder.path(), &out, &["--rank", "64", "--train", "40"]));
+    assert_eq!(table.lines().count(), 6, "{table}");
+    let model = model(None);
+    let chooser = chooser(&out, &model);
+    assert!(matches!(&chooser.layers, Layers::Predictors(layers) if layers.len() == 4));
+    let tokens = story();
+    let (exact, all) = logits(&mut engine(&model, Sparsity::Exact, None, true), &tokens);
+    let mut before: Option<(f64, f64)> = None;
+    for error in [0.01, 0.05, 0.2] {
+        let mut engine = engine(&model, Sparsity::Within(error), Some(&chooser), true);
+        assert!(engine.predicts() && engine.predictor_bytes(0).0 > 0);
+        let (near, some) = logits(&mut engine, &tokens);
+        let (distance, gates) = (apart(&exact, &near), some.gates / all.gates);
+        assert!(some.active <= all.active && gates < 1.0, "{error}: {gates}");
+        assert!(distance > 0.0 && distance < 0.05, "{error}: {distance}");
+        if let Some(before) = before {
+            assert!(
+                distance > before.0 && gates <= before.1,
+                "{error}: {distance} {gates} {before:?}"
+            );
+        }
+        before = Some((distance, gates));
+        // What is skipped does not depend on how the text is cut, nor on threads.
+        let one = devices::cpu(Some(1));
+        let options = EngineOptions { n_ubatch: 8, ..engine.options().clone() };
+        let quiet = Arc::new(|_: &str| {});
+        let model = Arc::clone(&model);
+        let mut other = Engine::load(model, vec![one], options, None, quiet, &|_, _| {}).unwrap();
+        assert!(apart(&near, &logits(&mut other, &tokens).0).abs() < 1e-5);
+    }
+    // Without rows by neuron nothing is listed, and the gate decides alone.
+    let mut plain = engine(&model, Sparsity::Within(0.2), Some(&chooser), false);
+    assert!(!plain.predicts());
+    assert!(apart(&exact, &logits(&mut plain, &tokens).0).abs() < 1e-6);
+}
+
+#[test]
+fn thresholds_drop_neurons_of_a_model_that_has_no_zeros() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("learned.gguf");
+    let silu = ["--ffn-activation", "silu"];
+    let table = stdout(&learn(folder.path(), &out, &silu));
+    assert_eq!(table.lines().count(), 6, "{table}");
+    let model = model(Some("silu"));
+    let chooser = chooser(&out, &model);
+    assert!(matches!(&chooser.layers, Layers::Thresholds(layers) if layers.len() == 4));
+    let tokens = story();
+    let mut dense = engine(&model, Sparsity::Off, None, true);
+    let (off, all) = logits(&mut dense, &tokens);
+    assert_eq!(all.active, all.neurons);
+    let mut before = all.active;
+    for error in [0.003, 0.05, 0.2] {
+        for repack in [true, false] {
+            let mut engine = engine(&model, Sparsity::Within(error), Some(&chooser), repack);
+            assert!(engine.is_sparse() && !engine.predicts());
+            let (near, some) = logits(&mut engine, &tokens);
+            assert!(apart(&off, &near) < 0.2, "{error}: {}", apart(&off, &near));
+            assert!(some.active < all.active, "{error}: {} of {}", some.active, all.active);
+            if repack {
+                assert!(some.active < before, "{error}: {} {before}", some.active);
+                before = some.active;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_run_goes_on_to_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let [whole, half] =
+        ["whole", "half"].map(|name| folder.path().join(name).with_extension("gguf"));
+    let short = ["--rank", "32", "--train", "0"];
+    stdout(&learn(folder.path(), &whole, &short));
+    let model = model(None);
+    let learned = Learned::open(&whole, &model.file).unwrap();
+    let recipe = learned.text(Section::Predictor, "recipe").unwrap().to_owned();
+    let Layers::Predictors(layers) = chooser(&whole, &model).layers else { panic!("a predictor") };
+    // As a run leaves it that was ended after two layers.
+    let mut maker = Maker::new(&model, &half, &recipe).unwrap();
+    layers[..2].iter().for_each(|layer| maker.predictor(layer.clone()).unwrap());
+    let refused = Chooser::read(&Learned::open(&half, &model.file).unwrap(), &model);
+    assert!(refused.unwrap_err().to_string().contains("knows 2 of 4 layers"));
+    let again = learn(folder.path(), &half, &short);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("going on after layer 1"));
+    stdout(&again);
+    assert_eq!(std::fs::read(&whole).unwrap(), std::fs::read(&half).unwrap());
+    // Another recipe begins anew; the same one has nothing to do.
+    let done = learn(folder.path(), &half, &short);
+    assert!(String::from_utf8_lossy(&done.stderr).contains("everything is there already"));
+    let other = learn(folder.path(), &half, &["--rank", "64", "--train", "0"]);
+    assert!(!String::from_utf8_lossy(&other.stderr).contains("going on after"));
+}
+
+#[test]
+fn the_knob_says_what_it_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |sparsity: &str| {
+        let args = ["-p", "Once", "-n", "4", "--temp", "0", "--sparsity", sparsity, "-t", "1"];
+        thermocline(folder.path(), &args)
+    };
+    for word in ["balanced", "fast", "0.05"] {
+        let failed = run(word);
+        let says = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert_eq!(failed.status.code(), Some(1), "{says}");
+        assert!(
+            says.contains("nothing was learnt") && says.contains("thermocline predictor"),
+            "{says}"
+        );
+    }
+    for word in ["1.5", "0", "-1", "nan", "quick"] {
+        let failed = run(word);
+        assert_eq!(failed.status.code(), Some(2), "{word}");
+    }
+    let learnt = thermocline(
+        folder.path(),
+        &[
+            "predictor",
+            "-f",
+            &text(),
+            "--tokens",
+            "2048",
+            "--rank",
+            "32",
+            "--train",
+            "0",
+            "-t",
+            "2",
+        ],
+    );
+    stdout(&learnt);
+    assert!(!stdout(&run("balanced")).is_empty());
+    let short = thermocline(folder.path(), &["predictor", "-f", file!()]);
+    assert_eq!(short.status.code(), Some(1), "a text that is too short");
+}
