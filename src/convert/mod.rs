@@ -24,6 +24,7 @@ mod write;
 pub use error::Error;
 pub use family::classes;
 pub use job::{Conversion, Summary};
+pub use predictor::{Predictors, predictors};
 pub use quantize::{Quantization, Target};
 pub use source::pickle::Problem as PickleProblem;
 pub use source::safetensors::Problem as SafetensorsProblem;

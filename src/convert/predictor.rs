@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+
+use hal::{HostRows, Source};
 
 use super::config::Json;
-use super::output::{Change, Content, Output, Piece, RowMap};
+use super::output::{Change, Content, Output, Piece, RowMap, format_of};
 use super::source::read_torch;
 use super::{Error, OutType};
-use crate::gguf::Bytes;
+use crate::gguf::{Bytes, TensorType};
 
 /// What of a predictor is read.
 const PARTS: [&str; 2] = ["fc1.weight", "fc2.weight"];
@@ -73,4 +76,46 @@ pub(super) fn add(
         Some(config) => config.f32(&["sparse_threshold"]),
         None => Ok(None),
     }
+}
+
+/// The predictors of a folder.
+#[derive(Debug)]
+pub struct Predictors {
+    /// `fc1` `[rank, n_embd]` and `fc2` `[n_ff, rank]` of each layer.
+    pub layers: Vec<[HostRows; 2]>,
+    /// The least score that is wanted, if the folder states one.
+    pub threshold: Option<f32>,
+}
+
+/// Reads the predictors of a folder, for a model of `n_layer` layers of these sizes.
+///
+/// # Errors
+/// Anything wrong in the folder or its files; matrices of other sizes.
+pub fn predictors(
+    folder: &Path,
+    n_layer: usize,
+    n_embd: usize,
+    n_ff: usize,
+) -> Result<Predictors, Error> {
+    let up = |layer: usize| Output {
+        name: format!("blk.{layer}.ffn_up.weight"),
+        shape: vec![n_embd as u64, n_ff as u64],
+        ty: TensorType::F32,
+        content: Content::Rows(Vec::new()),
+    };
+    let mut outputs: Vec<Output> = (0..n_layer).map(up).collect();
+    let threshold = add(folder, n_layer as u32, &mut outputs, OutType::F16)?;
+    let mut layers = Vec::new();
+    let rows = |output: &Output| {
+        let (n_rows, n_cols) = (output.n_rows(), output.row_len());
+        let mut bytes = vec![0; n_rows * output.row_bytes()];
+        output.fill(0..n_rows, &mut Vec::new(), &mut bytes);
+        let format = format_of(output.ty).expect("floats");
+        let source = Source::Owned(Arc::new(bytes));
+        HostRows::new(source, n_rows, n_cols, format).expect("as many bytes as rows")
+    };
+    for pair in outputs[n_layer..].chunks_exact(2) {
+        layers.push([rows(&pair[0]), rows(&pair[1])]);
+    }
+    Ok(Predictors { layers, threshold })
 }

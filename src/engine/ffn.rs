@@ -76,6 +76,10 @@ impl FfnMode {
             (Sparsity::Within(target), Some(Layers::Predictors(layers))) => {
                 layers.get(layer).map(|learned| Chosen::learned(learned, target))
             }
+            (Sparsity::Predicted, Some(Layers::Imported { layers, threshold })) => {
+                let threshold = options.sparse_threshold.unwrap_or(*threshold);
+                layers.get(layer).map(|predictor| Chosen::of_file(predictor, threshold))
+            }
             (Sparsity::Predicted, _) => {
                 let predictor = ffn.predictor.as_ref();
                 predictor.map(|predictor| Chosen::of_file(predictor, self.threshold))

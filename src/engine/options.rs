@@ -39,7 +39,8 @@ pub struct EngineOptions {
     pub sparsity: Sparsity,
     /// Least score of a neuron that a predictor wants; `None` for the file's.
     pub sparse_threshold: Option<f32>,
-    /// What was learned about the model's neurons, for [`Sparsity::Within`].
+    /// What was learned about the model's neurons, for [`Sparsity::Within`]; or a predictor that takes the place of the
+    /// file's for [`Sparsity::Predicted`].
     pub chooser: Option<Arc<Chooser>>,
     /// Whether weights may be laid out anew. Without it they are used as the file has them: no memory beside the
     /// file's, and where neurons are dropped, all of down is read nevertheless.
@@ -82,6 +83,9 @@ impl EngineOptions {
         let by_neuron = |ffn: &Ffn| self.repack || ffn.down_by_neuron;
         let blocks = model.layers.iter().map(|layer| &layer.ffn);
         match (self.sparsity, self.learned_layers()) {
+            (Sparsity::Predicted, Some(Layers::Imported { layers, .. })) => {
+                blocks.take(layers.len()).filter(|ffn| by_neuron(ffn)).count()
+            }
             (Sparsity::Predicted, _) => {
                 blocks.filter(|ffn| ffn.predictor.is_some() && by_neuron(ffn)).count()
             }

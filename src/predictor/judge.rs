@@ -1,5 +1,7 @@
 //! What dropping neurons costs: the error of the block's output, and where to draw the line.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::matrix::Dense;
@@ -9,6 +11,10 @@ use super::seen::{Part, Seen};
 pub const ERRORS: [f32; 12] =
     [0.003, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3];
 
+/// Tokens that are judged together.
+const TOKENS: usize = 64;
+/// Where more than one part in so many is dropped, a product of matrices is faster than rows one by one.
+const MANY: usize = 16;
 /// Halvings of the interval in which a threshold lies.
 const HALVINGS: usize = 14;
 
@@ -18,6 +24,8 @@ pub(super) struct Judge<'a> {
     seen: &'a Seen,
     /// `[n_ff, n_embd]`: row by neuron.
     down: &'a Dense,
+    /// The same with a row by output.
+    columns: Dense,
     /// The squared size of each token's output, summed.
     size: f64,
     /// Length of each neuron's row of down.
@@ -54,24 +62,42 @@ impl<'a> Judge<'a> {
             .values
             .chunks_exact(down.n_cols.max(1))
             .map(|row| row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt());
-        let mut judge = Judge { seen, down, size: 0.0, lengths: lengths.collect() };
+        let (columns, lengths) = (down.transposed(), lengths.collect());
+        let mut judge = Judge { seen, down, columns, size: 0.0, lengths };
         judge.size = judge.lost(|_, _| true);
         judge
     }
 
     /// The squared size of what is lost of the output where parts are `dropped`, summed over tokens.
     fn lost(&self, dropped: impl Fn(usize, &Part) -> bool + Sync) -> f64 {
-        let each = |t: usize| {
-            let mut sum = vec![0.0f32; self.down.n_cols];
-            for part in self.seen.parts(t).iter().filter(|part| dropped(t, part)) {
-                let row = self.down.row(part.neuron as usize);
-                sum.iter_mut().zip(row).for_each(|(sum, d)| *sum += part.h * d);
-            }
-            sum.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>()
-        };
+        let n = self.seen.n_tokens();
+        let some = |first: usize| self.lost_of(first..n.min(first + TOKENS), &dropped);
         // One sum after the other, whoever made them.
-        let sizes: Vec<f64> = (0..self.seen.n_tokens()).into_par_iter().map(each).collect();
+        let firsts: Vec<usize> = (0..n).step_by(TOKENS).collect();
+        let sizes: Vec<f64> = firsts.into_par_iter().map(some).collect();
         sizes.iter().sum()
+    }
+
+    fn lost_of(&self, tokens: Range<usize>, dropped: &impl Fn(usize, &Part) -> bool) -> f64 {
+        let parts = |t: usize| self.seen.parts(t).iter().filter(move |part| dropped(t, part));
+        let n_dropped: usize = tokens.clone().map(|t| parts(t).count()).sum();
+        let n_embd = self.down.n_cols;
+        let mut sums = Dense::new(tokens.len(), n_embd);
+        if n_dropped * MANY > tokens.len() * self.seen.n_ff() {
+            let mut h = Dense::new(tokens.len(), self.seen.n_ff());
+            for (t, row) in tokens.zip(h.values.chunks_exact_mut(self.seen.n_ff())) {
+                parts(t).for_each(|part| row[part.neuron as usize] = part.h);
+            }
+            sums = h.times(&self.columns);
+        } else {
+            for (t, sum) in tokens.zip(sums.values.chunks_exact_mut(n_embd)) {
+                for part in parts(t) {
+                    let row = self.down.row(part.neuron as usize);
+                    sum.iter_mut().zip(row).for_each(|(sum, d)| *sum += part.h * d);
+                }
+            }
+        }
+        sums.values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum()
     }
 
     fn error(&self, dropped: impl Fn(usize, &Part) -> bool + Sync) -> f64 {

@@ -55,7 +55,7 @@ pub struct Block {
     /// `[n_ff]`: added to its products.
     offset: Option<Dense>,
     /// `[n_ff, n_embd]`: row by neuron.
-    down: Dense,
+    pub(super) down: Dense,
     /// Bytes of a row of `test` in the file.
     row_bytes: usize,
 }

@@ -13,6 +13,7 @@
 
 mod error;
 mod factor;
+mod import;
 mod judge;
 mod make;
 mod matrix;
@@ -22,6 +23,7 @@ mod store;
 mod train;
 
 pub use error::{Error, Result};
+pub use import::requantised;
 pub use judge::{Curve, ERRORS, Verdict};
 pub use make::{Block, RANK_STEP, Settings, Stage, Texts, predictor, thresholds};
 pub use seen::{Part, Seen};
@@ -34,8 +36,8 @@ use hal::HostRows;
 pub struct Chooser {
     /// Layer by layer.
     pub layers: Layers,
-    /// Which errors the words of the knob stand for.
-    pub levels: Levels,
+    /// Which errors the words of the knob stand for; `None` where there is no such knob.
+    pub levels: Option<Levels>,
 }
 
 /// What chooses the neurons of each layer.
@@ -45,6 +47,13 @@ pub enum Layers {
     Predictors(Vec<LayerPredictor>),
     /// By the activation.
     Thresholds(Vec<LayerThresholds>),
+    /// Ahead, by a predictor that others have trained, which knows no errors.
+    Imported {
+        /// PowerInfer's mathematics.
+        layers: Vec<crate::model::Predictor>,
+        /// The least score that is wanted.
+        threshold: f32,
+    },
 }
 
 /// Relative errors of a block's output at which the whole model keeps to a quality, as measured on text that was held
@@ -105,6 +114,7 @@ impl Layers {
         match self {
             Layers::Predictors(layers) => layers.len(),
             Layers::Thresholds(layers) => layers.len(),
+            Layers::Imported { layers, .. } => layers.len(),
         }
     }
 

@@ -9,13 +9,15 @@ use super::judge::{Curve, ERRORS, Verdict};
 use super::{Chooser, Error, LayerPredictor, LayerThresholds, Layers, Levels, Result};
 use crate::gguf::{Container, File, TensorType};
 use crate::learned::{self, Contents, Learned, Section};
-use crate::model::Model;
+use crate::model::{Model, Predictor};
 
 /// Version of what the sections hold.
 const VERSION: u64 = 1;
 const VERSION_KEY: &str = "version";
 /// How the section was made, to tell whether an interrupted run is the same.
 const RECIPE_KEY: &str = "recipe";
+/// The least score of a predictor that others have trained; there only with one.
+const IMPORTED: &str = "threshold";
 /// The errors of [`Levels`].
 const LEVELS: &str = "levels";
 /// Threshold, error, share listed, recall, weighted recall; for each of [`ERRORS`].
@@ -23,7 +25,7 @@ const CURVE: [u64; 2] = [ERRORS.len() as u64, 5];
 
 fn section(layers: &Layers) -> Section {
     match layers {
-        Layers::Predictors(_) => Section::Predictor,
+        Layers::Predictors(_) | Layers::Imported { .. } => Section::Predictor,
         Layers::Thresholds(_) => Section::Thresholds,
     }
 }
@@ -57,9 +59,13 @@ impl Chooser {
             return Ok(None);
         }
         let layers = read(learned, none, sizes)?;
-        match levels(learned, section)? {
-            Some(levels) if layers.len() == sizes.n_layer => Ok(Some(Chooser { layers, levels })),
-            _ => Err(Error::Unfinished {
+        let levels = levels(learned, section)?;
+        match (layers, levels) {
+            (layers @ Layers::Imported { .. }, _) => Ok(Some(Chooser { layers, levels: None })),
+            (layers, Some(_)) if layers.len() == sizes.n_layer => {
+                Ok(Some(Chooser { layers, levels }))
+            }
+            (layers, _) => Err(Error::Unfinished {
                 file: learned.name().to_owned(),
                 found: layers.len(),
                 expected: sizes.n_layer,
@@ -147,17 +153,28 @@ impl<'a> Maker<'a> {
         self.save()
     }
 
+    /// Takes predictors that others have trained, and saves them.
+    ///
+    /// # Errors
+    /// [`Error::Save`].
+    pub fn import(&mut self, layers: Vec<Predictor>, threshold: f32) -> Result<()> {
+        (self.layers, self.levels) = (Layers::Imported { layers, threshold }, None);
+        self.save()
+    }
+
     /// Appends a layer's predictor and saves all.
     ///
     /// # Errors
     /// [`Error::Save`].
     ///
     /// # Panics
-    /// If the model needs thresholds.
+    /// If the run makes something else.
     pub fn predictor(&mut self, layer: LayerPredictor) -> Result<()> {
         match &mut self.layers {
             Layers::Predictors(layers) => layers.push(layer),
-            Layers::Thresholds(_) => panic!("this model needs thresholds"),
+            Layers::Thresholds(_) | Layers::Imported { .. } => {
+                panic!("this run makes something else")
+            }
         }
         self.save()
     }
@@ -168,11 +185,13 @@ impl<'a> Maker<'a> {
     /// [`Error::Save`].
     ///
     /// # Panics
-    /// If the model needs a predictor.
+    /// If the run makes something else.
     pub fn thresholds(&mut self, layer: LayerThresholds) -> Result<()> {
         match &mut self.layers {
             Layers::Thresholds(layers) => layers.push(layer),
-            Layers::Predictors(_) => panic!("this model needs a predictor"),
+            Layers::Predictors(_) | Layers::Imported { .. } => {
+                panic!("this run makes something else")
+            }
         }
         self.save()
     }
@@ -193,6 +212,13 @@ impl<'a> Maker<'a> {
                     let trained = if layer.trained { 1.0 } else { 0.0 };
                     vector(&mut contents, &format!("blk.{i}.trained"), &[trained]);
                     curve(&mut contents, i, &layer.curve);
+                }
+            }
+            Layers::Imported { layers, threshold } => {
+                vector(&mut contents, IMPORTED, &[*threshold]);
+                for (i, layer) in layers.iter().enumerate() {
+                    matrix(&mut contents, &format!("blk.{i}.fc1"), &layer.fc1)?;
+                    matrix(&mut contents, &format!("blk.{i}.fc2"), &layer.fc2)?;
                 }
             }
             Layers::Thresholds(layers) => {
@@ -238,10 +264,15 @@ fn read(learned: &Learned, none: Layers, sizes: Sizes) -> Result<Layers> {
     if version != VERSION {
         return Err(reader.damaged("version".into(), VERSION.to_string(), version.to_string()));
     }
+    if section == Section::Predictor && learned.has_tensor(section, IMPORTED) {
+        let threshold = reader.vector(IMPORTED, 1)?[0];
+        let layers = (0..sizes.n_layer).map(|i| reader.matrices(i)).collect::<Result<_>>()?;
+        return Ok(Layers::Imported { layers, threshold });
+    }
     let has = |i: &usize| learned.has_tensor(section, &format!("blk.{i}.curve"));
     let layers = (0..sizes.n_layer).take_while(has);
     Ok(match none {
-        Layers::Predictors(_) => {
+        Layers::Predictors(_) | Layers::Imported { .. } => {
             Layers::Predictors(layers.map(|i| reader.predictor(i)).collect::<Result<_>>()?)
         }
         Layers::Thresholds(_) => {
@@ -257,7 +288,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn predictor(&self, layer: usize) -> Result<LayerPredictor> {
+    /// The two matrices of a predictor.
+    fn matrices(&self, layer: usize) -> Result<Predictor> {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let fc1 = self.learned.matrix(self.section, &name("fc1"))?;
         let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
@@ -274,11 +306,17 @@ impl Reader<'_> {
                 ));
             }
         }
+        Ok(Predictor { fc1, fc2 })
+    }
+
+    fn predictor(&self, layer: usize) -> Result<LayerPredictor> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let Predictor { fc1, fc2 } = self.matrices(layer)?;
         let trained = self.vector(&name("trained"), 1)?[0] > 0.0;
         Ok(LayerPredictor {
             fc1,
             fc2,
-            bias: self.vector(&name("bias"), n_ff)?,
+            bias: self.vector(&name("bias"), self.sizes.n_ff)?,
             curve: self.curve(layer)?,
             trained,
         })

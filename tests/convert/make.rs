@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 /// One tensor: name, shape, values.
-pub(super) type Weight = (String, Vec<u64>, Vec<f32>);
+pub(crate) type Weight = (String, Vec<u64>, Vec<f32>);
 
 pub(super) const N_EMBD: u64 = 8;
 pub(super) const N_FF: u64 = 12;
@@ -174,7 +174,7 @@ pub(crate) fn zip(members: &[(String, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// A checkpoint as `torch.save` makes it.
-pub(super) fn torch(weights: &[Weight], by_columns: &[&str]) -> Vec<u8> {
+pub(crate) fn torch(weights: &[Weight], by_columns: &[&str]) -> Vec<u8> {
     let mut members = vec![("archive/data.pkl".to_owned(), pickle(weights, by_columns))];
     for (key, (name, shape, values)) in weights.iter().enumerate() {
         let mut stored = values.clone();

@@ -1,6 +1,7 @@
 //! Predictors and thresholds: from a text to a file beside the model, and what the engine makes of it.
 
 mod hostile;
+mod import;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -35,6 +35,10 @@ pub(crate) struct PredictorArgs {
     /// Rank of the predictor, a multiple of 32; without it the one that costs a token the fewest bytes
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_RANK")]
     pub(crate) rank: Option<u32>,
+    /// Take PowerInfer's predictor for this model instead: a folder with model_0.pt and so on, for --sparsity predicted.
+    /// With -f its weights get fewer bits where that costs nothing on the text
+    #[arg(long, value_name = "DIR", env = "THERMOCLINE_ARG_IMPORT")]
+    pub(crate) import: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]

@@ -12,8 +12,10 @@ use std::path::PathBuf;
 pub(crate) struct PredictorOptions {
     /// The model.
     pub(crate) model: ModelOptions,
-    /// The text to learn from.
-    pub(crate) text: String,
+    /// The text to learn from; `None` only with an import.
+    pub(crate) text: Option<String>,
+    /// A folder with a predictor that others have trained.
+    pub(crate) import: Option<PathBuf>,
     /// Where the result goes; `None` chooses.
     pub(crate) out: Option<PathBuf>,
     /// Most tokens of the text.
@@ -26,10 +28,10 @@ impl PredictorOptions {
     /// # Errors
     /// No text, or one that cannot be read; a rank that is no multiple of blocks.
     pub(crate) fn resolve(args: &PredictorArgs) -> Result<Self, Failure> {
-        let Some(path) = &args.file else {
+        if args.file.is_none() && args.import.is_none() {
             let help = "give it with -f FILE: some hundred kilobytes of what the model is used for";
             return Err(Failure::usage("no text to learn from").help(help));
-        };
+        }
         let rank = args.rank.map(|rank| rank as usize);
         if let Some(rank) = rank.filter(|rank| *rank == 0 || !rank.is_multiple_of(RANK_STEP)) {
             let message = format!("--rank {rank} is no multiple of {RANK_STEP}");
@@ -37,7 +39,8 @@ impl PredictorOptions {
         }
         Ok(Self {
             model: ModelOptions::resolve(&args.model)?,
-            text: read_file(path)?,
+            text: args.file.as_deref().map(read_file).transpose()?,
+            import: args.import.clone(),
             out: args.outfile.clone(),
             n_tokens: args.tokens as usize,
             settings: Settings { target: args.error, n_steps: args.train as usize, rank },

@@ -23,17 +23,20 @@ pub(super) fn add(
     computation: &Computation,
     terminal: &Terminal,
 ) -> Result<EngineOptions, Failure> {
-    let engine::Sparsity::Within(error) = options.sparsity else { return Ok(options) };
-    let folder = computation.folder.as_ref().map(|folder| folder.path.as_path());
-    let learned = Learned::find(&model.file, folder).map_err(predictor::Error::from)?;
-    let chooser = match &learned {
-        Some(learned) => Chooser::read(learned, model)?,
-        None => None,
+    let error = match options.sparsity {
+        engine::Sparsity::Within(error) => error,
+        engine::Sparsity::Predicted => return imported(model, options, computation, terminal),
+        engine::Sparsity::Exact | engine::Sparsity::Off => return Ok(options),
     };
-    let Some(chooser) = chooser else {
+    let Some(chooser) = read(model, computation)? else {
         let message = "nothing was learnt about this model yet by which neurons could be skipped";
         let help =
             "`thermocline predictor -m MODEL -f TEXT` learns it; --sparsity exact needs nothing";
+        return Err(Failure::new(Exit::Failed, message).help(help));
+    };
+    let Some(levels) = chooser.levels else {
+        let message = "the predictor of this model was imported, and nobody knows its errors";
+        let help = "--sparsity predicted uses it; `thermocline predictor` without --import makes one with a knob";
         return Err(Failure::new(Exit::Failed, message).help(help));
     };
     if options.sparse_threshold.is_some() {
@@ -41,12 +44,41 @@ pub(super) fn add(
             .note("--sparse-threshold is for the file's own predictor: it changes nothing here");
     }
     let error = match computation.sparsity {
-        Sparsity::Balanced => chooser.levels.balanced,
-        Sparsity::Fast => chooser.levels.fast,
+        Sparsity::Balanced => levels.balanced,
+        Sparsity::Fast => levels.fast,
         Sparsity::Within(_) | Sparsity::Predicted | Sparsity::Exact | Sparsity::Off => error,
     };
     let sparsity = engine::Sparsity::Within(error);
     Ok(EngineOptions { sparsity, chooser: Some(Arc::new(chooser)), ..options })
+}
+
+fn read(model: &Model, computation: &Computation) -> Result<Option<Chooser>, Failure> {
+    let folder = computation.folder.as_ref().map(|folder| folder.path.as_path());
+    let learned = Learned::find(&model.file, folder).map_err(predictor::Error::from)?;
+    Ok(match &learned {
+        Some(learned) => Chooser::read(learned, model)?,
+        None => None,
+    })
+}
+
+/// The settings with the predictor that was imported for the model, if there is one. Nobody asked for what else may be
+/// wrong with the file, so that is a note.
+fn imported(
+    model: &Model,
+    options: EngineOptions,
+    computation: &Computation,
+    terminal: &Terminal,
+) -> Result<EngineOptions, Failure> {
+    let chooser = match read(model, computation) {
+        Ok(chooser) => chooser,
+        Err(failure) => {
+            terminal.note(&format!("what was learnt about this model is not used: {failure}"));
+            None
+        }
+    };
+    let is_imported = |chooser: &Chooser| matches!(chooser.layers, Layers::Imported { .. });
+    let chooser = chooser.filter(is_imported).map(Arc::new);
+    Ok(EngineOptions { chooser, ..options })
 }
 
 /// One line on what is skipped.
@@ -60,6 +92,16 @@ pub(super) fn tell(model: &Model, options: &EngineOptions, error: f32, terminal:
         Some(Layers::Thresholds(_)) => terminal.note(&format!(
             "neurons below learnt thresholds are skipped, for a relative error of {error} in a block; `perplexity --against dense` measures what it costs"
         )),
-        None => {}
+        Some(Layers::Imported { .. }) | None => {}
+    }
+}
+
+/// Whose predictor `--sparsity predicted` uses, and the least score that it wants.
+pub(super) fn predictor_in_use(model: &Model, options: &EngineOptions) -> (&'static str, f32) {
+    match options.chooser.as_ref().map(|chooser| &chooser.layers) {
+        Some(Layers::Imported { threshold, .. }) => ("an imported", *threshold),
+        Some(Layers::Predictors(_) | Layers::Thresholds(_)) | None => {
+            ("the file's", model.predictor_threshold)
+        }
     }
 }

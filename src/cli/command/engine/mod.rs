@@ -283,9 +283,10 @@ fn tell_sparsity(model: &Model, options: &EngineOptions, terminal: &Terminal) {
         return;
     }
     if used > 0 {
-        let threshold = options.sparse_threshold.unwrap_or(model.predictor_threshold);
+        let (whose, threshold) = learned::predictor_in_use(model, options);
+        let threshold = options.sparse_threshold.unwrap_or(threshold);
         terminal.note(&format!(
-            "the file's predictor chooses neurons in {used} layers (score at least {threshold}), as in PowerInfer; what it misses changes the result, --sparsity exact misses nothing"
+            "{whose} predictor chooses neurons in {used} layers (score at least {threshold}), as in PowerInfer; what it misses changes the result, --sparsity exact misses nothing"
         ));
     } else if options.sparse_threshold.is_some() {
         terminal.note("--sparse-threshold changes nothing: no predictor chooses neurons here");

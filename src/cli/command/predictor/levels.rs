@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::Learner;
+use super::Job;
 use crate::cli::command::engine;
 use crate::cli::failure::Failure;
 use crate::engine::{Engine, EngineOptions, Sparsity};
@@ -13,20 +13,38 @@ use crate::predictor::{Chooser, ERRORS, Layers, Levels, Quality};
 /// The part of what a quality allows that is used: another text may cost more.
 const MARGIN: f64 = 0.8;
 
-impl Learner<'_> {
-    /// Compares with the dense run at some of [`ERRORS`].
-    pub(super) fn levels(&self, dense: &mut Engine, layers: &Layers) -> Result<Levels, Failure> {
-        let chunks = self.windows.held()?;
-        let bar = self.bar("measuring", 2 * ERRORS.len().ilog2() as usize);
-        let mut known: Vec<Option<Comparison>> = vec![None; ERRORS.len()];
+/// Errors that are told apart.
+const STEPS: usize = 48;
+
+/// Error `i` of [`STEPS`]: from the first to the last of [`ERRORS`], each larger by the same factor.
+fn error(i: usize) -> f32 {
+    let [first, last] = [ERRORS[0], ERRORS[ERRORS.len() - 1]];
+    let share = i as f32 / (STEPS - 1) as f32;
+    // Three digits are enough to say.
+    let error = first * (last / first).powf(share);
+    (error * 1e4).round() / 1e4
+}
+
+impl Job<'_> {
+    /// Compares with the dense run at some errors.
+    pub(super) fn levels(
+        &self,
+        dense: &mut Engine,
+        chunks: &Chunks,
+        layers: &Layers,
+    ) -> Result<Levels, Failure> {
+        let bar = self.bar("measuring", 2 * STEPS.ilog2() as usize);
+        let mut known: Vec<Option<Comparison>> = vec![None; STEPS];
         let mut level = |quality: Quality| {
             // All before `low` keep to it, as far as is known; none from `high` on does.
-            let (mut low, mut high) = (0, ERRORS.len());
+            let (mut low, mut high) = (0, STEPS);
             while low < high {
                 let middle = low.midpoint(high);
                 let comparison = match known[middle] {
                     Some(comparison) => comparison,
-                    None => *known[middle].insert(self.compare(dense, layers, middle, &chunks)?),
+                    None => {
+                        *known[middle].insert(self.compare(dense, layers, error(middle), chunks)?)
+                    }
                 };
                 bar.inc(1);
                 match keeps(&comparison, quality) {
@@ -34,7 +52,7 @@ impl Learner<'_> {
                     false => high = middle,
                 }
             }
-            Ok::<f32, Failure>(ERRORS[low.saturating_sub(1)])
+            Ok::<f32, Failure>(error(low.saturating_sub(1)))
         };
         let levels = Levels { balanced: level(Quality::BALANCED)?, fast: level(Quality::FAST)? };
         bar.finish_and_clear();
@@ -45,23 +63,21 @@ impl Learner<'_> {
         &self,
         dense: &mut Engine,
         layers: &Layers,
-        error: usize,
+        error: f32,
         chunks: &Chunks,
     ) -> Result<Comparison, Failure> {
-        let levels = Levels { balanced: ERRORS[error], fast: ERRORS[error] };
-        let chooser = Chooser { layers: layers.clone(), levels };
+        let chooser = Chooser { layers: layers.clone(), levels: None };
         let options = EngineOptions {
-            sparsity: Sparsity::Within(ERRORS[error]),
+            sparsity: Sparsity::Within(error),
             chooser: Some(Arc::new(chooser)),
-            ..self.settings()
+            ..self.settings(chunks.n_ctx())
         };
         let mut engine = engine::quietly(self.model, options, self.cpu.clone())?;
         let flag = self.interrupt.flag();
         let quiet = &mut |_: usize, _: &Comparison| {};
         let (comparison, _) = evaluate::against_engine(&mut engine, dense, chunks, flag, quiet)?;
         self.terminal.detail(&format!(
-            "at an error of {}: divergence {:.5}, same top token {:.2} %",
-            ERRORS[error],
+            "at an error of {error}: divergence {:.5}, same top token {:.2} %",
             comparison.divergence.value(),
             100.0 * comparison.same_top()
         ));
@@ -72,4 +88,15 @@ impl Learner<'_> {
 fn keeps(found: &Comparison, quality: Quality) -> bool {
     found.divergence.value() <= MARGIN * quality.divergence
         && 1.0 - found.same_top() <= MARGIN * (1.0 - quality.same_top)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_rise_from_end_to_end() {
+        assert_eq!((error(0), error(STEPS - 1)), (ERRORS[0], ERRORS[ERRORS.len() - 1]));
+        assert!((1..STEPS).all(|i| error(i) > error(i - 1)));
+    }
 }

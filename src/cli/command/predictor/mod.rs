@@ -1,6 +1,8 @@
 //! `thermocline predictor`: shows a text to the dense model and learns of it which neurons can be skipped.
 
+mod import;
 mod levels;
+mod report;
 mod text;
 
 use super::engine::{self, Opened};
@@ -9,14 +11,15 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::Terminal;
-use crate::engine::{Engine, EngineOptions, Sparsity};
+use crate::engine::{Engine, EngineOptions, Observed, Sparsity};
 use crate::learned;
 use crate::model::Model;
-use crate::predictor::{self, Block, Chooser, Layers, Levels, Maker, Seen, Stage, Texts};
+use crate::predictor::{self, Block, Chooser, Maker, Seen, Settings, Stage, Texts};
+use crate::tokenizer::Tokenizer;
 use hal::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use text::Windows;
 
@@ -37,36 +40,17 @@ pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(),
         engine::open(path, &options.model.computation, &cpu, terminal)?;
     check(&model)?;
     let out = place(options, &model)?;
-    let most = match model.is_exactly_sparse() {
-        true => options.n_tokens,
-        false => options.n_tokens.min(FOR_THRESHOLDS),
-    };
-    let windows = Windows::new(&options.text, &tokenizer, model.hyper.n_ctx_train, most)?;
-    let settings = &options.settings;
-    let recipe = format!(
-        "{} target {} steps {} rank {:?} tokens {} of {}",
-        windows.n_tokens(),
-        settings.target,
-        settings.n_steps,
-        settings.rank,
-        most,
-        windows.sum(),
-    );
-    let maker = Maker::new(&model, &out, &recipe)?;
-    if maker.is_finished() {
-        terminal.note("everything is there already, made by the same recipe");
-    } else {
-        if let Some(last) = maker.layers().len().checked_sub(1) {
-            terminal.note(&format!("going on after layer {last} of an earlier run"));
-        }
-        let windows = &windows;
-        Learner { options, terminal, model: &model, windows, interrupt, cpu }.run(maker)?;
+    let job = Job { options, terminal, model: &model, interrupt, cpu };
+    match &options.import {
+        Some(folder) => job.import(folder, &out, &tokenizer)?,
+        None => job.make(&out, &tokenizer)?,
     }
     let found = learned::Learned::open(&out, &model.file).map_err(predictor::Error::from)?;
     let chooser = Chooser::read(&found, &model)?;
     let mut output = Output::stdout();
-    output.write(report(&model, chooser.as_ref(), settings.target))?;
-    terminal.note(&format!("kept in {}; --sparsity balanced uses it", out.display()));
+    output.write(report::text(&model, chooser.as_ref(), options.settings.target))?;
+    let word = if options.import.is_some() { "predicted" } else { "balanced" };
+    terminal.note(&format!("kept in {}; --sparsity {word} uses it", out.display()));
     output.flush()
 }
 
@@ -102,66 +86,103 @@ fn place(options: &PredictorOptions, model: &Model) -> Result<PathBuf, Failure> 
     })
 }
 
-struct Learner<'a> {
+/// What is to be done, and with what.
+struct Job<'a> {
     options: &'a PredictorOptions,
     terminal: &'a Terminal,
     model: &'a Arc<Model>,
-    windows: &'a Windows,
     interrupt: Interrupt,
     cpu: Device,
 }
 
-impl Learner<'_> {
+impl Job<'_> {
+    /// The user's text, of which at most `most` tokens count.
+    fn windows(&self, tokenizer: &Tokenizer, most: usize) -> Result<Option<Windows>, Failure> {
+        let n_ctx = self.model.hyper.n_ctx_train;
+        let text = self.options.text.as_deref();
+        text.map(|text| Windows::new(text, tokenizer, n_ctx, most)).transpose()
+    }
+
+    /// Makes a predictor or thresholds, or what is missing of them.
+    fn make(&self, out: &Path, tokenizer: &Tokenizer) -> Result<(), Failure> {
+        let most = match self.model.is_exactly_sparse() {
+            true => self.options.n_tokens,
+            false => self.options.n_tokens.min(FOR_THRESHOLDS),
+        };
+        let Some(windows) = self.windows(tokenizer, most)? else { return Ok(()) };
+        let Settings { target, n_steps, rank } = self.options.settings;
+        let recipe = format!(
+            "target {target}, {n_steps} steps, rank {rank:?}, {} tokens of {}",
+            windows.n_tokens(),
+            windows.sum()
+        );
+        let maker = Maker::new(self.model, out, &recipe)?;
+        if maker.is_finished() {
+            self.terminal.note("everything is there already, made by the same recipe");
+            return Ok(());
+        }
+        if let Some(last) = maker.layers().len().checked_sub(1) {
+            self.terminal.note(&format!("going on after layer {last} of an earlier run"));
+        }
+        self.learn_all(&windows, maker)
+    }
+
     /// Learns the layers that are missing, as many in one reading as memory allows.
-    fn run(&self, mut maker: Maker<'_>) -> Result<(), Failure> {
-        let mut engine = self.dense()?;
+    fn learn_all(&self, windows: &Windows, mut maker: Maker<'_>) -> Result<(), Failure> {
+        let mut engine = self.dense(windows.n_ctx())?;
         let hyper = &self.model.hyper;
         let density = if self.model.is_exactly_sparse() { 0.2 } else { 1.0 };
         let parts = (hyper.n_ff as f64 * density) as usize * size_of::<predictor::Part>();
-        let each = self.windows.n_tokens() * (hyper.n_embd * size_of::<f32>() + parts);
+        let each = windows.n_tokens() * (hyper.n_embd * size_of::<f32>() + parts);
         let at_once = (MOST_SEEN / each.max(1)).max(1);
         while maker.layers().len() < hyper.n_layer {
             let first = maker.layers().len();
             let layers = first..hyper.n_layer.min(first + at_once);
-            let seen = self.read(&mut engine, layers.clone())?;
+            let seen = self.read(&mut engine, windows, layers.clone(), |o| o.x)?;
             for (layer, [seen, held]) in layers.zip(seen) {
                 self.learn(layer, Texts { seen: &seen, held: &held }, &mut maker)?;
             }
         }
-        let levels = self.levels(&mut engine, maker.layers())?;
+        let levels = self.levels(&mut engine, &windows.held()?, maker.layers())?;
         maker.finish(levels)?;
         Ok(())
     }
 
     /// An engine that skips nothing that counts.
-    fn dense(&self) -> Result<Engine, Failure> {
+    fn dense(&self, n_ctx: usize) -> Result<Engine, Failure> {
         let sparsity = match self.model.is_exactly_sparse() {
             true => Sparsity::Exact,
             false => Sparsity::Off,
         };
-        let options = EngineOptions { sparsity, ..self.settings() };
+        let options = EngineOptions { sparsity, ..self.settings(n_ctx) };
         let computation = &self.options.model.computation;
         engine::load(self.model, options, computation, self.cpu.clone(), self.terminal)
     }
 
-    fn settings(&self) -> EngineOptions {
-        let n_ctx = self.windows.n_ctx();
+    fn settings(&self, n_ctx: usize) -> EngineOptions {
         EngineOptions { n_ubatch: n_ctx.min(64), ..engine::settings(&self.options.model, n_ctx) }
     }
 
     /// What is to be learnt from and what is held out, for each of `layers`.
-    fn read(&self, engine: &mut Engine, layers: Range<usize>) -> Result<Vec<[Seen; 2]>, Failure> {
+    /// The predictor reads what `input` takes of what is observed.
+    fn read(
+        &self,
+        engine: &mut Engine,
+        windows: &Windows,
+        layers: Range<usize>,
+        input: for<'a> fn(&Observed<'a>) -> &'a [f32],
+    ) -> Result<Vec<[Seen; 2]>, Failure> {
         let hyper = &self.model.hyper;
         let seen =
             || Seen::new(self.model.ffn_kind, self.model.activation, hyper.n_embd, hyper.n_ff);
         let mut all: Vec<[Seen; 2]> = layers.clone().map(|_| [seen(), seen()]).collect();
-        let bar = self.bar(&format!("reading, {} layers", layers.len()), self.windows.len());
-        for (i, window) in self.windows.iter().enumerate() {
+        let bar = self.bar(&format!("reading, {} layers", layers.len()), windows.len());
+        for (i, window) in windows.iter().enumerate() {
             let mut session = engine.open();
-            let held = usize::from(self.windows.is_held(i));
-            let each = &mut |layer: usize, o: &crate::engine::Observed<'_>| {
+            let held = usize::from(windows.is_held(i));
+            let each = &mut |layer: usize, o: &Observed<'_>| {
                 if layers.contains(&layer) {
-                    all[layer - layers.start][held].push(o.x, o.gate, o.up);
+                    all[layer - layers.start][held].push(input(o), o.gate, o.up);
                 }
             };
             let read = engine.observe(&mut session, &window, self.interrupt.flag(), each);
@@ -216,47 +237,4 @@ impl Learner<'_> {
             Err(_) => bar,
         }
     }
-}
-
-/// A table of the layers, at the error for which they were made or the next larger one that is kept.
-fn report(model: &Model, chooser: Option<&Chooser>, target: f32) -> String {
-    let at = predictor::ERRORS.iter().position(|error| *error >= target).unwrap_or_default();
-    let mut text = String::new();
-    match chooser.map(|chooser| &chooser.layers) {
-        None => {}
-        Some(Layers::Predictors(layers)) => {
-            text +=
-                "layer  rank  type   bytes  of ffn  trained  listed  recall  weighted  at error\n";
-            for (i, layer) in layers.iter().enumerate() {
-                let verdict = &layer.curve.verdicts[at];
-                let ffn = &model.layers[i].ffn;
-                let size = |rows: &hal::HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
-                let all: u64 = ffn.matrices().map(|(_, rows)| size(rows)).sum();
-                text += &format!(
-                    "{i:5}  {:4}  {:5}  {:>6}  {:4.1} %  {:7}  {:4.1} %  {:.4}  {:8.4}  {:8.3}\n",
-                    layer.fc1.desc().n_rows,
-                    layer.fc1.desc().format.name(),
-                    layer.bytes().0,
-                    100.0 * layer.bytes().0 as f64 / all.max(1) as f64,
-                    if layer.trained { "yes" } else { "no" },
-                    100.0 * verdict.listed,
-                    verdict.recall,
-                    verdict.weighted_recall,
-                    verdict.error,
-                );
-            }
-        }
-        Some(Layers::Thresholds(layers)) => {
-            text += "layer  kept at error\n";
-            for (i, layer) in layers.iter().enumerate() {
-                let verdict = &layer.curve.verdicts[at];
-                text +=
-                    &format!("{i:5}  {:4.1} %  {:6.3}\n", 100.0 * verdict.listed, verdict.error);
-            }
-        }
-    }
-    if let Some(Levels { balanced, fast }) = chooser.map(|chooser| chooser.levels) {
-        text += &format!("balanced is an error of {balanced}, fast of {fast}\n");
-    }
-    text
 }

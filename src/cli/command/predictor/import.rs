@@ -1,0 +1,46 @@
+//! Predictors that others have trained.
+
+use std::path::Path;
+
+use super::Job;
+use crate::cli::failure::{Exit, Failure};
+use crate::convert;
+use crate::model::Predictor;
+use crate::predictor::{self, Block, Maker};
+use crate::tokenizer::Tokenizer;
+
+/// Tokens on which fewer bits are judged.
+const TOKENS: usize = 4096;
+
+impl Job<'_> {
+    /// Reads the folder, takes fewer bits where they do, and saves.
+    pub(super) fn import(
+        &self,
+        folder: &Path,
+        out: &Path,
+        tokenizer: &Tokenizer,
+    ) -> Result<(), Failure> {
+        let hyper = &self.model.hyper;
+        if !self.model.is_exactly_sparse() {
+            let message = "predictors are for models whose activation has exact zeros";
+            return Err(Failure::new(Exit::BadModel, message));
+        }
+        let found = convert::predictors(folder, hyper.n_layer, hyper.n_embd, hyper.n_ff)?;
+        let threshold = found.threshold.unwrap_or_default();
+        let layers = found.layers.into_iter();
+        let mut layers: Vec<Predictor> = layers.map(|[fc1, fc2]| Predictor { fc1, fc2 }).collect();
+        if let Some(windows) = self.windows(tokenizer, TOKENS)? {
+            let mut engine = self.dense(windows.n_ctx())?;
+            for (i, layer) in layers.iter_mut().enumerate() {
+                let seen = self.read(&mut engine, &windows, i..i + 1, |o| o.residual)?;
+                let block = Block::of(&self.model.layers[i].ffn)?;
+                for [seen, _] in &seen {
+                    *layer = predictor::requantised(layer, &block, seen, threshold)?;
+                }
+            }
+        }
+        let mut maker = Maker::new(self.model, out, "imported")?;
+        maker.import(layers, threshold)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,61 @@
+//! What came of a run, as a table.
+
+use crate::model::Model;
+use crate::predictor::{self, Chooser, Layers, Levels};
+
+/// A table of the layers, at the error for which they were made or the next larger one that is kept.
+pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> String {
+    let at = predictor::ERRORS.iter().position(|error| *error >= target).unwrap_or_default();
+    let mut text = String::new();
+    match chooser.map(|chooser| &chooser.layers) {
+        None => {}
+        Some(Layers::Predictors(layers)) => {
+            text +=
+                "layer  rank  type   bytes  of ffn  trained  listed  recall  weighted  at error\n";
+            for (i, layer) in layers.iter().enumerate() {
+                let verdict = &layer.curve.verdicts[at];
+                let ffn = &model.layers[i].ffn;
+                let size = |rows: &hal::HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
+                let all: u64 = ffn.matrices().map(|(_, rows)| size(rows)).sum();
+                text += &format!(
+                    "{i:5}  {:4}  {:5}  {:>6}  {:4.1} %  {:7}  {:4.1} %  {:.4}  {:8.4}  {:8.3}\n",
+                    layer.fc1.desc().n_rows,
+                    layer.fc1.desc().format.name(),
+                    layer.bytes().0,
+                    100.0 * layer.bytes().0 as f64 / all.max(1) as f64,
+                    if layer.trained { "yes" } else { "no" },
+                    100.0 * verdict.listed,
+                    verdict.recall,
+                    verdict.weighted_recall,
+                    verdict.error,
+                );
+            }
+        }
+        Some(Layers::Imported { layers, threshold }) => {
+            text += "layer  rank  fc1    fc2    bytes\n";
+            for (i, layer) in layers.iter().enumerate() {
+                let size = |rows: &hal::HostRows| rows.desc().n_rows * rows.row_bytes();
+                text += &format!(
+                    "{i:5}  {:4}  {:5}  {:5}  {}\n",
+                    layer.fc1.desc().n_rows,
+                    layer.fc1.desc().format.name(),
+                    layer.fc2.desc().format.name(),
+                    size(&layer.fc1) + size(&layer.fc2),
+                );
+            }
+            text += &format!("wanted from a score of {threshold} on\n");
+        }
+        Some(Layers::Thresholds(layers)) => {
+            text += "layer  kept at error\n";
+            for (i, layer) in layers.iter().enumerate() {
+                let verdict = &layer.curve.verdicts[at];
+                text +=
+                    &format!("{i:5}  {:4.1} %  {:6.3}\n", 100.0 * verdict.listed, verdict.error);
+            }
+        }
+    }
+    if let Some(Levels { balanced, fast }) = chooser.and_then(|chooser| chooser.levels) {
+        text += &format!("balanced is an error of {balanced}, fast of {fast}\n");
+    }
+    text
+}
