@@ -14,7 +14,7 @@ use crate::predictor::{Chooser, ERRORS, Layers, Levels, Quality};
 const MARGIN: f64 = 0.8;
 
 /// Errors that are told apart.
-const STEPS: usize = 48;
+const STEPS: usize = 32;
 
 /// Error `i` of [`STEPS`]: from the first to the last of [`ERRORS`], each larger by the same factor.
 fn error(i: usize) -> f32 {
