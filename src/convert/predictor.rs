@@ -106,16 +106,17 @@ pub fn predictors(
     let mut outputs: Vec<Output> = (0..n_layer).map(up).collect();
     let threshold = add(folder, n_layer as u32, &mut outputs, OutType::F16)?;
     let mut layers = Vec::new();
-    let rows = |output: &Output| {
-        let (n_rows, n_cols) = (output.n_rows(), output.row_len());
-        let mut bytes = vec![0; n_rows * output.row_bytes()];
-        output.fill(0..n_rows, &mut Vec::new(), &mut bytes);
-        let format = format_of(output.ty).expect("floats");
-        let source = Source::Owned(Arc::new(bytes));
-        HostRows::new(source, n_rows, n_cols, format).expect("as many bytes as rows")
-    };
     for pair in outputs[n_layer..].chunks_exact(2) {
         layers.push([rows(&pair[0]), rows(&pair[1])]);
     }
     Ok(Predictors { layers, threshold })
+}
+
+fn rows(output: &Output) -> HostRows {
+    let (n_rows, n_cols) = (output.n_rows(), output.row_len());
+    let mut bytes = vec![0; n_rows * output.row_bytes()];
+    output.fill(0..n_rows, &mut Vec::new(), &mut bytes);
+    let format = format_of(output.ty).expect("weights are written in formats that are built");
+    let source = Source::Owned(Arc::new(bytes));
+    HostRows::new(source, n_rows, n_cols, format).expect("as many bytes as rows")
 }

@@ -274,9 +274,9 @@ impl FfnMode {
             bias_up: share.bias_up,
             bias_down: share.bias_down,
             // What stands beside a block's own neurons has no thresholds: it is computed whole.
-            skip: match self.skip {
-                Skip::BelowPerRow if share.threshold.is_none() => Skip::Never,
-                skip => skip,
+            skip: match self.skip == Skip::BelowPerRow && share.threshold.is_none() {
+                true => Skip::Never,
+                false => self.skip,
             },
             threshold: share.threshold,
             group_weight: weights,

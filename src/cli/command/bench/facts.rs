@@ -86,7 +86,7 @@ impl Facts {
                 Sparsity::Off => "off".to_owned(),
             },
             sparse: engine.is_sparse(),
-            predictor: engine.predicts().then(|| match options.computation.sparsity {
+            predictor: engine.predicts().then_some(match options.computation.sparsity {
                 Sparsity::Balanced | Sparsity::Fast | Sparsity::Within(_) => "learnt",
                 Sparsity::Predicted | Sparsity::Exact | Sparsity::Off => "file",
             }),
