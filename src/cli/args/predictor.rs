@@ -9,7 +9,8 @@ use std::path::PathBuf;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Learning")]
 pub(crate) struct PredictorArgs {
-    /// The text to learn from; - is standard input
+    /// The text to learn from; - is standard input; without it one that comes with the program. Some hundred kilobytes of
+    /// what the model is used for are best
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Where the result goes; without it beside the model, or into a folder of the user's cache

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The text that comes with the program.
-const TEXT: &str = include_str!("../../../assets/calibration.txt");
+pub(super) const TEXT: &str = include_str!("../../../assets/calibration.txt");
 /// Tokens computed together; as many as are observed at once.
 const BATCH: usize = 64;
 /// How often an unfinished profile is saved.

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub(crate) struct PredictorOptions {
     /// The model.
     pub(crate) model: ModelOptions,
-    /// The text to learn from; `None` only with an import.
+    /// The user's text; `None` for the one that comes with the program, or for none with an import.
     pub(crate) text: Option<String>,
     /// A folder with a predictor that others have trained.
     pub(crate) import: Option<PathBuf>,
@@ -26,12 +26,8 @@ pub(crate) struct PredictorOptions {
 
 impl PredictorOptions {
     /// # Errors
-    /// No text, or one that cannot be read; a rank that is no multiple of blocks.
+    /// A text that cannot be read; a rank that is no multiple of blocks.
     pub(crate) fn resolve(args: &PredictorArgs) -> Result<Self, Failure> {
-        if args.file.is_none() && args.import.is_none() {
-            let help = "give it with -f FILE: some hundred kilobytes of what the model is used for";
-            return Err(Failure::usage("no text to learn from").help(help));
-        }
         let rank = args.rank.map(|rank| rank as usize);
         if let Some(rank) = rank.filter(|rank| *rank == 0 || !rank.is_multiple_of(RANK_STEP)) {
             let message = format!("--rank {rank} is no multiple of {RANK_STEP}");

@@ -29,7 +29,8 @@ impl Job<'_> {
         let threshold = found.threshold.unwrap_or_default();
         let layers = found.layers.into_iter();
         let mut layers: Vec<Predictor> = layers.map(|[fc1, fc2]| Predictor { fc1, fc2 }).collect();
-        if let Some(windows) = self.windows(tokenizer, TOKENS)? {
+        if let Some(text) = &self.options.text {
+            let windows = self.windows(text, tokenizer, TOKENS)?;
             let mut engine = self.dense(windows.n_ctx())?;
             for (i, layer) in layers.iter_mut().enumerate() {
                 let seen = self.read(&mut engine, &windows, i..i + 1, |o| o.residual)?;

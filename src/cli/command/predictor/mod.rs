@@ -6,6 +6,7 @@ mod report;
 mod text;
 
 use super::engine::{self, Opened};
+use super::profile;
 use crate::cli::config::PredictorOptions;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
@@ -73,17 +74,13 @@ fn check(model: &Model) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where the result goes: where the user says, where there is one already, or the best place.
+/// Where the result goes: where the user says, or the best place.
 fn place(options: &PredictorOptions, model: &Model) -> Result<PathBuf, Failure> {
     if let Some(out) = &options.out {
         return Ok(out.clone());
     }
     let folder = options.model.computation.folder.as_ref().map(|folder| folder.path.as_path());
-    let places = learned::places(&model.file, folder);
-    let there = places.iter().find(|place| place.exists()).or(places.first()).cloned();
-    there.ok_or_else(|| {
-        Failure::usage("there is no place for the result").help("name one with --out FILE")
-    })
+    Ok(learned::place(&model.file, folder).map_err(predictor::Error::from)?)
 }
 
 /// What is to be done, and with what.
@@ -96,11 +93,9 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// The user's text, of which at most `most` tokens count.
-    fn windows(&self, tokenizer: &Tokenizer, most: usize) -> Result<Option<Windows>, Failure> {
-        let n_ctx = self.model.hyper.n_ctx_train;
-        let text = self.options.text.as_deref();
-        text.map(|text| Windows::new(text, tokenizer, n_ctx, most)).transpose()
+    /// A text, of which at most `most` tokens count.
+    fn windows(&self, text: &str, tokenizer: &Tokenizer, most: usize) -> Result<Windows, Failure> {
+        Windows::new(text, tokenizer, self.model.hyper.n_ctx_train, most)
     }
 
     /// Makes a predictor or thresholds, or what is missing of them.
@@ -109,7 +104,8 @@ impl Job<'_> {
             true => self.options.n_tokens,
             false => self.options.n_tokens.min(FOR_THRESHOLDS),
         };
-        let Some(windows) = self.windows(tokenizer, most)? else { return Ok(()) };
+        let text = self.options.text.as_deref().unwrap_or(profile::TEXT);
+        let windows = self.windows(text, tokenizer, most)?;
         let Settings { target, n_steps, rank } = self.options.settings;
         let recipe = format!(
             "target {target}, {n_steps} steps, rank {rank:?}, {} tokens of {}",
