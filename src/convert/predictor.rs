@@ -85,6 +85,8 @@ pub struct Predictors {
     pub layers: Vec<[HostRows; 2]>,
     /// The least score that is wanted, if the folder states one.
     pub threshold: Option<f32>,
+    /// What of the files is not used, and what that means.
+    pub notes: Vec<String>,
 }
 
 /// Reads the predictors of a folder, for a model of `n_layer` layers of these sizes.
@@ -104,12 +106,13 @@ pub fn predictors(
         content: Content::Rows(Vec::new()),
     };
     let mut outputs: Vec<Output> = (0..n_layer).map(up).collect();
-    let threshold = add(folder, n_layer as u32, &mut outputs, OutType::F16)?;
+    let mut notes = Vec::new();
+    let threshold = add(folder, n_layer as u32, &mut outputs, OutType::F16, &mut notes)?;
     let mut layers = Vec::new();
     for pair in outputs[n_layer..].chunks_exact(2) {
         layers.push([rows(&pair[0]), rows(&pair[1])]);
     }
-    Ok(Predictors { layers, threshold })
+    Ok(Predictors { layers, threshold, notes })
 }
 
 fn rows(output: &Output) -> HostRows {

@@ -26,6 +26,8 @@ pub(super) struct FfnMode {
     /// Least score of the file's predictors.
     threshold: f32,
     predicts: bool,
+    /// Predictors stand in no model file, and every block has one.
+    learned: bool,
     repack: bool,
     /// Experts that a token uses.
     n_used: usize,
@@ -46,6 +48,7 @@ impl FfnMode {
             sparse: exact || cut,
             threshold: options.sparse_threshold.unwrap_or(model.predictor_threshold),
             predicts: options.predicts(model),
+            learned: options.learned_layers().is_some(),
             repack: options.repack,
             n_used: model.hyper.experts.map_or(1, |experts| experts.n_used),
         }
@@ -69,7 +72,7 @@ impl FfnMode {
         layer: usize,
     ) -> Option<Chosen<'a>> {
         let ffn = &model.layers[layer].ffn;
-        if !self.predicts || self.orientation(ffn) != Down::ByNeuron {
+        if !self.lists(ffn) {
             return None;
         }
         match (options.sparsity, options.learned_layers()) {
@@ -111,11 +114,17 @@ impl FfnMode {
         blocks.max().unwrap_or(1)
     }
 
+    /// Whether a predictor lists the block's neurons.
+    fn lists(self, ffn: &Ffn) -> bool {
+        let known = self.learned || ffn.predictor.is_some();
+        self.predicts && known && self.orientation(ffn) == Down::ByNeuron
+    }
+
     /// What of a block lies side by side on `device`: where a predictor lists neurons, what is read of one, so that it
     /// is one stretch of memory and not three. Only rows in one format can; down where it lies by neuron in the file.
     fn bundled(self, device: &Device, ffn: &Ffn) -> usize {
         let wanted = self.repack && device.takes_columns() && ffn.n_expert.is_none();
-        if !wanted || self.predictor(ffn).is_none() {
+        if !wanted || !self.lists(ffn) {
             return 0;
         }
         let shape = |rows: &HostRows| (rows.desc().n_rows, rows.desc().format);

@@ -26,6 +26,7 @@ impl Job<'_> {
             return Err(Failure::new(Exit::BadModel, message));
         }
         let found = convert::predictors(folder, hyper.n_layer, hyper.n_embd, hyper.n_ff)?;
+        found.notes.iter().for_each(|note| self.terminal.note(note));
         let threshold = found.threshold.unwrap_or_default();
         let layers = found.layers.into_iter();
         let mut layers: Vec<Predictor> = layers.map(|[fc1, fc2]| Predictor { fc1, fc2 }).collect();

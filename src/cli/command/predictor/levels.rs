@@ -10,8 +10,9 @@ use crate::engine::{Engine, EngineOptions, Sparsity};
 use crate::evaluate::{self, Chunks, Comparison};
 use crate::predictor::{Chooser, ERRORS, Layers, Levels, Quality};
 
-/// The part of what a quality allows that is used: another text may cost more.
-const MARGIN: f64 = 0.8;
+/// The parts of what a quality allows that are used: another text costs more, most of all in divergence.
+const OF_DIVERGENCE: f64 = 0.6;
+const OF_OTHER_TOPS: f64 = 0.8;
 
 /// Errors that are told apart.
 const STEPS: usize = 32;
@@ -86,8 +87,8 @@ impl Job<'_> {
 }
 
 fn keeps(found: &Comparison, quality: Quality) -> bool {
-    found.divergence.value() <= MARGIN * quality.divergence
-        && 1.0 - found.same_top() <= MARGIN * (1.0 - quality.same_top)
+    found.divergence.value() <= OF_DIVERGENCE * quality.divergence
+        && 1.0 - found.same_top() <= OF_OTHER_TOPS * (1.0 - quality.same_top)
 }
 
 #[cfg(test)]
