@@ -10,9 +10,9 @@ use crate::engine::{Engine, EngineOptions, Sparsity};
 use crate::evaluate::{self, Chunks, Comparison};
 use crate::predictor::{Chooser, ERRORS, Layers, Levels, Quality};
 
-/// The parts of what a quality allows that are used: another text costs more, most of all in divergence.
+/// The parts of what a quality allows that are used: text that the model knows less well costs more.
 const OF_DIVERGENCE: f64 = 0.6;
-const OF_OTHER_TOPS: f64 = 0.8;
+const OF_OTHER_TOPS: f64 = 0.5;
 
 /// Errors that are told apart.
 const STEPS: usize = 32;
