@@ -62,7 +62,7 @@ impl<T: Operand> LayerOps<'_, T> {
     /// The ops in order.
     pub(super) fn list(self) -> Vec<Op<T>> {
         let mut ops = self.before_neurons();
-        ops.extend(self.from_neurons());
+        ops.extend(self.ops_after_attention());
         ops
     }
 
@@ -83,8 +83,8 @@ impl<T: Operand> LayerOps<'_, T> {
         ops
     }
 
-    /// The rest.
-    pub(super) fn from_neurons(&self) -> Vec<Op<T>> {
+    /// The rest: from the feed-forward block on.
+    pub(super) fn ops_after_attention(&self) -> Vec<Op<T>> {
         let mut ops = Vec::new();
         self.neurons(&mut ops, self.is_parallel());
         self.add(&mut ops, self.frame.post_ffn_norm.as_ref());

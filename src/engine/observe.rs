@@ -126,7 +126,7 @@ impl Plan<'_> {
             let mut after = home.device.record(&format!("neurons of observed layer {index}"));
             let mailbox = layer.mailbox.as_ref().map(|mailbox| after.mailbox(mailbox));
             let mailbox = mailbox.transpose()?;
-            for op in recording.layer_ops(home, rung, &scratch, at, mailbox).from_neurons() {
+            for op in recording.layer_ops(home, rung, &scratch, at, mailbox).ops_after_attention() {
                 after.push(op)?;
             }
             let mut shares = Vec::new();

@@ -45,7 +45,7 @@ fn activate(activation: Activation, x: f32) -> f32 {
         Activation::Silu => x * sigmoid(x),
         Activation::Gelu => {
             // 0.5 * (1 + tanh(z)) is the sigmoid of 2z.
-            const TWICE_ROOT_2_OVER_PI: f32 = 1.595_769_1;
+            const TWICE_ROOT_2_OVER_PI: f32 = 1.595_769;
             x * sigmoid(TWICE_ROOT_2_OVER_PI * x * (1.0 + 0.044_715 * x * x))
         }
         Activation::GeluErf => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),

@@ -23,12 +23,9 @@ impl Profile {
         if version != VERSION {
             return Err(reader.wrong("version", VERSION.to_string(), version.to_string()));
         }
-        let [n_tokens, n_wanted, stride] = ["tokens", "wanted", "stride"]
-            .map(|name| file.u64(SECTION, name))
-            .into_iter()
-            .collect::<Result<Vec<u64>, _>>()?
-            .try_into()
-            .expect("as many as were asked for");
+        let [n_tokens, n_wanted, stride] =
+            ["tokens", "wanted", "stride"].map(|name| file.u64(SECTION, name));
+        let (n_tokens, n_wanted, stride) = (n_tokens?, n_wanted?, stride?);
         let n_samples = if stride == 0 { 0 } else { n_tokens.div_ceil(stride) };
         if n_samples > MOST_SAMPLES as u64 {
             let expected = format!("at most {MOST_SAMPLES} samples");

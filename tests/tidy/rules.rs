@@ -96,7 +96,10 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("backends/cpu/src/buffer.rs", "tensor memory that threads share"),
     ("backends/cpu/src/team.rs", "a job lent to the workers"),
     ("backends/cpu/src/program.rs", "the views of a program are made"),
-    ("backends/wgpu/src/native.rs", "free memory and kept pipelines, which wgpu leaves to its user"),
+    (
+        "backends/wgpu/src/native.rs",
+        "free memory and kept pipelines, which wgpu leaves to its user",
+    ),
 ];
 
 fn at(file: &Source, line: usize, what: impl std::fmt::Display) -> String {
