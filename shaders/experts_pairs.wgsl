@@ -1,16 +1,18 @@
-// Who uses which group: pairs of a token and a group, by group and then by token, each at most once and no more for a
-// token than the op says. One workgroup does it all.
+// Who uses which group that has rows: pairs of a token and a group, by group and then by token, no more for a token than
+// the op says. One workgroup does it all.
 //
 // `pairs` holds, one behind the other: where each group's pairs begin, and where those of the last end; a word per pair,
 // the token in its lower half and the group above; the pairs of each token, or all bits where there is none; and, while
 // this runs, a word per token and group.
 
 @group(0) @binding(0) var<storage, read> group_weight: array<f32>;
-@group(0) @binding(1) var<storage, read_write> pairs: array<u32>;
-@group(0) @binding(2) var<storage, read_write> counts: array<u32>;
+@group(0) @binding(1) var<storage, read> starts: array<u32>;
+@group(0) @binding(2) var<storage, read_write> pairs: array<u32>;
+@group(0) @binding(3) var<storage, read_write> counts: array<u32>;
 
 struct Params {
     at_group_weight: u32,
+    at_starts: u32,
     at_pairs: u32,
     at_counts: u32,
     n_group: u32,
@@ -28,7 +30,10 @@ fn main(@builtin(local_invocation_index) t: u32) {
     for (var token = t; token < p.n_tokens; token += 256u) {
         var n = 0u;
         for (var g = 0u; g < p.n_group; g++) {
-            let used = n < p.n_used && group_weight[p.at_group_weight + token * p.n_group + g] != 0.0;
+            // A group without rows adds nothing.
+            let some = starts[p.at_starts + g] < starts[p.at_starts + g + 1u];
+            let weight = group_weight[p.at_group_weight + token * p.n_group + g];
+            let used = some && n < p.n_used && weight != 0.0;
             pairs[p.at_pairs + p.scratch + token * p.n_group + g] = select(0u, 1u, used);
             n += select(0u, 1u, used);
         }

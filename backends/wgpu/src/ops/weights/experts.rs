@@ -170,8 +170,12 @@ impl Experts<'_> {
         let [of_pairs, of_tokens, scratch, _] = self.sizes.places();
         let Sizes { n_tokens, n_group, n_used, .. } = self.sizes;
         let numbers = [n_group, n_tokens, n_used, of_pairs, of_tokens, scratch];
-        let spans =
-            [self.group_weight(out)?, self.rooms.pairs.span(out)?, self.rooms.counts.span(out)?];
+        let spans = [
+            self.group_weight(out)?,
+            self.starts.clone(),
+            self.rooms.pairs.span(out)?,
+            self.rooms.counts.span(out)?,
+        ];
         let source = Source::new("experts_pairs");
         out.dispatch(&source, &spans, &numbers.map(|n| n as u32), [1, 1, 1])
     }
