@@ -142,7 +142,16 @@ fn power_law(profile: &Profile, out: &mut String, x: f64, y: f64) {
 /// Blue for the first layer, red for the last.
 fn by_depth(layer: usize, n_layer: usize) -> String {
     let part = layer as f64 / n_layer.saturating_sub(1).max(1) as f64;
-    format!("hsl({:.0},70%,48%)", 220.0 + 140.0 * part)
+    mix(&[[38.0, 102.0, 204.0], [128.0, 64.0, 160.0], [204.0, 51.0, 51.0]], part)
+}
+
+/// The color at `part` of the way through evenly spaced ones, as every viewer knows it.
+fn mix(colors: &[[f64; 3]], part: f64) -> String {
+    let at = part.clamp(0.0, 1.0) * (colors.len() - 1) as f64;
+    let first = (at as usize).min(colors.len().saturating_sub(2));
+    let (from, to) = (colors[first], colors[first + 1]);
+    let [r, g, b] = [0, 1, 2].map(|i| (from[i] + (to[i] - from[i]) * (at - first as f64)) as u8);
+    format!("#{r:02x}{g:02x}{b:02x}")
 }
 
 fn density(profile: &Profile, out: &mut String, x: f64, y: f64) {
@@ -207,8 +216,9 @@ fn map(profile: &Profile, out: &mut String, at: (f64, f64), size: (f64, f64)) {
 
 /// White through orange to dark red. The root shows what is rare.
 fn by_heat(probability: f64) -> String {
-    let heat = probability.clamp(0.0, 1.0).sqrt();
-    format!("hsl({:.0},90%,{:.0}%)", 48.0 - 48.0 * heat, 100.0 - 72.0 * heat)
+    const COLORS: [[f64; 3]; 4] =
+        [[255.0, 255.0, 255.0], [253.0, 190.0, 110.0], [205.0, 45.0, 40.0], [70.0, 0.0, 20.0]];
+    mix(&COLORS, probability.clamp(0.0, 1.0).sqrt())
 }
 
 #[cfg(test)]
@@ -222,6 +232,9 @@ mod tests {
         assert_eq!(points.len(), POINTS + 1);
         assert_eq!((points[0], points[POINTS]), ((0.0, 0.0), (1.0, 1.0)));
         assert!((points[25].1 - 0.7).abs() < 1e-12);
+        let heat = [0.0, 0.25, 1.0, 7.0].map(by_heat);
+        assert_eq!(heat, ["#ffffff", "#e5754b", "#460014", "#460014"]);
+        assert_eq!((by_depth(0, 1), by_depth(4, 5)), ("#2666cc".into(), "#cc3333".into()));
         for n in [0usize, 1, 3, 200] {
             let layer = LayerProfile { fires: vec![1; n], ..LayerProfile::default() };
             let (source, layers) = (String::new(), vec![layer; n.min(2)]);
