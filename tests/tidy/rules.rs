@@ -42,7 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("evaluate", &["engine", "gguf"]),
     ("generate", &["engine", "sample", "tokenizer"]),
     ("evaluate", &["engine", "gguf", "model", "tokenizer"]),
-    ("bench", &["engine", "model", "tokenizer"]),
+    ("bench", &["engine", "model", "placement", "tokenizer"]),
     ("cli", &["*"]),
 ];
 
