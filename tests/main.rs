@@ -14,6 +14,7 @@ mod families;
 mod generation;
 mod gguf;
 mod placement_is_invisible;
+mod plan;
 mod support;
 mod synthetic;
 mod tidy;

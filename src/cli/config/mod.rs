@@ -6,13 +6,16 @@
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod convert;
+pub(crate) mod device;
 pub(crate) mod model;
 pub(crate) mod perplexity;
+pub(crate) mod plan;
 pub(crate) mod processor;
 pub(crate) mod run;
 pub(crate) mod text;
 
 pub(crate) use bench::BenchOptions;
 pub(crate) use perplexity::PerplexityOptions;
+pub(crate) use plan::PlanOptions;
 pub(crate) use run::RunOptions;
 pub(crate) use text::TokenizeOptions;
