@@ -1,6 +1,11 @@
 //! Which devices there are. The only file that names a backend.
 
-use hal::{Bytes, Device, DeviceId};
+mod assumed;
+
+use std::fmt;
+use std::sync::Arc;
+
+use hal::{Backend, Bytes, Device, DeviceId};
 
 use cpu::CpuBackend;
 pub use cpu::{CpuOptions, Notice, Numa, Priority};
@@ -15,7 +20,13 @@ pub fn cpu(threads: Option<usize>) -> Device {
 /// The CPU, used as `options` say.
 #[must_use]
 pub fn cpu_with(options: CpuOptions) -> Device {
-    Device::new(CpuBackend::new(options), DeviceId(0), Bytes::MAX)
+    Device::new(cpu_backend(options), DeviceId(0), Bytes::MAX)
+}
+
+/// The CPU, used as `options` say, without an account.
+#[must_use]
+pub fn cpu_backend(options: CpuOptions) -> Arc<dyn Backend> {
+    CpuBackend::new(options)
 }
 
 /// How many workers [`cpu()`] takes.
@@ -23,3 +34,100 @@ pub fn cpu_with(options: CpuOptions) -> Device {
 pub fn cpu_threads(threads: Option<usize>) -> usize {
     CpuOptions { threads, ..CpuOptions::default() }.n_threads()
 }
+
+/// Opens a device.
+type Open = Arc<dyn Fn() -> hal::Result<Arc<dyn Backend>> + Send + Sync>;
+
+/// A device beside the CPU that can be used.
+#[derive(Clone)]
+pub struct Candidate {
+    /// `Vulkan0`, `Metal0`, ...
+    pub name: String,
+    /// What its driver calls it.
+    pub description: String,
+    /// What it is reached by: `wgpu`.
+    pub backend: &'static str,
+    /// It computes on the processor: taken only when it is named.
+    pub software: bool,
+    /// What its driver takes of its memory beside what is counted.
+    pub reserve: Bytes,
+    open: Open,
+}
+
+impl fmt::Debug for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Candidate").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Candidate {
+    /// A device that is not there, to plan for.
+    #[must_use]
+    pub fn assumed(name: &str, memory: Bytes) -> Candidate {
+        let device = assumed::Assumed::new(name, memory);
+        let open: Open = Arc::new(move || Ok(Arc::clone(&device) as Arc<dyn Backend>));
+        let (name, description) = (name.to_owned(), device_description(&open));
+        Candidate {
+            name,
+            description,
+            backend: "assumed",
+            software: false,
+            reserve: DRIVER_RESERVE,
+            open,
+        }
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// What its driver reports.
+    pub fn open(&self) -> hal::Result<Arc<dyn Backend>> {
+        (self.open)()
+    }
+}
+
+fn device_description(open: &Open) -> String {
+    open().map_or_else(|error| error.to_string(), |device| device.info().description.clone())
+}
+
+/// What a card's driver takes for itself beside what is counted: pipelines, descriptors, page tables. Not measured:
+/// no interface tells it on all platforms.
+pub const DRIVER_RESERVE: Bytes = Bytes(64 << 20);
+
+/// A backend of which no device can be used, and what would help.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// `wgpu`.
+    pub backend: &'static str,
+    /// Whether this program has it, so that only a driver or a device is missing.
+    pub is_built: bool,
+    /// What is missing.
+    pub reason: String,
+    /// How to get it.
+    pub hint: String,
+}
+
+/// The backends that can be asked for by name, the CPU's among them.
+pub const BACKENDS: [&str; 2] = ["cpu", "wgpu"];
+
+/// Every device beside the CPU, the best first, and the backends without one. Asking takes time, so it is done once
+/// for a command. This is the place where a backend is added.
+#[must_use]
+pub fn candidates() -> (Vec<Candidate>, Vec<Missing>) {
+    let missing = Missing {
+        backend: "wgpu",
+        is_built: false,
+        reason: "this build has no GPU backend".to_owned(),
+        hint: format!("everything runs on the CPU; a GPU needs a build with one, and {DRIVERS}"),
+    };
+    (Vec::new(), vec![missing])
+}
+
+/// What a GPU needs to be seen.
+const DRIVERS: &str = if cfg!(target_os = "linux") {
+    "a Vulkan driver: mesa-vulkan-drivers (Debian, Ubuntu, Fedora) or vulkan-radeon, vulkan-intel (Arch) for AMD and Intel, NVIDIA's own driver package, and libvulkan1 or vulkan-loader; `vulkaninfo --summary` of vulkan-tools lists what it sees"
+} else if cfg!(target_os = "macos") {
+    "macOS with Metal"
+} else {
+    "the maker's graphics driver, with Vulkan or DirectX 12"
+};

@@ -14,6 +14,7 @@ mod families;
 mod generation;
 mod gguf;
 mod placement_is_invisible;
+mod plan;
 mod predictor;
 mod profile;
 mod support;

@@ -6,10 +6,12 @@
 
 mod bandwidth;
 mod measure;
+mod speed;
 mod text;
 mod traffic;
 
 pub use bandwidth::{probe_size, read_bandwidth};
 pub use measure::{Measured, Settings, Test, mean, measure, standard_deviation};
+pub use speed::{speed, steady};
 pub use text::{STORY, Text};
 pub use traffic::{SkippingFfn, Traffic};

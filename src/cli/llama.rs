@@ -69,7 +69,7 @@ pub(super) struct Seen {
 
 /// Whether llama.cpp's flags are looked for on this command's line.
 pub(super) fn applies_to(command: &OsStr) -> bool {
-    ["run", "chat", "bench", "perplexity", "profile"].iter().any(|c| command == *c)
+    ["run", "chat", "bench", "perplexity", "profile", "plan"].iter().any(|c| command == *c)
 }
 
 /// The flag of this name.
@@ -208,14 +208,14 @@ mod tests {
         assert_eq!(verdict("--typical", Some("1.0")), Ok(()));
         assert!(verdict("--dry-multiplier", Some("x")).is_err());
         assert!(verdict("--lora", Some("a.gguf")).is_err());
-        assert_eq!(verdict("-ngl", Some("99")), Ok(()));
+        assert_eq!(verdict("-sm", Some("row")), Ok(()));
         assert_eq!(verdict("--no-warmup", None), Ok(()));
     }
 
     #[test]
     fn the_environment_counts_where_the_line_is_silent() {
         let env = |name: &str| match name {
-            "THERMOCLINE_ARG_N_GPU_LAYERS" => Some("7".to_owned()),
+            "THERMOCLINE_ARG_SPLIT_MODE" => Some("row".to_owned()),
             "THERMOCLINE_ARG_CPU_MOE" => Some("0".to_owned()),
             "THERMOCLINE_ARG_LORA" => Some(String::new()),
             _ => None,
@@ -223,8 +223,8 @@ mod tests {
         let mut flags = Vec::new();
         from_environment(&mut flags, env);
         assert_eq!(flags.len(), 1);
-        assert_eq!(flags[0].shown(), "THERMOCLINE_ARG_N_GPU_LAYERS=7");
-        let mut flags = vec![seen("--gpu-layers", Some("3"))];
+        assert_eq!(flags[0].shown(), "THERMOCLINE_ARG_SPLIT_MODE=row");
+        let mut flags = vec![seen("--split-mode", Some("layer"))];
         from_environment(&mut flags, env);
         assert_eq!(flags.len(), 1);
     }

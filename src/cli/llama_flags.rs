@@ -5,8 +5,12 @@ use super::llama::Takes::{Maybe, Nothing, One, Two};
 use super::llama::Verdict::{Hint, Refused, Silent};
 use super::llama::{Known, Neutral, Takes, Verdict};
 
-pub(super) const NO_GPU: &str = "this build has no GPU backend, so everything runs on the CPU";
-const NO_EXPERTS: &str = "everything runs on the CPU already, experts too";
+const PLANNED: &str =
+    "layers and neurons are placed by what --vram-budget allows; `thermocline plan` shows it";
+const NO_EXPERTS: &str =
+    "experts are placed like all neurons; --disable-gpu-index keeps them on the CPU";
+const NO_REMOTE: &str = "only devices of this machine are used";
+const KV_HERE: &str = "--no-kv-offload keeps the KV cache on the CPU";
 const ONE_TEAM: &str = "the threads of --threads-batch are bound as those of --threads are";
 const NO_DRAFT: &str = "there is no speculative decoding here; the text is the same without it";
 const PAGE_CACHE: &str = "the file is mapped; see --mlock and --no-mmap for other ways to hold it";
@@ -42,23 +46,18 @@ impl Known {
 }
 
 #[rustfmt::skip]
-pub(super) static KNOWN: [Known; 121] = [
+pub(super) static KNOWN: [Known; 116] = [
     // Where things are placed.
-    flag(&["-ngl", "--gpu-layers", "--n-gpu-layers"], One, Hint(NO_GPU)).unless(Word(&["0"])).env("N_GPU_LAYERS"),
-    flag(&["-sm", "--split-mode"], One, Hint(NO_GPU)).unless(Word(&["none"])).env("SPLIT_MODE"),
-    flag(&["-ts", "--tensor-split"], One, Hint(NO_GPU)).env("TENSOR_SPLIT"),
-    flag(&["-mg", "--main-gpu"], One, Hint(NO_GPU)).env("MAIN_GPU"),
-    flag(&["-ot", "--override-tensor"], One, Hint(NO_GPU)).env("OVERRIDE_TENSOR"),
-    flag(&["-fit", "--fit"], Maybe, Hint(NO_GPU)).unless(Word(&["off", "0", "false"])).env("FIT"),
-    flag(&["-fitt", "--fit-target"], One, Hint(NO_GPU)).env("FIT_TARGET"),
-    flag(&["-fitc", "--fit-ctx"], One, Hint(NO_GPU)).env("FIT_CTX"),
-    flag(&["-nkvo", "--no-kv-offload"], Maybe, Hint(NO_GPU)).unless(Word(&["0", "off", "false"])),
+    flag(&["-sm", "--split-mode"], One, Hint(PLANNED)).unless(Word(&["none"])).env("SPLIT_MODE"),
+    flag(&["-ts", "--tensor-split"], One, Hint(PLANNED)).env("TENSOR_SPLIT"),
+    flag(&["-ot", "--override-tensor"], One, Hint(PLANNED)).env("OVERRIDE_TENSOR"),
+    flag(&["-fit", "--fit"], Maybe, Hint(PLANNED)).unless(Word(&["off", "0", "false"])).env("FIT"),
+    flag(&["-fitt", "--fit-target"], One, Hint(PLANNED)).env("FIT_TARGET"),
+    flag(&["-fitc", "--fit-ctx"], One, Hint(PLANNED)).env("FIT_CTX"),
     flag(&["-nopo", "--no-op-offload"], Maybe, Silent),
-    flag(&["-kvo", "--kv-offload"], Maybe, Silent).env("KV_OFFLOAD"),
+    flag(&["-kvo", "--kv-offload"], Maybe, Hint(KV_HERE)).unless(Word(&["", "on", "1", "true"])).env("KV_OFFLOAD"),
     flag(&["--op-offload"], Maybe, Silent),
-    flag(&["-rpc", "--rpc"], One, Hint(NO_GPU)).env("RPC"),
-    flag(&["--reset-gpu-index"], Nothing, Hint(NO_GPU)),
-    flag(&["--disable-gpu-index"], Nothing, Hint(NO_GPU)),
+    flag(&["-rpc", "--rpc"], One, Hint(NO_REMOTE)).env("RPC"),
     flag(&["-cmoe", "--cpu-moe"], Nothing, Hint(NO_EXPERTS)).env("CPU_MOE"),
     flag(&["-ncmoe", "--n-cpu-moe"], One, Hint(NO_EXPERTS)).unless(OFF).env("N_CPU_MOE"),
     flag(&["-Cb", "--cpu-mask-batch"], One, Hint(ONE_TEAM)),

@@ -77,13 +77,8 @@ fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), Ended> {
 }
 
 fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
-    if let Some(placement) = command.placement() {
-        if placement.list_devices {
-            return command::devices::list();
-        }
-        if placement.vram_budget.is_some() {
-            terminal.note(&format!("--vram-budget: {}", llama_flags::NO_GPU));
-        }
+    if command.placement().is_some_and(|placement| placement.list_devices) {
+        return command::devices::list();
     }
     match command {
         Command::Run(args) => command::run::run(&config::RunOptions::resolve(args)?, terminal),
@@ -100,6 +95,9 @@ fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
         Command::Profile(args) => {
             command::profile::run(&config::ProfileOptions::resolve(args)?, terminal)
         }
+        Command::Plan(args) => command::plan::run(&config::PlanOptions::resolve(args)?, terminal),
+        Command::Devices(args) => command::devices::run(args.json),
+        Command::Doctor(args) => command::doctor::run(args, terminal),
         Command::Info(args) => command::info::run(args.model.as_deref(), args.json),
         Command::Convert(args) => command::convert::convert(args, terminal),
         Command::Quantize(args) => command::convert::quantize(args, terminal),

@@ -90,6 +90,100 @@ pub(crate) fn error_share(text: &str) -> Result<f32, String> {
     }
 }
 
+/// `-ngl`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layers {
+    /// Placed by use.
+    Auto,
+    /// So many whole layers, as far as they fit.
+    Whole(usize),
+}
+
+/// Reads llama.cpp's number of layers: a count, `all`, or `auto` and negative numbers.
+pub(crate) fn layers(text: &str) -> Result<Layers, String> {
+    match text.trim() {
+        "auto" => Ok(Layers::Auto),
+        "all" => Ok(Layers::Whole(usize::MAX)),
+        number => match number.parse::<i64>() {
+            Ok(n) => Ok(usize::try_from(n).map_or(Layers::Auto, Layers::Whole)),
+            Err(_) => Err(format!("'{text}' is no number of layers: write a count, all or auto")),
+        },
+    }
+}
+
+/// Reads a share above 0, up to 1, or in percent.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    let (number, scale) = match text.trim().strip_suffix('%') {
+        Some(number) => (number, 0.01),
+        None => (text.trim(), 1.0),
+    };
+    let share = number.parse::<f64>().map(|share| share * scale);
+    let share = share.ok().filter(|share| *share > 0.0 && *share <= 1.0);
+    share.ok_or_else(|| format!("'{text}' is no share such as 0.1 or 10%"))
+}
+
+/// A device to plan for that is not there; what is `None` was not said.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Assumed {
+    pub(crate) name: Option<String>,
+    pub(crate) memory: Option<u64>,
+    /// Bytes a second, in one stretch and of rows here and there.
+    pub(crate) bandwidth: Option<f64>,
+    pub(crate) rows: Option<f64>,
+    /// Seconds.
+    pub(crate) hand_off: Option<f64>,
+    pub(crate) op: Option<f64>,
+}
+
+/// Reads `NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us`.
+pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
+    let (name, memory, bandwidth, rows, hand_off, op) = (None, None, None, None, None, None);
+    let mut device = Assumed { name, memory, bandwidth, rows, hand_off, op };
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let Some((key, value)) = part.split_once('=') else {
+            device.name = Some(part.to_owned());
+            continue;
+        };
+        match key.trim() {
+            "memory" => match budget(value)? {
+                Budget::Bytes(bytes) => device.memory = Some(bytes),
+                Budget::Auto | Budget::Share(_) => {
+                    return Err(format!("'{value}' is no size of a memory"));
+                }
+            },
+            "bandwidth" => device.bandwidth = Some(bandwidth_of(value)?),
+            "rows" => device.rows = Some(bandwidth_of(value)?),
+            "hand-off" => device.hand_off = Some(seconds(value)?),
+            "op" => device.op = Some(seconds(value)?),
+            other => {
+                return Err(format!("'{other}' is none of memory, bandwidth, rows, hand-off, op"));
+            }
+        }
+    }
+    Ok(device)
+}
+
+/// A number above `least` and its unit, by the factors of `units`.
+fn scaled(text: &str, units: &[(&str, f64)], what: &str) -> Result<f64, String> {
+    let text = text.trim();
+    let at = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let factor = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit.trim()));
+    let value = number.parse::<f64>().ok().zip(factor).map(|(value, (_, factor))| value * factor);
+    value.filter(|value| value.is_finite()).ok_or_else(|| format!("'{text}' is no {what}"))
+}
+
+fn bandwidth_of(text: &str) -> Result<f64, String> {
+    let units = [("", 1e9), ("GB/s", 1e9), ("TB/s", 1e12), ("MB/s", 1e6)];
+    let what = "bandwidth such as 900GB/s";
+    let value = scaled(text, &units, what)?;
+    if value > 0.0 { Ok(value) } else { Err(format!("'{text}' is no {what}")) }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    scaled(text, &[("us", 1e-6), ("", 1e-6), ("ms", 1e-3), ("s", 1.0)], "time such as 20us")
+}
+
 /// More values than this from one flag are a slip of the hand.
 const LONGEST_LIST: usize = 10_000;
 
@@ -255,6 +349,27 @@ mod tests {
     }
 
     #[test]
+    fn layers_and_shares() {
+        assert_eq!(layers("33"), Ok(Layers::Whole(33)));
+        assert_eq!([layers("-1"), layers("auto")], [Ok(Layers::Auto), Ok(Layers::Auto)]);
+        assert!(layers("all").is_ok() && layers("many").is_err() && layers("").is_err());
+        assert_eq!([share("0.1"), share("100%")], [Ok(0.1), Ok(1.0)]);
+        assert!(["0", "1.1", "-1", "nan", "", "%"].iter().all(|text| share(text).is_err()));
+    }
+
+    #[test]
+    fn devices_that_are_not_there() {
+        let card = assumed("card, memory=8GiB,bandwidth=1TB/s,hand-off=20us").unwrap();
+        assert_eq!(card.name.as_deref(), Some("card"));
+        assert_eq!((card.memory, card.bandwidth), (Some(8 << 30), Some(1e12)));
+        assert!((card.hand_off.unwrap() - 20e-6).abs() < 1e-12 && card.op.is_none());
+        assert_eq!(assumed("bandwidth=50").unwrap().bandwidth, Some(50e9));
+        for wrong in ["memory=-1", "memory=80%", "bandwidth=0", "bandwidth=fast", "op=1h", "x=1"] {
+            assert!(assumed(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn lists() {
         assert_eq!(list("4,8").unwrap(), [4, 8]);
         assert_eq!(list("1-4").unwrap(), [1, 2, 3, 4]);
@@ -290,6 +405,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_typed_panics(text in "[-+*,.%0-9a-zA-Z\\\\é]{0,12}") {
+            let _ = (layers(&text), share(&text), assumed(&text));
             let _ = (budget(&text), list(&text), pair(&text), logit_bias(&text), unescape(&text));
         }
     }

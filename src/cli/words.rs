@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 
 /// Multi-letter short names of arguments that exist here. The rest are in [`super::llama`].
-const MULTI_LETTER: [(&str, &str); 18] = [
+const MULTI_LETTER: [(&str, &str); 21] = [
     ("-ub", "ubatch-size"),
     ("-tb", "threads-batch"),
     ("-Cr", "cpu-range"),
@@ -22,6 +22,9 @@ const MULTI_LETTER: [(&str, &str); 18] = [
     ("-ctv", "cache-type-v"),
     ("-mmp", "mmap"),
     ("-dev", "device"),
+    ("-ngl", "n-gpu-layers"),
+    ("-mg", "main-gpu"),
+    ("-nkvo", "no-kv-offload"),
     ("-bf", "binary-file"),
     ("-sp", "special"),
     ("-co", "color"),
@@ -292,7 +295,12 @@ mod tests {
         check(&["-p", "bench"], &["run", "--prompt=bench"]);
         check(&["-m", "x", "bench"], &["bench", "--model=x"]);
         check(&["--color", "off", "info"], &["info", "--color=off"]);
-        check(&["-ngl", "9", "bench", "-ub", "64"], &["bench", "--ubatch-size=64"]);
+        check(
+            &["-ngl", "9", "bench", "-ub", "64"],
+            &["bench", "--n-gpu-layers=9", "--ubatch-size=64"],
+        );
+        check(&["-nkvo", "-p", "x"], &["run", "--no-kv-offload", "--prompt=x"]);
+        check(&["-nkvo", "0"], &["run", "--no-kv-offload=0"]);
         assert!(words(&["run", "-p", "x"]).named && words(&["-m", "x", "chat"]).named);
         assert!(!words(&["-p", "chat"]).named);
     }
@@ -321,10 +329,10 @@ mod tests {
     fn several_letters_become_long() {
         check(&["-ub", "64", "-ctk", "f32"], &["run", "--ubatch-size=64", "--cache-type-k=f32"]);
         check(&["-ub=64", "-sp"], &["run", "--ubatch-size=64", "--special"]);
-        let w = words(&["-ngl", "99", "-fa", "-ncmoe=3", "-t", "2"]);
+        let w = words(&["-sm", "row", "-fa", "-ncmoe=3", "-t", "2"]);
         assert_eq!(w.argv[1..], ["run", "--threads=2"]);
         let seen: Vec<_> = w.seen.iter().map(|s| (s.flag.as_str(), s.value.as_deref())).collect();
-        assert_eq!(seen, [("-ngl", Some("99")), ("-fa", None), ("-ncmoe", Some("3"))]);
+        assert_eq!(seen, [("-sm", Some("row")), ("-fa", None), ("-ncmoe", Some("3"))]);
     }
 
     #[test]
@@ -358,7 +366,7 @@ mod tests {
     fn the_commands_own_flag_comes_first() {
         // -d is a depth for bench; -fa 0,1 is a list there.
         let w = words(&["bench", "-d", "64", "-fa", "0,1", "-nkvo", "0"]);
-        assert_eq!(w.argv[1..], ["bench", "--n-depth=64"]);
-        assert_eq!(w.seen.len(), 2);
+        assert_eq!(w.argv[1..], ["bench", "--n-depth=64", "--no-kv-offload=0"]);
+        assert_eq!(w.seen.len(), 1);
     }
 }

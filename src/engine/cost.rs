@@ -1,20 +1,223 @@
-//! What the planner asks about sizes, answered by the devices themselves.
+//! What the planner is told: sizes, answered by the devices themselves, and what a token reads.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
-use hal::format::Format;
-use hal::op::{Gather, MatMul, SoftCap};
+use hal::format::{Format, TransposedLayout};
+use hal::op::{AddPositions, Gather, GetRows, MatMul, SoftCap};
 use hal::{
-    Batch, Bytes, HostRows, KV_BLOCK, KvCache, OpDesc, PackDesc, Plan as Answer, TensorDesc,
+    Batch, Bytes, Device, DeviceKind, HostRows, KV_BLOCK, KvCache, OpDesc, PackDesc,
+    Plan as Answer, TensorDesc,
 };
 
-use crate::placement::{Costs, DeviceIndex, Neurons};
+use crate::model::{Ffn, Model};
+use crate::placement::{
+    CPU, Cut, DeviceFacts, DeviceIndex, Forecast, LayerFacts, LayerReads, LayerSizes, Neurons,
+    Placement, Task, Uses, plan,
+};
 
+use super::EngineOptions;
 use super::build::Plan;
+use super::ffn::FfnMode;
 use super::layer::{LayerOps, norm};
 use super::predict::{Predictor, list_desc};
 
+/// Tokens that are in the context when the time of a token is estimated, at most.
+const ASSUMED_PAST: usize = 1024;
+
+/// Where `model` would be and how fast it would run. Nothing is loaded; `devices` are the CPU and those beside it.
+#[must_use]
+pub fn forecast(model: &Model, devices: &[Device], options: &EngineOptions) -> Forecast {
+    plan(&task(model, devices, options))
+}
+
+/// What [`forecast`] plans from.
+#[must_use]
+pub fn task(model: &Model, devices: &[Device], options: &EngineOptions) -> Task {
+    let mode = FfnMode::new(model, options);
+    let plan = Plan { model, devices, options, mode, progress: &|_, _| {} };
+    let budgets: Vec<Bytes> = devices.iter().map(|device| device.ledger().budget()).collect();
+    plan.task(&budgets)
+}
+
+/// Tokens in the context for which the time of a token is estimated.
+#[must_use]
+pub fn assumed_past(options: &EngineOptions) -> usize {
+    (options.n_ctx / 2).min(ASSUMED_PAST)
+}
+
+fn bytes(desc: TensorDesc) -> f64 {
+    desc.bytes().map_or(0.0, |bytes| bytes.0 as f64)
+}
+
+fn size(rows: &HostRows) -> f64 {
+    bytes(rows.desc())
+}
+
 impl Plan<'_> {
+    /// The placement within `budgets`, and what is expected of it. On the CPU alone there is nothing to plan.
+    pub(super) fn place(&self, budgets: &[Bytes], forecast: &mut Option<Forecast>) -> Placement {
+        if budgets.iter().skip(1).all(|budget| *budget == Bytes(0)) {
+            *forecast = None;
+            return Placement::all_on(CPU, self.model.hyper.n_layer);
+        }
+        forecast.insert(plan(&self.task(budgets))).placement.clone()
+    }
+
+    /// What a placement within `budgets` is planned from.
+    pub(super) fn task(&self, budgets: &[Bytes]) -> Task {
+        let placing = &self.options.placing;
+        let cut = Cut::new(self.model.hyper.n_ff, self.mode.unit(self.model));
+        let experts = self.model.hyper.experts;
+        let used = experts.map_or(1.0, |experts| experts.n_used as f64 / experts.n as f64);
+        let density = if self.mode.is_sparse() { placing.density } else { 1.0 };
+        let layer = |index: usize| {
+            let uses = match placing.uses.as_ref().and_then(|uses| uses.get(index)) {
+                Some(list) if list.len() == cut.n_ff => Uses::Each(list),
+                Some(_) | None => Uses::Uniform(density * used),
+            };
+            LayerFacts::new(self.reads(index, used), uses, &cut)
+        };
+        let speeds = |device| placing.speed(device);
+        Task {
+            layers: (0..self.model.layers.len()).map(layer).collect(),
+            devices: budgets
+                .iter()
+                .enumerate()
+                .map(|(device, &budget)| DeviceFacts {
+                    speed: speeds(device),
+                    ..self.device_facts(device, budget, &cut)
+                })
+                .collect(),
+            head: size(&self.model.output) + size(&self.model.output_norm.w),
+            wishes: placing.wishes,
+            cut,
+        }
+    }
+
+    /// What a token reads of a layer, `used` being the share of its experts that it uses.
+    fn reads(&self, layer: usize, used: f64) -> LayerReads {
+        let (weights, hyper) = (&self.model.layers[layer], &self.model.hyper);
+        let mut frame = 0.0;
+        weights.frame.each(&mut |_, rows| frame += size(rows));
+        let chosen = self.mode.chosen(self.model, self.options, layer);
+        let lists = chosen.is_some();
+        if let Some(chosen) = chosen {
+            let slots = TensorDesc::new(1, hyper.n_ff, Format::U32);
+            frame += size(chosen.fc1) + size(chosen.fc2) + bytes(slots);
+        }
+        let formats = self.options.kv_formats;
+        let row = |n, format| bytes(TensorDesc::new(1, n, format));
+        let position = row(hyper.n_kv(), formats.k) + row(hyper.n_value(), formats.v);
+        let past = assumed_past(self.options).min(weights.window.unwrap_or(usize::MAX));
+        let n_ff = hyper.n_ff as f64;
+        let Ffn { gate, up, .. } = &weights.ffn;
+        let matrices: f64 = weights.ffn.matrices().map(|(_, rows)| size(rows)).sum();
+        let (tested, besides) = match self.mode.is_sparse() {
+            // Experts that are not chosen are not tested.
+            false if weights.ffn.n_expert.is_some() => (0.0, matrices),
+            false => (matrices, 0.0),
+            true => {
+                let (test, carried) = match gate {
+                    Some(gate) => (size(&gate.w), size(&up.w)),
+                    None => (size(&up.w), 0.0),
+                };
+                let carried = carried + self.down_rows(&weights.ffn);
+                match lists {
+                    true => (0.0, test + carried),
+                    false => (test * used, carried),
+                }
+            }
+        };
+        LayerReads {
+            frame,
+            cache: position * past as f64,
+            tested: tested / n_ff,
+            used: besides / n_ff,
+            n_ops: self.layer_ops(layer, hyper.n_ff).len(),
+        }
+    }
+
+    /// Bytes of down's rows, one per neuron, with what they share where it was transposed.
+    fn down_rows(&self, ffn: &Ffn) -> f64 {
+        let down = ffn.down.w.desc();
+        let n_expert = ffn.n_expert.unwrap_or(1);
+        let (n_out, n_ff) = (down.n_rows / n_expert, down.n_cols * n_expert);
+        match ffn.down_by_neuron || !self.options.repack {
+            true => bytes(down),
+            false => TransposedLayout::new(down.format, n_ff, n_ff, n_out)
+                .map_or(bytes(down), |layout| layout.n_bytes as f64),
+        }
+    }
+
+    fn device_facts(&self, device: DeviceIndex, budget: Bytes, cut: &Cut) -> DeviceFacts {
+        let cpu = device == CPU;
+        let layers = if cpu { Vec::new() } else { self.layer_sizes(device, cut) };
+        let tied = self.model.file.tensor("output.weight").is_none();
+        DeviceFacts {
+            budget,
+            fixed: self.fixed(device),
+            hand_off: self.mailbox_shape().bytes(),
+            embed: self.can_embed(device).then(|| self.embed_size(device)),
+            head: self.can_run_head(device).then(|| self.head_size(device)),
+            shared: match tied {
+                true => self.whole_size(device, &self.model.output),
+                false => Bytes(0),
+            },
+            layers,
+            speed: self.options.placing.speed(device),
+        }
+    }
+
+    fn layer_sizes(&self, device: DeviceIndex, cut: &Cut) -> Vec<LayerSizes> {
+        // Layers of the same shape take the same: asked once.
+        let mut known: Vec<(Vec<TensorDesc>, Vec<Bytes>, Bytes)> = Vec::new();
+        let mut sizes = Vec::new();
+        for (index, weights) in self.model.layers.iter().enumerate() {
+            let ffn = &weights.ffn;
+            let parts = ffn.matrices().map(|(_, rows)| rows).chain(ffn.biases());
+            let shape: Vec<TensorDesc> = parts.map(HostRows::desc).collect();
+            let at = known.iter().position(|(other, ..)| *other == shape).unwrap_or_else(|| {
+                let share = |k: usize| match k {
+                    0 => Bytes(0),
+                    k => self.neurons(device, ffn, cut.neurons(k)),
+                };
+                let shares = (0..cut.n_groups()).map(share).collect();
+                known.push((shape, shares, self.neurons(device, ffn, cut.n_ff)));
+                known.len() - 1
+            });
+            let (_, shares, whole) = &known[at];
+            let n_shares = self.most_groups(device, index, cut);
+            let (frame, cache) = self.frame_size(device, index);
+            sizes.push(LayerSizes {
+                frame,
+                cache,
+                shares: Arc::from(&shares[..n_shares]),
+                whole: self.can_run(device, index, cut.n_ff).then_some(*whole),
+            });
+        }
+        sizes
+    }
+
+    /// How many numbers of groups, from 0 on, `device` can run of a split layer.
+    fn most_groups(&self, device: DeviceIndex, layer: usize, cut: &Cut) -> usize {
+        // Where memory is one, nothing is gained by two sides reading it.
+        if self.devices[device].info().kind == DeviceKind::Integrated {
+            return 0;
+        }
+        let runs = |k: usize| self.can_run(device, layer, cut.neurons(k));
+        if !runs(0) {
+            return 0;
+        }
+        // Larger operands are refused sooner, so the boundary is found by bisection.
+        let (mut low, mut high) = (0, cut.n_groups());
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if runs(middle) { low = middle } else { high = middle }
+        }
+        low + 1
+    }
+
     fn whole_size(&self, device: DeviceIndex, rows: &HostRows) -> Bytes {
         let mapped = matches!(rows.source(), hal::Source::Mapped(_));
         self.devices[device].pack_size(&PackDesc::whole(rows.desc()), mapped)
@@ -53,6 +256,7 @@ impl Plan<'_> {
         let chosen = self.mode.chosen(self.model, self.options, layer);
         let predictor = chosen.map(Predictor::desc);
         let freqs = self.f32(1, hyper.n_rot / 2);
+        let own = (n > 0).then(|| self.mode.shape(&weights.ffn, n));
         let ops = LayerOps {
             model: self.model,
             mode: self.mode,
@@ -61,7 +265,7 @@ impl Plan<'_> {
             freqs: weights.rope.as_ref().map(|_| &freqs),
             cache: &self.cache_shape(),
             predictor: predictor.as_ref(),
-            own: Some(&self.mode.shape(&weights.ffn, n)),
+            own: own.as_ref(),
             scratch: &self.scratch().body,
             batch: &self.batch(),
             active: self.f32(1, n_tokens),
@@ -71,23 +275,28 @@ impl Plan<'_> {
         };
         ops.list()
     }
-}
 
-impl Costs for Plan<'_> {
+    /// What a device needs before the first weight: batch, scratch, staging.
     fn fixed(&self, device: DeviceIndex) -> Bytes {
-        let shape = self.scratch();
+        let (shape, n_ff) = (self.scratch(), self.model.hyper.n_ff);
         let on = &self.devices[device];
-        // A predictor of large rank in a later layer may need more.
-        let first = self.layer_ops(0, self.model.hyper.n_ff);
-        let workspace = first.into_iter().map(|op| match on.plan(&op) {
+        let layers = 0..self.model.layers.len();
+        let ops = layers.flat_map(|layer| self.layer_ops(layer, n_ff)).chain(self.head_ops());
+        let workspace = ops.map(|op| match on.plan(&op) {
             Answer::Yes { workspace, .. } => workspace,
             Answer::No(_) => Bytes(0),
         });
-        let workspace = workspace.max().unwrap_or_default();
+        let workspace = TensorDesc::new(
+            1,
+            workspace.max().unwrap_or_default().0.div_ceil(4) as usize,
+            Format::U32,
+        );
+        let workspace = if workspace.n_cols > 0 { on.alloc_size(&workspace) } else { Bytes(0) };
         shape.size(on, &self.options.ladder()) + workspace
     }
 
-    fn layer(&self, device: DeviceIndex, layer: usize) -> Bytes {
+    /// Norms, attention and predictor of a layer, and its cache.
+    fn frame_size(&self, device: DeviceIndex, layer: usize) -> (Bytes, Bytes) {
         let weights = &self.model.layers[layer];
         let mut frame = Bytes(0);
         weights.frame.each(&mut |_, rows| frame += self.whole_size(device, rows));
@@ -105,28 +314,32 @@ impl Costs for Plan<'_> {
                 + chosen.bias.map_or(Bytes(0), |_| vector(Format::F32))
         });
         let freqs = self.f32(1, self.model.hyper.n_rot / 2);
-        let freqs = weights.rope.as_ref().map_or(Bytes(0), |_| on.alloc_size(&freqs));
-        frame + predictor + cache.k + cache.v + freqs
+        let freqs = PackDesc::whole(freqs);
+        let freqs = weights.rope.as_ref().map_or(Bytes(0), |_| on.pack_size(&freqs, false));
+        (frame + predictor + freqs, cache.k + cache.v)
     }
 
-    fn neurons(&self, device: DeviceIndex, layer: usize, n: usize) -> Bytes {
-        let all = n == self.model.hyper.n_ff;
-        let neurons = match all {
+    fn neurons(&self, device: DeviceIndex, ffn: &Ffn, n: usize) -> Bytes {
+        let neurons = match n == self.model.hyper.n_ff {
             true => Neurons::All,
             false => Neurons::List((0..n as u32).collect()),
         };
-        self.mode.size(&self.devices[device], &self.model.layers[layer].ffn, &neurons, n)
+        self.mode.size(&self.devices[device], ffn, &neurons, n)
     }
 
-    fn hand_off(&self, _device: DeviceIndex) -> Bytes {
-        self.mailbox_shape().bytes()
+    fn embed_size(&self, device: DeviceIndex) -> Bytes {
+        let positions = self.model.positions.as_ref();
+        self.whole_size(device, &self.model.token_embd)
+            + positions.map_or(Bytes(0), |table| self.whole_size(device, &table.rows))
     }
 
-    fn head(&self, device: DeviceIndex) -> Bytes {
-        let shape = self.scratch();
-        self.whole_size(device, &self.model.output)
-            + self.whole_size(device, &self.model.output_norm.w)
-            + shape.head_size(&self.devices[device])
+    fn head_size(&self, device: DeviceIndex) -> Bytes {
+        let Model { output, output_norm, .. } = self.model;
+        let bias = output_norm.bias.as_ref();
+        self.whole_size(device, output)
+            + self.whole_size(device, &output_norm.w)
+            + bias.map_or(Bytes(0), |bias| self.whole_size(device, bias))
+            + self.scratch().head_size(&self.devices[device])
     }
 
     fn can_run(&self, device: DeviceIndex, layer: usize, n: usize) -> bool {
@@ -135,7 +348,18 @@ impl Costs for Plan<'_> {
             && self.can_all(device, self.layer_ops(layer, n))
     }
 
-    fn can_run_head(&self, device: DeviceIndex) -> bool {
+    fn can_embed(&self, device: DeviceIndex) -> bool {
+        let x = self.f32(self.options.n_ubatch, self.model.hyper.n_embd);
+        let rows =
+            GetRows { table: self.model.token_embd.desc(), batch: self.batch(), y: x, scale: 1.0 };
+        let positions = self.model.positions.as_ref().map(|table| {
+            let (batch, offset) = (self.batch(), table.offset);
+            AddPositions { table: table.rows.desc(), batch, x, offset }.into()
+        });
+        self.can_all(device, [rows.into()].into_iter().chain(positions))
+    }
+
+    fn head_ops(&self) -> Vec<OpDesc> {
         let (model, n) = (self.model, self.options.max_out());
         let [x, y] = [self.options.n_ubatch, n].map(|n| self.f32(n, model.hyper.n_embd));
         let by = model.output_norm.try_map("", &mut |_, rows| Ok::<_, Infallible>(rows.desc()));
@@ -150,6 +374,10 @@ impl Costs for Plan<'_> {
         if cap > 0.0 {
             ops.push(SoftCap { x: logits, cap }.into());
         }
-        self.can_all(device, ops)
+        ops
+    }
+
+    fn can_run_head(&self, device: DeviceIndex) -> bool {
+        self.can_all(device, self.head_ops())
     }
 }

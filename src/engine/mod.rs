@@ -18,10 +18,11 @@ mod session;
 mod step;
 mod value;
 
+pub use cost::{assumed_past, forecast, task};
 pub use error::{Error, Result};
 pub use import::to_convert;
 pub use observe::Observed;
-pub use options::{EngineOptions, Sparsity};
+pub use options::{EngineOptions, Placing, Sparsity};
 pub use session::{Session, Want};
 pub use step::StepStats;
 
@@ -32,7 +33,7 @@ use std::sync::atomic::AtomicBool;
 use hal::{BatchFacts, Bytes, Device, KvCache};
 
 use crate::model::{LayerWeights, Model};
-use crate::placement::{CPU, Placement, plan};
+use crate::placement::{CPU, Forecast, Placement};
 
 use build::{Loaded, Plan};
 use ffn::FfnMode;
@@ -52,6 +53,8 @@ pub struct Engine {
     mode: FfnMode,
     /// The latest, also while nothing is loaded.
     placement: Placement,
+    /// What was expected of it, if it was planned here.
+    forecast: Option<Forecast>,
     /// `None` between the loss of a device and the next step.
     loaded: Option<Loaded>,
     sizes: StepSizes,
@@ -123,6 +126,7 @@ impl Engine {
             buffers: Buffers::default(),
             logits: Vec::new(),
             placement: Placement::all_on(CPU, model.hyper.n_layer),
+            forecast: None,
             loaded: None,
             generation: 0,
             model,
@@ -140,19 +144,23 @@ impl Engine {
     fn place(&mut self, given: Option<Placement>, progress: &dyn Fn(u64, u64)) -> Result<()> {
         self.loaded = None;
         self.free = (0..self.sizes.n_blocks as u32).rev().collect();
-        let mut budgets: Vec<Bytes> = self.devices.iter().map(|d| d.ledger().budget()).collect();
+        // Another engine may be on the same device.
+        let left = |device: &Device| match device.ledger().budget() {
+            Bytes::MAX => Bytes::MAX,
+            budget => budget - device.ledger().used(),
+        };
+        let mut budgets: Vec<Bytes> = self.devices.iter().map(left).collect();
         for (budget, lost) in budgets.iter_mut().zip(&self.lost) {
             if *lost {
                 *budget = Bytes(0);
             }
         }
-        let hyper = &self.model.hyper;
         let planner = self.planner(progress);
-        let unit = self.mode.unit(&self.model);
         let fixed = given.is_some();
+        let mut forecast = None;
         let mut placement = match given {
             Some(placement) => placement,
-            None => plan(&planner, &budgets, hyper.n_layer, hyper.n_ff, unit),
+            None => planner.place(&budgets, &mut forecast),
         };
         loop {
             match planner.build(&placement) {
@@ -161,12 +169,13 @@ impl Engine {
                         (self.notice)(slow);
                     }
                     self.placement = placement;
+                    self.forecast = forecast;
                     self.loaded = Some(loaded);
                     return Ok(());
                 }
                 Err(Error::Device(error)) if !fixed => {
                     self.shrink(&error, &mut budgets)?;
-                    placement = plan(&planner, &budgets, hyper.n_layer, hyper.n_ff, unit);
+                    placement = planner.place(&budgets, &mut forecast);
                 }
                 Err(error) => return Err(error),
             }
@@ -208,7 +217,8 @@ impl Engine {
                 let used = self.devices[index].ledger().peak();
                 let before = budgets[index].min(used + missing);
                 budgets[index] = before - missing.max(Bytes(before.0 / 32));
-                (self.notice)(&format!("{error}; placing less on {device} and going on"));
+                let less = before - budgets[index];
+                (self.notice)(&format!("{error}; placing {less} less on {device} and going on"));
                 Ok(())
             }
             _ => Err(error.clone().into()),
@@ -324,6 +334,12 @@ impl Engine {
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement
+    }
+
+    /// What the latest placement was planned to be; `None` if it was given or there was nothing to plan.
+    #[must_use]
+    pub fn forecast(&self) -> Option<&Forecast> {
+        self.forecast.as_ref()
     }
 
     /// Devices, the CPU first.

@@ -1,8 +1,17 @@
 //! Where each layer and each neuron lives. Pure data and pure functions: no device is seen here.
 
+mod estimate;
+mod facts;
+mod fill;
+mod forecast;
 mod plan;
+#[cfg(test)]
+mod tests;
 
-pub use plan::{Costs, plan};
+pub use estimate::LayerTime;
+pub use facts::{Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, Speed, Task, Uses, Wishes};
+pub use forecast::{DeviceBytes, Forecast, LayerForecast, Parts};
+pub use plan::{plan, plan_whole_layers};
 
 use std::sync::Arc;
 

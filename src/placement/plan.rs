@@ -1,107 +1,260 @@
-//! From sizes and budgets to a placement.
+//! From sizes, uses, speeds and budgets to a placement: the one with the least estimated time of a token.
 //!
-//! Layers are taken in order: a device gets whole layers while they fit, then one split layer with as many
-//! neurons as still fit, then the next device goes on. What is left stays on the CPU. Without a profile all
-//! neurons count the same, so the first ones are taken.
+//! The CPU takes the first layers, so that the residual changes sides once; each device takes a run of layers after
+//! it, in the order of the list; the head goes to the last of them if that is faster. Every length of these runs is
+//! tried (on several devices, a grid of them), and for each every number of whole layers (`fill.rs`). Nothing here is
+//! random, and more budget never makes the estimate worse: every placement that fitted still fits.
+
+use std::collections::HashMap;
+use std::ops::Range;
 
 use hal::Bytes;
 
-use super::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
+use super::estimate::Choice;
+use super::facts::{DeviceFacts, Task};
+use super::fill::{Filled, Filler};
+use super::forecast::Forecast;
+use super::{CPU, DeviceIndex};
 
-/// What things cost on a device, in its own layout.
-pub trait Costs {
-    /// What a device needs before the first weight: batch, scratch, staging.
-    fn fixed(&self, device: DeviceIndex) -> Bytes;
-    /// Attention, norms and cache of a layer.
-    fn layer(&self, device: DeviceIndex, layer: usize) -> Bytes;
-    /// `n` neurons of a layer, alone on the device (`n` is all of them) or as its share of a split.
-    fn neurons(&self, device: DeviceIndex, layer: usize, n: usize) -> Bytes;
-    /// The hand-off of a split layer.
-    fn hand_off(&self, device: DeviceIndex) -> Bytes;
-    /// Output norm, matrix and logits.
-    fn head(&self, device: DeviceIndex) -> Bytes;
-    /// Whether the device can run the layer with `n` of its neurons.
-    fn can_run(&self, device: DeviceIndex, layer: usize, n: usize) -> bool;
-    /// Whether the device can run the head.
-    fn can_run_head(&self, device: DeviceIndex) -> bool;
-}
+/// Borders between the runs of several devices that are tried.
+const BORDERS: usize = 24;
 
-/// Places `n_layer` layers of `n_ff` neurons on devices with these `budgets` (entry 0, the CPU, is not read).
-/// `unit` neurons stay together.
+/// Places a model.
 #[must_use]
-pub fn plan(
-    costs: &dyn Costs,
-    budgets: &[Bytes],
-    n_layer: usize,
-    n_ff: usize,
-    unit: usize,
-) -> Placement {
-    let mut placement = Placement::all_on(CPU, n_layer);
-    let mut next = 0;
-    for (device, &budget) in budgets.iter().enumerate().skip(1) {
-        let mut left = match budget.0.checked_sub(costs.fixed(device).0) {
-            Some(left) => Bytes(left),
-            None => continue,
-        };
-        let mut used = false;
-        while next < n_layer {
-            let whole = costs.layer(device, next) + costs.neurons(device, next, n_ff);
-            if whole > left || !costs.can_run(device, next, n_ff) {
-                break;
-            }
-            placement.layers[next] = LayerPlacement::whole(device);
-            left = left - whole;
-            next += 1;
-            used = true;
-        }
-        if next < n_layer
-            && let Some(split) = split(costs, device, next, n_ff, unit, left)
-        {
-            placement.layers[next] = split;
-            next += 1;
-            continue;
-        }
-        if used && next == n_layer && costs.can_run_head(device) && costs.head(device) <= left {
-            placement.head = device;
-        }
-        if next == n_layer {
-            break;
-        }
-    }
-    placement
+pub fn plan(task: &Task) -> Forecast {
+    Forecast::new(task, &choose(task))
 }
 
-/// The layer with as many neurons on `device` as `left` allows, at least one unit.
-fn split(
-    costs: &dyn Costs,
-    device: DeviceIndex,
-    layer: usize,
-    n_ff: usize,
-    unit: usize,
-    left: Bytes,
-) -> Option<LayerPlacement> {
-    let fits = |units: usize| {
-        let n = units * unit;
-        let bytes =
-            costs.layer(device, layer) + costs.hand_off(device) + costs.neurons(device, layer, n);
-        bytes <= left && costs.can_run(device, layer, n)
-    };
-    // The cost grows with the number of neurons, so the boundary is found by bisection.
-    let (mut low, mut high) = (0, n_ff.div_ceil(unit));
-    while high - low > 1 {
-        let middle = low.midpoint(high);
-        if fits(middle) { low = middle } else { high = middle }
+/// The placement of whole layers only with the least estimated time: what a plan is compared with.
+#[must_use]
+pub fn plan_whole_layers(task: &Task) -> Forecast {
+    let mut task = task.clone();
+    for layer in task.devices.iter_mut().flat_map(|device| &mut device.layers) {
+        layer.shares = [].into();
     }
-    if low == 0 {
-        return None;
+    plan(&task)
+}
+
+fn choose(task: &Task) -> Choice {
+    let n_layer = task.layers.len();
+    let mut search = Search::new(task);
+    match task.wishes.whole_layers {
+        None => search.best(0),
+        // As many as fit.
+        Some(wanted) => {
+            let first = n_layer.saturating_sub(wanted);
+            let fits = |from: usize| search.best_from(from, wanted > n_layer);
+            (first..n_layer).find_map(fits).unwrap_or_else(|| task.on_cpu())
+        }
     }
-    let cut = (low * unit) as u32;
-    let share = |device, neurons: std::ops::Range<u32>| Share {
-        device,
-        neurons: Neurons::List(neurons.collect()),
-    };
-    Some(LayerPlacement {
-        home: device,
-        shares: vec![share(device, 0..cut), share(CPU, cut..n_ff as u32)],
-    })
+}
+
+/// Devices beside which the CPU is not named.
+fn devices(task: &Task) -> Range<DeviceIndex> {
+    CPU + 1..task.devices.len()
+}
+
+struct Search<'a> {
+    task: &'a Task,
+    fillers: Vec<Filler<'a>>,
+    /// Ends of runs that are tried, ascending, 0 and all among them.
+    borders: Vec<usize>,
+    /// Runs of a device within a room: (device, first, end, room).
+    filled: HashMap<(DeviceIndex, usize, usize, u64), Option<Filled>>,
+}
+
+/// The best way to place the first layers so that the last of them are on one device.
+#[derive(Clone, Debug)]
+struct Run {
+    seconds: f64,
+    /// Device and first layer of each run of layers, in order.
+    runs: Vec<(DeviceIndex, usize)>,
+}
+
+impl<'a> Search<'a> {
+    fn new(task: &'a Task) -> Search<'a> {
+        let n_layer = task.layers.len();
+        let step = match devices(task).len() {
+            0 | 1 => 1,
+            _ => n_layer.div_ceil(BORDERS).max(1),
+        };
+        let mut borders: Vec<usize> = (0..n_layer).step_by(step).collect();
+        borders.push(n_layer);
+        let fillers = devices(task).map(|device| Filler::new(task, device)).collect();
+        Search { task, fillers, borders, filled: HashMap::new() }
+    }
+
+    fn best(&mut self, first: usize) -> Choice {
+        let mut best = self.task.on_cpu();
+        let mut least = self.task.seconds(&best);
+        for head in CPU..self.task.devices.len() {
+            for embed in CPU..self.task.devices.len() {
+                if let Some(choice) = self.with_ends(embed, head, first..=self.task.layers.len()) {
+                    let seconds = self.task.seconds(&choice);
+                    if seconds < least {
+                        (best, least) = (choice, seconds);
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    /// The best placement with exactly the layers from `first` on on devices, if they fit; the head too if `with_head`
+    /// and it fits.
+    fn best_from(&mut self, first: usize, with_head: bool) -> Option<Choice> {
+        if !self.borders.contains(&first) {
+            self.borders.push(first);
+            self.borders.sort_unstable();
+        }
+        let heads = devices(self.task).rev().filter(|_| with_head).chain([CPU]);
+        for head in heads {
+            let embeds = CPU..self.task.devices.len();
+            let choices = embeds.filter_map(|embed| self.with_ends(embed, head, first..=first));
+            let all: Vec<Choice> = choices.collect();
+            let best = all
+                .into_iter()
+                .min_by(|a, b| self.task.seconds(a).total_cmp(&self.task.seconds(b)));
+            if best.is_some() {
+                return best;
+            }
+        }
+        None
+    }
+
+    /// The best placement with the embedding and the head on these devices and the first of the other devices'
+    /// layers in `firsts`.
+    fn with_ends(
+        &mut self,
+        embed: DeviceIndex,
+        head: DeviceIndex,
+        firsts: std::ops::RangeInclusive<usize>,
+    ) -> Option<Choice> {
+        let n_layer = self.task.layers.len();
+        let rooms = self.rooms(embed, head)?;
+        // The best way to each border, by the device of the last run.
+        let mut ways: HashMap<(DeviceIndex, usize), Run> = HashMap::new();
+        if embed == CPU {
+            let mut seconds = 0.0;
+            for layer in 0..=n_layer {
+                ways.insert((CPU, layer), Run { seconds, runs: vec![(CPU, 0)] });
+                if layer < n_layer {
+                    seconds +=
+                        self.task.layer_time(layer, self.task.on_cpu().layers[layer]).total();
+                }
+            }
+        } else {
+            ways.insert((CPU, 0), Run { seconds: 0.0, runs: vec![(embed, 0)] });
+        }
+        if !self.task.wishes.cache_on_cpu {
+            for device in devices(self.task) {
+                self.extend(&mut ways, device, &rooms, &firsts);
+            }
+        }
+        // On one device, only what ends with the last layer matters.
+        let ends = ways.into_iter().filter(|((device, end), _)| {
+            let is_head = head == CPU || *device == head || (*device == CPU && embed == CPU);
+            let whole_cpu = *device != CPU || firsts.contains(&n_layer);
+            *end == n_layer && is_head && whole_cpu
+        });
+        let mut ends: Vec<_> = ends.collect();
+        ends.sort_by_key(|((device, _), _)| *device);
+        let total = |way: &((DeviceIndex, usize), Run)| {
+            way.1.seconds + self.task.head_time(head) + self.task.carry(way.0.0, head)
+        };
+        let (_, run) = ends.into_iter().min_by(|a, b| total(a).total_cmp(&total(b)))?;
+        Some(self.choice(embed, head, &rooms, &run))
+    }
+
+    /// What each device has left for layers; `None` if an end does not fit.
+    fn rooms(&self, embed: DeviceIndex, head: DeviceIndex) -> Option<Vec<Bytes>> {
+        let room = |(device, facts): (DeviceIndex, &DeviceFacts)| {
+            if device == CPU {
+                return Some(Bytes(0));
+            }
+            let mut taken = facts.fixed;
+            if embed == device {
+                taken += facts.embed?;
+            }
+            if head == device {
+                taken += facts.head?;
+            }
+            if embed == device && head == device {
+                taken = taken - facts.shared;
+            }
+            let ends = embed == device || head == device;
+            match facts.budget.0.checked_sub(taken.0) {
+                // What is too small for its scratch holds nothing.
+                None => (!ends).then_some(Bytes(0)),
+                Some(left) => Some(Bytes(left)),
+            }
+        };
+        self.task.devices.iter().enumerate().map(room).collect()
+    }
+
+    /// Adds runs of layers on `device` to the ways that end on earlier devices.
+    fn extend(
+        &mut self,
+        ways: &mut HashMap<(DeviceIndex, usize), Run>,
+        device: DeviceIndex,
+        rooms: &[Bytes],
+        firsts: &std::ops::RangeInclusive<usize>,
+    ) {
+        let n_layer = self.task.layers.len();
+        let borders = self.borders.clone();
+        let is_last = device + 1 == self.task.devices.len();
+        for &end in borders.iter().filter(|&&end| end > 0 && (end == n_layer || !is_last)) {
+            let mut best: Option<Run> = None;
+            for &from in borders.iter().filter(|&&from| from < end) {
+                for before in CPU..device {
+                    let Some(way) = ways.get(&(before, from)) else { continue };
+                    if before == CPU && !firsts.contains(&from) {
+                        continue;
+                    }
+                    let came = way.runs.last().map_or(CPU, |(last, _)| *last);
+                    if came != before && came != device {
+                        continue;
+                    }
+                    let entry = way.seconds + self.task.carry(came, device);
+                    let Some(filled) = self.fill(device, from..end, rooms[device]) else {
+                        continue;
+                    };
+                    let seconds = entry + filled.seconds;
+                    if best.as_ref().is_none_or(|best| seconds < best.seconds) {
+                        let runs = [&way.runs[..], &[(device, from)]].concat();
+                        best = Some(Run { seconds, runs });
+                    }
+                }
+            }
+            if let Some(best) = best {
+                ways.insert((device, end), best);
+            }
+        }
+    }
+
+    fn fill(&mut self, device: DeviceIndex, range: Range<usize>, room: Bytes) -> Option<Filled> {
+        let filler = &self.fillers[device - CPU - 1];
+        let key = (device, range.start, range.end, room.0);
+        self.filled.entry(key).or_insert_with(|| filler.fill(range, room)).clone()
+    }
+
+    fn choice(
+        &mut self,
+        embed: DeviceIndex,
+        head: DeviceIndex,
+        rooms: &[Bytes],
+        run: &Run,
+    ) -> Choice {
+        let mut choice = Choice { embed, head, ..self.task.on_cpu() };
+        for (i, &(device, from)) in run.runs.iter().enumerate() {
+            let end = run.runs.get(i + 1).map_or(choice.layers.len(), |(_, next)| *next);
+            if device == CPU || from == end {
+                continue;
+            }
+            if let Some(filled) = self.fill(device, from..end, rooms[device]) {
+                choice.layers.splice(from..end, filled.spots);
+            }
+        }
+        choice
+    }
 }

@@ -70,7 +70,8 @@ fn a_device_that_refuses_leaves_the_work_to_the_cpu() {
             }
             let device = Device::new(sim, DeviceId(1), Bytes::MAX);
             let mut engine = load(&model, vec![cpu_device(2), device], None);
-            assert!(engine.placement().layers.iter().all(|layer| layer.home == 0));
+            let shares = engine.placement().layers.iter().flat_map(|layer| &layer.shares);
+            assert!(shares.clone().all(|share| share.device == 0), "neurons are on the CPU");
             assert!(difference(&expected, &logits(&mut engine, &[23])) <= bound(Format::F16));
         }
     });
@@ -142,7 +143,7 @@ fn every_op_may_be_refused() {
                 sim.refuse(op);
                 let placement = run(sim, budget);
                 if ["Norm", "Rope", "Attention", "StoreKv", "Add", "MatMul"].contains(op) {
-                    assert_eq!(placement, Placement::all_on(0, model.hyper.n_layer), "{op}");
+                    assert!(placement.layers.iter().all(|layer| layer.home == 0), "{op}");
                 }
             }
         }
@@ -154,5 +155,97 @@ fn every_op_may_be_refused() {
             used += usize::from(placement.layers.iter().any(|layer| layer.home == 1));
         }
         assert!(used > 0, "a large binding lets layers run there");
+    });
+}
+
+/// The tokens that the engine would go on with after each of `ids`, one step at a time.
+fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
+    let mut session = engine.open();
+    let mut ids = vec![start];
+    for _ in 0..n {
+        let mut next = 0;
+        let go_on = AtomicBool::new(false);
+        let last = [ids[ids.len() - 1]];
+        let each = &mut |_: usize, row: &[f32]| {
+            let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+            next = best.map_or(0, |(id, _)| id as u32);
+        };
+        engine.feed(&mut session, &last, Want::All, &go_on, each).unwrap();
+        ids.push(next);
+    }
+    engine.close(session);
+    ids
+}
+
+#[test]
+fn the_built_in_model_says_the_same_within_every_budget() {
+    within(LIMIT, || {
+        let file = thermocline::embedded::file().unwrap();
+        let model = Arc::new(Model::from_file(file, &Default::default()).unwrap());
+        let load = |devices| {
+            let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
+            Engine::load(Arc::clone(&model), devices, options, None, quiet(), &|_, _| {}).unwrap()
+        };
+        let expected = greedy(&mut load(vec![cpu_device(2)]), 1, 24);
+        let (mut n_split, mut n_whole, mut shares) = (0, 0, Vec::new());
+        for step in 0..=8 {
+            let budget = Bytes(16 * step << 20) - Bytes(100_000 * (step % 3));
+            let (sim, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, step);
+            let mut engine = load(vec![cpu_device(2), device.clone()]);
+            assert_eq!(greedy(&mut engine, 1, 24), expected, "budget {budget}");
+            assert!(device.ledger().peak() <= budget && sim.counters().peak <= budget);
+            n_split += usize::from(engine.placement().n_split() > 0);
+            n_whole += usize::from(engine.placement().layers.iter().all(|layer| layer.home == 1));
+            if let Some(forecast) = engine.forecast() {
+                let planned = forecast.devices[1].total();
+                assert!(device.ledger().peak() <= planned, "{} is planned", planned);
+                shares.push(forecast.off_cpu);
+            }
+        }
+        assert!(n_split > 0 && n_whole > 0 && shares.is_sorted(), "{n_split} {n_whole} {shares:?}");
+    });
+}
+
+/// Whatever is known of the neurons' use decides where they are, and no word.
+#[test]
+fn uses_decide_which_neurons_go() {
+    within(LIMIT, || {
+        for (seed, activation) in [(1, "relu"), (2, "silu")] {
+            let tiny = Tiny { seed, activation, format: Format::Q8_0, ..Tiny::default() };
+            let model = tiny.model();
+            let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let n_ff = model.hyper.n_ff;
+            let layer = |_| (0..n_ff).map(|_| rng.random_range(0.0..1.0f32)).collect();
+            let uses: Arc<Vec<Vec<f32>>> = Arc::new((0..model.hyper.n_layer).map(layer).collect());
+            let placing = Placing { uses: Some(Arc::clone(&uses)), ..Placing::default() };
+            let settings = EngineOptions { placing, ..options() };
+            let mut n_split = 0;
+            for kib in (100..260).step_by(10) {
+                let budget = Bytes(kib << 10);
+                let (_, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, seed);
+                let devices = vec![cpu_device(2), device.clone()];
+                let (model, settings) = (Arc::clone(&model), settings.clone());
+                let mut engine =
+                    Engine::load(model, devices, settings, None, quiet(), &|_, _| {}).unwrap();
+                let got = logits(&mut engine, &[7]);
+                assert!(difference(&expected, &got) <= bound(Format::Q8_0), "{budget}");
+                assert!(device.ledger().peak() <= budget);
+                for (placed, uses) in engine.placement().layers.iter().zip(uses.iter()) {
+                    let [hot, cold] = &placed.shares[..] else { continue };
+                    let (Neurons::List(hot), Neurons::List(cold)) = (&hot.neurons, &cold.neurons)
+                    else {
+                        panic!("shares of a split are lists")
+                    };
+                    let mean = |list: &[u32]| {
+                        let sum: f32 = list.iter().map(|&n| uses[n as usize]).sum();
+                        sum / list.len() as f32
+                    };
+                    assert!(mean(hot) > mean(cold), "the hot ones are on the device");
+                    n_split += 1;
+                }
+            }
+            assert!(n_split > 0, "{activation}");
+        }
     });
 }

@@ -18,7 +18,7 @@ use hal::{Backend, Bytes, Device, DeviceId};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use sim::{SimBackend, SimOptions};
-use thermocline::engine::{Engine, EngineOptions, Notice, Want};
+use thermocline::engine::{Engine, EngineOptions, Notice, Placing, Want};
 use thermocline::model::Model;
 use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
 

@@ -44,7 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("engine", &["converted", "model", "placement", "predictor"]),
     ("generate", &["engine", "sample", "tokenizer"]),
     ("evaluate", &["engine", "gguf", "model", "tokenizer"]),
-    ("bench", &["engine", "model", "tokenizer"]),
+    ("bench", &["engine", "model", "placement", "tokenizer"]),
     ("cli", &["*"]),
 ];
 

@@ -8,8 +8,10 @@
 mod bench;
 mod chat;
 mod convert;
+mod device;
 mod model;
 mod perplexity;
+mod plan;
 mod predictor;
 mod processor;
 mod profile;
@@ -22,8 +24,10 @@ pub(crate) use chat::{ConversationArgs, ReasoningFormat, ReasoningWhen};
 pub(crate) use convert::{
     ContainerName, ConvertArgs, MergeArgs, OutTypeName, QuantizeArgs, SplitArgs,
 };
+pub(crate) use device::{BackendName, DeviceArgs};
 pub(crate) use model::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs};
 pub(crate) use perplexity::{Against, PerplexityArgs};
+pub(crate) use plan::{DevicesArgs, DoctorArgs, PlanArgs};
 pub(crate) use predictor::PredictorArgs;
 pub(crate) use processor::{NumaName, ProcessorArgs};
 pub(crate) use profile::ProfileArgs;
@@ -64,6 +68,12 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Measure speed with llama-bench's tests and columns
     Bench(Box<BenchArgs>),
+    /// Show where a model would be placed and how fast it would be, without loading it
+    Plan(Box<PlanArgs>),
+    /// List the devices that can be used
+    Devices(DevicesArgs),
+    /// Say what was found, what is missing, how to get it, and how fast it is
+    Doctor(DoctorArgs),
     /// Measure quality: perplexity, and divergence of the skipping path from the dense one
     Perplexity(Box<PerplexityArgs>),
     /// Learn from a text which neurons can be skipped, for --sparsity balanced and fast
@@ -95,7 +105,10 @@ impl Command {
             Self::Perplexity(args) => Some(&args.model.placement),
             Self::Predictor(args) => Some(&args.model.placement),
             Self::Profile(args) => Some(&args.model.placement),
+            Self::Plan(args) => Some(&args.model.placement),
             Self::Info(_)
+            | Self::Devices(_)
+            | Self::Doctor(_)
             | Self::Convert(_)
             | Self::Quantize(_)
             | Self::Split(_)
@@ -115,6 +128,9 @@ impl Command {
             Self::Perplexity(args) => &args.common,
             Self::Predictor(args) => &args.common,
             Self::Profile(args) => &args.common,
+            Self::Plan(args) => &args.common,
+            Self::Devices(args) => &args.common,
+            Self::Doctor(args) => &args.common,
             Self::Convert(args) => &args.common,
             Self::Quantize(args) => &args.common,
             Self::Split(args) => &args.common,

@@ -1,7 +1,7 @@
 //! Which model, where it lives, how it is computed.
 
-use super::{ProcessorArgs, boolish};
-use crate::cli::parse::{self, Budget, Sparsity};
+use super::{DeviceArgs, ProcessorArgs, boolish};
+use crate::cli::parse::{self, Sparsity};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -74,15 +74,11 @@ pub(crate) struct PlacementArgs {
     #[arg(long, value_name = "SCORE", env = "THERMOCLINE_ARG_SPARSE_THRESHOLD")]
     #[arg(allow_negative_numbers = true, value_parser = parse::number)]
     pub(crate) sparse_threshold: Option<f32>,
-    /// Device memory to use at most: 8GiB, 8192MiB, 80%, or GiB as a number; -1 chooses
-    #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budget)]
-    pub(crate) vram_budget: Option<Budget>,
-    /// Devices to use, separated by commas; none or cpu is the CPU alone (-dev)
-    #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE")]
-    pub(crate) device: Option<String>,
     /// Print the devices this build can use, and leave
     #[arg(long, env = "THERMOCLINE_ARG_LIST_DEVICES", value_parser = boolish())]
     pub(crate) list_devices: bool,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) processor: ProcessorArgs,
 }

@@ -1,8 +1,11 @@
-//! `--list-devices`.
+//! `devices` and `--list-devices`: what can be used.
 
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
+use crate::cli::terminal::printable;
 use crate::devices;
+use hal::{Bytes, MemoryReport};
+use serde_json::json;
 
 /// Prints the devices this build can use, in llama.cpp's form.
 ///
@@ -13,5 +16,74 @@ pub(crate) fn list() -> Result<(), Failure> {
     let mut out = Output::stdout();
     out.line("Available devices:")?;
     out.line(&format!("  CPU: {threads} threads"))?;
+    for candidate in devices::candidates().0 {
+        let software = if candidate.software { " (software, used only by name)" } else { "" };
+        let text = format!("  {}: {}{software}", candidate.name, candidate.description);
+        out.line(&printable(&text))?;
+    }
     out.flush()
+}
+
+/// `devices`: the same with memory, and what is missing.
+///
+/// # Errors
+/// Where standard output cannot be written.
+pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
+    let (found, missing) = devices::candidates();
+    let cpu = devices::cpu(None);
+    let threads = devices::cpu_threads(None);
+    let mut out = Output::stdout();
+    let opened: Vec<_> = found.iter().map(|candidate| (candidate, candidate.open())).collect();
+    if as_json {
+        let memory = |memory: MemoryReport| json!({ "total": memory.total.map(|b| b.0), "free": memory.free.map(|b| b.0) });
+        let others = opened.iter().map(|(candidate, backend)| {
+            json!({
+                "name": candidate.name,
+                "description": candidate.description,
+                "backend": candidate.backend,
+                "software": candidate.software,
+                "memory": backend.as_ref().ok().and_then(|b| b.memory().ok()).map(memory),
+                "error": backend.as_ref().err().map(ToString::to_string),
+            })
+        });
+        let report = json!({
+            "cpu": {
+                "description": cpu.info().description,
+                "threads": threads,
+                "memory": memory(cpu.memory().unwrap_or_default()),
+            },
+            "devices": others.collect::<Vec<_>>(),
+            "missing": missing.iter().map(|m| json!({
+                "backend": m.backend, "is_built": m.is_built, "reason": m.reason, "hint": m.hint,
+            })).collect::<Vec<_>>(),
+        });
+        out.line(&format!("{report:#}"))?;
+        return out.flush();
+    }
+    let memory = cpu.memory().unwrap_or_default();
+    out.line(&printable(&format!("CPU: {}, {}", cpu.info().description, words(memory))))?;
+    for (candidate, backend) in &opened {
+        let state = match backend {
+            Ok(backend) => words(backend.memory().unwrap_or_default()),
+            Err(error) => format!("cannot be used: {error}"),
+        };
+        let software = if candidate.software { ", software, used only by name" } else { "" };
+        let text = format!("{}: {}{software}, {state}", candidate.name, candidate.description);
+        out.line(&printable(&text))?;
+    }
+    for missing in &missing {
+        out.line(&format!("{}: {}; {}", missing.backend, missing.reason, missing.hint))?;
+    }
+    out.flush()
+}
+
+/// Memory as far as the platform tells it.
+pub(super) fn words(memory: MemoryReport) -> String {
+    let size = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.to_string());
+    match (size(memory.free), size(memory.total)) {
+        (Some(free), Some(total)) => format!("{free} of {total} free"),
+        (Some(free), None) => format!("{free} free"),
+        (None, Some(total)) => format!("{total}, and the platform does not tell how much is free"),
+        (None, None) => "the platform does not tell how much memory it has".to_owned(),
+    }
 }

@@ -1,13 +1,13 @@
 //! `thermocline perplexity`.
 
-use super::engine::{self, Opened};
+use super::engine::{self, Machine, Opened};
 use crate::cli::config::PerplexityOptions;
 use crate::cli::config::perplexity::Reference;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::Terminal;
-use crate::engine::{Engine, Sparsity, StepStats};
+use crate::engine::{Engine, Placing, Sparsity, StepStats};
 use crate::evaluate::{self, Chunks, Comparison, LogitsReader, LogitsWriter, Perplexity};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
@@ -46,7 +46,8 @@ pub(crate) fn run(options: &PerplexityOptions, terminal: &Terminal) -> Result<()
 struct Job<'a> {
     options: &'a PerplexityOptions,
     terminal: &'a Terminal,
-    cpu: hal::Device,
+    machine: Machine,
+    placing: Placing,
     opened: Opened,
     bos: Option<u32>,
     limit: Option<usize>,
@@ -60,12 +61,13 @@ enum Outcome {
 
 impl<'a> Job<'a> {
     fn new(options: &'a PerplexityOptions, terminal: &'a Terminal) -> Result<Self, Failure> {
-        let cpu = engine::cpu(&options.model, terminal);
+        let machine = Machine::new(&options.model, terminal)?;
         let path = options.model.path.as_deref();
-        let opened = engine::open(path, &options.model.computation, &cpu, terminal)?;
+        let opened = engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
         let bos = opened.tokenizer.bos().filter(|_| opened.tokenizer.adds_bos());
         let limit = options.chunks.map(|n| n as usize);
-        Ok(Self { options, terminal, cpu, opened, bos, limit })
+        let placing = machine.placing(&opened.model, &options.model.computation, terminal);
+        Ok(Self { options, terminal, machine, placing, opened, bos, limit })
     }
 
     fn measure(&self, interrupt: &Interrupt) -> Result<(Outcome, Chunks, StepStats), Failure> {
@@ -122,7 +124,7 @@ impl<'a> Job<'a> {
         let Opened { model, tokenizer } = &self.opened;
         let n_ctx = match self.options.model.n_ctx {
             None => DEFAULT_CONTEXT,
-            given @ Some(_) => engine::context(given, model, self.terminal),
+            given @ Some(_) => engine::fixed_context(given, model, self.terminal),
         };
         let text = self.options.text.as_deref().unwrap_or_default();
         let tokens = tokenizer
@@ -134,8 +136,9 @@ impl<'a> Job<'a> {
     fn load(&self, n_ctx: usize, sparsity: Option<Sparsity>) -> Result<Engine, Failure> {
         let mut settings = engine::settings(&self.options.model, n_ctx);
         settings.sparsity = sparsity.unwrap_or(settings.sparsity);
+        settings.placing = self.placing.clone();
         let computation = &self.options.model.computation;
-        engine::load(&self.opened.model, settings, computation, self.cpu.clone(), self.terminal)
+        engine::load(&self.opened.model, settings, computation, &self.machine, self.terminal)
     }
 }
 

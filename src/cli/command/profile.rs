@@ -1,6 +1,6 @@
 //! `thermocline profile`.
 
-use super::engine::{self, Opened};
+use super::engine::{self, Machine, Opened};
 use crate::cli::config::ProfileOptions;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
@@ -29,9 +29,9 @@ const SAVE_EVERY: Duration = Duration::from_secs(30);
 /// What loading, observing and writing report; Ctrl-C, after which the same command goes on.
 pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install_with_termination()?;
-    let cpu = engine::cpu(&options.model, terminal);
+    let machine = Machine::cpu(&options.model, terminal);
     let path = options.model.path.as_deref();
-    let opened = engine::open(path, &options.model.computation, &cpu, terminal)?;
+    let opened = engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
     let job = Job { options, terminal, place: place(options, &opened)?, opened };
     let found = job.found()?;
     let profile = match &options.import {
@@ -40,7 +40,7 @@ pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), F
             job.save(&profile)?;
             profile
         }
-        None => job.measure(found, cpu, &interrupt)?,
+        None => job.measure(found, &machine, &interrupt)?,
     };
     if let Some(path) = &options.plot {
         let name = Path::new(job.opened.model.file.name());
@@ -93,7 +93,7 @@ impl Job<'_> {
     fn measure(
         &self,
         found: Option<Profile>,
-        cpu: hal::Device,
+        machine: &Machine,
         interrupt: &Interrupt,
     ) -> Result<Profile, Failure> {
         let Opened { model, tokenizer } = &self.opened;
@@ -105,7 +105,7 @@ impl Job<'_> {
             return Err(Failure::usage("the text is empty, so nothing can be observed"));
         }
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        let n_ctx = engine::context(self.options.model.n_ctx, model, self.terminal);
+        let n_ctx = engine::fixed_context(self.options.model.n_ctx, model, self.terminal);
         let text = Text::new(&tokens, bos, n_ctx, self.options.tokens);
         let mut profile = match found {
             Some(profile) if text.continues(&profile) => profile,
@@ -131,7 +131,7 @@ impl Job<'_> {
             ..engine::settings(&self.options.model, text.n_ctx())
         };
         let computation = &self.options.model.computation;
-        let mut engine = engine::load(model, settings, computation, cpu, self.terminal)?;
+        let mut engine = engine::load(model, settings, computation, machine, self.terminal)?;
         let mut gatherer = Gatherer::new(model).map_err(crate::engine::Error::from)?;
         let bar = bar(profile.n_wanted(), self.terminal);
         let (mut saved, mut failed) = (Instant::now(), None);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::auto_profile::{self, Use};
-use super::engine::{self, Opened};
+use super::engine::{self, Machine, Opened};
 use crate::cli::config::RunOptions;
 use crate::cli::config::model::ModelOptions;
 use crate::cli::config::run::{Keep, Length};
@@ -14,7 +14,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::{PROMPT, Terminal};
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineOptions};
 use crate::generate::{Ended, Options, Report, resume};
 use crate::model::Model;
 use crate::sample::{Sampler, SamplerConfig};
@@ -41,13 +41,14 @@ pub(super) struct Ready {
 /// What is wrong with it, or too little memory.
 pub(super) fn ready(options: &ModelOptions, terminal: &Terminal) -> Result<Ready, Failure> {
     let start = Instant::now();
-    let cpu = engine::cpu(options, terminal);
+    let machine = Machine::new(options, terminal)?;
     let computation = &options.computation;
     let Opened { model, tokenizer } =
-        engine::open(options.path.as_deref(), computation, &cpu, terminal)?;
-    let n_ctx = engine::context(options.n_ctx, &model, terminal);
-    let engine_options = engine::settings(options, n_ctx);
-    let engine = engine::load(&model, engine_options, computation, cpu, terminal)?;
+        engine::open(options.path.as_deref(), computation, &machine.cpu, terminal)?;
+    let placing = machine.placing(&model, computation, terminal);
+    let n_ctx = engine::context(options, &model, &machine, &placing, terminal);
+    let settings = EngineOptions { placing, ..engine::settings(options, n_ctx) };
+    let engine = engine::load(&model, settings, computation, &machine, terminal)?;
     Ok(Ready { model, tokenizer, n_ctx, engine, load: start.elapsed() })
 }
 

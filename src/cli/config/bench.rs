@@ -103,7 +103,7 @@ impl BenchOptions {
             output: if args.json { OutputFormat::Json } else { args.output },
             output_err: args.output_err,
             progress: args.progress,
-            computation: Computation::resolve(&args.placement)?,
+            computation: Computation::resolve(&args.placement),
         };
         let lengths = options.n_prompt.iter().chain(&options.n_gen);
         let none = lengths.chain(options.pg.iter().flat_map(|(p, g)| [p, g])).all(|n| *n == 0);

@@ -6,8 +6,10 @@
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod convert;
+pub(crate) mod device;
 pub(crate) mod model;
 pub(crate) mod perplexity;
+pub(crate) mod plan;
 pub(crate) mod predictor;
 pub(crate) mod processor;
 pub(crate) mod profile;
@@ -16,6 +18,7 @@ pub(crate) mod text;
 
 pub(crate) use bench::BenchOptions;
 pub(crate) use perplexity::PerplexityOptions;
+pub(crate) use plan::PlanOptions;
 pub(crate) use predictor::PredictorOptions;
 pub(crate) use profile::ProfileOptions;
 pub(crate) use run::RunOptions;

@@ -1,9 +1,9 @@
 //! Which model, and how it is held and computed.
 
+use super::device::DeviceOptions;
 use super::processor::Processor;
 use crate::cli::args::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs};
-use crate::cli::failure::{Exit, Failure};
-use crate::cli::parse::Budget;
+use crate::cli::failure::Failure;
 pub(crate) use crate::cli::parse::Sparsity;
 use hal::Bytes;
 use hal::format::Format;
@@ -73,8 +73,8 @@ pub(crate) struct Computation {
     pub(crate) sparsity: Sparsity,
     /// Least score of a predictor; `None` for the file's.
     pub(crate) sparse_threshold: Option<f32>,
-    /// Most device memory to use; `None` where the user said nothing.
-    pub(crate) vram_budget: Option<Budget>,
+    /// Which devices, and what goes there.
+    pub(crate) devices: DeviceOptions,
     /// How the CPU is used.
     pub(crate) processor: Processor,
 }
@@ -170,7 +170,7 @@ impl CacheType {
 
 impl ModelOptions {
     /// # Errors
-    /// What is known and not built, and devices that are not there.
+    /// What is known and not built.
     pub(super) fn resolve(args: &ModelArgs) -> Result<Self, Failure> {
         let at_least_1 = |n: u32| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
         let n_batch = at_least_1(args.batch_size);
@@ -186,26 +186,14 @@ impl ModelOptions {
             threads_batch: threads(threads_batch),
             type_k: CacheType::resolve(args.cache_type_k)?,
             type_v: CacheType::resolve(args.cache_type_v)?,
-            computation: Computation::resolve(&args.placement)?,
+            computation: Computation::resolve(&args.placement),
         })
     }
 }
 
 impl Computation {
-    /// # Errors
-    /// [`Exit::BackendMissing`] for a device that this build cannot use.
-    pub(super) fn resolve(args: &PlacementArgs) -> Result<Self, Failure> {
-        let devices = args.device.as_deref().unwrap_or("cpu");
-        for device in devices.split([',', '/']) {
-            let name = device.trim().to_ascii_lowercase();
-            if !["none", "cpu", "auto"].contains(&name.as_str()) {
-                let message = format!("no device '{device}': this build has no GPU backend");
-                return Err(Failure::new(Exit::BackendMissing, message).help(
-                    "leave --device away to run on the CPU; --list-devices shows what there is",
-                ));
-            }
-        }
-        Ok(Self {
+    pub(super) fn resolve(args: &PlacementArgs) -> Self {
+        Self {
             mlock: args.mlock,
             mmap: args.mmap,
             repack: args.repack,
@@ -213,9 +201,9 @@ impl Computation {
             activation: args.ffn_activation,
             sparse_threshold: args.sparse_threshold,
             sparsity: args.sparsity,
-            vram_budget: args.vram_budget,
+            devices: DeviceOptions::resolve(&args.devices),
             processor: Processor::resolve(&args.processor),
-        })
+        }
     }
 }
 

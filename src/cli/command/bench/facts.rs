@@ -6,6 +6,8 @@ use crate::cli::config::BenchOptions;
 use crate::cli::config::processor::Processor;
 use crate::engine::Engine;
 use crate::model::Model;
+use crate::placement::CPU;
+use hal::Bytes;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -51,9 +53,63 @@ pub(super) struct Facts {
     pub(super) bandwidth: Option<f64>,
     /// From an open file to an engine that can step.
     pub(super) load: Duration,
+    /// Devices beside the CPU.
+    pub(super) devices: DeviceFacts,
+}
+
+/// What is on devices beside the CPU, all together.
+#[derive(Clone, Debug, Default)]
+pub(super) struct DeviceFacts {
+    /// What their drivers call them.
+    pub(super) descriptions: Vec<String>,
+    /// Their names.
+    pub(super) names: Vec<String>,
+    /// What may be used; `None` without a limit.
+    pub(super) budget: Option<Bytes>,
+    /// The most that was booked at once.
+    pub(super) used: Bytes,
+    /// Layers there, whole or split.
+    pub(super) n_layers: usize,
+    /// The expected share of the neurons that a token uses which are there.
+    pub(super) hot_fraction: Option<f64>,
+}
+
+impl DeviceFacts {
+    fn new(engine: &Engine) -> Self {
+        let used = |number: usize| {
+            let placement = engine.placement();
+            let layers = placement.layers.iter().map(|layer| layer.home);
+            layers.chain([placement.embed, placement.head]).any(|home| home == number)
+        };
+        let all = engine.devices().iter().enumerate().skip(1);
+        let devices: Vec<_> = all.filter(|(number, _)| used(*number)).map(|(_, d)| d).collect();
+        let budgets: Bytes = devices.iter().map(|device| device.ledger().budget()).sum();
+        let n_layers = engine.placement().layers.iter().filter(|layer| layer.home != CPU).count();
+        Self {
+            descriptions: devices.iter().map(|d| d.info().description.clone()).collect(),
+            names: devices.iter().map(|d| d.info().name.clone()).collect(),
+            budget: Some(budgets).filter(|sum| !devices.is_empty() && *sum != Bytes::MAX),
+            used: devices.iter().map(|device| device.ledger().peak()).sum(),
+            n_layers,
+            hot_fraction: engine.forecast().filter(|_| n_layers > 0).map(|f| f.off_cpu),
+        }
+    }
 }
 
 impl Facts {
+    /// `CPU`, and the devices beside it that something is on.
+    pub(super) fn backends(&self) -> String {
+        [&["CPU".to_owned()][..], &self.devices.names[..]].concat().join(",")
+    }
+
+    /// Those devices, llama-bench's way.
+    pub(super) fn device_names(&self) -> String {
+        match &self.devices.names[..] {
+            [] => "none".to_owned(),
+            names => names.join("/"),
+        }
+    }
+
     /// What the engine and the options tell; what was measured is still missing.
     pub(super) fn new(engine: &Engine, options: &BenchOptions, combination: Combination) -> Self {
         use crate::cli::config::model::Sparsity;
@@ -94,6 +150,7 @@ impl Facts {
             traffic: Traffic::new(engine),
             bandwidth: None,
             load: Duration::ZERO,
+            devices: DeviceFacts::new(engine),
         }
     }
 }

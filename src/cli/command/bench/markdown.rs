@@ -43,7 +43,7 @@ impl Columns {
                 let n = row.facts.model_n_params as f64;
                 if n < 1e9 { format!("{:.2} M", n / 1e6) } else { format!("{:.2} B", n / 1e9) }
             }),
-            left("backend", 10, |_| "CPU".to_owned()),
+            left("backend", 10, |row| row.facts.backends()),
             right("threads", 7, |row| row.facts.n_threads.to_string()),
         ];
         let optional = [

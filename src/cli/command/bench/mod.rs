@@ -5,7 +5,8 @@ mod markdown;
 mod report;
 mod row;
 
-use super::{engine, model_file};
+use super::engine::{self, Machine};
+use super::model_file;
 use crate::bench::{self, Settings, Test, Text};
 use crate::cli::config::BenchOptions;
 use crate::cli::config::bench::{Subject, Synthetic};
@@ -14,7 +15,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use crate::devices;
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineOptions};
 use facts::Facts;
 use hal::Bytes;
 use report::Report;
@@ -170,18 +171,20 @@ impl Bench<'_> {
             Failure::usage(format!("a test of {n_ctx} tokens is longer than any context"))
         })?;
         let wanted = Some(ContextSize::Tokens(n_ctx));
-        let n_ctx = engine::context(wanted, &opened.model, self.terminal);
-        let settings = engine::settings(&model_options, n_ctx);
-        let n_threads = engine::cpu_options(&model_options, self.terminal).n_threads();
-        let cpu = engine::cpu(&model_options, self.terminal);
-        let free = cpu.memory().ok().and_then(|memory| memory.free);
+        let n_ctx = engine::fixed_context(wanted, &opened.model, self.terminal);
+        let machine = Machine::new(&model_options, self.terminal)?;
+        let n_threads = machine.n_threads;
+        let computation = &self.options.computation;
+        let placing = machine.placing(&opened.model, computation, self.terminal);
+        let settings = EngineOptions { placing, ..engine::settings(&model_options, n_ctx) };
+        let free = machine.cpu.memory().ok().and_then(|memory| memory.free);
         let bandwidth = *self
             .bandwidths
             .entry(n_threads)
             .or_insert_with(|| bench::read_bandwidth(n_threads, bench::probe_size(free)));
         let begin = Instant::now();
-        let computation = &self.options.computation;
-        let mut engine = engine::load(&opened.model, settings, computation, cpu, self.terminal)?;
+        let mut engine =
+            engine::load(&opened.model, settings, computation, &machine, self.terminal)?;
         let load = begin.elapsed();
         let facts =
             Facts { n_threads, bandwidth, load, ..Facts::new(&engine, self.options, combination) };

@@ -5,6 +5,7 @@ use crate::cli::terminal::Terminal;
 use crate::converted;
 use crate::engine::{EngineOptions, to_convert};
 use crate::model::Model;
+use crate::placement::Forecast;
 use hal::format::Format;
 use hal::{Bytes, Device, MemoryReport};
 
@@ -54,6 +55,22 @@ impl Need {
             cache_per_token,
             cache: product(&[cache_per_token.0 as usize, options.n_ctx]),
             scratch: floats(&[options.n_ubatch, body]) + floats(&[options.max_out(), head]),
+        }
+    }
+
+    /// The same without what `forecast` places on other devices.
+    pub(super) fn less(self, forecast: &Forecast) -> Need {
+        let all: Vec<_> = forecast.devices.iter().collect();
+        let cache: Bytes = all.iter().map(|bytes| bytes.cache).sum();
+        let weights: Bytes =
+            all.iter().map(|bytes| bytes.frames + bytes.neurons + bytes.ends).sum();
+        // Neurons are laid out anew or used as they are: either is gone from here.
+        let beyond = weights - self.weights;
+        Need {
+            weights: self.weights - weights,
+            copies: self.copies - beyond,
+            cache: self.cache - cache,
+            ..self
         }
     }
 

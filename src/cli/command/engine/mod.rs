@@ -4,7 +4,11 @@
 mod convert;
 mod errors;
 mod learned;
+mod machine;
 mod memory;
+mod speeds;
+
+pub(crate) use machine::{Machine, NO_PROFILE};
 
 use super::model_file;
 use crate::cli::args::FfnActivation;
@@ -12,12 +16,13 @@ use crate::cli::config::model::{Computation, ContextSize, ModelOptions, Sparsity
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
 use crate::devices::{self, CpuOptions};
-use crate::engine::{self, Engine, EngineOptions, Notice};
+use crate::engine::{self, Engine, EngineOptions, Notice, Placing};
 use crate::gguf;
 use crate::model::{self, Model};
+use crate::placement::{CPU, Forecast};
 use crate::tokenizer::Tokenizer;
 use hal::op::{Activation, FfnKind};
-use hal::{Bytes, Device, KvCache, MemoryReport};
+use hal::{Bytes, Device, KvCache};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use memory::Need;
 use std::io::Read;
@@ -27,6 +32,8 @@ use std::sync::Arc;
 
 /// Context where the user said nothing: the model's own, but no more than this, for the cache takes memory.
 const DEFAULT_CONTEXT: usize = 4096;
+/// A larger context is worth this much of the speed.
+const GOOD: f64 = 0.95;
 /// Smaller models are loaded before a bar could be read.
 const BAR_FROM: Bytes = Bytes(256 << 20);
 
@@ -49,11 +56,6 @@ pub(crate) fn cpu_options(options: &ModelOptions, terminal: &Terminal) -> CpuOpt
         notice: devices::Notice::new(move |text| terminal.note(text)),
         ..options.computation.processor.options()
     }
-}
-
-/// The CPU as the user wants it.
-pub(crate) fn cpu(options: &ModelOptions, terminal: &Terminal) -> Device {
-    devices::cpu_with(cpu_options(options, terminal))
 }
 
 /// Opens the model file (without a path the built-in model) and understands it. Nothing is loaded, but without
@@ -157,8 +159,46 @@ pub(crate) fn check_room(size: Bytes) -> Result<(), Failure> {
     }
 }
 
-/// The context to run with: the user's, or the model's own up to 4096.
-pub(crate) fn context(wanted: Option<ContextSize>, model: &Model, terminal: &Terminal) -> usize {
+/// The context to run with: the user's; or with devices the largest that costs no speed worth mentioning; or the
+/// model's own up to 4096.
+pub(crate) fn context(
+    options: &ModelOptions,
+    model: &Model,
+    machine: &Machine,
+    placing: &Placing,
+    terminal: &Terminal,
+) -> usize {
+    let usual = fixed_context(options.n_ctx, model, terminal);
+    let trained = model.hyper.n_ctx_train;
+    if options.n_ctx.is_some() || machine.others.is_empty() || usual >= trained {
+        return usual;
+    }
+    let devices = machine.devices();
+    let forecast = |n_ctx| {
+        let settings = EngineOptions { placing: placing.clone(), ..settings(options, n_ctx) };
+        engine::forecast(model, &devices, &settings)
+    };
+    let least = forecast(usual).rate() * GOOD;
+    let mut halves = std::iter::successors(Some(trained), |n| Some(n / 2).filter(|n| *n > usual));
+    let fits = |n_ctx: &usize| {
+        let forecast = forecast(*n_ctx);
+        // Keys and values on the CPU would take memory from everything else.
+        let on_cpu = forecast.placement.layers.iter().filter(|layer| layer.home == CPU).count();
+        forecast.rate() >= least && on_cpu == 0
+    };
+    let n_ctx = halves.find(fits).unwrap_or(usual);
+    terminal.note(&format!(
+        "the context is {n_ctx} tokens of the model's {trained}; -c sets it, and more of it leaves less device memory for neurons"
+    ));
+    n_ctx
+}
+
+/// The context that does not depend on devices.
+pub(crate) fn fixed_context(
+    wanted: Option<ContextSize>,
+    model: &Model,
+    terminal: &Terminal,
+) -> usize {
     let trained = model.hyper.n_ctx_train;
     match wanted {
         None => trained.min(DEFAULT_CONTEXT),
@@ -194,11 +234,12 @@ pub(crate) fn settings(options: &ModelOptions, n_ctx: usize) -> EngineOptions {
         chooser: None,
         repack: options.computation.repack,
         converted: None,
+        placing: Placing { wishes: options.computation.devices.wishes, ..Placing::default() },
     }
 }
 
-/// Loads `model` on the CPU: says what is skipped, lays weights out anew or takes them as kept on disk, refuses what
-/// cannot fit, shows a bar while it takes time.
+/// Loads `model`: says what is skipped and what goes where, lays weights out anew or takes them as kept on disk,
+/// refuses what cannot fit, shows a bar while it takes time.
 ///
 /// # Errors
 /// [`Exit::Memory`] with the numbers; what the engine reports.
@@ -206,18 +247,29 @@ pub(crate) fn load(
     model: &Arc<Model>,
     options: EngineOptions,
     computation: &Computation,
-    cpu: Device,
+    machine: &Machine,
     terminal: &Terminal,
 ) -> Result<Engine, Failure> {
     let options = learned::add(model, options, computation, terminal)?;
-    let options = convert::prepare(model, options, computation, &cpu, terminal);
+    let devices = machine.devices();
+    let cpu = &machine.cpu;
+    let planned = match machine.others.is_empty() {
+        true => None,
+        false => Some(engine::forecast(model, &devices, &options)),
+    };
+    let elsewhere = planned.as_ref().is_some_and(|forecast| uses_devices(forecast));
+    // What is kept on disk is for models that are wholly on the CPU.
+    let options = match elsewhere {
+        true => options,
+        false => convert::prepare(model, options, computation, cpu, terminal),
+    };
     tell_sparsity(model, &options, terminal);
-    let need = Need::of(model, &options, &cpu);
-    need.check(
-        cpu.memory().unwrap_or(MemoryReport { total: None, free: None }),
-        options.n_ctx,
-        terminal,
-    )?;
+    let need = Need::of(model, &options, cpu);
+    let need = planned.as_ref().map_or(need, |forecast| need.less(forecast));
+    need.check(cpu.memory().unwrap_or_default(), options.n_ctx, terminal)?;
+    if let Some(forecast) = &planned {
+        machine.tell(forecast, model, &options, terminal);
+    }
     let bar = bar("loading", need.total(), terminal);
     let notice: Notice = {
         let (bar, terminal) = (bar.clone(), terminal.clone());
@@ -227,7 +279,7 @@ pub(crate) fn load(
         bar.set_length(of);
         bar.set_position(done);
     };
-    let engine = Engine::load(Arc::clone(model), vec![cpu], options, None, notice, &progress);
+    let engine = Engine::load(Arc::clone(model), devices, options, None, notice, &progress);
     bar.finish_and_clear();
     Ok(engine?)
 }
@@ -243,6 +295,13 @@ pub(crate) fn quietly(
 ) -> Result<Engine, Failure> {
     let quiet: Notice = Arc::new(|_: &str| {});
     Ok(Engine::load(Arc::clone(model), vec![cpu], options, None, quiet, &|_, _| {})?)
+}
+
+/// Whether anything is on a device beside the CPU.
+fn uses_devices(forecast: &Forecast) -> bool {
+    let placement = &forecast.placement;
+    let ends = [placement.embed, placement.head];
+    placement.layers.iter().map(|layer| layer.home).chain(ends).any(|home| home != CPU)
 }
 
 /// A bar over `size` bytes, hidden where nobody looks or it would be gone at once.
@@ -324,7 +383,7 @@ mod tests {
             activation: None,
             sparsity: Sparsity::Exact,
             sparse_threshold: None,
-            vram_budget: None,
+            devices: crate::cli::config::device::DeviceOptions::default(),
             processor: Processor {
                 cpus: None,
                 strict: false,
@@ -336,10 +395,10 @@ mod tests {
         let cpu = crate::devices::cpu(Some(1));
         let opened = open(None, &computation, &cpu, &terminal).unwrap();
         assert!(opened.model.is_exactly_sparse());
-        let n = context(None, &opened.model, &terminal);
+        let n = fixed_context(None, &opened.model, &terminal);
         assert_eq!(n, opened.model.hyper.n_ctx_train.min(4096));
         let three = ContextSize::Tokens(std::num::NonZeroU32::new(3).unwrap());
-        assert_eq!(context(Some(three), &opened.model, &terminal), 3);
+        assert_eq!(fixed_context(Some(three), &opened.model, &terminal), 3);
         let silu = Computation { activation: Some(FfnActivation::Silu), ..computation };
         let opened = open(None, &silu, &cpu, &terminal).unwrap();
         assert!(!opened.model.is_exactly_sparse());

@@ -73,7 +73,7 @@ impl Job<'_> {
             chooser: Some(Arc::new(chooser)),
             ..self.settings(chunks.n_ctx())
         };
-        let mut engine = engine::quietly(self.model, options, self.cpu.clone())?;
+        let mut engine = engine::quietly(self.model, options, self.machine.cpu.clone())?;
         let flag = self.interrupt.flag();
         let quiet = &mut |_: usize, _: &Comparison| {};
         let (comparison, _) = evaluate::against_engine(&mut engine, dense, chunks, flag, quiet)?;

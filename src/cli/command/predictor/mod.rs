@@ -5,7 +5,7 @@ mod levels;
 mod report;
 mod text;
 
-use super::engine::{self, Opened};
+use super::engine::{self, Machine, Opened};
 use super::profile;
 use crate::cli::config::PredictorOptions;
 use crate::cli::failure::{Exit, Failure};
@@ -17,7 +17,6 @@ use crate::learned;
 use crate::model::Model;
 use crate::predictor::{self, Block, Chooser, Maker, Seen, Settings, Stage, Texts};
 use crate::tokenizer::Tokenizer;
-use hal::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -35,13 +34,13 @@ const FOR_THRESHOLDS: usize = 8192;
 /// What loading, learning and saving report; models that have nothing to learn.
 pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install_with_termination()?;
-    let cpu = engine::cpu(&options.model, terminal);
+    let machine = Machine::cpu(&options.model, terminal);
     let path = options.model.path.as_deref();
     let Opened { model, tokenizer } =
-        engine::open(path, &options.model.computation, &cpu, terminal)?;
+        engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
     check(&model)?;
     let out = place(options, &model)?;
-    let job = Job { options, terminal, model: &model, interrupt, cpu };
+    let job = Job { options, terminal, model: &model, interrupt, machine };
     match &options.import {
         Some(folder) => job.import(folder, &out, &tokenizer)?,
         None => job.make(&out, &tokenizer)?,
@@ -89,7 +88,7 @@ struct Job<'a> {
     terminal: &'a Terminal,
     model: &'a Arc<Model>,
     interrupt: Interrupt,
-    cpu: Device,
+    machine: Machine,
 }
 
 impl Job<'_> {
@@ -152,7 +151,7 @@ impl Job<'_> {
         };
         let options = EngineOptions { sparsity, ..self.settings(n_ctx) };
         let computation = &self.options.model.computation;
-        engine::load(self.model, options, computation, self.cpu.clone(), self.terminal)
+        engine::load(self.model, options, computation, &self.machine, self.terminal)
     }
 
     fn settings(&self, n_ctx: usize) -> EngineOptions {

@@ -1,0 +1,57 @@
+//! Which devices, how much of their memory, and what goes there.
+
+use super::boolish;
+use crate::cli::parse::{self, Budget};
+use clap::{Args, ValueEnum};
+
+/// Names are PowerInfer's and llama.cpp's.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Devices")]
+pub(crate) struct DeviceArgs {
+    /// What devices are reached by: auto takes what is there
+    #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_BACKEND", default_value = "auto")]
+    pub(crate) backend: BackendName,
+    /// Devices to use, separated by commas; none or cpu is the CPU alone (-dev)
+    #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE")]
+    pub(crate) device: Option<String>,
+    /// Of the devices, use this one alone, counted from 0 (-mg)
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU")]
+    pub(crate) main_gpu: Option<usize>,
+    /// Device memory to use at most: 8GiB, 8192MiB, 80%, or GiB as a number; -1 is what is free less a margin; with
+    /// commas, one for each device
+    #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budget)]
+    #[arg(value_delimiter = ',', allow_negative_numbers = true)]
+    pub(crate) vram_budget: Vec<Budget>,
+    /// Place so many whole layers on devices and split none, instead of placing neurons by use: a number, all, or auto
+    /// for placing by use (-ngl)
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_GPU_LAYERS", value_parser = parse::layers)]
+    #[arg(alias = "gpu-layers", allow_negative_numbers = true)]
+    pub(crate) n_gpu_layers: Option<parse::Layers>,
+    /// Keep the KV cache, and with it attention, on the CPU (-nkvo)
+    #[arg(
+        long,
+        value_name = "on|off",
+        env = "THERMOCLINE_ARG_NO_KV_OFFLOAD",
+        default_value = "off"
+    )]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    #[arg(value_parser = boolish())]
+    pub(crate) no_kv_offload: bool,
+    /// Keep all feed-forward neurons on the CPU
+    #[arg(long, env = "THERMOCLINE_ARG_DISABLE_GPU_INDEX", value_parser = boolish())]
+    pub(crate) disable_gpu_index: bool,
+    /// Measure the devices anew for the plan, instead of taking kept figures
+    #[arg(long, env = "THERMOCLINE_ARG_RESET_GPU_INDEX", value_parser = boolish())]
+    pub(crate) reset_gpu_index: bool,
+}
+
+/// `--backend`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendName {
+    /// What is there.
+    Auto,
+    /// The CPU alone.
+    Cpu,
+    /// Vulkan, Metal or DX12.
+    Wgpu,
+}

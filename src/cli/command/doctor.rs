@@ -1,0 +1,164 @@
+//! `doctor`: what was found, what is missing and how to get it, and how fast it is.
+
+use super::devices::words;
+use crate::bench;
+use crate::cli::args::DoctorArgs;
+use crate::cli::failure::Failure;
+use crate::cli::output::Output;
+use crate::cli::terminal::{Terminal, printable};
+use crate::devices::{self, CpuOptions};
+use crate::placement::Speed;
+use hal::format::Format;
+use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// The format in which devices are compared: the smallest that every one of them has.
+const FORMAT: Format = Format::Q4_0;
+
+/// One device, measured.
+struct Patient {
+    name: String,
+    description: String,
+    memory: MemoryReport,
+    /// GB/s that the CPU's threads read.
+    read: Option<f64>,
+    speed: Result<Speed, String>,
+    remarks: Vec<String>,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// Where standard output cannot be written.
+pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let threads = usize::try_from(args.threads).ok().filter(|n| *n > 0);
+    let options = CpuOptions { threads, ..CpuOptions::default() };
+    let n_threads = options.n_threads();
+    terminal.note("measuring takes a few seconds");
+    let mut patients = vec![cpu(options, n_threads)];
+    let (found, missing) = devices::candidates();
+    for candidate in &found {
+        patients.push(match candidate.open() {
+            Ok(backend) => device(&candidate.name, &candidate.description, &backend),
+            Err(error) => Patient {
+                name: candidate.name.clone(),
+                description: candidate.description.clone(),
+                memory: MemoryReport::default(),
+                read: None,
+                speed: Err(format!("it cannot be opened: {error}")),
+                remarks: Vec::new(),
+            },
+        });
+        if let Some(last) = patients.last_mut().filter(|_| candidate.software) {
+            last.remarks.push("software on the CPU: used only by name (--device)".to_owned());
+        }
+    }
+    let mut out = Output::stdout();
+    if args.json {
+        let missing = missing.iter().map(|missing| {
+            json!({
+                "backend": missing.backend,
+                "is_built": missing.is_built,
+                "reason": missing.reason,
+                "hint": missing.hint,
+            })
+        });
+        let report = json!({
+            "threads": n_threads,
+            "format": FORMAT.name(),
+            "devices": patients.iter().map(Patient::json).collect::<Vec<_>>(),
+            "missing": missing.collect::<Vec<_>>(),
+        });
+        out.line(&format!("{report:#}"))?;
+        return out.flush();
+    }
+    for patient in &patients {
+        out.write(patient.text())?;
+    }
+    for missing in &missing {
+        out.line(&format!(
+            "{}\n  missing: {}\n  help: {}",
+            missing.backend, missing.reason, missing.hint
+        ))?;
+    }
+    out.flush()
+}
+
+fn cpu(options: CpuOptions, n_threads: usize) -> Patient {
+    let backend = devices::cpu_backend(options);
+    let mut patient = device("CPU", &backend.info().description, &backend);
+    patient.read = bench::read_bandwidth(n_threads, bench::probe_size(patient.memory.free));
+    if let (Some(read), Ok(speed)) = (patient.read, &patient.speed)
+        && speed.dense < 0.5 * read * 1e9
+    {
+        patient.remarks.push(
+            "products reach less than half of what memory delivers: more threads would help, if there are cores for them"
+                .to_owned(),
+        );
+    }
+    if patient.memory.free.is_some_and(|free| free < Bytes(1 << 30)) {
+        patient.remarks.push("less than 1 GiB of memory is free".to_owned());
+    }
+    patient
+}
+
+fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> Patient {
+    let memory = backend.memory().unwrap_or_default();
+    let account = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
+    let speed = bench::speed(&account, FORMAT, memory.free).map_err(|error| error.to_string());
+    let mut remarks = Vec::new();
+    if backend.info().kind == DeviceKind::Integrated {
+        remarks.push("it shares its memory with the CPU: layers are not split".to_owned());
+    }
+    if memory.free.is_none() {
+        remarks.push("--vram-budget limits what is used of its memory".to_owned());
+    }
+    let (name, description) = (name.to_owned(), description.to_owned());
+    Patient { name, description, memory, read: None, speed, remarks }
+}
+
+impl Patient {
+    fn text(&self) -> String {
+        let mut lines = vec![
+            format!("{}: {}", self.name, self.description),
+            format!("  memory: {}", words(self.memory)),
+        ];
+        if let Some(read) = self.read {
+            lines.push(format!("  reads {read:.1} GB/s"));
+        }
+        match &self.speed {
+            Ok(speed) => {
+                let (dense, sparse) = (speed.dense / 1e9, speed.sparse / 1e9);
+                lines.push(format!(
+                    "  {} products: {dense:.1} GB/s, of single rows {sparse:.1} GB/s; {:.1} us an op",
+                    FORMAT.name(),
+                    speed.op * 1e6
+                ));
+                if speed.hand_off > 0.0 {
+                    lines.push(format!("  a hand-off takes {:.0} us", speed.hand_off * 1e6));
+                }
+            }
+            Err(why) => lines.push(format!("  not measured: {why}")),
+        }
+        lines.extend(self.remarks.iter().map(|remark| format!("  {remark}")));
+        lines.iter().map(|line| printable(line) + "\n").collect()
+    }
+
+    fn json(&self) -> Value {
+        let speed = self.speed.as_ref().ok();
+        json!({
+            "name": self.name,
+            "description": self.description,
+            "memory_total": self.memory.total.map(|bytes| bytes.0),
+            "memory_free": self.memory.free.map(|bytes| bytes.0),
+            "read_gb_s": self.read,
+            "bytes_per_second": speed.map(|speed| speed.dense),
+            "row_bytes_per_second": speed.map(|speed| speed.sparse),
+            "hand_off_seconds": speed.map(|speed| speed.hand_off),
+            "op_seconds": speed.map(|speed| speed.op),
+            "error": self.speed.as_ref().err(),
+            "remarks": self.remarks,
+        })
+    }
+}

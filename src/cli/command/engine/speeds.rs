@@ -1,0 +1,120 @@
+//! Measured speeds, kept in the user's cache: measured once, so that plans, and with them the last bits of a result,
+//! do not change from one start to the next.
+
+use crate::bench::{speed, steady};
+use crate::cli::terminal::Terminal;
+use crate::placement::Speed;
+use hal::format::Format;
+use hal::{Backend, Bytes, Device, DeviceId};
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Name of the file; another number where the meaning of a figure changes.
+const FILE: &str = "speeds-1.json";
+
+/// Figures by device and format.
+#[derive(Debug)]
+pub(super) struct Speeds {
+    path: Option<PathBuf>,
+    known: Map<String, Value>,
+    anew: bool,
+    changed: bool,
+}
+
+impl Speeds {
+    /// Those kept in `folder`, or none if they are to be measured `anew`. A file that cannot be read counts as none.
+    pub(super) fn open(folder: Option<&Path>, anew: bool) -> Speeds {
+        let path = folder.map(|folder| folder.join(FILE));
+        let text = path.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+        let known = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+        Speeds { path, known, anew, changed: false }
+    }
+
+    /// The speed of a device with weights of `format`; `threads` is 0 where it has none.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(super) fn speed(
+        &mut self,
+        backend: &Arc<dyn Backend>,
+        threads: usize,
+        format: Format,
+    ) -> hal::Result<Speed> {
+        let info = backend.info();
+        let key = format!("{} | {} | {threads} | {}", info.name, info.description, format.name());
+        if let Some(kept) = self.known.get(&key).filter(|_| !self.anew).and_then(read) {
+            return Ok(kept);
+        }
+        // An account of its own: what is measured with is no part of what a run takes.
+        let device = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
+        let free = backend.memory().ok().and_then(|memory| memory.free);
+        let Speed { dense, sparse, hand_off, op } = speed(&device, format, free)?;
+        let [dense, sparse, hand_off, op] = [dense, sparse, hand_off, op].map(steady);
+        self.known.insert(
+            key,
+            json!({ "bytes_per_second": dense, "row_bytes_per_second": sparse, "hand_off_seconds": hand_off, "op_seconds": op }),
+        );
+        self.changed = true;
+        Ok(Speed { dense, sparse, hand_off, op })
+    }
+
+    /// Keeps what was measured. Where it cannot be kept, it is measured again next time.
+    pub(super) fn save(&self, terminal: &Terminal) {
+        let Some(path) = self.path.as_ref().filter(|_| self.changed) else { return };
+        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        let text = format!("{:#}\n", Value::Object(self.known.clone()));
+        let written = path
+            .parent()
+            .map_or(Ok(()), std::fs::create_dir_all)
+            .and_then(|()| std::fs::write(&temporary, text))
+            .and_then(|()| std::fs::rename(&temporary, path));
+        if let Err(error) = written {
+            let _ = std::fs::remove_file(&temporary);
+            terminal
+                .detail(&format!("measured speeds are not kept in {}: {error}", path.display()));
+        }
+    }
+}
+
+/// A figure that was kept, if it is one.
+fn read(value: &Value) -> Option<Speed> {
+    let number = |name: &str| {
+        let number = value.get(name)?.as_f64().filter(|x| x.is_finite() && *x >= 0.0);
+        // JSON is not read to the last bit.
+        number.map(steady)
+    };
+    let (dense, sparse) = (number("bytes_per_second")?, number("row_bytes_per_second")?);
+    let (hand_off, op) = (number("hand_off_seconds")?, number("op_seconds")?);
+    (dense > 0.0 && sparse > 0.0).then_some(Speed { dense, sparse, hand_off, op })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::ColorWhen;
+
+    #[test]
+    fn what_was_measured_is_kept_and_nonsense_is_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let terminal = Terminal::new(ColorWhen::Off, true, 0);
+        let backend = crate::devices::cpu_backend(crate::devices::CpuOptions {
+            threads: Some(1),
+            ..crate::devices::CpuOptions::default()
+        });
+        let mut speeds = Speeds::open(Some(folder.path()), false);
+        let measured = speeds.speed(&backend, 1, Format::F16).unwrap();
+        speeds.save(&terminal);
+        let mut again = Speeds::open(Some(folder.path()), false);
+        assert_eq!(again.speed(&backend, 1, Format::F16).unwrap(), measured);
+        assert!(!again.changed);
+        for text in ["", "{", "[]", "{\"a\": 1}"] {
+            std::fs::write(folder.path().join(FILE), text).unwrap();
+            assert!(
+                Speeds::open(Some(folder.path()), false).known.values().all(|v| read(v).is_none())
+            );
+        }
+        let wrong = json!({ "bytes_per_second": -1.0, "row_bytes_per_second": 1.0, "hand_off_seconds": 0.0, "op_seconds": 0.0 });
+        assert_eq!(read(&wrong), None);
+    }
+}

@@ -1,0 +1,106 @@
+//! The plan for programs. Bytes are bytes, times are seconds.
+
+use super::Report;
+use crate::placement::{CPU, Forecast, Neurons};
+use serde_json::{Value, json};
+
+/// One object.
+pub(super) fn report(report: &Report) -> Value {
+    let forecast = &report.forecast;
+    json!({
+        "model": report.model.file.name(),
+        "n_layer": report.model.hyper.n_layer,
+        "n_ff": report.model.hyper.n_ff,
+        "n_ctx": report.n_ctx,
+        "n_past": report.n_past,
+        "density": report.density,
+        "tokens_per_second": forecast.rate(),
+        "seconds": forecast.seconds,
+        "seconds_devices": forecast.parts.devices,
+        "seconds_cpu": forecast.parts.cpu,
+        "seconds_hand_offs": forecast.parts.hand_offs,
+        "used_neurons_off_cpu": forecast.off_cpu,
+        "embedding": report.device(forecast.placement.embed),
+        "head": report.device(forecast.placement.head),
+        "devices": devices(report),
+        "layers": layers(report),
+        "alternatives": {
+            "whole_layers": alternative(&report.whole_layers),
+            "cpu_alone": alternative(&report.cpu_alone),
+            "no_limit": alternative(&report.all_fits),
+        },
+        "why": report.why(),
+        "notes": report.notes,
+    })
+}
+
+fn alternative(forecast: &Forecast) -> Value {
+    let bytes: u64 = forecast.devices.iter().map(|bytes| bytes.total().0).sum();
+    json!({ "tokens_per_second": forecast.rate(), "device_bytes": bytes })
+}
+
+fn devices(report: &Report) -> Vec<Value> {
+    let each = report.devices.iter().zip(&report.forecast.devices).map(|(device, bytes)| {
+        let speed = &device.speed;
+        let mut value = json!({
+            "name": device.name,
+            "description": device.description,
+            "bytes_per_second": speed.dense,
+            "row_bytes_per_second": speed.sparse,
+            "hand_off_seconds": speed.hand_off,
+            "op_seconds": speed.op,
+        });
+        let more = match device.on_cpu {
+            Some(on_cpu) => json!({ "used": on_cpu.0 }),
+            None => json!({
+                "budget": device.budget.map(|budget| budget.0),
+                "used": bytes.total().0 + device.reserve.0,
+                "attention": bytes.frames.0,
+                "cache": bytes.cache.0,
+                "neurons": bytes.neurons.0,
+                "hand_offs": bytes.hand_offs.0,
+                "ends": bytes.ends.0,
+                "scratch": bytes.scratch.0,
+                "driver": device.reserve.0,
+            }),
+        };
+        if let (Some(value), Value::Object(more)) = (value.as_object_mut(), more) {
+            value.extend(more);
+        }
+        value
+    });
+    each.collect()
+}
+
+fn layers(report: &Report) -> Vec<Value> {
+    let forecast = &report.forecast;
+    let n_ff = report.model.hyper.n_ff;
+    let each = forecast.placement.layers.iter().zip(&forecast.layers).map(|(placed, layer)| {
+        let kind = match (placed.home, placed.is_split()) {
+            (CPU, _) => "cpu",
+            (_, true) => "split",
+            (_, false) => "device",
+        };
+        let shares = placed.shares.iter().map(|share| match &share.neurons {
+            Neurons::All => (share.device, n_ff),
+            Neurons::List(list) => (share.device, list.len()),
+        });
+        let shares: serde_json::Map<String, Value> =
+            shares.map(|(device, n)| (report.device(device).to_owned(), n.into())).collect();
+        json!({
+            "kind": kind,
+            "home": report.device(placed.home),
+            "neurons": shares,
+            "used_neurons_off_cpu": layer.off_cpu,
+            "attention_bytes": layer.frame.0,
+            "cache_bytes": layer.cache.0,
+            "neuron_bytes": layer.neurons.0,
+            "seconds": layer.time.total(),
+            "seconds_attention": layer.time.frame,
+            "seconds_neurons_home": layer.time.home,
+            "seconds_neurons_cpu": layer.time.cpu,
+            "seconds_hand_off": layer.time.hand_off,
+        })
+    });
+    each.collect()
+}

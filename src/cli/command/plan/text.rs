@@ -1,0 +1,155 @@
+//! The plan for people.
+
+use super::Report;
+use crate::cli::terminal::printable;
+use crate::placement::{CPU, LayerForecast, LayerPlacement};
+use std::fmt::Write;
+
+/// Devices, layers, speed, reasons.
+pub(super) fn report(report: &Report) -> String {
+    let mut out = String::new();
+    let model = &report.model;
+    let _ = writeln!(
+        out,
+        "{}: {} layers of {} neurons, context of {} tokens\n",
+        printable(model.file.name()),
+        model.hyper.n_layer,
+        model.hyper.n_ff,
+        report.n_ctx
+    );
+    devices(report, &mut out);
+    layers(report, &mut out);
+    let forecast = &report.forecast;
+    let milliseconds = |seconds: f64| seconds * 1e3;
+    let _ = writeln!(
+        out,
+        "expected: {:.1} tokens/s with {} tokens in the context ({:.2} ms a token: devices {:.2}, CPU {:.2}, hand-offs {:.2})",
+        forecast.rate(),
+        report.n_past,
+        milliseconds(forecast.seconds),
+        milliseconds(forecast.parts.devices),
+        milliseconds(forecast.parts.cpu),
+        milliseconds(forecast.parts.hand_offs),
+    );
+    if report.devices.len() > 1 {
+        let share = 100.0 * forecast.off_cpu;
+        let _ = writeln!(out, "{share:.0} % of the neurons that a token uses are on devices");
+    }
+    for reason in report.why() {
+        let _ = writeln!(out, "why: {reason}");
+    }
+    for note in &report.notes {
+        let _ = writeln!(out, "note: {note}");
+    }
+    out
+}
+
+/// Rows of cells in columns; the first is for names.
+fn table(rows: &[Vec<String>], out: &mut String) {
+    let n = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..n).map(width).collect();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(i, (cell, &width))| match i {
+            0 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    out.push('\n');
+}
+
+fn cells<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).into()
+}
+
+fn devices(report: &Report, out: &mut String) {
+    let mut rows = vec![cells([
+        "device",
+        "bandwidth",
+        "hand-off",
+        "budget",
+        "used",
+        "attention",
+        "KV cache",
+        "neurons",
+        "hand-offs",
+        "head",
+        "scratch",
+        "driver",
+    ])];
+    for (device, bytes) in report.devices.iter().zip(&report.forecast.devices) {
+        let bandwidth = format!("{:.1} GB/s", device.speed.dense / 1e9);
+        let name = printable(&device.name);
+        if let Some(on_cpu) = device.on_cpu {
+            let used = format!("{on_cpu}");
+            rows.push(cells([&name, &bandwidth, "", "", &used]));
+            continue;
+        }
+        let budget = device.budget.map_or_else(|| "no limit".to_owned(), |b| b.to_string());
+        let parts =
+            [bytes.frames, bytes.cache, bytes.neurons, bytes.hand_offs, bytes.ends, bytes.scratch];
+        let mut row = vec![
+            name,
+            bandwidth,
+            format!("{:.0} us", device.speed.hand_off * 1e6),
+            budget,
+            (bytes.total() + device.reserve).to_string(),
+        ];
+        row.extend(parts.iter().chain([&device.reserve]).map(ToString::to_string));
+        rows.push(row);
+    }
+    table(&rows, out);
+}
+
+/// Layers that are placed alike stand in one row.
+fn layers(report: &Report, out: &mut String) {
+    let mut rows = vec![cells([
+        "layers",
+        "attention on",
+        "neurons there",
+        "of those used",
+        "attention",
+        "KV cache",
+        "neurons",
+        "time",
+    ])];
+    let forecast = &report.forecast;
+    let placed: Vec<_> = forecast.placement.layers.iter().zip(&forecast.layers).collect();
+    let alike = |a: &(&LayerPlacement, &LayerForecast), b: &(&LayerPlacement, &LayerForecast)| {
+        let sizes = |l: &LayerForecast| (l.n_home, l.frame, l.cache, l.neurons);
+        a.0.home == b.0.home && sizes(a.1) == sizes(b.1)
+    };
+    let mut first = 0;
+    for run in placed.chunk_by(alike) {
+        let (place, layer) = run[0];
+        let last = first + run.len() - 1;
+        let number = if first == last { first.to_string() } else { format!("{first}-{last}") };
+        let time = format!("{:.2} ms", layer.time.total() * 1e3);
+        let n_ff = report.model.hyper.n_ff;
+        let mut row = vec![number, printable(report.device(place.home))];
+        row.push(match layer.n_home == n_ff {
+            true => "all".to_owned(),
+            false => {
+                format!("{} ({:.0} %)", layer.n_home, 100.0 * layer.n_home as f64 / n_ff as f64)
+            }
+        });
+        if place.home == CPU {
+            row.extend(vec![String::new(); 4]);
+        } else {
+            row.push(format!("{:.0} %", 100.0 * layer.off_cpu));
+            row.extend([layer.frame, layer.cache, layer.neurons].map(|bytes| bytes.to_string()));
+        }
+        row.push(time);
+        rows.push(row);
+        first = last + 1;
+    }
+    table(&rows, out);
+    let head = report.device(forecast.placement.head);
+    let embed = report.device(forecast.placement.embed);
+    let _ = writeln!(out, "embedding on {embed}, head on {head}\n");
+}

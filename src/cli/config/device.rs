@@ -1,0 +1,64 @@
+//! Which devices, how much of their memory, and what goes there.
+
+use crate::cli::args::{BackendName, DeviceArgs};
+use crate::cli::parse::{Budget, Layers};
+use crate::placement::Wishes;
+
+/// What the user says about devices.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct DeviceOptions {
+    /// Only devices of this backend; `Some("cpu")` is none.
+    pub(crate) backend: Option<&'static str>,
+    /// Devices by name; `None` takes what is there.
+    pub(crate) named: Option<Vec<String>>,
+    /// Of these the one with this number alone.
+    pub(crate) main: Option<usize>,
+    /// For each device, or one for all; none is what is free less a margin.
+    pub(crate) budgets: Vec<Budget>,
+    /// What goes there.
+    pub(crate) wishes: Wishes,
+    /// Kept figures of the devices are not used.
+    pub(crate) measure_anew: bool,
+    /// Flags by which the user expects a device, as they were given.
+    pub(crate) expected_by: Vec<&'static str>,
+}
+
+impl DeviceOptions {
+    pub(super) fn resolve(args: &DeviceArgs) -> Self {
+        let whole_layers = match args.n_gpu_layers {
+            Some(Layers::Whole(n)) => Some(n),
+            Some(Layers::Auto) | None => None,
+        };
+        let names = args.device.as_deref().map(|list| {
+            let names = list.split([',', '/']).map(|name| name.trim().to_owned());
+            names.filter(|name| !name.is_empty()).collect::<Vec<_>>()
+        });
+        let is = |names: &[String], word: &str| names.iter().any(|n| n.eq_ignore_ascii_case(word));
+        let none = names.as_ref().is_some_and(|names| {
+            names.iter().all(|n| ["none", "cpu"].iter().any(|word| n.eq_ignore_ascii_case(word)))
+        });
+        let flags = [
+            ("--vram-budget", args.vram_budget.iter().any(|budget| *budget != Budget::Bytes(0))),
+            ("--n-gpu-layers", whole_layers.is_some_and(|n| n > 0)),
+            ("--main-gpu", args.main_gpu.is_some()),
+        ];
+        Self {
+            backend: match args.backend {
+                _ if none || whole_layers == Some(0) => Some("cpu"),
+                BackendName::Auto => None,
+                BackendName::Cpu => Some("cpu"),
+                BackendName::Wgpu => Some("wgpu"),
+            },
+            named: names.filter(|names| !none && !is(names, "auto")),
+            main: args.main_gpu,
+            budgets: args.vram_budget.clone(),
+            wishes: Wishes {
+                whole_layers,
+                cache_on_cpu: args.no_kv_offload,
+                neurons_on_cpu: args.disable_gpu_index,
+            },
+            measure_anew: args.reset_gpu_index,
+            expected_by: flags.into_iter().filter(|(_, given)| *given).map(|(f, _)| f).collect(),
+        }
+    }
+}

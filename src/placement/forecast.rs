@@ -1,0 +1,172 @@
+//! What a placement means: bytes by device, time by part, and which part decides.
+
+use hal::Bytes;
+
+use super::estimate::{Choice, LayerTime};
+use super::facts::Task;
+use super::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
+
+/// Bytes on one device by what takes them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// Batch, scratch, staging.
+    pub scratch: Bytes,
+    /// Norms, attention, predictors.
+    pub frames: Bytes,
+    /// Keys and values.
+    pub cache: Bytes,
+    /// Neurons.
+    pub neurons: Bytes,
+    /// Hand-offs.
+    pub hand_offs: Bytes,
+    /// The embedding and the head.
+    pub ends: Bytes,
+}
+
+impl DeviceBytes {
+    /// All together.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        self.scratch + self.frames + self.cache + self.neurons + self.hand_offs + self.ends
+    }
+}
+
+/// One layer of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerForecast {
+    /// Norms, attention and predictor at its home.
+    pub frame: Bytes,
+    /// Keys and values at its home.
+    pub cache: Bytes,
+    /// Neurons at home; 0 where the home is the CPU, whose sizes are not planned.
+    pub neurons: Bytes,
+    /// How many neurons are at home.
+    pub n_home: usize,
+    /// The share of the neurons that a token uses which are not on the CPU.
+    pub off_cpu: f64,
+    /// Time.
+    pub time: LayerTime,
+}
+
+/// What the time of a token goes into.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Parts {
+    /// Layers and head on the CPU, and of split layers what the CPU takes longer than the device.
+    pub cpu: f64,
+    /// All work of devices.
+    pub devices: f64,
+    /// Hand-offs, and the residual carried between devices.
+    pub hand_offs: f64,
+}
+
+/// A placement with what is expected of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forecast {
+    /// The placement.
+    pub placement: Placement,
+    /// Seconds of a generated token.
+    pub seconds: f64,
+    /// What they go into.
+    pub parts: Parts,
+    /// Layers in order.
+    pub layers: Vec<LayerForecast>,
+    /// Devices in order; the CPU's entry is empty.
+    pub devices: Vec<DeviceBytes>,
+    /// The share of the neurons that a token uses which are not on the CPU.
+    pub off_cpu: f64,
+}
+
+impl Forecast {
+    pub(super) fn new(task: &Task, choice: &Choice) -> Forecast {
+        let mut devices = vec![DeviceBytes::default(); task.devices.len()];
+        let mut parts = Parts { hand_offs: task.carries(choice), ..Parts::default() };
+        let (mut layers, mut placed) = (Vec::new(), Vec::new());
+        let (mut used, mut off_cpu) = (0.0, 0.0);
+        for (i, spot) in choice.layers.iter().enumerate() {
+            let (facts, time) = (&task.layers[i], task.layer_time(i, *spot));
+            let (n_home, is_cpu) = (task.cut.neurons(spot.groups), spot.home == CPU);
+            let split = n_home < task.cut.n_ff;
+            let here = if is_cpu { 0.0 } else { facts.mass[spot.groups] };
+            (used, off_cpu) = (used + facts.n_used(), off_cpu + here);
+            let mut layer = LayerForecast {
+                frame: Bytes(0),
+                cache: Bytes(0),
+                neurons: Bytes(0),
+                n_home,
+                off_cpu: share(here, facts.n_used()),
+                time,
+            };
+            parts.hand_offs += time.hand_off;
+            if is_cpu {
+                parts.cpu += time.frame + time.home;
+            } else {
+                parts.devices += time.frame + time.home;
+                parts.cpu += (time.cpu - time.home).max(0.0);
+                let sizes = &task.devices[spot.home].layers[i];
+                (layer.frame, layer.cache) = (sizes.frame, sizes.cache);
+                layer.neurons = match split {
+                    true => sizes.shares[spot.groups],
+                    false => sizes.whole.unwrap_or_default(),
+                };
+                let on = &mut devices[spot.home];
+                on.frames += layer.frame;
+                on.cache += layer.cache;
+                on.neurons += layer.neurons;
+                on.hand_offs += if split { task.devices[spot.home].hand_off } else { Bytes(0) };
+            }
+            layers.push(layer);
+            placed.push(placement(task, i, spot.home, spot.groups));
+        }
+        let head = task.head_time(choice.head);
+        if choice.head == CPU {
+            parts.cpu += head
+        } else {
+            parts.devices += head
+        }
+        for (device, facts) in task.devices.iter().enumerate().skip(1) {
+            let on = &mut devices[device];
+            on.ends += facts.embed.filter(|_| choice.embed == device).unwrap_or_default();
+            on.ends += facts.head.filter(|_| choice.head == device).unwrap_or_default();
+            if choice.embed == device && choice.head == device {
+                on.ends = on.ends - facts.shared;
+            }
+            if on.total() > Bytes(0) {
+                on.scratch = facts.fixed;
+            }
+        }
+        Forecast {
+            placement: Placement { embed: choice.embed, head: choice.head, layers: placed },
+            seconds: task.seconds(choice),
+            parts,
+            layers,
+            devices,
+            off_cpu: share(off_cpu, used),
+        }
+    }
+
+    /// Generated tokens a second.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        1.0 / self.seconds
+    }
+}
+
+fn share(part: f64, of: f64) -> f64 {
+    if of > 0.0 { part / of } else { 0.0 }
+}
+
+fn placement(task: &Task, layer: usize, home: DeviceIndex, groups: usize) -> LayerPlacement {
+    let n_here = task.cut.neurons(groups);
+    if n_here == task.cut.n_ff {
+        return LayerPlacement::whole(home);
+    }
+    if n_here == 0 {
+        return LayerPlacement { home, shares: vec![Share { device: CPU, neurons: Neurons::All }] };
+    }
+    let hot = task.layers[layer].first(groups, &task.cut);
+    let mut is_hot = vec![false; task.cut.n_ff];
+    hot.iter().for_each(|&neuron| is_hot[neuron as usize] = true);
+    let cold: Vec<u32> = (0..).zip(&is_hot).filter(|(_, hot)| !**hot).map(|(n, _)| n).collect();
+    let share = |device, list: Vec<u32>| Share { device, neurons: Neurons::List(list.into()) };
+    LayerPlacement { home, shares: vec![share(home, hot), share(CPU, cold)] }
+}

@@ -1,0 +1,285 @@
+//! What holds for every plan, on random tasks; and a few that can be judged by eye.
+
+use proptest::prelude::*;
+
+use super::*;
+use hal::Bytes;
+
+/// What a random task is made from.
+#[derive(Clone, Debug)]
+struct Recipe {
+    n_layer: usize,
+    n_ff: usize,
+    unit: usize,
+    /// Bytes of a layer's frame, its cache, one neuron, and what every share takes besides.
+    sizes: [u64; 4],
+    /// Bytes are handed out in multiples of this.
+    granule: u64,
+    /// How fast the uses fall off from neuron to neuron, for each layer in turn.
+    falls: Vec<f64>,
+    sparse: bool,
+    /// How many times as fast as the CPU, and microseconds of a hand-off, of each device.
+    devices: Vec<(f64, f64)>,
+    ends: u64,
+    wishes: Wishes,
+}
+
+fn recipes() -> impl Strategy<Value = Recipe> {
+    let sizes = [0..50_000u64, 0..20_000, 1..500, 0..5_000];
+    let devices = prop::collection::vec((0.2..40.0f64, 0.0..80.0f64), 1..3);
+    let wishes = prop_oneof![
+        4 => Just(Wishes::default()),
+        1 => Just(Wishes { neurons_on_cpu: true, ..Wishes::default() }),
+        1 => Just(Wishes { cache_on_cpu: true, ..Wishes::default() }),
+        1 => (0..9usize).prop_map(|n| Wishes { whole_layers: Some(n), ..Wishes::default() }),
+    ];
+    let falls = prop::collection::vec(0.5..1.0f64, 1..4);
+    let cut = (1..8usize, 1..5usize, 1..40usize);
+    let rest = (prop::sample::select(vec![1u64, 256, 4096]), any::<bool>(), 0..80_000u64);
+    (cut, sizes, rest, falls, devices, wishes).prop_map(
+        |((n_layer, unit, n_units), sizes, (granule, sparse, ends), falls, devices, wishes)| {
+            let n_ff = unit * n_units;
+            Recipe { n_layer, n_ff, unit, sizes, granule, falls, sparse, devices, ends, wishes }
+        },
+    )
+}
+
+impl Recipe {
+    fn task(&self, budgets: &[u64]) -> Task {
+        let cut = Cut::new(self.n_ff, self.unit);
+        let round = |n: u64| Bytes(n.div_ceil(self.granule) * self.granule);
+        let [frame, cache, neuron, besides] = self.sizes;
+        let layers = (0..self.n_layer).map(|layer| {
+            let fall = self.falls[layer % self.falls.len()];
+            let uses: Vec<f32> = (0..self.n_ff).map(|n| fall.powi(n as i32) as f32).collect();
+            let (tested, used) = if self.sparse { (0.3, 0.7) } else { (1.0, 0.0) };
+            let reads = LayerReads {
+                frame: frame as f64,
+                cache: cache as f64,
+                tested: tested * neuron as f64,
+                used: used * neuron as f64,
+                n_ops: 10,
+            };
+            LayerFacts::new(reads, Uses::Each(&uses), &cut)
+        });
+        let sizes = |_| LayerSizes {
+            frame: round(frame),
+            cache: round(cache),
+            shares: (0..cut.n_groups())
+                .map(|k| match k {
+                    0 => Bytes(0),
+                    k => round(besides + cut.neurons(k) as u64 * neuron),
+                })
+                .collect(),
+            whole: Some(round(besides + self.n_ff as u64 * neuron)),
+        };
+        let device = |(budget, speed)| DeviceFacts {
+            budget: Bytes(budget),
+            fixed: Bytes(3000),
+            hand_off: Bytes(700),
+            embed: Some(round(self.ends)),
+            head: Some(round(self.ends)),
+            shared: Bytes(self.ends / 2),
+            layers: (0..self.n_layer).map(sizes).collect(),
+            speed,
+        };
+        let cpu = Speed { dense: 1e9, sparse: 0.9e9, hand_off: 0.0, op: 0.0 };
+        let speeds = self.devices.iter().map(|(factor, microseconds)| Speed {
+            dense: factor * 1e9,
+            sparse: factor * 0.7e9,
+            hand_off: microseconds * 1e-6,
+            op: 1e-6,
+        });
+        let others = budgets.iter().copied().zip(speeds).map(device);
+        Task {
+            cut,
+            layers: layers.collect(),
+            devices: [device((0, cpu))].into_iter().chain(others).collect(),
+            head: self.ends as f64,
+            wishes: self.wishes,
+        }
+    }
+
+    /// More than everything takes.
+    fn all(&self) -> u64 {
+        let per_layer = self.sizes[..2].iter().sum::<u64>() + self.sizes[3] + 3 * 4096;
+        let neurons = self.n_ff as u64 * self.sizes[2];
+        2 * (self.n_layer as u64 * (per_layer + neurons + 5000) + 2 * self.ends + 20_000)
+    }
+}
+
+fn check(task: &Task) -> Forecast {
+    let forecast = plan(task);
+    let placement = &forecast.placement;
+    let (n_ff, n_devices) = (task.cut.n_ff, task.devices.len());
+    placement.check(task.layers.len(), n_ff, n_devices, task.cut.unit).unwrap();
+    for (facts, bytes) in task.devices.iter().zip(&forecast.devices) {
+        assert!(bytes.total() <= facts.budget, "{} of {}", bytes.total(), facts.budget);
+    }
+    let Parts { cpu, devices, hand_offs } = forecast.parts;
+    assert!(forecast.seconds <= (cpu + devices + hand_offs) * (1.0 + 1e-9));
+    assert!((0.0..=1.0 + 1e-9).contains(&forecast.off_cpu));
+    forecast
+}
+
+fn not_slower(a: f64, b: f64) -> bool {
+    a <= b * (1.0 + 1e-9)
+}
+
+/// The last layers that fit, whole, on the first device, with the head if it fits too: a plain split by layers.
+fn plain(task: &Task) -> f64 {
+    let device = &task.devices[1];
+    let (mut left, mut choice) = (device.budget, task.on_cpu());
+    let Some(room) = left.0.checked_sub(device.fixed.0) else { return task.seconds(&choice) };
+    left = Bytes(room);
+    for (spot, sizes) in choice.layers.iter_mut().zip(&device.layers).rev() {
+        let bytes = sizes.frame + sizes.cache + sizes.whole.unwrap();
+        if bytes > left {
+            break;
+        }
+        left = left - bytes;
+        *spot = estimate::Spot { home: 1, groups: task.cut.n_groups() };
+    }
+    let without = task.seconds(&choice);
+    if device.head.unwrap() <= left {
+        choice.head = 1;
+    }
+    task.seconds(&choice).min(without)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn every_plan_is_whole_within_its_budget_and_the_same_twice(
+        recipe in recipes(), shares in prop::array::uniform2(0.0..1.0f64),
+    ) {
+        let budgets = shares.map(|share| (share * recipe.all() as f64) as u64);
+        let task = recipe.task(&budgets);
+        prop_assert_eq!(check(&task), check(&task));
+    }
+
+    #[test]
+    fn more_budget_is_never_worse(recipe in recipes(), n_steps in 2..12u64) {
+        let wishes = Wishes { whole_layers: None, ..recipe.wishes };
+        let recipe = Recipe { wishes, ..recipe };
+        let all = recipe.all();
+        let mut last = f64::INFINITY;
+        for step in 0..=n_steps {
+            let budget = all * step / n_steps;
+            let seconds = check(&recipe.task(&[budget, budget / 2])).seconds;
+            prop_assert!(not_slower(seconds, last), "{seconds} after {last} with {budget}");
+            last = seconds;
+        }
+    }
+
+    #[test]
+    fn no_plan_is_slower_than_a_plain_split_by_layers(recipe in recipes(), share in 0.0..1.0f64) {
+        let recipe = Recipe { wishes: Wishes::default(), ..recipe };
+        let one = Recipe { devices: recipe.devices[..1].to_vec(), ..recipe };
+        let task = one.task(&[(share * one.all() as f64) as u64]);
+        let seconds = check(&task).seconds;
+        prop_assert!(not_slower(seconds, plain(&task)));
+        prop_assert!(not_slower(seconds, plan_whole_layers(&task).seconds));
+        prop_assert!(not_slower(seconds, task.seconds(&task.on_cpu())));
+    }
+}
+
+/// Twelve layers, neurons of very different use, a device twenty times as fast as the CPU.
+fn usual() -> Recipe {
+    Recipe {
+        n_layer: 12,
+        n_ff: 256,
+        unit: 1,
+        sizes: [20_000, 2_000, 300, 0],
+        granule: 1,
+        falls: vec![0.97],
+        sparse: true,
+        devices: vec![(20.0, 0.5)],
+        ends: 30_000,
+        wishes: Wishes::default(),
+    }
+}
+
+fn n_whole(forecast: &Forecast) -> usize {
+    let layers = forecast.placement.layers.iter();
+    layers.filter(|layer| layer.home != CPU && !layer.is_split()).count()
+}
+
+#[test]
+fn a_quick_hand_off_splits_many_layers_and_a_slow_one_few() {
+    let half = 600_000;
+    let quick = check(&usual().task(&[half]));
+    assert_eq!(quick.placement.n_split(), 12);
+    assert!(quick.off_cpu > 0.8, "the hot neurons are on the device: {}", quick.off_cpu);
+    let slow = check(&Recipe { devices: vec![(20.0, 5000.0)], ..usual() }.task(&[half]));
+    assert!(slow.placement.n_split() < 2, "{}", slow.placement.n_split());
+    let none = check(&Recipe { devices: vec![(20.0, 1e9)], ..usual() }.task(&[half]));
+    assert_eq!(none.placement, Placement::all_on(CPU, 12));
+}
+
+#[test]
+fn all_that_fits_is_there_with_embedding_and_head() {
+    let task = usual().task(&[10_000_000]);
+    assert_eq!(check(&task).placement, Placement::all_on(1, 12));
+}
+
+#[test]
+fn hot_neurons_come_first() {
+    let forecast = check(&usual().task(&[600_000]));
+    for layer in &forecast.placement.layers {
+        let Neurons::List(hot) = &layer.shares[0].neurons else { panic!("{layer:?}") };
+        assert!(hot.iter().copied().eq(0..hot.len() as u32), "uses fall with the number");
+    }
+}
+
+#[test]
+fn a_device_slower_than_the_cpu_gets_what_it_can_do_meanwhile() {
+    let task = Recipe { devices: vec![(0.5, 0.1)], ..usual() }.task(&[10_000_000]);
+    let forecast = check(&task);
+    assert!(not_slower(forecast.seconds, task.seconds(&task.on_cpu())));
+    assert_eq!(n_whole(&forecast), 0);
+}
+
+#[test]
+fn wishes_are_granted_as_far_as_they_fit() {
+    let task = |wishes, budget| Recipe { wishes, ..usual() }.task(&[budget]);
+    let layers = |n| Wishes { whole_layers: Some(n), ..Wishes::default() };
+    let five = check(&task(layers(5), 10_000_000));
+    assert_eq!((n_whole(&five), five.placement.n_split(), five.placement.head), (5, 0, CPU));
+    assert!(five.placement.layers[7..].iter().all(|layer| layer.home == 1), "the last layers");
+    let all = check(&task(layers(99), 10_000_000));
+    assert_eq!((n_whole(&all), all.placement.head), (12, 1));
+    let few = check(&task(layers(99), 400_000));
+    assert!(n_whole(&few) > 1 && n_whole(&few) < 12 && few.placement.n_split() == 0);
+    assert_eq!(check(&task(layers(0), 10_000_000)).placement, Placement::all_on(CPU, 12));
+    let dense_parts = Wishes { neurons_on_cpu: true, ..Wishes::default() };
+    let placed = check(&task(dense_parts, 10_000_000));
+    assert_eq!((placed.off_cpu, placed.placement.n_split()), (0.0, 12));
+    let cache = Wishes { cache_on_cpu: true, ..Wishes::default() };
+    let placed = check(&task(cache, 10_000_000)).placement;
+    assert!(placed.layers.iter().all(|layer| layer.home == CPU) && placed.head == 1);
+}
+
+#[test]
+fn what_a_device_cannot_run_stays_on_the_cpu() {
+    let mut task = usual().task(&[10_000_000]);
+    let sizes = &mut task.devices[1].layers;
+    (sizes[3].whole, sizes[3].shares) = (None, [].into());
+    sizes[7].whole = None;
+    task.devices[1].head = None;
+    let placement = check(&task).placement;
+    assert_eq!((placement.layers[3].home, placement.head), (CPU, CPU));
+    assert!(placement.layers[7].home == 1 && placement.layers[7].is_split());
+    assert!([4, 5, 6, 8].iter().all(|&layer| placement.layers[layer] == LayerPlacement::whole(1)));
+}
+
+#[test]
+fn devices_take_runs_of_layers_in_their_order() {
+    let recipe = Recipe { devices: vec![(20.0, 0.5), (20.0, 0.5)], ..usual() };
+    let forecast = check(&recipe.task(&[600_000, 600_000]));
+    let homes: Vec<usize> = forecast.placement.layers.iter().map(|layer| layer.home).collect();
+    assert!(homes.is_sorted() && homes.contains(&1) && homes.contains(&2), "{homes:?}");
+    let one = check(&recipe.task(&[600_000, 0]));
+    assert!(forecast.seconds < one.seconds);
+}

@@ -1,0 +1,149 @@
+//! `plan`, `devices` and `doctor` as their users meet them, for devices that are not there.
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use hal::format::Format;
+use hal::{Bytes, Device, DeviceId};
+use serde_json::Value;
+use sim::{SimBackend, SimOptions};
+use thermocline::bench::speed;
+
+const MIB: u64 = 1 << 20;
+
+fn thermocline(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.env_clear().args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+/// The plan of the built-in model beside a card of `memory` bytes with these flags.
+#[track_caller]
+fn plan(memory: u64, more: &[&str]) -> Value {
+    let card = format!("card,memory={memory}B,bandwidth=500GB/s,hand-off=0us,op=0us");
+    let args = ["plan", "--json", "--assume", &card, "--assume", "cpu,bandwidth=5GB/s", "-c", "64"];
+    let output = thermocline(&[&args, more].concat());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+#[test]
+fn more_memory_is_used_and_never_slower() {
+    let (mut last, mut kinds) = (0.0, std::collections::BTreeSet::new());
+    for step in 0..=8 {
+        let budget = format!("{}MiB", 64 + 2 * step);
+        let plan = plan(1 << 30, &["--vram-budget", &budget, "-ub", "4"]);
+        let card = &plan["devices"][1];
+        assert!(number(&card["used"]) <= number(&card["budget"]), "{card}");
+        let rate = plan["tokens_per_second"].as_f64().unwrap();
+        assert!(rate >= last * (1.0 - 1e-9), "{rate} after {last}");
+        let whole = plan["alternatives"]["whole_layers"]["tokens_per_second"].as_f64().unwrap();
+        assert!(rate >= whole * (1.0 - 1e-9));
+        last = rate;
+        for layer in plan["layers"].as_array().unwrap() {
+            kinds.insert(layer["kind"].as_str().unwrap().to_owned());
+            let neurons: u64 = layer["neurons"].as_object().unwrap().values().map(number).sum();
+            assert_eq!(neurons, number(&plan["n_ff"]), "no neuron is lost or doubled");
+        }
+        assert!(!plan["why"].as_array().unwrap().is_empty());
+    }
+    assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["cpu", "device", "split"]);
+}
+
+#[test]
+fn wishes_of_the_command_line() {
+    let homes = |flags: &[&str]| -> Vec<String> {
+        let plan = plan(1 << 30, flags);
+        let layers = plan["layers"].as_array().unwrap().iter();
+        layers.map(|layer| layer["kind"].as_str().unwrap().to_owned()).collect()
+    };
+    let all = homes(&[]);
+    assert!(all.iter().all(|kind| kind == "device"), "{all:?}");
+    let two = homes(&["-ngl", "2"]);
+    assert_eq!(two.iter().filter(|kind| *kind == "device").count(), 2);
+    assert!(two.ends_with(&["device".to_owned(), "device".to_owned()]));
+    assert!(homes(&["-nkvo"]).iter().all(|kind| kind == "cpu"));
+    assert!(homes(&["--disable-gpu-index"]).iter().all(|kind| kind != "device"));
+    assert!(homes(&["--vram-budget", "0"]).iter().all(|kind| kind == "cpu"));
+    let half = plan(1 << 30, &["--vram-budget", "50%"]);
+    assert_eq!(number(&half["devices"][1]["budget"]), 512 * MIB);
+}
+
+#[test]
+fn text_and_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.svg");
+    let card = "ca<rd,memory=100MiB,bandwidth=500GB/s,hand-off=1us";
+    let args = ["plan", "--assume", card, "--assume", "cpu,bandwidth=5GB/s", "--svg"];
+    let output = thermocline(&[&args[..], &[path.to_str().unwrap()]].concat());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for part in ["tokens/s", "why: ", "layers", "ca<rd"] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    let svg = std::fs::read_to_string(path).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
+    assert!(svg.contains("ca&lt;rd") && !svg.contains("ca<rd"));
+    assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused() {
+    let failure = |args: &[&str], code, says: &str| {
+        let output = thermocline(&[&["plan"], args].concat());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(text.contains(says), "{says:?} is not in {text}");
+    };
+    failure(&["--assume", "card"], 2, "has no memory");
+    failure(&["--assume", "card,memory=lots"], 2, "amount of memory");
+    failure(&["--assume", "memory=1GiB,speed=9"], 2, "none of memory");
+    failure(&["--density", "0"], 2, "no share");
+    failure(&["--assume", "a,memory=1GiB", "--vram-budget", "1,2"], 2, "2 values for 1 devices");
+    failure(&["-m", "gone.gguf"], 3, "gone.gguf");
+    failure(
+        &["--svg", "gone/x.svg", "--assume", "memory=1GiB", "--assume", "cpu,bandwidth=5"],
+        1,
+        "cannot write",
+    );
+}
+
+#[test]
+fn devices_and_doctor_report() {
+    let listed = thermocline(&["devices"]);
+    assert!(listed.status.success());
+    assert!(String::from_utf8_lossy(&listed.stdout).starts_with("CPU: "));
+    let listed = thermocline(&["devices", "--json"]);
+    let report: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert!(number(&report["cpu"]["threads"]) > 0);
+    let doctor = thermocline(&["doctor", "--json", "-t", "1"]);
+    let report: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let cpu = &report["devices"][0];
+    assert!(cpu["bytes_per_second"].as_f64().unwrap() > 0.0, "{cpu}");
+    assert!(cpu["read_gb_s"].as_f64().unwrap() > 0.0);
+    for missing in report["missing"].as_array().unwrap() {
+        assert!(!missing["hint"].as_str().unwrap().is_empty());
+    }
+    let told = thermocline(&["doctor", "-t", "1"]);
+    assert!(String::from_utf8_lossy(&told.stdout).contains("GB/s"));
+}
+
+/// A device that takes a while for each op is measured as one.
+#[test]
+fn the_cost_of_ops_and_hand_offs_is_measured() {
+    let wait = Duration::from_micros(300);
+    let measure = |delay| {
+        let options = SimOptions { delay, ..SimOptions::default() };
+        let device = Device::new(SimBackend::new(options), DeviceId(1), Bytes::MAX);
+        speed(&device, Format::Q8_0, Some(Bytes(4 << 20))).unwrap()
+    };
+    let slow = measure(wait..wait + Duration::from_nanos(1));
+    assert!(slow.op >= wait.as_secs_f64() * 0.5, "{slow:?}");
+    assert!(slow.hand_off >= 2.0 * wait.as_secs_f64(), "a post and a merge: {slow:?}");
+    let quick = measure(Duration::ZERO..Duration::ZERO);
+    assert!(quick.op < slow.op && quick.hand_off < slow.hand_off);
+    assert!(quick.dense > 0.0 && quick.sparse > 0.0);
+}
