@@ -18,8 +18,11 @@ pub(super) fn cases() -> Vec<Case> {
         for n_tokens in [1, 5, 17, 41, 515] {
             let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Nothing);
             cases.push(Case::new(format!("Predict/{format}/t{n_tokens}"), body));
-            let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Linear);
-            cases.push(Case::new(format!("Predict/{format}/linear/t{n_tokens}"), body));
+            // Without ReLU scores lie closer to the threshold: of many tokens some are there.
+            if n_tokens < 100 {
+                let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Linear);
+                cases.push(Case::new(format!("Predict/{format}/linear/t{n_tokens}"), body));
+            }
         }
     }
     let odd = [
