@@ -114,13 +114,39 @@ pub const BACKENDS: [&str; 2] = ["cpu", "wgpu"];
 /// for a command. This is the place where a backend is added.
 #[must_use]
 pub fn candidates() -> (Vec<Candidate>, Vec<Missing>) {
-    let missing = Missing {
+    let found: Vec<Candidate> = wgpu_backend::adapters().into_iter().map(through_wgpu).collect();
+    let missing = |reason| Missing {
         backend: "wgpu",
-        is_built: false,
-        reason: "this build has no GPU backend".to_owned(),
-        hint: format!("everything runs on the CPU; a GPU needs a build with one, and {DRIVERS}"),
+        is_built: true,
+        reason,
+        hint: format!("a GPU needs {DRIVERS}"),
     };
-    (Vec::new(), vec![missing])
+    let missing = match &found[..] {
+        [] => vec![missing("no driver shows a device".to_owned())],
+        [first, ..] if found.iter().all(|candidate| candidate.software) => {
+            vec![missing(format!(
+                "the only driver there computes on the CPU ({}; --device {} uses it nevertheless)",
+                first.description, first.name
+            ))]
+        }
+        _ => Vec::new(),
+    };
+    (found, missing)
+}
+
+/// A device that Vulkan, Metal or DX12 shows.
+fn through_wgpu(adapter: wgpu_backend::Adapter) -> Candidate {
+    Candidate {
+        name: adapter.name().to_owned(),
+        description: adapter.description(),
+        backend: "wgpu",
+        software: adapter.is_software(),
+        reserve: DRIVER_RESERVE,
+        open: Arc::new(move || {
+            let opened = adapter.open(&wgpu_backend::Options::default());
+            opened.map(|device| device as Arc<dyn Backend>)
+        }),
+    }
 }
 
 /// What a GPU needs to be seen.

@@ -96,7 +96,10 @@ fn story() -> Vec<u32> {
             serde_json::Value::Object(map) => {
                 map.values().map(longest).max_by_key(Vec::len).unwrap_or_default()
             }
-            _ => Vec::new(),
+            serde_json::Value::Null
+            | serde_json::Value::Bool(_)
+            | serde_json::Value::Number(_)
+            | serde_json::Value::String(_) => Vec::new(),
         }
     }
     let tokens = longest(&json);

@@ -8,8 +8,10 @@ use crate::cli::parse::{Assumed, Budget};
 use crate::cli::terminal::Terminal;
 use crate::devices::{self, Candidate, Missing};
 use crate::engine::{EngineOptions, Placing};
+use crate::learned::{self, Learned};
 use crate::model::Model;
 use crate::placement::{Forecast, Speed};
+use crate::profile::Profile;
 use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId, MemoryReport};
 use std::collections::BTreeMap;
@@ -218,7 +220,8 @@ impl Machine {
             return Placing { wishes, ..Placing::default() };
         }
         let speeds = self.measured(model, computation, terminal);
-        Placing { wishes, speeds, ..Placing::default() }
+        let uses = known_uses(model, computation, terminal);
+        Placing { wishes, speeds, uses, ..Placing::default() }
     }
 
     /// Speeds with weights of the model's format, also where there is nothing to plan.
@@ -257,6 +260,29 @@ impl Machine {
         kept.save(terminal);
         speeds
     }
+}
+
+/// How often each neuron of a model that skips some fires, as its profile tells; the first that is found counts.
+fn known_uses(
+    model: &Model,
+    computation: &Computation,
+    terminal: &Terminal,
+) -> Option<Arc<Vec<Vec<f32>>>> {
+    if !model.is_exactly_sparse() {
+        return None;
+    }
+    let folder = computation.folder.as_ref().map(|folder| folder.path.as_path());
+    let places = learned::places(&model.file, folder);
+    places.into_iter().filter(|path| path.exists()).find_map(|path| {
+        let found = Learned::open(&path, &model.file);
+        match found.and_then(|learned| Profile::read(&learned, model)) {
+            Ok(profile) => profile.map(|profile| Arc::new(profile.probabilities())),
+            Err(refused) => {
+                terminal.note(&format!("no profile is used: {refused}"));
+                None
+            }
+        }
+    })
 }
 
 /// The format of most bytes of a model's matrices, in which devices are measured.

@@ -257,7 +257,7 @@ pub(crate) fn load(
         true => None,
         false => Some(engine::forecast(model, &devices, &options)),
     };
-    let elsewhere = planned.as_ref().is_some_and(|forecast| uses_devices(forecast));
+    let elsewhere = planned.as_ref().is_some_and(uses_devices);
     // What is kept on disk is for models that are wholly on the CPU.
     let options = match elsewhere {
         true => options,
