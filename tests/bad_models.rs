@@ -13,7 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Runs the command with `args` after `-m path`.
 fn run(path: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
-    command.env_clear().stdin(Stdio::null()).args(["run", "-m"]).arg(path);
+    command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+    command.stdin(Stdio::null()).args(["run", "-m"]).arg(path);
     let begin = Instant::now();
     let output = command.args(["-p", "the", "-n", "2"]).args(args).output().unwrap();
     assert!(begin.elapsed() < PATIENCE, "{path:?} took {:?}", begin.elapsed());
@@ -487,7 +488,10 @@ fn a_context_too_large() {
 fn a_synthetic_model_too_large() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     let shape = "16384x1000x65536x128/128:f32:silu";
-    let output = command.args(["bench", "--synthetic", shape, "-p", "8", "-n", "0"]).output();
+    let output = command
+        .env("THERMOCLINE_ARG_BACKEND", "cpu")
+        .args(["bench", "--synthetic", shape, "-p", "8", "-n", "0"])
+        .output();
     let says = ["TiB of memory, this machine has", "--write FILE"];
     check_output(Path::new(shape), &output.unwrap(), 4, &says);
 }

@@ -72,8 +72,7 @@ impl Plan<'_> {
         let used = experts.map_or(1.0, |experts| experts.n_used as f64 / experts.n as f64);
         let density = if self.mode.is_sparse() { placing.density } else { 1.0 };
         let layer = |index: usize| {
-            let known = placing.uses.as_ref().filter(|_| self.mode.is_sparse());
-            let uses = match known.and_then(|uses| uses.get(index)) {
+            let uses = match placing.uses.as_ref().and_then(|uses| uses.get(index)) {
                 Some(list) if list.len() == cut.n_ff => Uses::Each(list),
                 Some(_) | None => Uses::Uniform(density * used),
             };

@@ -287,7 +287,11 @@ mod tests {
             }
         }
         for end in 0..bytes.len() {
-            assert!(Learned::from_vec(bytes[..end].to_vec(), &known).is_err(), "{end} bytes");
+            // What fills the last tensor up to whole blocks may be missing.
+            if let Ok(read) = Learned::from_vec(bytes[..end].to_vec(), &known) {
+                assert!(bytes.len() - end < 32 && bytes[end..].iter().all(|b| *b == 0), "{end}");
+                assert!(read.has(Section::Profile), "{end} bytes");
+            }
         }
     }
 }

@@ -89,8 +89,10 @@ impl<'a> Filler<'a> {
             .copied()
             .filter(|&layer| range.contains(&layer) && self.whole[layer].is_some())
             .collect();
+        // Layers that the user wants here are here, however slow that is.
+        let fewest = if self.task.wishes.whole_layers.is_some() { range.len() } else { 0 };
         let mut best: Option<Filled> = None;
-        for n_whole in (0..=wholes.len()).rev() {
+        for n_whole in (fewest..=wholes.len()).rev() {
             let Some(spots) = self.fill_with(&range, &wholes[..n_whole], room) else { continue };
             let seconds = self.seconds(&range, &spots);
             if best.as_ref().is_none_or(|best| seconds < best.seconds) {

@@ -283,3 +283,16 @@ fn devices_take_runs_of_layers_in_their_order() {
     let one = check(&recipe.task(&[600_000, 0]));
     assert!(forecast.seconds < one.seconds);
 }
+
+#[test]
+fn layers_that_are_asked_for_are_placed_however_slow_the_device() {
+    for n in 0..=13 {
+        let wishes = Wishes { whole_layers: Some(n), ..Wishes::default() };
+        let recipe = Recipe { devices: vec![(0.1, 0.5)], wishes, ..usual() };
+        let forecast = check(&recipe.task(&[recipe.all()]));
+        let layers = forecast.placement.layers.iter().enumerate();
+        let there: Vec<usize> = layers.filter(|(_, l)| l.home != CPU).map(|(i, _)| i).collect();
+        assert_eq!(there, (12 - n.min(12)..12).collect::<Vec<_>>(), "-ngl {n}");
+        assert_eq!(n_whole(&forecast), there.len(), "-ngl {n}");
+    }
+}

@@ -16,7 +16,7 @@ pub(super) fn thermocline(args: &[&str], input: Option<&str>) -> Output {
 /// The same with these variables in the environment.
 pub(super) fn with_env(args: &[&str], input: Option<&str>, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
-    command.env_clear().envs(env.iter().copied());
+    command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu").envs(env.iter().copied());
     command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     let mut child = command.spawn().unwrap();

@@ -29,6 +29,7 @@ impl Place {
     fn start(&self, args: &[&str]) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
         command.env_clear().env("XDG_CACHE_HOME", self.folder.path().join("xdg"));
+        command.env("THERMOCLINE_ARG_BACKEND", "cpu");
         command.args(RUN);
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
@@ -110,7 +111,8 @@ fn a_disk_that_becomes_full_is_said_once_and_nothing_stays() {
     let model = place.folder.path().join("story.gguf");
     let mut command = Command::new("sh");
     let limited = "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\"";
-    command.env_clear().args(["-c", limited, env!("CARGO_BIN_EXE_thermocline")]).args(RUN);
+    command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+    command.args(["-c", limited, env!("CARGO_BIN_EXE_thermocline")]).args(RUN);
     command.arg("-m").arg(model).arg("--repack-cache").arg(place.cache());
     let output = command.stdin(Stdio::null()).output().unwrap();
     let notes = String::from_utf8_lossy(&output.stderr);

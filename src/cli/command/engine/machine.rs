@@ -379,7 +379,10 @@ fn tell_missing(wanted: &DeviceOptions, missing: &[Missing], terminal: &Terminal
     for missing in missing {
         let line = match &wanted.expected_by[..] {
             [] if missing.is_built => {
-                format!("everything runs on the CPU: {} ({})", missing.reason, missing.hint)
+                format!(
+                    "everything runs on the CPU: {}; `thermocline doctor` says what would help",
+                    missing.reason
+                )
             }
             [] => continue,
             flags => {

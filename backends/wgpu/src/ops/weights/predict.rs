@@ -1,6 +1,6 @@
 //! Which neurons a step needs: two products, then the wanted ones as lists.
 
-use hal::op::Predict;
+use hal::op::{Hidden, Predict};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use super::matmul::{Product, quantize};
@@ -49,18 +49,19 @@ pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'
     let rooms = Rooms::new([&x, &fc1, &fc2], out.facts(), &mut Scratch::default());
     let n_tokens = x.n_rows;
     let (hidden, scores) = (rooms.hidden.span(out)?, rooms.scores.span(out)?);
+    let bias = op.bias.as_ref().map(plain).transpose()?;
     let steps = [
-        (&op.fc1, plain(&op.x)?, rooms.q8, true, hidden.clone()),
-        (&op.fc2, hidden, rooms.hidden_q8, false, scores.clone()),
+        (&op.fc1, plain(&op.x)?, rooms.q8, None, op.hidden == Hidden::Relu, hidden.clone()),
+        (&op.fc2, hidden, rooms.hidden_q8, bias, false, scores.clone()),
     ];
-    for (weight, mut x, q8, relu, y) in steps {
+    for (weight, mut x, q8, bias, relu, y) in steps {
         if takes_q8(weight.desc().format) {
             let q = q8.span(out)?;
             quantize(&x, n_tokens * weight.desc().n_cols, &q, None, out)?;
             x = q;
         }
         let weight = Weight::new(weight, 1, out)?;
-        Product { weight: &weight, x, n_tokens, bias: None, relu, groups: None, y }.lower(out)?;
+        Product { weight: &weight, x, n_tokens, bias, relu, groups: None, y }.lower(out)?;
     }
     let flat = out.facts().tuning.flat as usize;
     let (n_ff, n_groups) = (fc2.n_rows, fc2.n_rows.div_ceil(flat));
