@@ -2,9 +2,9 @@
 //! file of what is learned about the model.
 //!
 //! Two kinds, for two kinds of models. Where the activation has exact zeros, a *predictor* tells most active neurons
-//! ahead: low-rank factors of the gate ([`factor`]), lines that each neuron has for itself ([`scale`]), training if it
-//! helps ([`train`]). Elsewhere *thresholds* on the computed activation, weighed by what a neuron's row of down does
-//! with it, drop what counts little. Both have one knob, the relative error of a block's output ([`judge`]): a threshold
+//! ahead: low-rank factors of the gate (`factor`), lines that each neuron has for itself (`scale`), training if it
+//! helps (`train`). Elsewhere *thresholds* on the computed activation, weighed by what a neuron's row of down does
+//! with it, drop what counts little. Both have one knob, the relative error of a block's output (`judge`): a threshold
 //! is kept for each of some errors, and lies between them for others.
 //!
 //! Not here: running the model over a text (the caller shows what was [`Seen`]), and skipping (`engine`).
