@@ -10,9 +10,7 @@ use super::{
     FINGERPRINT_KEY, MODEL_KEY, PACKS_KEY, SUMS, VERSION, VERSION_KEY, Weight, files, full_path,
     size,
 };
-use crate::gguf::{
-    Array, Container, File, Strings, TensorType, Value, Writer, forget_pages, free_bytes,
-};
+use crate::gguf::{Array, Container, File, Strings, TensorType, Value, Writer, free_bytes};
 
 /// What stays free on the disk.
 const MARGIN: Bytes = Bytes(1 << 30);
@@ -76,9 +74,7 @@ pub fn write(
         progress(done, total.0);
     }
     data.write(SUMS, &sums)?;
-    data.finish()?;
-    forget_pages(path);
-    Ok(())
+    Ok(data.finish()?)
 }
 
 fn check_disk(wanted: Bytes, free: Option<Bytes>) -> Result<(), WriteError> {

@@ -41,7 +41,7 @@ mod value;
 mod write;
 
 pub use bytes::Bytes;
-pub use disk::{forget_pages, free_bytes};
+pub use disk::free_bytes;
 pub use error::{Error, Problem};
 pub use file::File;
 pub use magic::Container;
