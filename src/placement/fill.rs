@@ -24,11 +24,25 @@ pub(super) struct Filler<'a> {
     order: Vec<(usize, usize)>,
 }
 
+/// What happens to the layers of a run that are not whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Others {
+    Split,
+    OnCpu,
+}
+
 /// A run of layers, placed.
 #[derive(Clone, Debug)]
 pub(super) struct Filled {
     pub(super) seconds: f64,
     pub(super) spots: Vec<Spot>,
+}
+
+impl Filled {
+    /// Where the residual is after the last layer.
+    pub(super) fn end(&self) -> DeviceIndex {
+        self.spots.last().map_or(CPU, |spot| spot.home)
+    }
 }
 
 impl<'a> Filler<'a> {
@@ -80,9 +94,10 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// The fastest way to place the layers of `range` within `room`: for each number of whole layers, the others are
-    /// split and filled. `None` if there is none with a layer here.
-    pub(super) fn fill(&self, range: Range<usize>, room: Bytes) -> Option<Filled> {
+    /// The fastest ways to place the layers of `range` within `room`, the first of them here: one that ends here and
+    /// one that ends on the CPU, as far as there are such. For each number of whole layers, the others are split and
+    /// filled, or on the CPU, so that no placement by layers is faster than what is found.
+    pub(super) fn fill(&self, range: Range<usize>, room: Bytes) -> Vec<Filled> {
         let wholes: Vec<usize> = self
             .flattest
             .iter()
@@ -91,19 +106,30 @@ impl<'a> Filler<'a> {
             .collect();
         // Layers that the user wants here are here, however slow that is.
         let fewest = if self.task.wishes.whole_layers.is_some() { range.len() } else { 0 };
-        let mut best: Option<Filled> = None;
+        let mut best: Vec<Filled> = Vec::new();
         for n_whole in (fewest..=wholes.len()).rev() {
-            let Some(spots) = self.fill_with(&range, &wholes[..n_whole], room) else { continue };
-            let seconds = self.seconds(&range, &spots);
-            if best.as_ref().is_none_or(|best| seconds < best.seconds) {
-                best = Some(Filled { seconds, spots });
+            for others in [Others::Split, Others::OnCpu] {
+                let wholes = &wholes[..n_whole];
+                let Some(spots) = self.fill_with(&range, wholes, others, room) else { continue };
+                let filled = Filled { seconds: self.seconds(&range, &spots), spots };
+                match best.iter_mut().find(|best| best.end() == filled.end()) {
+                    Some(best) if best.seconds <= filled.seconds => {}
+                    Some(best) => *best = filled,
+                    None => best.push(filled),
+                }
             }
         }
         best
     }
 
     /// The same with exactly these layers whole.
-    fn fill_with(&self, range: &Range<usize>, wholes: &[usize], room: Bytes) -> Option<Vec<Spot>> {
+    fn fill_with(
+        &self,
+        range: &Range<usize>,
+        wholes: &[usize],
+        others: Others,
+        room: Bytes,
+    ) -> Option<Vec<Spot>> {
         let Filler { task, device, .. } = *self;
         let (facts, n_groups) = (&task.devices[device], task.cut.n_groups());
         let mut spots = vec![Spot { home: CPU, groups: n_groups }; range.len()];
@@ -113,17 +139,21 @@ impl<'a> Filler<'a> {
         let mut used = Bytes(0);
         for (spot, layer) in spots.iter_mut().zip(range.clone()) {
             let sizes = &facts.layers[layer];
-            used += match (spot.home == device, self.caps[layer]) {
-                (true, _) => sizes.frame + sizes.cache + sizes.whole?,
-                (false, Some(_)) => {
-                    *spot = Spot { home: device, groups: 0 };
-                    sizes.frame + sizes.cache + facts.hand_off
-                }
-                (false, None) => Bytes(0),
-            };
+            used +=
+                match (spot.home == device, self.caps[layer].filter(|_| others == Others::Split)) {
+                    (true, _) => sizes.frame + sizes.cache + sizes.whole?,
+                    (false, Some(_)) => {
+                        *spot = Spot { home: device, groups: 0 };
+                        sizes.frame + sizes.cache + facts.hand_off
+                    }
+                    (false, None) => Bytes(0),
+                };
         }
         let mut left = room.0.checked_sub(used.0)?;
-        spots.iter().any(|spot| spot.home == device).then_some(())?;
+        (spots.first()?.home == device).then_some(())?;
+        if others == Others::OnCpu {
+            return Some(spots);
+        }
         for &(layer, k) in &self.order {
             let Some(spot) = layer.checked_sub(range.start).and_then(|i| spots.get_mut(i)) else {
                 continue;
@@ -144,7 +174,7 @@ impl<'a> Filler<'a> {
         Some(spots)
     }
 
-    /// Seconds from the input of the first layer, on this device, to the output of the last.
+    /// Seconds from the input of the first layer, on this device, to the output of the last, where that is.
     fn seconds(&self, range: &Range<usize>, spots: &[Spot]) -> f64 {
         let (mut at, mut seconds) = (self.device, 0.0);
         for (layer, &spot) in range.clone().zip(spots) {
@@ -156,6 +186,6 @@ impl<'a> Filler<'a> {
                 (false, _) => self.on_cpu[layer],
             };
         }
-        seconds + self.task.carry(at, self.device)
+        seconds
     }
 }

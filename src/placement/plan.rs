@@ -60,15 +60,26 @@ struct Search<'a> {
     /// Ends of runs that are tried, ascending, 0 and all among them.
     borders: Vec<usize>,
     /// Runs of a device within a room: (device, first, end, room).
-    filled: HashMap<(DeviceIndex, usize, usize, u64), Option<Filled>>,
+    filled: HashMap<(DeviceIndex, usize, usize, u64), Vec<Filled>>,
 }
 
-/// The best way to place the first layers so that the last of them are on one device.
+/// What the best way to place the first layers is looked for by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Stop {
+    /// Device of the last run of layers.
+    run: DeviceIndex,
+    /// Where the residual is: there, or on the CPU if the last layer of the run is.
+    at: DeviceIndex,
+    /// Layers placed.
+    end: usize,
+}
+
+/// The best way to a stop.
 #[derive(Clone, Debug)]
 struct Run {
     seconds: f64,
-    /// Device and first layer of each run of layers, in order.
-    runs: Vec<(DeviceIndex, usize)>,
+    /// Device and first layer of each run of layers, in order, and where the residual is after it.
+    runs: Vec<(DeviceIndex, usize, DeviceIndex)>,
 }
 
 impl<'a> Search<'a> {
@@ -132,19 +143,20 @@ impl<'a> Search<'a> {
     ) -> Option<Choice> {
         let n_layer = self.task.layers.len();
         let rooms = self.rooms(embed, head)?;
-        // The best way to each border, by the device of the last run.
-        let mut ways: HashMap<(DeviceIndex, usize), Run> = HashMap::new();
+        let mut ways: HashMap<Stop, Run> = HashMap::new();
         if embed == CPU {
             let mut seconds = 0.0;
             for layer in 0..=n_layer {
-                ways.insert((CPU, layer), Run { seconds, runs: vec![(CPU, 0)] });
+                let stop = Stop { run: CPU, at: CPU, end: layer };
+                ways.insert(stop, Run { seconds, runs: vec![(CPU, 0, CPU)] });
                 if layer < n_layer {
                     seconds +=
                         self.task.layer_time(layer, self.task.on_cpu().layers[layer]).total();
                 }
             }
         } else {
-            ways.insert((CPU, 0), Run { seconds: 0.0, runs: vec![(embed, 0)] });
+            let stop = Stop { run: CPU, at: embed, end: 0 };
+            ways.insert(stop, Run { seconds: 0.0, runs: vec![(embed, 0, embed)] });
         }
         if !self.task.wishes.cache_on_cpu {
             for device in devices(self.task) {
@@ -152,16 +164,14 @@ impl<'a> Search<'a> {
             }
         }
         // On one device, only what ends with the last layer matters.
-        let ends = ways.into_iter().filter(|((device, end), _)| {
-            let is_head = head == CPU || *device == head || (*device == CPU && embed == CPU);
-            let whole_cpu = *device != CPU || firsts.contains(&n_layer);
+        let ends = ways.into_iter().filter(|(Stop { run, end, .. }, _)| {
+            let is_head = head == CPU || *run == head || (*run == CPU && embed == CPU);
+            let whole_cpu = *run != CPU || firsts.contains(&n_layer);
             *end == n_layer && is_head && whole_cpu
         });
         let mut ends: Vec<_> = ends.collect();
-        ends.sort_by_key(|((device, _), _)| *device);
-        let total = |way: &((DeviceIndex, usize), Run)| {
-            way.1.seconds + self.task.head_time(head) + self.task.carry(way.0.0, head)
-        };
+        ends.sort_by_key(|(stop, _)| (stop.run, stop.at));
+        let total = |(stop, way): &(Stop, Run)| way.seconds + self.task.carry(stop.at, head);
         let (_, run) = ends.into_iter().min_by(|a, b| total(a).total_cmp(&total(b)))?;
         Some(self.choice(embed, head, &rooms, &run))
     }
@@ -195,7 +205,7 @@ impl<'a> Search<'a> {
     /// Adds runs of layers on `device` to the ways that end on earlier devices.
     fn extend(
         &mut self,
-        ways: &mut HashMap<(DeviceIndex, usize), Run>,
+        ways: &mut HashMap<Stop, Run>,
         device: DeviceIndex,
         rooms: &[Bytes],
         firsts: &std::ops::RangeInclusive<usize>,
@@ -203,36 +213,35 @@ impl<'a> Search<'a> {
         let n_layer = self.task.layers.len();
         let borders = self.borders.clone();
         let is_last = device + 1 == self.task.devices.len();
+        let n_devices = self.task.devices.len();
+        let befores = (CPU..device).flat_map(|run| (CPU..n_devices).map(move |at| (run, at)));
+        let befores: Vec<_> = befores.collect();
         for &end in borders.iter().filter(|&&end| end > 0 && (end == n_layer || !is_last)) {
-            let mut best: Option<Run> = None;
             for &from in borders.iter().filter(|&&from| from < end) {
-                for before in CPU..device {
-                    let Some(way) = ways.get(&(before, from)) else { continue };
-                    if before == CPU && !firsts.contains(&from) {
-                        continue;
-                    }
-                    let came = way.runs.last().map_or(CPU, |(last, _)| *last);
-                    if came != before && came != device {
-                        continue;
-                    }
-                    let entry = way.seconds + self.task.carry(came, device);
-                    let Some(filled) = self.fill(device, from..end, rooms[device]) else {
+                for &(run, at) in &befores {
+                    let Some(way) = ways.get(&Stop { run, at, end: from }).cloned() else {
                         continue;
                     };
-                    let seconds = entry + filled.seconds;
-                    if best.as_ref().is_none_or(|best| seconds < best.seconds) {
-                        let runs = [&way.runs[..], &[(device, from)]].concat();
-                        best = Some(Run { seconds, runs });
+                    // What is embedded on a device goes on there.
+                    let elsewhere = run == CPU && at != CPU && at != device;
+                    if elsewhere || (run == CPU && !firsts.contains(&from)) {
+                        continue;
+                    }
+                    let entry = way.seconds + self.task.carry(at, device);
+                    for filled in self.fill(device, from..end, rooms[device]) {
+                        let stop = Stop { run: device, at: filled.end(), end };
+                        let seconds = entry + filled.seconds;
+                        if ways.get(&stop).is_none_or(|best| seconds < best.seconds) {
+                            let runs = [&way.runs[..], &[(device, from, stop.at)]].concat();
+                            ways.insert(stop, Run { seconds, runs });
+                        }
                     }
                 }
-            }
-            if let Some(best) = best {
-                ways.insert((device, end), best);
             }
         }
     }
 
-    fn fill(&mut self, device: DeviceIndex, range: Range<usize>, room: Bytes) -> Option<Filled> {
+    fn fill(&mut self, device: DeviceIndex, range: Range<usize>, room: Bytes) -> Vec<Filled> {
         let filler = &self.fillers[device - CPU - 1];
         let key = (device, range.start, range.end, room.0);
         self.filled.entry(key).or_insert_with(|| filler.fill(range, room)).clone()
@@ -246,12 +255,13 @@ impl<'a> Search<'a> {
         run: &Run,
     ) -> Choice {
         let mut choice = Choice { embed, head, ..self.task.on_cpu() };
-        for (i, &(device, from)) in run.runs.iter().enumerate() {
-            let end = run.runs.get(i + 1).map_or(choice.layers.len(), |(_, next)| *next);
+        for (i, &(device, from, at)) in run.runs.iter().enumerate() {
+            let end = run.runs.get(i + 1).map_or(choice.layers.len(), |(_, next, _)| *next);
             if device == CPU || from == end {
                 continue;
             }
-            if let Some(filled) = self.fill(device, from..end, rooms[device]) {
+            let filled = self.fill(device, from..end, rooms[device]);
+            if let Some(filled) = filled.into_iter().find(|filled| filled.end() == at) {
                 choice.layers.splice(from..end, filled.spots);
             }
         }
