@@ -10,6 +10,7 @@ use crate::error::{Health, driver, one_line};
 use crate::facts::{Facts, IMMEDIATES, Tuning};
 use crate::gpu::Gpu;
 use crate::native::KeptPipelines;
+use crate::probe;
 
 /// Drivers that are asked, the preferred one first.
 const APIS: [(wgpu::Backend, &str); 3] = [
@@ -33,6 +34,8 @@ pub struct Options {
     pub max_binding: Option<Bytes>,
     /// The folder in which compiled shaders are kept, for drivers that give them out. `None`: they are not kept.
     pub pipelines: Option<PathBuf>,
+    /// Sums go through a workgroup's memory even where neighbours could pass values to each other.
+    pub no_subgroups: bool,
 }
 
 /// Every device that Vulkan, Metal or DX12 shows: each piece of hardware once, cards before graphics units that share
@@ -132,6 +135,8 @@ impl Adapter {
         let mut features = wgpu::Features::IMMEDIATES;
         let kept = options.pipelines.is_some() && has.contains(wgpu::Features::PIPELINE_CACHE);
         features.set(wgpu::Features::PIPELINE_CACHE, kept);
+        let subgroups = has.contains(wgpu::Features::SUBGROUP) && !options.no_subgroups;
+        features.set(wgpu::Features::SUBGROUP, subgroups);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some(&self.name),
             required_features: features,
@@ -143,7 +148,8 @@ impl Adapter {
         let (device, queue) = opened.map_err(|error| driver("open", one_line(&error)))?;
         let health = Health::new(&self.name);
         health.watch(&device);
-        let facts = Facts { limits, tuning: Tuning::of(self.info.vendor, self.is_software()) };
+        let tuning = Tuning::of(self.info.vendor, self.is_software());
+        let facts = Facts { limits, tuning, near: None };
         let info = DeviceInfo {
             name: self.name.clone(),
             description: self.description(),
@@ -153,7 +159,15 @@ impl Adapter {
         };
         let folder = options.pipelines.as_ref().filter(|_| kept);
         let pipelines = folder.and_then(|folder| KeptPipelines::open(&device, &self.info, folder));
-        Ok(Arc::new(WgpuBackend::new(Gpu::new(device, queue, facts, health, pipelines)?, info)))
+        let mut gpu = Gpu::new(device, queue, facts, health, pipelines)?;
+        if subgroups {
+            gpu.facts.near = match probe::near(&gpu, self.info.subgroup_min_size) {
+                // A driver that refuses the question has the other way.
+                Err(Error::Driver { .. }) => None,
+                answer => answer?,
+            };
+        }
+        Ok(Arc::new(WgpuBackend::new(gpu, info)))
     }
 
     fn kind(&self) -> DeviceKind {

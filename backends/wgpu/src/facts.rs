@@ -7,14 +7,16 @@ use crate::buffer::stored_size;
 /// Bytes of numbers that every dispatch may carry; all drivers offer at least these.
 pub(crate) const IMMEDIATES: u32 = 128;
 
-/// Facts of an open device that do not change. Absent on purpose: subgroups and 16-bit floats in shaders, as long as no
-/// shader has a variant for them.
+/// Facts of an open device that do not change. Absent on purpose: 16-bit floats in shaders. Weights and caches of 16
+/// bits are unpacked by one instruction that every device has, and sums are of 32 bits for the answer's sake.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// Its limits.
     pub(crate) limits: wgpu::Limits,
     /// Constants of its class.
     pub(crate) tuning: Tuning,
+    /// How many neighbours of a workgroup pass values to each other ([`crate::probe`]); `None`: through memory only.
+    pub(crate) near: Option<u32>,
 }
 
 /// Constants per class of devices. They decide speed, and the order of sums on that device; no result otherwise.

@@ -76,6 +76,7 @@ impl Gpu {
     /// # Errors
     /// [`hal::Error::Driver`] if the driver refuses the shader.
     pub(crate) fn pipeline(&self, source: &Source, shared: bool) -> Result<Arc<Pipeline>> {
+        let source = source.clone().near(self.facts.near);
         let text = source.text(shared);
         let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pipeline) = pipelines.get(&text) {

@@ -19,6 +19,7 @@ mod lowering;
 mod mailbox;
 mod native;
 mod ops;
+mod probe;
 mod program;
 mod queue;
 mod run;

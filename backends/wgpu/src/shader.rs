@@ -89,8 +89,10 @@ files![
     "lib/group_tokens",
     "lib/half",
     "lib/row_sum",
+    "lib/row_sum_near",
     "lib/sigmoid",
     "lib/sum",
+    "lib/sum_near",
     "lib/tanh",
     "lib/tokens_four",
     "lib/tokens_one",
@@ -105,6 +107,7 @@ files![
     "patch_word",
     "predict_count",
     "predict_list",
+    "probe",
     "quantize",
     "rope",
     "route",
@@ -142,6 +145,18 @@ impl Source {
             self.includes.push((name, file));
         }
         self
+    }
+
+    /// With sums among so many neighbours that pass values to each other, for files that sum.
+    #[must_use]
+    pub(crate) fn near(self, near: Option<u32>) -> Source {
+        match near {
+            None => self,
+            Some(near) => self
+                .include("row_sum", "lib/row_sum_near")
+                .include("sum", "lib/sum_near")
+                .set("NEAR", near),
+        }
     }
 
     /// The file's name, for messages.

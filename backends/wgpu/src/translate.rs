@@ -5,19 +5,29 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use crate::shader::Source;
 
-/// Parses and checks a text as wgpu does, and makes SPIR-V, MSL and HLSL of it.
+/// Parses and checks a text as wgpu does, and makes SPIR-V, MSL and HLSL of it; also of its variants with subgroups.
 ///
 /// # Errors
 /// The message of what refused it, with the text's line.
 pub(crate) fn translate(source: &Source, shared: bool) -> Result<(), String> {
-    let text = source.text(shared);
-    let module =
-        naga::front::wgsl::parse_str(&text).map_err(|error| error.emit_to_string(&text))?;
+    let plain = source.text(shared);
+    translate_text(&plain)?;
+    for near in [4, 32] {
+        let text = source.clone().near(Some(near)).text(shared);
+        if text != plain {
+            translate_text(&text)?;
+        }
+    }
+    Ok(())
+}
+
+fn translate_text(text: &str) -> Result<(), String> {
+    let module = naga::front::wgsl::parse_str(text).map_err(|error| error.emit_to_string(text))?;
     let capabilities =
         Capabilities::IMMEDIATES | Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     let info = Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)
-        .map_err(|error| error.emit_to_string(&text))?;
+        .map_err(|error| error.emit_to_string(text))?;
     let options = spv::Options { lang_version: (1, 3), ..spv::Options::default() };
     spv::write_vec(&module, &info, &options, None).map_err(|error| format!("SPIR-V: {error}"))?;
     let options = msl::Options { lang_version: (2, 4), ..msl::Options::default() };

@@ -89,5 +89,6 @@ mod tests {
                 translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
             }
         }
+        translate(&Source::new("probe").set("ROW", 64).set("NEAR", 8), false).unwrap();
     }
 }

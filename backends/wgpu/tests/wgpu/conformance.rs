@@ -13,6 +13,18 @@ fn the_device_conforms() {
     assert_eq!(report.n_failed(), 0, "\n{report}");
 }
 
+/// Where sums are made by subgroups, the way without them is there for devices that lack them.
+#[test]
+fn a_device_without_subgroups_conforms() {
+    let Some(backend) = open(&Options { no_subgroups: true, ..Options::default() }) else { return };
+    let device = Device::new(backend, DeviceId(2), BUDGET);
+    for part in ["MatMul/Q4_0", "MatMul/F32", "SparseFfn/Q8_0", "Norm", "Route"] {
+        let report = conformance::run_matching(&device, part);
+        assert_eq!(report.n_failed(), 0, "\n{report}");
+        assert!(report.passed().count() > 0, "{part}");
+    }
+}
+
 /// Matrices are cut by rows where an op can bind little; what cannot be cut is refused with the reason.
 #[test]
 fn a_device_that_binds_little_conforms() {

@@ -1,0 +1,42 @@
+//! What a device does that no driver promises: that neighbours in a workgroup can pass values to each other.
+
+use hal::Result;
+
+use crate::copies::{map, mapped};
+use crate::gpu::Gpu;
+use crate::shader::Source;
+
+/// How many neighbours pass values to each other: `size`, the smallest size of a subgroup, if a workgroup is cut into
+/// subgroups in the order of its invocations; `None` if the device does otherwise.
+///
+/// # Errors
+/// A lost device, a shader that the driver refuses.
+pub(crate) fn near(gpu: &Gpu, size: u32) -> Result<Option<u32>> {
+    let row = gpu.facts.tuning.row;
+    let near = size.min(row);
+    if near < 2 || !near.is_power_of_two() {
+        return Ok(None);
+    }
+    let pipeline = gpu.pipeline(&Source::new("probe").set("ROW", row).set("NEAR", near), false)?;
+    let bytes = 4 * u64::from(row);
+    let y = gpu.storage("probe", bytes)?;
+    let back = gpu.readback("probe", bytes)?;
+    let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: Some("probe"),
+        layout: &pipeline.layout,
+        entries: &[wgpu::BindGroupEntry { binding: 0, resource: y.as_entire_binding() }],
+    });
+    let mut encoder = gpu.encoder("probe");
+    {
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        pass.set_pipeline(&pipeline.pipeline);
+        pass.set_bind_group(0, &group, &[]);
+        pass.dispatch_workgroups(1, 1, 1);
+    }
+    encoder.copy_buffer_to_buffer(&y, 0, &back, 0, bytes);
+    let submission = gpu.submit(Some(encoder.finish()));
+    let seen = map(&back);
+    let view = mapped(gpu, &back, &submission, &seen)?;
+    let so = view.chunks_exact(4).all(|word| word == 1u32.to_le_bytes());
+    Ok(so.then_some(near))
+}

@@ -1,0 +1,12 @@
+// Whether an invocation's neighbours in its workgroup are its neighbours in its subgroup: 1 for each that is so.
+
+@group(0) @binding(0) var<storage, read_write> y: array<u32>;
+
+@compute @workgroup_size({{ROW}})
+fn main(@builtin(local_invocation_index) t: u32) {
+    var so = 1u;
+    for (var by = 1u; by < {{NEAR}}u; by <<= 1u) {
+        if (subgroupShuffleXor(t, by) != (t ^ by)) { so = 0u; }
+    }
+    y[t] = so;
+}
