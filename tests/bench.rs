@@ -54,7 +54,8 @@ const LLAMA_BENCH: &[&str] = &[
 fn bench(activation: &str, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     let model = format!("{SHAPE}:{activation}");
-    command.env_clear().args(["bench", "--synthetic", &model, "-t", "1"]).args(args);
+    command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+    command.args(["bench", "--synthetic", &model, "-t", "1"]).args(args);
     command.stdin(Stdio::null()).output().unwrap()
 }
 
@@ -226,7 +227,8 @@ fn a_written_model_is_kept_and_can_be_measured_again() {
     let only_write = bench("relu", &["-p", "0", "-n", "0", "--write", path]);
     assert_eq!(stdout(&only_write), "");
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
-    command.env_clear().args(["bench", "-m", path, "-p", "2", "-n", "0", "-r", "1"]);
+    command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+    command.args(["bench", "-m", path, "-p", "2", "-n", "0", "-r", "1"]);
     let prompt = folder.path().join("prompt.txt");
     std::fs::write(&prompt, "One two three.").unwrap();
     command.args(["--prompt-file", prompt.to_str().unwrap(), "-o", "jsonl", "--no-warmup"]);

@@ -244,7 +244,8 @@ fn the_built_in_model_is_as_good_on_the_whole_text() {
 fn command(args: &[&str]) -> std::process::Output {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/reference/eval.txt");
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_thermocline"));
-    command.env_clear().args(["perplexity", "-c", "64", "--chunks", "2", "-f"]).arg(text);
+    command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+    command.args(["perplexity", "-c", "64", "--chunks", "2", "-f"]).arg(text);
     command.args(args).output().unwrap()
 }
 

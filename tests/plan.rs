@@ -67,6 +67,13 @@ fn wishes_of_the_command_line() {
     assert_eq!(two.iter().filter(|kind| *kind == "device").count(), 2);
     assert!(two.ends_with(&["device".to_owned(), "device".to_owned()]));
     assert!(homes(&["-nkvo"]).iter().all(|kind| kind == "cpu"));
+    let head = |flags: &[&str]| plan(1 << 30, flags)["head"].as_str().unwrap().to_owned();
+    assert_eq!((head(&["-nkvo"]), head(&["-ngl", "99", "-nkvo"])), ("card".into(), "card".into()));
+    let neither = plan(1 << 30, &["-ngl", "2", "--disable-gpu-index"]);
+    assert_eq!(neither["layers"], plan(1 << 30, &["--disable-gpu-index"])["layers"]);
+    assert_eq!(plan(1 << 30, &["--device", "none"])["devices"].as_array().unwrap().len(), 1);
+    let more = plan(1 << 30, &["--vram-budget", "9GiB"]);
+    assert_eq!(number(&more["devices"][1]["budget"]), 1 << 30, "no more than there is");
     assert!(homes(&["--disable-gpu-index"]).iter().all(|kind| kind != "device"));
     assert!(homes(&["--vram-budget", "0"]).iter().all(|kind| kind == "cpu"));
     let half = plan(1 << 30, &["--vram-budget", "50%"]);
@@ -77,16 +84,20 @@ fn wishes_of_the_command_line() {
 fn text_and_picture() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.svg");
-    let card = "ca<rd,memory=100MiB,bandwidth=500GB/s,hand-off=1us";
-    let args = ["plan", "--assume", card, "--assume", "cpu,bandwidth=5GB/s", "--svg"];
-    let output = thermocline(&[&args[..], &[path.to_str().unwrap()]].concat());
+    let card = "ca<\u{ffff}rd,memory=1GiB,bandwidth=500GB/s,hand-off=0us,op=0us";
+    let args =
+        ["plan", "--assume", card, "--assume", "cpu,bandwidth=5GB/s", "-c", "64", "-ub", "4"];
+    let more = ["--vram-budget", "70MiB", "--svg", path.to_str().unwrap()];
+    let output = thermocline(&[&args[..], &more].concat());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    for part in ["tokens/s", "why: ", "layers", "ca<rd"] {
+    for part in ["tokens/s", "why: ", "layers", "ca<"] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     let svg = std::fs::read_to_string(path).unwrap();
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
-    assert!(svg.contains("ca&lt;rd") && !svg.contains("ca<rd"));
+    assert!(svg.contains("ca&lt;?rd") && !svg.contains("ca<"));
+    // The legend's and the bars' of what is on the card, beside those of the CPU.
+    assert!(svg.matches("#d9822b").count() > 2 && svg.matches("#8aa1b8").count() > 2, "{svg}");
     assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
 }
 
@@ -102,6 +113,9 @@ fn what_cannot_be_planned_is_refused() {
     failure(&["--assume", "card,memory=lots"], 2, "amount of memory");
     failure(&["--assume", "memory=1GiB,speed=9"], 2, "none of memory");
     failure(&["--density", "0"], 2, "no share");
+    failure(&["--assume", "a,memory=1GiB", "--main-gpu", "7"], 5, "no device number 7");
+    failure(&["--assume", "a,memory=1GiB", "--device", "a,A"], 2, "twice");
+    failure(&["--assume", "cpu,memory=1GiB"], 2, "the CPU is named once");
     failure(&["--assume", "a,memory=1GiB", "--vram-budget", "1,2"], 2, "2 values for 1 devices");
     failure(&["-m", "gone.gguf"], 3, "gone.gguf");
     failure(

@@ -31,7 +31,9 @@ const MANY: usize = 16;
 /// # Errors
 /// What the device refuses or reports.
 pub fn speed(device: &Device, format: Format, free: Option<Bytes>) -> Result<Speed> {
-    let probe = Probe::new(device, format, SIZE.min(Bytes(free.map_or(u64::MAX, |b| b.0 / 4))))?;
+    let room = free.unwrap_or(Bytes::MAX).0;
+    let size = SIZE.0.min(room / 4).max(LEAST.0.min(room / 2));
+    let probe = Probe::new(device, format, Bytes(size))?;
     let mut queue = device.queue("probe")?;
     let op = probe.op(&mut queue)?;
     let dense = probe.dense(&mut queue)?;
@@ -63,7 +65,7 @@ impl Probe {
     fn new(device: &Device, format: Format, size: Bytes) -> Result<Probe> {
         let row = format.row_bytes(N_COLS).unwrap_or(4 * N_COLS);
         // A device cannot bind more; two halves of whole groups of rows.
-        let size = size.max(LEAST).0.min(device.info().max_binding.0) as usize;
+        let size = size.0.min(device.info().max_binding.0) as usize;
         let n_rows = (size / row / 64).max(2) * 64;
         // Not zeros: pages that were never written are one page.
         let source = Source::Owned(Arc::new(vec![0x3c_u8; n_rows * row]));

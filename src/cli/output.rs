@@ -1,7 +1,28 @@
 //! Standard output: the result and nothing else.
 
-use super::failure::Failure;
+use super::failure::{Exit, Failure};
+use crate::gguf::PartFile;
 use std::io::{self, StdoutLock, Write};
+use std::path::Path;
+
+/// Writes a file beside the result, such as a picture: under another name first, so that it is whole or not there; into
+/// what is no ordinary file, such as a pipe, at once.
+///
+/// # Errors
+/// [`Exit::Failed`] with the path.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    let failed = |e: &dyn std::error::Error| {
+        Failure::new(Exit::Failed, format!("cannot write '{}'", path.display())).caused_by(e)
+    };
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return std::fs::write(path, text).map_err(|e| failed(&e));
+    }
+    // A link stays one.
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mut part = PartFile::create(&target).map_err(|e| failed(&e))?;
+    part.write_all(text.as_bytes()).map_err(|e| failed(&e))?;
+    part.commit().map_err(|e| failed(&e))
+}
 
 /// Writes the result. A reader that went away comes back as the quiet [`Failure::stdout`].
 #[derive(Debug)]

@@ -40,11 +40,11 @@ fn choose(task: &Task) -> Choice {
     let mut search = Search::new(task);
     match task.wishes.whole_layers {
         None => search.best(0),
-        // As many as fit.
+        // As many as fit, and the head where none does.
         Some(wanted) => {
             let first = n_layer.saturating_sub(wanted);
             let fits = |from: usize| search.best_from(from, wanted > n_layer);
-            (first..n_layer).find_map(fits).unwrap_or_else(|| task.on_cpu())
+            (first..=n_layer).find_map(fits).unwrap_or_else(|| task.on_cpu())
         }
     }
 }

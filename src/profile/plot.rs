@@ -32,7 +32,8 @@ pub fn svg(profile: &Profile, name: &str) -> String {
 
 /// Letters that mean something in SVG, as they are written there.
 fn escaped(text: &str) -> String {
-    let plain = text.chars().filter(|c| !c.is_control()).collect::<String>();
+    let plain = text.chars().filter(|c| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}'));
+    let plain = plain.collect::<String>();
     plain.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 

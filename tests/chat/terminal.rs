@@ -98,7 +98,7 @@ fn a_terminal_and_a_template_make_a_conversation() {
     let program = env!("CARGO_BIN_EXE_thermocline");
     // No command is named. The answers would never end of their own accord.
     terminal.types(&format!(
-        "{program} -m {} --ignore-eos --context-shift --repack-cache off",
+        "{program} -m {} --ignore-eos --context-shift --backend cpu --repack-cache off",
         model.display()
     ));
     terminal.waits_for_prompt(0);
@@ -139,7 +139,7 @@ fn a_single_turn_that_is_stopped_exits_as_interrupted() {
     terminal.waits_for_shell();
     let program = env!("CARGO_BIN_EXE_thermocline");
     terminal.types(&format!(
-        "{program} chat -st --ignore-eos --context-shift --repack-cache off -p Hello 2>/dev/null"
+        "{program} chat -st --ignore-eos --context-shift --backend cpu --repack-cache off -p Hello 2>/dev/null"
     ));
     terminal.waits_for("answer", |screen| screen.trim_end().len() > 400);
     terminal.presses("C-c");

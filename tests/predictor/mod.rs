@@ -17,7 +17,12 @@ use thermocline::{devices, embedded};
 /// A run of the command with a folder of its own for what is learnt.
 fn thermocline(folder: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
-    command.env_clear().args(args).arg("--repack-cache").arg(folder);
+    command
+        .env_clear()
+        .env("THERMOCLINE_ARG_BACKEND", "cpu")
+        .args(args)
+        .arg("--repack-cache")
+        .arg(folder);
     command.stdin(Stdio::null()).output().unwrap()
 }
 

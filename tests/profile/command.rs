@@ -23,7 +23,8 @@ impl Place {
 
     fn run(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
-        command.env_clear().env("XDG_CACHE_HOME", self.path("xdg")).current_dir(self.0.path());
+        command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+        command.env("XDG_CACHE_HOME", self.path("xdg")).current_dir(self.0.path());
         command.args(args).stdin(Stdio::null()).output().unwrap()
     }
 

@@ -15,7 +15,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "DEVICE", env = "THERMOCLINE_ARG_ASSUME", value_parser = parse::assumed)]
     pub(crate) assume: Vec<parse::Assumed>,
     /// Share of the neurons that a token uses, where the model skips neurons and no profile tells
-    #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_DENSITY", value_parser = parse::share)]
+    #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_PLAN_DENSITY", value_parser = parse::share)]
     pub(crate) density: Option<f64>,
     /// Draw the layers, with the parts of each on its device, into this file
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_SVG")]

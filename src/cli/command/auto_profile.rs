@@ -2,7 +2,7 @@
 //! of the time that it took, so that nobody waits. A few uses add up to a whole one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::cli::config::model::Computation;
 use crate::cli::terminal::Terminal;
@@ -16,6 +16,8 @@ pub(in crate::cli) const SOURCE: &str = "use";
 const WANTED: u64 = 2048;
 /// Fewer tokens are not worth a file.
 const FEWEST: usize = 32;
+/// Tokens between two looks at the clock.
+const PIECE: usize = 64;
 /// Time that nobody notices.
 const FREE: Duration = Duration::from_millis(100);
 /// The most time that is taken.
@@ -42,10 +44,12 @@ pub(super) fn after(
         return;
     };
     let n = affordable(used.tokens.len(), used.took).min(WANTED as usize);
-    if !engine.is_sparse() || n < FEWEST || interrupt.load(Ordering::Relaxed) {
+    let model = engine.shared_model();
+    // Where only thresholds drop neurons, a count tells nothing of which are used.
+    let counts = engine.is_sparse() && model.is_exactly_sparse();
+    if !counts || n < FEWEST || interrupt.load(Ordering::Relaxed) {
         return;
     }
-    let model = engine.shared_model();
     let found = match Learned::find(&model.file, Some(folder)) {
         Ok(None) => None,
         Ok(Some(learned)) => match Profile::read(&learned, &model) {
@@ -64,10 +68,20 @@ pub(super) fn after(
     };
     let mut gatherer = Gatherer::counting(&model);
     let mut session = engine.open();
-    let seen =
-        engine.observe(&mut session, &used.tokens[..n], interrupt, &mut |layer, observed| {
+    // The newest words: those before are the same from use to use, such as a chat's first message.
+    let tokens = &used.tokens[used.tokens.len() - n..];
+    // Looking can be slower than the use was: all experts are looked at.
+    let (began, time) = (Instant::now(), allowed(used.took));
+    let mut seen = Ok(());
+    for piece in tokens.chunks(PIECE) {
+        if seen.is_err() || began.elapsed() >= time {
+            break;
+        }
+        let step = engine.observe(&mut session, piece, interrupt, &mut |layer, observed| {
             gatherer.see(&profile, layer, observed);
         });
+        seen = step.map(|_| ());
+    }
     engine.close(session);
     if let Err(error) = seen {
         return terminal.detail(&format!("no profile was taken: {error}"));
@@ -87,9 +101,14 @@ pub(super) fn after(
     }
 }
 
+/// Time that looking may take after a use.
+fn allowed(took: Duration) -> Duration {
+    (took / 10).clamp(FREE, MOST)
+}
+
 /// Tokens of `n_tokens` that can be looked at in the time there is, if looking is as fast as the use was.
 fn affordable(n_tokens: usize, took: Duration) -> usize {
-    let time = (took / 10).clamp(FREE, MOST);
+    let time = allowed(took);
     let rate = n_tokens as f64 / took.as_secs_f64().max(1e-9);
     ((rate * time.as_secs_f64()) as usize).min(n_tokens)
 }

@@ -4,15 +4,14 @@ use super::engine::{self, Machine, Opened};
 use crate::cli::config::ProfileOptions;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
-use crate::cli::output::Output;
+use crate::cli::output::{Output, write_file};
 use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, Sparsity};
-use crate::gguf::{self, PartFile};
+use crate::gguf;
 use crate::learned::{self, Learned, Section};
 use crate::profile::{self, Gatherer, Profile, Text};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ const SAVE_EVERY: Duration = Duration::from_secs(30);
 /// What loading, observing and writing report; Ctrl-C, after which the same command goes on.
 pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install_with_termination()?;
-    let machine = Machine::cpu(&options.model, terminal);
+    let machine = Machine::new(&options.model, terminal)?;
     let path = options.model.path.as_deref();
     let opened = engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
     let job = Job { options, terminal, place: place(options, &opened)?, opened };
@@ -45,7 +44,7 @@ pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), F
     if let Some(path) = &options.plot {
         let name = Path::new(job.opened.model.file.name());
         let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy();
-        write_picture(path, &profile::svg(&profile, &name))?;
+        write_file(path, &profile::svg(&profile, &name))?;
     }
     let index = options.compare.as_deref().map(|path| job.index(path)).transpose()?;
     let mut out = Output::stdout();
@@ -128,6 +127,7 @@ impl Job<'_> {
         let settings = EngineOptions {
             n_ubatch: BATCH.min(text.n_ctx()),
             sparsity: Sparsity::Exact,
+            placing: machine.placing(model, &self.options.model.computation, self.terminal),
             ..engine::settings(&self.options.model, text.n_ctx())
         };
         let computation = &self.options.model.computation;
@@ -231,14 +231,4 @@ fn bar(n_tokens: u64, terminal: &Terminal) -> ProgressBar {
     }
     bar.tick();
     bar
-}
-
-/// Writes a picture under another name first.
-fn write_picture(path: &Path, picture: &str) -> Result<(), Failure> {
-    let failed = |e: &dyn std::error::Error| {
-        Failure::new(Exit::Failed, format!("cannot write '{}'", path.display())).caused_by(e)
-    };
-    let mut part = PartFile::create(path).map_err(|e| failed(&e))?;
-    part.write_all(picture.as_bytes()).map_err(|e| failed(&e))?;
-    part.commit().map_err(|e| failed(&e))
 }

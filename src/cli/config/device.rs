@@ -21,14 +21,18 @@ pub(crate) struct DeviceOptions {
     pub(crate) measure_anew: bool,
     /// Flags by which the user expects a device, as they were given.
     pub(crate) expected_by: Vec<&'static str>,
+    /// Whole layers were asked for, and that their neurons stay on the CPU: the first was dropped.
+    pub(crate) without_layers: bool,
 }
 
 impl DeviceOptions {
     pub(super) fn resolve(args: &DeviceArgs) -> Self {
-        let whole_layers = match args.n_gpu_layers {
+        let wanted_layers = match args.n_gpu_layers {
             Some(Layers::Whole(n)) => Some(n),
             Some(Layers::Auto) | None => None,
         };
+        // No layer is whole without its neurons.
+        let whole_layers = wanted_layers.filter(|n| *n == 0 || !args.disable_gpu_index);
         let names = args.device.as_deref().map(|list| {
             let names = list.split([',', '/']).map(|name| name.trim().to_owned());
             names.filter(|name| !name.is_empty()).collect::<Vec<_>>()
@@ -42,6 +46,9 @@ impl DeviceOptions {
             ("--n-gpu-layers", whole_layers.is_some_and(|n| n > 0)),
             ("--main-gpu", args.main_gpu.is_some()),
         ];
+        let named = names.as_ref().is_some_and(|names| !is(names, "auto"));
+        let other = args.backend != BackendName::Auto && args.backend != BackendName::Cpu;
+        let flags = flags.into_iter().chain([("--device", named && !none), ("--backend", other)]);
         Self {
             backend: match args.backend {
                 _ if none || whole_layers == Some(0) => Some("cpu"),
@@ -58,7 +65,8 @@ impl DeviceOptions {
                 neurons_on_cpu: args.disable_gpu_index,
             },
             measure_anew: args.reset_gpu_index,
-            expected_by: flags.into_iter().filter(|(_, given)| *given).map(|(f, _)| f).collect(),
+            expected_by: flags.filter(|(_, given)| *given).map(|(f, _)| f).collect(),
+            without_layers: wanted_layers != whole_layers,
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) const UNKNOWN: f32 = 0.0;
 ///
 /// # Errors
 /// [`Exit::Failed`] where there is nothing, or nothing that fits.
-pub(super) fn add(
+pub(crate) fn add(
     model: &Model,
     options: EngineOptions,
     computation: &Computation,

@@ -1,29 +1,29 @@
 //! The CPU and the devices beside it: chosen, opened, with a budget, measured.
 
+use super::choice::{budget, check_number, choose, tell_dropped, tell_missing};
 use super::speeds::Speeds;
 use crate::cli::config::device::DeviceOptions;
 use crate::cli::config::model::{Computation, ModelOptions};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::parse::{Assumed, Budget};
 use crate::cli::terminal::Terminal;
-use crate::devices::{self, Candidate, Missing};
+use crate::devices::{self, Candidate};
 use crate::engine::{EngineOptions, Placing};
 use crate::learned::{self, Learned};
 use crate::model::Model;
 use crate::placement::{Forecast, Speed};
 use crate::profile::Profile;
 use hal::format::Format;
-use hal::{Backend, Bytes, Device, DeviceId, MemoryReport};
+use hal::{Backend, Bytes, Device, DeviceId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is left free of a device's memory where the user sets no budget: for the desktop, and for what other programs
-/// take while the model runs.
-const MARGIN: Bytes = Bytes(512 << 20);
 /// What an assumed device does where the user does not say: a card of the middle class.
 const ASSUMED: Speed = Speed { dense: 400e9, sparse: 280e9, hand_off: 20e-6, op: 2e-6 };
 /// Said where neurons are split without knowing which are used most.
 pub(crate) const NO_PROFILE: &str = "which neurons are used most is not known, so all count the same; a profile of the model would put the hot ones on the device";
+/// Stands for a device that failed when it was measured: slower than anything, so that no plan takes it.
+const UNUSABLE: Speed = Speed { dense: 1.0, sparse: 1.0, hand_off: 1.0, op: 1.0 };
 /// Share of the bandwidth that single rows get on an assumed device.
 const ROWS: f64 = 0.7;
 
@@ -37,6 +37,8 @@ pub(crate) struct Machine {
     pub(crate) n_threads: usize,
     /// Devices beside it, in the order of the engine's list.
     pub(crate) others: Vec<Beside>,
+    /// Those that were chosen, also where there is nothing of them to use.
+    n_chosen: usize,
     /// The CPU's speed, where it is assumed.
     cpu_assumed: Option<Speed>,
 }
@@ -69,13 +71,24 @@ impl Machine {
         let n_threads = options.n_threads();
         let cpu_backend = devices::cpu_backend(options);
         let cpu = Device::new(Arc::clone(&cpu_backend), DeviceId(0), Bytes::MAX);
-        Machine { cpu, cpu_backend, n_threads, others: Vec::new(), cpu_assumed: None }
+        let others = Vec::new();
+        Machine { cpu, cpu_backend, n_threads, others, n_chosen: 0, cpu_assumed: None }
+    }
+
+    /// The CPU alone, for a command that uses nothing else; flags that expect more are named.
+    pub(crate) fn cpu_only(what: &str, options: &ModelOptions, terminal: &Terminal) -> Machine {
+        let flags = &options.computation.devices.expected_by;
+        if !flags.is_empty() {
+            let change = if flags.len() == 1 { "changes" } else { "change" };
+            terminal.note(&format!("{} {change} nothing: {what} on the CPU", flags.join(" and ")));
+        }
+        Machine::cpu(options, terminal)
     }
 
     /// The CPU and the devices that the user wants.
     ///
     /// # Errors
-    /// [`Exit::BackendMissing`] for what was asked for by name and is not there.
+    /// [`Exit::BackendMissing`] for what was asked for by name and is not there, [`Exit::Usage`].
     pub(crate) fn new(options: &ModelOptions, terminal: &Terminal) -> Result<Machine, Failure> {
         let mut machine = Machine::cpu(options, terminal);
         let wanted = &options.computation.devices;
@@ -87,6 +100,7 @@ impl Machine {
         if chosen.is_empty() {
             tell_missing(wanted, &missing, terminal);
         }
+        tell_dropped(wanted, terminal);
         for candidate in chosen {
             match candidate.open() {
                 Ok(backend) => machine.add(candidate, backend, wanted, terminal)?,
@@ -99,14 +113,14 @@ impl Machine {
                 }
             }
         }
-        check_number(wanted, machine.others.len())?;
+        check_number(wanted, machine.n_chosen)?;
         Ok(machine)
     }
 
     /// The CPU and devices that are not there.
     ///
     /// # Errors
-    /// [`Exit::Usage`] where a device has no memory.
+    /// [`Exit::Usage`] where a device has no memory, [`Exit::BackendMissing`] where one is named that is not assumed.
     pub(crate) fn assume(
         options: &ModelOptions,
         assumed: &[Assumed],
@@ -123,30 +137,44 @@ impl Machine {
                 op: given.op.unwrap_or(ASSUMED.op),
             }
         };
+        let mut named: Vec<(Candidate, Speed)> = Vec::new();
         for given in assumed {
             if given.name.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("cpu")) {
+                if given.memory.is_some() || machine.cpu_assumed.is_some() {
+                    let message = "--assume: the CPU is named once, and its memory is what it has";
+                    return Err(Failure::usage(message));
+                }
                 let op = given.op.unwrap_or(0.0);
                 machine.cpu_assumed = Some(Speed { hand_off: 0.0, op, ..speed(given) });
                 continue;
             }
-            let n = machine.others.len();
+            let n = named.len();
             let name = given.name.clone().unwrap_or_else(|| format!("Assumed{n}"));
-            if machine.others.iter().any(|other| other.candidate.name == name) {
+            if named.iter().any(|(other, _)| other.name == name) {
                 return Err(Failure::usage(format!("--assume: there are two devices '{name}'")));
             }
             let Some(memory) = given.memory else {
                 let message = format!("--assume: '{name}' has no memory");
                 return Err(Failure::usage(message).help("add memory=8GiB or another size"));
             };
-            let candidate = Candidate::assumed(&name, Bytes(memory));
+            named.push((Candidate::assumed(&name, Bytes(memory)), speed(given)));
+        }
+        if wanted.backend == Some("cpu") {
+            return Ok(machine);
+        }
+        // An assumed device is of any backend.
+        let any = DeviceOptions { backend: None, ..wanted.clone() };
+        let found = named.iter().map(|(candidate, _)| candidate.clone()).collect();
+        tell_dropped(wanted, terminal);
+        for candidate in choose(&any, found, &[])? {
+            let speed = named.iter().find(|(c, _)| c.name == candidate.name).map(|(_, s)| *s);
             let opened = candidate.open();
             let backend = opened.map_err(|error| Failure::usage(error.to_string()))?;
+            let before = machine.others.len();
             machine.add(candidate, backend, wanted, terminal)?;
-            if let Some(last) = machine.others.last_mut() {
-                last.assumed = Some(speed(given));
-            }
+            machine.others[before..].iter_mut().for_each(|other| other.assumed = speed);
         }
-        check_number(wanted, machine.others.len())?;
+        check_number(wanted, machine.n_chosen)?;
         Ok(machine)
     }
 
@@ -157,13 +185,21 @@ impl Machine {
         wanted: &DeviceOptions,
         terminal: &Terminal,
     ) -> Result<(), Failure> {
-        let number = self.others.len();
+        let number = self.n_chosen;
+        self.n_chosen += 1;
         let memory = backend.memory().unwrap_or_default();
         let given = wanted.budgets.get(number).or(match &wanted.budgets[..] {
             [one] => Some(one),
             _ => None,
         });
         let budget = budget(given, memory, &candidate.name, terminal)?;
+        if budget == Bytes(0) {
+            if !matches!(given, Some(Budget::Bytes(0))) {
+                terminal.note(&format!("{}: too little memory is free to use it", candidate.name));
+            }
+            return Ok(());
+        }
+        let number = self.others.len();
         let id = DeviceId(u32::try_from(number + 1).unwrap_or(u32::MAX));
         let counted = if budget == Bytes::MAX { budget } else { budget - candidate.reserve };
         let device = Device::new(Arc::clone(&backend), id, counted);
@@ -234,7 +270,7 @@ impl Machine {
         self.speeds(main_format(model), computation, terminal)
     }
 
-    /// Speeds in the order of the engine's list; what cannot be measured ends it, with a note.
+    /// Speeds in the order of the engine's list; what cannot be measured is left alone, with a note.
     pub(crate) fn speeds(
         &self,
         format: Format,
@@ -243,19 +279,20 @@ impl Machine {
     ) -> Vec<Speed> {
         let folder = computation.folder.as_ref().map(|folder| folder.path.as_path());
         let mut kept = Speeds::open(folder, computation.devices.measure_anew);
-        let cpu = (&self.cpu_backend, self.cpu_assumed);
-        let others = self.others.iter().map(|other| (&other.backend, other.assumed));
+        let cpu = (&self.cpu_backend, self.cpu_assumed, Bytes::MAX);
+        let others =
+            self.others.iter().map(|o| (&o.backend, o.assumed, o.device.ledger().budget()));
         let mut speeds = Vec::new();
-        for (number, (backend, assumed)) in [cpu].into_iter().chain(others).enumerate() {
+        for (number, (backend, assumed, most)) in [cpu].into_iter().chain(others).enumerate() {
             let threads = if number == 0 { self.n_threads } else { 0 };
-            match assumed.map_or_else(|| kept.speed(backend, threads, format), Ok) {
-                Ok(speed) => speeds.push(speed),
-                Err(error) => {
-                    let name = &backend.info().name;
-                    terminal.note(&format!("the speed of {name} cannot be measured: {error}"));
-                    break;
-                }
-            }
+            let speed = assumed.map_or_else(|| kept.speed(backend, threads, format, most), Ok);
+            speeds.push(speed.unwrap_or_else(|error| {
+                let name = &backend.info().name;
+                terminal.note(&format!(
+                    "the speed of {name} cannot be measured, so nothing is placed there by choice: {error}"
+                ));
+                UNUSABLE
+            }));
         }
         kept.save(terminal);
         speeds
@@ -263,7 +300,7 @@ impl Machine {
 }
 
 /// How often each neuron of a model that skips some fires, as its profile tells; the first that is found counts.
-fn known_uses(
+pub(crate) fn known_uses(
     model: &Model,
     computation: &Computation,
     terminal: &Terminal,
@@ -296,167 +333,4 @@ fn main_format(model: &Model) -> Format {
         }
     }
     sizes.into_values().max_by_key(|(bytes, _)| *bytes).map_or(Format::F16, |(_, format)| format)
-}
-
-/// What may be used of a device.
-fn budget(
-    given: Option<&Budget>,
-    memory: MemoryReport,
-    name: &str,
-    terminal: &Terminal,
-) -> Result<Bytes, Failure> {
-    let known = memory.free.or(memory.total);
-    let budget = match (given, known) {
-        (Some(Budget::Bytes(bytes)), _) => return Ok(Bytes(*bytes)),
-        (Some(Budget::Share(share)), _) => {
-            let Some(total) = memory.total.or(memory.free) else {
-                let message = format!("--vram-budget: {name} does not tell how much memory it has");
-                return Err(Failure::usage(message).help("give the budget in bytes, such as 6GiB"));
-            };
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a share of a u64
-            Bytes((total.0 as f64 * f64::from(*share)) as u64)
-        }
-        (Some(Budget::Auto) | None, Some(free)) => free - MARGIN,
-        (Some(Budget::Auto) | None, None) => {
-            terminal.note(&format!(
-                "{name} does not tell how much of its memory is free: as much is used as it gives; --vram-budget sets a limit"
-            ));
-            Bytes::MAX
-        }
-    };
-    Ok(budget)
-}
-
-/// The devices that are wanted, of those that were found.
-fn choose(
-    wanted: &DeviceOptions,
-    found: Vec<Candidate>,
-    missing: &[Missing],
-) -> Result<Vec<Candidate>, Failure> {
-    let why = |message: String| {
-        let mut failure = Failure::new(Exit::BackendMissing, message);
-        let concerned = |missing: &&Missing| wanted.backend.is_none_or(|b| b == missing.backend);
-        if let Some(missing) = missing.iter().find(concerned) {
-            failure.causes = vec![format!("{}: {}", missing.backend, missing.reason)];
-            failure = failure.help(missing.hint.clone());
-        }
-        failure
-    };
-    let names: Vec<&str> = found.iter().map(|candidate| candidate.name.as_str()).collect();
-    let listed = match names.is_empty() {
-        true => "there is none beside the CPU".to_owned(),
-        false => format!("there are: {}", names.join(", ")),
-    };
-    let of_backend = |candidate: &Candidate| wanted.backend.is_none_or(|b| b == candidate.backend);
-    let mut chosen = Vec::new();
-    match &wanted.named {
-        Some(wanted) => {
-            for name in wanted.iter().filter(|name| !name.eq_ignore_ascii_case("cpu")) {
-                let by_name = |c: &&Candidate| c.name.eq_ignore_ascii_case(name) && of_backend(c);
-                let Some(candidate) = found.iter().find(by_name) else {
-                    return Err(why(format!("no device '{name}': {listed}")));
-                };
-                chosen.push(candidate.clone());
-            }
-        }
-        None => chosen.extend(found.into_iter().filter(|c| of_backend(c) && !c.software)),
-    }
-    if let Some(backend) = wanted.backend
-        && chosen.is_empty()
-    {
-        return Err(why(format!("no device for --backend {backend}")));
-    }
-    match wanted.main {
-        None => Ok(chosen),
-        Some(_) if chosen.is_empty() => Ok(chosen),
-        Some(n) if n < chosen.len() => Ok(vec![chosen.swap_remove(n)]),
-        Some(n) => Err(why(format!("no device number {n}: there are {}", chosen.len()))),
-    }
-}
-
-/// One line where a device was expected: because flags are about it, or because this build could use one.
-fn tell_missing(wanted: &DeviceOptions, missing: &[Missing], terminal: &Terminal) {
-    for missing in missing {
-        let line = match &wanted.expected_by[..] {
-            [] if missing.is_built => {
-                format!(
-                    "everything runs on the CPU: {}; `thermocline doctor` says what would help",
-                    missing.reason
-                )
-            }
-            [] => continue,
-            flags => {
-                let change = if flags.len() == 1 { "changes" } else { "change" };
-                let (flags, reason) = (flags.join(" and "), &missing.reason);
-                format!("{flags} {change} nothing: {reason}, so everything runs on the CPU")
-            }
-        };
-        terminal.note(&line);
-    }
-}
-
-fn check_number(wanted: &DeviceOptions, n_devices: usize) -> Result<(), Failure> {
-    let n = wanted.budgets.len();
-    match n > 1 && n_devices > 0 && n != n_devices {
-        true => {
-            Err(Failure::usage(format!("--vram-budget has {n} values for {n_devices} devices")))
-        }
-        false => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cli::args::ColorWhen;
-
-    fn quiet() -> Terminal {
-        Terminal::new(ColorWhen::Off, true, 0)
-    }
-
-    fn found() -> Vec<Candidate> {
-        ["Card0", "Card1"].map(|name| Candidate::assumed(name, Bytes(8 << 30))).into()
-    }
-
-    #[test]
-    fn devices_by_name_and_number() {
-        let choose = |wanted: DeviceOptions| {
-            let missing = devices::candidates().1;
-            let chosen = super::choose(&wanted, found(), &missing);
-            chosen.map(|all| all.into_iter().map(|c| c.name).collect::<Vec<_>>())
-        };
-        let named = |names: &[&str]| {
-            let named = names.iter().map(|&name| name.to_owned()).collect();
-            DeviceOptions { named: Some(named), ..DeviceOptions::default() }
-        };
-        assert_eq!(choose(DeviceOptions::default()).unwrap(), ["Card0", "Card1"]);
-        assert_eq!(choose(named(&["card1"])).unwrap(), ["Card1"]);
-        let second = DeviceOptions { main: Some(1), ..DeviceOptions::default() };
-        assert_eq!(choose(second).unwrap(), ["Card1"]);
-        let failure = choose(named(&["CUDA0"])).unwrap_err();
-        assert_eq!(failure.exit, Exit::BackendMissing);
-        assert!(failure.message.contains("there are: Card0, Card1"), "{failure:?}");
-        let wgpu = DeviceOptions { backend: Some("wgpu"), ..DeviceOptions::default() };
-        let failure = choose(wgpu).unwrap_err();
-        assert!(failure.exit == Exit::BackendMissing && failure.help.is_some());
-        let third = DeviceOptions { main: Some(2), ..DeviceOptions::default() };
-        assert_eq!(choose(third).unwrap_err().exit, Exit::BackendMissing);
-    }
-
-    #[test]
-    fn budgets_of_what_there_is() {
-        let memory = |free: u64, total: u64| MemoryReport {
-            free: Some(Bytes(free << 30)),
-            total: Some(Bytes(total << 30)),
-        };
-        let budget = |given: Option<Budget>, memory| {
-            super::budget(given.as_ref(), memory, "Card", &quiet()).map(|bytes| bytes.0)
-        };
-        assert_eq!(budget(None, memory(6, 8)), Ok((6 << 30) - MARGIN.0));
-        assert_eq!(budget(Some(Budget::Auto), memory(6, 8)), Ok((6 << 30) - MARGIN.0));
-        assert_eq!(budget(Some(Budget::Share(0.5)), memory(6, 8)), Ok(4 << 30));
-        assert_eq!(budget(Some(Budget::Bytes(5)), memory(6, 8)), Ok(5));
-        assert_eq!(budget(None, MemoryReport::default()), Ok(u64::MAX));
-        assert!(budget(Some(Budget::Share(0.5)), MemoryReport::default()).is_err());
-    }
 }

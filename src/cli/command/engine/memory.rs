@@ -11,7 +11,7 @@ use hal::{Bytes, Device, MemoryReport};
 
 /// Memory that a run must have, by what needs it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Need {
+pub(crate) struct Need {
     /// Weights that are read for every token, as they are in the file.
     weights: Bytes,
     /// Weights laid out anew.
@@ -26,7 +26,7 @@ pub(super) struct Need {
 
 impl Need {
     /// What `model` needs with these settings on the CPU.
-    pub(super) fn of(model: &Model, options: &EngineOptions, cpu: &Device) -> Need {
+    pub(crate) fn of(model: &Model, options: &EngineOptions, cpu: &Device) -> Need {
         let hyper = &model.hyper;
         let weights = to_convert(model, options, cpu);
         let copies = converted::size(&weights);
@@ -59,7 +59,7 @@ impl Need {
     }
 
     /// The same without what `forecast` places on other devices.
-    pub(super) fn less(self, forecast: &Forecast) -> Need {
+    pub(crate) fn less(self, forecast: &Forecast) -> Need {
         let all: Vec<_> = forecast.devices.iter().collect();
         let cache: Bytes = all.iter().map(|bytes| bytes.cache).sum();
         let weights: Bytes =
@@ -80,7 +80,7 @@ impl Need {
     }
 
     /// All together.
-    pub(super) fn total(&self) -> Bytes {
+    pub(crate) fn total(&self) -> Bytes {
         self.weights + self.copies + self.cache + self.scratch
     }
 
@@ -88,7 +88,7 @@ impl Need {
     ///
     /// # Errors
     /// [`Exit::Memory`].
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         memory: MemoryReport,
         n_ctx: usize,

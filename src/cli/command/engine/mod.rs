@@ -1,6 +1,7 @@
 //! From what the user said about a model to an engine that runs it; the same way for `run`, `bench` and
 //! `perplexity`: [`open`] the file, choose the [`context`], [`load`].
 
+mod choice;
 mod convert;
 mod errors;
 mod learned;
@@ -8,10 +9,12 @@ mod machine;
 mod memory;
 mod speeds;
 
-pub(crate) use machine::{Machine, NO_PROFILE};
+pub(crate) use learned::add as with_learned;
+pub(crate) use machine::{Beside, Machine, NO_PROFILE, known_uses};
+pub(crate) use memory::Need;
 
 use super::model_file;
-use crate::cli::args::FfnActivation;
+use crate::cli::args::{ColorWhen, FfnActivation};
 use crate::cli::config::model::{Computation, ContextSize, ModelOptions, Sparsity};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
@@ -24,7 +27,6 @@ use crate::tokenizer::Tokenizer;
 use hal::op::{Activation, FfnKind};
 use hal::{Bytes, Device, KvCache};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use memory::Need;
 use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -174,8 +176,14 @@ pub(crate) fn context(
         return usual;
     }
     let devices = machine.devices();
+    // What is wrong with what was learnt is said when it is loaded.
+    let silent = Terminal::new(ColorWhen::Off, true, 0);
+    let learned = learned::add(model, settings(options, usual), &options.computation, &silent);
+    let learned = learned.unwrap_or_else(|_| settings(options, usual));
     let forecast = |n_ctx| {
-        let settings = EngineOptions { placing: placing.clone(), ..settings(options, n_ctx) };
+        let n_ubatch = settings(options, n_ctx).n_ubatch;
+        let placing = placing.clone();
+        let settings = EngineOptions { n_ctx, n_ubatch, placing, ..learned.clone() };
         engine::forecast(model, &devices, &settings)
     };
     let least = forecast(usual).rate() * GOOD;

@@ -31,7 +31,8 @@ impl Speeds {
         Speeds { path, known, anew, changed: false }
     }
 
-    /// The speed of a device with weights of `format`; `threads` is 0 where it has none.
+    /// The speed of a device with weights of `format`; `threads` is 0 where it has none. Measuring takes at most a part
+    /// of `most` bytes.
     ///
     /// # Errors
     /// What the device reports.
@@ -40,6 +41,7 @@ impl Speeds {
         backend: &Arc<dyn Backend>,
         threads: usize,
         format: Format,
+        most: Bytes,
     ) -> hal::Result<Speed> {
         let info = backend.info();
         let key = format!("{} | {} | {threads} | {}", info.name, info.description, format.name());
@@ -49,7 +51,8 @@ impl Speeds {
         // An account of its own: what is measured with is no part of what a run takes.
         let device = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
         let free = backend.memory().ok().and_then(|memory| memory.free);
-        let Speed { dense, sparse, hand_off, op } = speed(&device, format, free)?;
+        let room = free.unwrap_or(Bytes::MAX).min(most);
+        let Speed { dense, sparse, hand_off, op } = speed(&device, format, Some(room))?;
         let [dense, sparse, hand_off, op] = [dense, sparse, hand_off, op].map(steady);
         self.known.insert(
             key,
@@ -103,10 +106,10 @@ mod tests {
             ..crate::devices::CpuOptions::default()
         });
         let mut speeds = Speeds::open(Some(folder.path()), false);
-        let measured = speeds.speed(&backend, 1, Format::F16).unwrap();
+        let measured = speeds.speed(&backend, 1, Format::F16, Bytes::MAX).unwrap();
         speeds.save(&terminal);
         let mut again = Speeds::open(Some(folder.path()), false);
-        assert_eq!(again.speed(&backend, 1, Format::F16).unwrap(), measured);
+        assert_eq!(again.speed(&backend, 1, Format::F16, Bytes::MAX).unwrap(), measured);
         assert!(!again.changed);
         for text in ["", "{", "[]", "{\"a\": 1}"] {
             std::fs::write(folder.path().join(FILE), text).unwrap();

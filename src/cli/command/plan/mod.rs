@@ -5,16 +5,15 @@ mod json;
 mod svg;
 mod text;
 
-use super::engine::{self, Machine};
+use super::engine::{self, Beside, Machine};
 use crate::cli::config::PlanOptions;
-use crate::cli::failure::{Exit, Failure};
-use crate::cli::output::Output;
+use crate::cli::failure::Failure;
+use crate::cli::output::{Output, write_file};
 use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, Placing};
 use crate::model::Model;
-use crate::placement::{Forecast, Speed, plan, plan_whole_layers};
+use crate::placement::{Forecast, Speed, Wishes, plan, plan_whole_layers};
 use hal::{Bytes, DeviceKind};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Prints the plan.
@@ -30,9 +29,9 @@ pub(crate) fn run(options: &PlanOptions, terminal: &Terminal) -> Result<(), Fail
     let path = options.model.path.as_deref();
     let opened = engine::open(path, computation, &machine.cpu, terminal)?;
     let model = opened.model;
-    let report = Report::new(options, &machine, model, terminal);
+    let report = Report::new(options, &machine, model, terminal)?;
     if let Some(path) = &options.svg {
-        write(path, &svg::picture(&report))?;
+        write_file(path, &svg::picture(&report))?;
     }
     let mut out = Output::stdout();
     match options.json {
@@ -58,6 +57,9 @@ struct Report {
     cpu_alone: Forecast,
     /// With as much memory as everything takes.
     all_fits: Forecast,
+    wishes: Wishes,
+    /// Whether some device could have a part of a layer.
+    can_split: bool,
     notes: Vec<String>,
 }
 
@@ -70,7 +72,7 @@ struct Device {
     budget: Option<Bytes>,
     /// What is left to its driver.
     reserve: Bytes,
-    /// Bytes of weights and cache here, where this is the CPU.
+    /// Bytes of weights, cache and scratch here, where this is the CPU.
     on_cpu: Option<Bytes>,
 }
 
@@ -80,17 +82,21 @@ impl Report {
         machine: &Machine,
         model: Arc<Model>,
         terminal: &Terminal,
-    ) -> Report {
+    ) -> Result<Report, Failure> {
         let computation = &options.model.computation;
         let mut placing = machine.placing(&model, computation, terminal);
         if placing.speeds.is_empty() {
             placing.speeds = machine.measured(&model, computation, terminal);
+        }
+        if placing.uses.is_none() {
+            placing.uses = engine::known_uses(&model, computation, terminal);
         }
         if let Some(density) = options.density {
             placing.density = density;
         }
         let n_ctx = engine::context(&options.model, &model, machine, &placing, terminal);
         let settings = EngineOptions { placing, ..engine::settings(&options.model, n_ctx) };
+        let settings = engine::with_learned(&model, settings, computation, terminal)?;
         let task = crate::engine::task(&model, &machine.devices(), &settings);
         let forecast = plan(&task);
         let with = |budget: Bytes| {
@@ -99,19 +105,41 @@ impl Report {
             plan(&task)
         };
         let skips = model.is_exactly_sparse() && settings.sparsity != crate::engine::Sparsity::Off;
-        let notes = notes(machine, &forecast, &settings, skips);
-        Report {
+        let mut notes = notes(machine, &forecast, &settings, skips);
+        if options.density.is_some() && (!skips || settings.placing.uses.is_some()) {
+            notes.push(
+                match skips {
+                    true => {
+                        "--density changes nothing: a profile tells how often each neuron is used"
+                    }
+                    false => "--density changes nothing: every neuron is computed",
+                }
+                .to_owned(),
+            );
+        }
+        let need = engine::Need::of(&model, &settings, &machine.cpu).less(&forecast);
+        let memory = machine.cpu.memory().unwrap_or_default();
+        if let Err(refused) = need.check(memory, n_ctx, terminal) {
+            let help = refused.help.map_or(String::new(), |help| format!("; {help}"));
+            notes.push(format!("it would not be loaded: {}{help}", refused.message));
+        }
+        Ok(Report {
             n_ctx,
             n_past: crate::engine::assumed_past(&settings),
-            density: skips.then_some(settings.placing.density),
-            devices: devices(machine, &model, &forecast, &settings.placing),
+            density: skips.then(|| density(&settings.placing)),
+            devices: devices(machine, need.total(), &settings.placing),
             whole_layers: plan_whole_layers(&task),
             cpu_alone: with(Bytes(0)),
             all_fits: with(Bytes::MAX),
+            wishes: settings.placing.wishes,
+            can_split: machine
+                .others
+                .iter()
+                .any(|other| other.device.info().hand_off && is_apart(other)),
             forecast,
             model,
             notes,
-        }
+        })
     }
 
     /// The name of the device with this number.
@@ -129,8 +157,13 @@ impl Report {
             return why;
         }
         let share = |part: f64| 100.0 * part / seconds;
+        let more_helps = self.all_fits.seconds < 0.999 * seconds;
+        let of_cpu = match more_helps {
+            true => "more device memory would take work from it",
+            false => "what its memory delivers decides",
+        };
         let parts = [
-            ("the CPU", parts.cpu, "more device memory would take work from it"),
+            ("the CPU", parts.cpu, of_cpu),
             ("the devices", parts.devices, "what their memory delivers decides"),
             ("hand-offs", parts.hand_offs, "fewer split layers would not be faster: tried"),
         ];
@@ -139,6 +172,9 @@ impl Report {
         }
         let n_split = placement.n_split();
         let beside = match n_split {
+            0 if self.wishes.whole_layers.is_some() => "no layer is split, as -ngl asks".to_owned(),
+            0 if self.wishes.cache_on_cpu => "no layer is split: their caches are on the CPU".to_owned(),
+            0 if !self.can_split => "no layer is split: no device here can have a part of one".to_owned(),
             0 => "no layer is split: with every number of split layers it would be slower, or not fit".to_owned(),
             n => format!("{n} layers are split: other numbers would be slower, or not fit"),
         };
@@ -147,7 +183,7 @@ impl Report {
             rate(&self.whole_layers),
             rate(&self.cpu_alone)
         ));
-        if self.all_fits.seconds < 0.999 * seconds {
+        if more_helps {
             let needed: Bytes = self.all_fits.devices.iter().map(|bytes| bytes.total()).sum();
             why.push(format!(
                 "with {needed} of device memory it would be {}",
@@ -174,8 +210,7 @@ fn notes(
             notes.push(engine::NO_PROFILE.to_owned());
         }
     }
-    let unified =
-        machine.others.iter().filter(|other| other.device.info().kind == DeviceKind::Integrated);
+    let unified = machine.others.iter().filter(|other| !is_apart(other));
     notes.extend(unified.map(|other| {
         format!("{} shares its memory with the CPU: no layer is split there", other.candidate.name)
     }));
@@ -185,21 +220,27 @@ fn notes(
     notes
 }
 
-fn devices(
-    machine: &Machine,
-    model: &Model,
-    forecast: &Forecast,
-    placing: &Placing,
-) -> Vec<Device> {
-    let elsewhere: Bytes =
-        forecast.devices.iter().map(|bytes| bytes.frames + bytes.neurons + bytes.ends).sum();
+/// The share of the neurons that a token uses.
+fn density(placing: &Placing) -> f64 {
+    let Some(uses) = &placing.uses else { return placing.density };
+    let (sum, n) = uses.iter().flatten().fold((0.0, 0), |(sum, n), p| (sum + f64::from(*p), n + 1));
+    sum / f64::from(n.max(1))
+}
+
+/// Whether a device has memory of its own, so that layers are split with it.
+fn is_apart(other: &Beside) -> bool {
+    other.device.info().kind != DeviceKind::Integrated
+}
+
+/// The devices, the CPU with the bytes that it needs first.
+fn devices(machine: &Machine, on_cpu: Bytes, placing: &Placing) -> Vec<Device> {
     let cpu = Device {
         name: machine.cpu.info().name.clone(),
         description: machine.cpu.info().description.clone(),
         speed: placing.speed(0),
         budget: None,
         reserve: Bytes(0),
-        on_cpu: Some(Bytes(model.file.size_bytes()) - elsewhere),
+        on_cpu: Some(on_cpu),
     };
     let others = machine.others.iter().enumerate().map(|(i, other)| Device {
         name: other.candidate.name.clone(),
@@ -210,14 +251,4 @@ fn devices(
         on_cpu: None,
     });
     [cpu].into_iter().chain(others).collect()
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let written = std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, path));
-    written.map_err(|error| {
-        let _ = std::fs::remove_file(&temporary);
-        let message = format!("cannot write the picture to '{}'", path.display());
-        Failure::new(Exit::Failed, message).caused_by(&error)
-    })
 }

@@ -34,7 +34,7 @@ const FOR_THRESHOLDS: usize = 8192;
 /// What loading, learning and saving report; models that have nothing to learn.
 pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install_with_termination()?;
-    let machine = Machine::cpu(&options.model, terminal);
+    let machine = Machine::cpu_only("`predictor` learns", &options.model, terminal);
     let path = options.model.path.as_deref();
     let Opened { model, tokenizer } =
         engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
@@ -50,7 +50,16 @@ pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(),
     let mut output = Output::stdout();
     output.write(report::text(&model, chooser.as_ref(), options.settings.target))?;
     let word = if options.import.is_some() { "predicted" } else { "balanced" };
-    terminal.note(&format!("kept in {}; --sparsity {word} uses it", out.display()));
+    let folder = options.model.computation.folder.as_ref().map(|folder| folder.path.as_path());
+    let places = learned::places(&model.file, folder);
+    terminal.note(&match places.contains(&out) {
+        true => format!("kept in {}; --sparsity {word} uses it", out.display()),
+        false => format!(
+            "kept in {}; --sparsity {word} looks for it in {} only",
+            out.display(),
+            places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ")
+        ),
+    });
     output.flush()
 }
 
@@ -76,6 +85,7 @@ fn check(model: &Model) -> Result<(), Failure> {
 /// Where the result goes: where the user says, or the best place.
 fn place(options: &PredictorOptions, model: &Model) -> Result<PathBuf, Failure> {
     if let Some(out) = &options.out {
+        learned::check_place(out).map_err(predictor::Error::from)?;
         return Ok(out.clone());
     }
     let folder = options.model.computation.folder.as_ref().map(|folder| folder.path.as_path());
