@@ -1,6 +1,8 @@
 //! Values that clap has no parser for: memory budgets, ranges of llama-bench, logit biases,
 //! escapes.
 
+use crate::predictor::ERRORS;
+
 /// How much device memory may be used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Budget {
@@ -82,11 +84,12 @@ pub(crate) fn sparsity(text: &str) -> Result<Sparsity, String> {
     })
 }
 
-/// Reads a relative error: above 0 and below 1.
+/// Reads a relative error among those for which thresholds are learnt.
 pub(crate) fn error_share(text: &str) -> Result<f32, String> {
+    let [least, most] = [ERRORS[0], ERRORS[ERRORS.len() - 1]];
     match text.parse::<f32>() {
-        Ok(error) if error > 0.0 && error < 1.0 => Ok(error),
-        Ok(_) | Err(_) => Err(format!("'{text}' is no error between 0 and 1")),
+        Ok(error) if (least..=most).contains(&error) => Ok(error),
+        Ok(_) | Err(_) => Err(format!("'{text}' is no error from {least} to {most}")),
     }
 }
 

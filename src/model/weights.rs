@@ -111,6 +111,12 @@ impl Model {
         self.token_embd.desc().n_rows
     }
 
+    /// How the neurons of a block come to their values, in words that tell it from other ways.
+    #[must_use]
+    pub fn neurons_by(&self) -> String {
+        format!("{:?} {:?}", self.ffn_kind, self.activation)
+    }
+
     /// Whether neurons may be dropped without any loss.
     #[must_use]
     pub fn is_exactly_sparse(&self) -> bool {

@@ -51,6 +51,16 @@ pub enum Error {
         /// The model's.
         expected: usize,
     },
+    /// A file with what another text or other settings made.
+    #[error("{file}: was made otherwise ({found}), not by what is asked for now ({wanted})")]
+    OtherRecipe {
+        /// Path.
+        file: String,
+        /// How it was made.
+        found: String,
+        /// How it would be made.
+        wanted: String,
+    },
     /// A side file whose predictor contradicts the model or itself.
     #[error("{file}: {what} is {found}, expected {expected}")]
     Damaged {

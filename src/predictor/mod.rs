@@ -57,13 +57,13 @@ pub enum Layers {
 }
 
 /// Relative errors of a block's output at which the whole model keeps to a quality, as measured on text that was held
-/// out.
+/// out; `None` where even the least of [`ERRORS`] does not.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Levels {
     /// Within [`Quality::BALANCED`].
-    pub balanced: f32,
+    pub balanced: Option<f32>,
     /// Within [`Quality::FAST`].
-    pub fast: f32,
+    pub fast: Option<f32>,
 }
 
 /// How far a model's predictions may be from those of the dense run.

@@ -7,13 +7,15 @@ use hal::HostRows;
 
 use super::judge::{Curve, ERRORS, Verdict};
 use super::{Chooser, Error, LayerPredictor, LayerThresholds, Layers, Levels, Result};
-use crate::gguf::{Container, File, TensorType};
+use crate::gguf::{Container, TensorType};
 use crate::learned::{self, Contents, Learned, Section};
 use crate::model::{Model, Predictor};
 
 /// Version of what the sections hold.
 const VERSION: u64 = 1;
 const VERSION_KEY: &str = "version";
+/// How the neurons come to their values ([`Model::neurons_by`]).
+const NEURONS_KEY: &str = "neurons";
 /// How the section was made, to tell whether an interrupted run is the same.
 const RECIPE_KEY: &str = "recipe";
 /// The least score of a predictor that others have trained; there only with one.
@@ -58,6 +60,7 @@ impl Chooser {
         if !learned.has(section) {
             return Ok(None);
         }
+        check_neurons(learned, section, model)?;
         let layers = read(learned, none, sizes)?;
         let levels = levels(learned, section)?;
         match (layers, levels) {
@@ -84,6 +87,20 @@ impl Layers {
     }
 }
 
+/// Refuses what was learnt of the same weights with another activation, which a flag can name.
+fn check_neurons(learned: &Learned, section: Section, model: &Model) -> Result<()> {
+    let (expected, found) = (model.neurons_by(), learned.text(section, NEURONS_KEY)?);
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::Damaged {
+        file: learned.name().to_owned(),
+        what: format!("`{}.{NEURONS_KEY}`", section.name()),
+        expected,
+        found: found.to_owned(),
+    })
+}
+
 /// The errors that the words of the knob stand for, if they were found already.
 fn levels(learned: &Learned, section: Section) -> Result<Option<Levels>> {
     if !learned.has_tensor(section, LEVELS) {
@@ -91,12 +108,14 @@ fn levels(learned: &Learned, section: Section) -> Result<Option<Levels>> {
     }
     let values = learned.f32s(section, LEVELS, &[2])?;
     let (balanced, fast) = (values[0], values[1]);
-    match 0.0 < balanced && balanced <= fast && fast < 1.0 {
-        true => Ok(Some(Levels { balanced, fast })),
+    // 0 stands for a quality that was not reached.
+    let level = |error: f32| (error > 0.0).then_some(error);
+    match 0.0 <= balanced && balanced <= fast && fast < 1.0 {
+        true => Ok(Some(Levels { balanced: level(balanced), fast: level(fast) })),
         false => Err(Error::Damaged {
             file: learned.name().to_owned(),
             what: format!("`{}.{LEVELS}`", section.name()),
-            expected: "two errors between 0 and 1, the larger last".to_owned(),
+            expected: "two errors from 0 to below 1, the larger last".to_owned(),
             found: format!("{balanced} and {fast}"),
         }),
     }
@@ -105,7 +124,7 @@ fn levels(learned: &Learned, section: Section) -> Result<Option<Levels>> {
 /// A run that makes a model's predictor or thresholds, layer after layer.
 #[derive(Debug)]
 pub struct Maker<'a> {
-    file: &'a File,
+    model: &'a Model,
     path: &'a Path,
     recipe: String,
     layers: Layers,
@@ -114,22 +133,28 @@ pub struct Maker<'a> {
 
 impl<'a> Maker<'a> {
     /// A run by `recipe`, whatever tells it from others; its result goes to `path`. Layers that an earlier run by the
-    /// same recipe left there are kept.
+    /// same recipe left there are kept; those by another one are replaced if the run begins `anew`.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a file at `path` that is about another model; [`Error::Damaged`].
-    pub fn new(model: &'a Model, path: &'a Path, recipe: &str) -> Result<Maker<'a>> {
+    /// [`Error::Refused`] for a file at `path` that is about another model; [`Error::OtherRecipe`]; [`Error::Damaged`].
+    pub fn new(model: &'a Model, path: &'a Path, recipe: &str, anew: bool) -> Result<Maker<'a>> {
         let (mut layers, mut found) = (Layers::none(model), None);
         if path.exists() {
             let learned = Learned::open(path, &model.file)?;
             let section = section(&layers);
-            if learned.has(section) && learned.text(section, RECIPE_KEY)? == recipe {
+            if learned.has(section) && !anew {
+                let before = learned.text(section, RECIPE_KEY)?;
+                if before != recipe {
+                    let (file, found) = (learned.name().to_owned(), before.to_owned());
+                    return Err(Error::OtherRecipe { file, found, wanted: recipe.to_owned() });
+                }
+                check_neurons(&learned, section, model)?;
                 layers = read(&learned, layers, Sizes::of(model))?;
                 found = levels(&learned, section)?;
             }
         }
         let recipe = recipe.to_owned();
-        Ok(Maker { file: &model.file, path, recipe, layers, levels: found })
+        Ok(Maker { model, path, recipe, layers, levels: found })
     }
 
     /// The layers that are made.
@@ -200,8 +225,9 @@ impl<'a> Maker<'a> {
         let mut contents = Contents::default();
         contents.set(VERSION_KEY, VERSION);
         contents.set(RECIPE_KEY, self.recipe.as_str());
+        contents.set(NEURONS_KEY, self.model.neurons_by());
         if let Some(Levels { balanced, fast }) = self.levels {
-            vector(&mut contents, LEVELS, &[balanced, fast]);
+            vector(&mut contents, LEVELS, &[balanced, fast].map(Option::unwrap_or_default));
         }
         match &self.layers {
             Layers::Predictors(layers) => {
@@ -228,7 +254,7 @@ impl<'a> Maker<'a> {
                 }
             }
         }
-        learned::save(self.path, self.file, section(&self.layers), &contents, false)?;
+        learned::save(self.path, &self.model.file, section(&self.layers), &contents, false)?;
         Ok(())
     }
 }

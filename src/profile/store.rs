@@ -23,6 +23,10 @@ impl Profile {
         if version != VERSION {
             return Err(reader.wrong("version", VERSION.to_string(), version.to_string()));
         }
+        let (expected, found) = (model.neurons_by(), file.text(SECTION, "neurons")?);
+        if found != expected {
+            return Err(reader.wrong("neurons", expected, found.to_owned()));
+        }
         let [n_tokens, n_wanted, stride] =
             ["tokens", "wanted", "stride"].map(|name| file.u64(SECTION, name));
         let (n_tokens, n_wanted, stride) = (n_tokens?, n_wanted?, stride?);
@@ -41,11 +45,13 @@ impl Profile {
         }))
     }
 
-    /// What the learned file shall hold of it.
+    /// What the learned file of `model` shall hold of it.
     #[must_use]
-    pub fn contents(&self) -> Contents {
+    pub fn contents(&self, model: &Model) -> Contents {
         let mut contents = Contents::default();
         contents.set("version", VERSION);
+        // What fires depends on the activation, which a flag can name.
+        contents.set("neurons", model.neurons_by());
         contents.set("source", self.source.as_str());
         contents.set("tokens", self.n_tokens);
         contents.set("wanted", self.n_wanted);

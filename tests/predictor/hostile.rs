@@ -45,6 +45,7 @@ impl Parts {
         let mut contents = Contents::default();
         contents.set("version", self.version);
         contents.set("recipe", "none");
+        contents.set("neurons", model.neurons_by());
         contents.f32s("levels", &[2], &self.levels);
         for i in 0..self.layers {
             for (name, shape) in [("fc1", self.fc1), ("fc2", self.fc2)] {
@@ -113,6 +114,7 @@ fn thresholds_of_nothing_are_refused() {
         let mut contents = Contents::default();
         contents.set("version", 1u64);
         contents.set("recipe", "none");
+        contents.set("neurons", silu.neurons_by());
         contents.f32s("levels", &[2], &[0.05, 0.1]);
         for i in 0..4 {
             contents.f32s(&format!("blk.{i}.weights"), &[N_FF as u64], &[weight; N_FF]);
@@ -122,6 +124,9 @@ fn thresholds_of_nothing_are_refused() {
         learned::save(&path, &silu.file, Section::Thresholds, &contents, false).unwrap();
         let learned = Learned::open(&path, &silu.file).unwrap();
         assert_eq!(Chooser::read(&learned, &silu).is_ok(), ok, "{weight}");
+        // Thresholds of one activation are none of another one.
+        let gelu = Chooser::read(&learned, &model(Some("gelu"))).unwrap_err().to_string();
+        assert!(gelu.contains("Gelu") && gelu.contains("Silu"), "{gelu}");
         // The same file says nothing about the model as it was made.
         assert!(Chooser::read(&learned, &model(None)).unwrap().is_none());
     }

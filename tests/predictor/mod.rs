@@ -125,7 +125,7 @@ fn a_learnt_predictor_saves_gates_and_costs_what_it_may() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("learned.gguf");
     let table = stdout(&learn(folder.path(), &out, &["--rank", "64", "--train", "40"]));
-    assert_eq!(table.lines().count(), 6, "{table}");
+    assert_eq!(table.lines().count(), 7, "{table}");
     let model = model(None);
     let chooser = chooser(&out, &model);
     assert!(matches!(&chooser.layers, Layers::Predictors(layers) if layers.len() == 4));
@@ -166,7 +166,7 @@ fn thresholds_drop_neurons_of_a_model_that_has_no_zeros() {
     let out = folder.path().join("learned.gguf");
     let silu = ["--ffn-activation", "silu"];
     let table = stdout(&learn(folder.path(), &out, &silu));
-    assert_eq!(table.lines().count(), 6, "{table}");
+    assert_eq!(table.lines().count(), 7, "{table}");
     let model = model(Some("silu"));
     let chooser = chooser(&out, &model);
     assert!(matches!(&chooser.layers, Layers::Thresholds(layers) if layers.len() == 4));
@@ -202,7 +202,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     let recipe = learned.text(Section::Predictor, "recipe").unwrap().to_owned();
     let Layers::Predictors(layers) = chooser(&whole, &model).layers else { panic!("a predictor") };
     // As a run leaves it that was ended after two layers.
-    let mut maker = Maker::new(&model, &half, &recipe).unwrap();
+    let mut maker = Maker::new(&model, &half, &recipe, false).unwrap();
     layers[..2].iter().for_each(|layer| maker.predictor(layer.clone()).unwrap());
     let refused = Chooser::read(&Learned::open(&half, &model.file).unwrap(), &model);
     assert!(refused.unwrap_err().to_string().contains("knows 2 of 4 layers"));
@@ -213,8 +213,10 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     // Another recipe begins anew; the same one has nothing to do.
     let done = learn(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&done.stderr).contains("everything is there already"));
-    assert!(Maker::new(&model, &half, "another recipe").unwrap().layers().is_empty());
-    assert_eq!(Maker::new(&model, &half, &recipe).unwrap().layers().len(), 4);
+    let refused = Maker::new(&model, &half, "another recipe", false).unwrap_err().to_string();
+    assert!(refused.contains("another recipe"), "{refused}");
+    assert!(Maker::new(&model, &half, "another recipe", true).unwrap().layers().is_empty());
+    assert_eq!(Maker::new(&model, &half, &recipe, false).unwrap().layers().len(), 4);
 }
 
 #[test]

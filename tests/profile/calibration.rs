@@ -101,7 +101,7 @@ fn an_interrupted_run_gives_the_same_file() {
             let whole = folder.path().join("whole.gguf");
             let expected = taken(&model, &text);
             let save = |path: &Path, profile: &Profile| {
-                let contents = profile.contents();
+                let contents = profile.contents(&model);
                 learned::save(path, &model.file, Section::Profile, &contents, false).unwrap();
             };
             save(&whole, &expected);

@@ -55,7 +55,7 @@ fn powerinfers_counts_are_taken_in_the_order_of_their_numbers() {
     }
     assert_eq!(profile.probabilities()[11], [11.0 / 40.0, 1.0 / 40.0, 1.0, 0.0, 3.0 / 40.0]);
     let path = folder.path().join("x.gguf");
-    learned::save(&path, &model.file, Section::Profile, &profile.contents(), false).unwrap();
+    learned::save(&path, &model.file, Section::Profile, &profile.contents(&model), false).unwrap();
     let read = Learned::open(&path, &model.file).unwrap();
     assert_eq!(Profile::read(&read, &model).unwrap().unwrap(), profile);
 
@@ -124,7 +124,7 @@ fn powerinfers_list_is_read_and_judged() {
 fn a_profile_of_another_shape_or_of_lies_is_refused() {
     let model = Tiny { n_layer: 2, ..Tiny::default() }.model();
     let text = Text::new(&(0..60).collect::<Vec<u32>>(), None, 32, None);
-    let contents = taken(&model, &text).contents();
+    let contents = taken(&model, &text).contents(&model);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.gguf");
     // As if it were another model's: the fingerprint is that of this one, the sizes are not.
@@ -134,7 +134,7 @@ fn a_profile_of_another_shape_or_of_lies_is_refused() {
     assert!(refused.to_string().contains("expected [64]"), "{refused}");
     assert!(Learned::open(&path, &model.file).is_err());
     let lies = |name: &str, value: u64| {
-        let mut contents = taken(&model, &text).contents();
+        let mut contents = taken(&model, &text).contents(&model);
         contents.replace(name, value);
         learned::save(&path, &model.file, Section::Profile, &contents, true).unwrap();
         let read = Profile::read(&Learned::open(&path, &model.file).unwrap(), &model);
@@ -156,7 +156,7 @@ proptest! {
         let profile = text.start(&model);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.gguf");
-        learned::save(&path, &model.file, Section::Profile, &profile.contents(), false).unwrap();
+        learned::save(&path, &model.file, Section::Profile, &profile.contents(&model), false).unwrap();
         let mut bytes = fs::read(&path).unwrap();
         let n = bytes.len();
         bytes[at % n] ^= 1 << bit;

@@ -16,6 +16,9 @@ pub(crate) struct PredictorArgs {
     /// Where the result goes; without it beside the model, or into a folder of the user's cache
     #[arg(short, long = "out", value_name = "FILE")]
     pub(crate) outfile: Option<PathBuf>,
+    /// Begin anew, in place of what an earlier run with another text or other settings left
+    #[arg(long, env = "THERMOCLINE_ARG_RESTART", value_parser = super::boolish())]
+    pub(crate) restart: bool,
     /// Tokens of the text to read, at most
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_TOKENS", default_value_t = 65536)]
     #[arg(value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]

@@ -87,7 +87,8 @@ pub(super) fn after(
         return terminal.detail(&format!("no profile was taken: {error}"));
     }
     gatherer.commit(&mut profile);
-    let saved = learned::save(&path, &model.file, Section::Profile, &profile.contents(), true);
+    let contents = profile.contents(&model);
+    let saved = learned::save(&path, &model.file, Section::Profile, &contents, true);
     match saved {
         Err(error) => terminal.detail(&format!("no profile was kept: {error}")),
         Ok(()) if is_new => terminal.note(&format!(

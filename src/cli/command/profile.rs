@@ -83,9 +83,40 @@ impl Job<'_> {
     }
 
     fn save(&self, profile: &Profile) -> Result<(), Failure> {
-        let (model, contents) = (&self.opened.model.file, profile.contents());
-        learned::save(&self.place, model, Section::Profile, &contents, self.options.restart)?;
+        let model = &self.opened.model;
+        let contents = profile.contents(model);
+        learned::save(&self.place, &model.file, Section::Profile, &contents, self.options.restart)?;
         Ok(())
+    }
+
+    /// What is gone on with: what was found, or a new one.
+    fn begun(&self, found: Option<Profile>, text: &Text) -> Result<Profile, Failure> {
+        let model = &self.opened.model;
+        match found {
+            Some(profile) if text.continues(&profile) => Ok(profile),
+            Some(profile)
+                if profile.is_finished()
+                    && profile.source() != super::auto_profile::SOURCE
+                    && !self.options.names_a_text() =>
+            {
+                Ok(profile)
+            }
+            Some(profile)
+                if !profile.is_finished()
+                    && profile.source() != super::auto_profile::SOURCE
+                    && !self.options.restart =>
+            {
+                let message = format!(
+                    "{} has an unfinished profile of another text: {} of {} tokens",
+                    self.place.display(),
+                    profile.n_tokens(),
+                    profile.n_wanted()
+                );
+                let help = "the same text (-f) and settings go on with it, --restart begins anew";
+                Err(Failure::usage(message).help(help))
+            }
+            Some(_) | None => Ok(text.start(model)),
+        }
     }
 
     /// Begins, goes on with or takes what was found.
@@ -106,17 +137,7 @@ impl Job<'_> {
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
         let n_ctx = engine::fixed_context(self.options.model.n_ctx, model, self.terminal);
         let text = Text::new(&tokens, bos, n_ctx, self.options.tokens);
-        let mut profile = match found {
-            Some(profile) if text.continues(&profile) => profile,
-            Some(profile)
-                if profile.is_finished()
-                    && profile.source() != super::auto_profile::SOURCE
-                    && !self.options.names_a_text() =>
-            {
-                return Ok(profile);
-            }
-            Some(_) | None => text.start(model),
-        };
+        let mut profile = self.begun(found, &text)?;
         if profile.is_finished() {
             return Ok(profile);
         }

@@ -18,6 +18,8 @@ pub(crate) struct PredictorOptions {
     pub(crate) import: Option<PathBuf>,
     /// Where the result goes; `None` chooses.
     pub(crate) out: Option<PathBuf>,
+    /// What an earlier run left is replaced.
+    pub(crate) restart: bool,
     /// Most tokens of the text.
     pub(crate) n_tokens: usize,
     /// How predictors are made.
@@ -38,6 +40,7 @@ impl PredictorOptions {
             text: args.file.as_deref().map(read_file).transpose()?,
             import: args.import.clone(),
             out: args.outfile.clone(),
+            restart: args.restart,
             n_tokens: args.tokens as usize,
             settings: Settings { target: args.error, n_steps: args.train as usize, rank },
         })

@@ -43,10 +43,18 @@ pub(crate) fn add(
         terminal
             .note("--sparse-threshold is for the file's own predictor: it changes nothing here");
     }
-    let error = match computation.sparsity {
-        Sparsity::Balanced => levels.balanced,
-        Sparsity::Fast => levels.fast,
-        Sparsity::Within(_) | Sparsity::Predicted | Sparsity::Exact | Sparsity::Off => error,
+    let (word, error) = match computation.sparsity {
+        Sparsity::Balanced => ("balanced", levels.balanced),
+        Sparsity::Fast => ("fast", levels.fast),
+        Sparsity::Within(_) | Sparsity::Predicted | Sparsity::Exact | Sparsity::Off => {
+            ("", Some(error))
+        }
+    };
+    let Some(error) = error else {
+        let message =
+            format!("what was learnt about this model never reached the quality of `{word}`");
+        let help = "--sparsity exact loses nothing; a number takes an error, whatever the quality";
+        return Err(Failure::new(Exit::Failed, message).help(help));
     };
     let sparsity = engine::Sparsity::Within(error);
     Ok(EngineOptions { sparsity, chooser: Some(Arc::new(chooser)), ..options })

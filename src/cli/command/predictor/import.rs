@@ -41,7 +41,7 @@ impl Job<'_> {
                 }
             }
         }
-        let mut maker = Maker::new(self.model, out, "imported")?;
+        let mut maker = Maker::new(self.model, out, "imported", self.options.restart)?;
         maker.import(layers, threshold)?;
         Ok(())
     }

@@ -53,7 +53,7 @@ impl Job<'_> {
                     false => high = middle,
                 }
             }
-            Ok::<f32, Failure>(error(low.saturating_sub(1)))
+            Ok::<Option<f32>, Failure>(low.checked_sub(1).map(error))
         };
         let levels = Levels { balanced: level(Quality::BALANCED)?, fast: level(Quality::FAST)? };
         bar.finish_and_clear();
@@ -71,6 +71,8 @@ impl Job<'_> {
         let options = EngineOptions {
             sparsity: Sparsity::Within(error),
             chooser: Some(Arc::new(chooser)),
+            // Where memory was too short for one, it is for two.
+            repack: dense.options().repack,
             ..self.settings(chunks.n_ctx())
         };
         let mut engine = engine::quietly(self.model, options, self.machine.cpu.clone())?;

@@ -121,7 +121,7 @@ impl Job<'_> {
             windows.n_tokens(),
             windows.sum()
         );
-        let maker = Maker::new(self.model, out, &recipe)?;
+        let maker = Maker::new(self.model, out, &recipe, self.options.restart)?;
         if maker.is_finished() {
             self.terminal.note("everything is there already, made by the same recipe");
             return Ok(());

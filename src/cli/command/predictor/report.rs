@@ -5,7 +5,8 @@ use crate::predictor::{self, Chooser, Layers, Levels};
 
 /// A table of the layers, at the error for which they were made or the next larger one that is kept.
 pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> String {
-    let at = predictor::ERRORS.iter().position(|error| *error >= target).unwrap_or_default();
+    let at = predictor::ERRORS.iter().position(|error| *error >= target);
+    let at = at.unwrap_or(predictor::ERRORS.len() - 1);
     let mut text = String::new();
     match chooser.map(|chooser| &chooser.layers) {
         None => {}
@@ -55,7 +56,15 @@ pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> Str
         }
     }
     if let Some(Levels { balanced, fast }) = chooser.and_then(|chooser| chooser.levels) {
-        text += &format!("balanced is an error of {balanced}, fast of {fast}\n");
+        for (word, error) in [("balanced", balanced), ("fast", fast)] {
+            text += &match error {
+                Some(error) => format!("{word} is an error of {error}\n"),
+                None => format!(
+                    "{word} is not reached: an error of {} costs more quality than it allows\n",
+                    predictor::ERRORS[0]
+                ),
+            };
+        }
     }
     text
 }

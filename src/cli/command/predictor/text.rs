@@ -40,7 +40,9 @@ impl Windows {
         }
         tokens.truncate(most.max(FEWEST));
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        Ok(Windows { tokens, n_ctx: WINDOW.min(n_ctx_train.max(2)), bos })
+        // A short text in shorter windows: some are for learning, some for measuring.
+        let n_ctx = WINDOW.min(n_ctx_train.max(2)).min(tokens.len() / HELD_OF);
+        Ok(Windows { tokens, n_ctx, bos })
     }
 
     /// Tokens of a window as the model reads it.
@@ -75,19 +77,35 @@ impl Windows {
     /// The windows that are held out, for measuring.
     pub(super) fn held(&self) -> Result<Chunks, Failure> {
         let held = self.iter().enumerate().filter(|(i, _)| self.is_held(*i));
-        let mut tokens: Vec<u32> = held.flat_map(|(_, window)| window).collect();
-        if tokens.len() < 2 * self.n_ctx {
-            // The last window may be short; what is before it then has to do.
-            tokens = self.iter().flatten().collect();
-            tokens.truncate(2 * self.n_ctx);
-        }
+        let tokens: Vec<u32> = held.flat_map(|(_, window)| window).collect();
         Ok(Chunks::new(tokens, self.n_ctx, self.bos, None)?)
     }
 
-    /// Whether window `i` is held out: every eighth, as long as there are not too many, and at least one.
+    /// Whether window `i` is held out: every eighth whole one, as long as there are not too many, and at least two, for
+    /// a comparison takes two.
     pub(super) fn is_held(&self, i: usize) -> bool {
-        let most = (MOST_HELD / self.n_ctx).max(1);
-        let every = (self.len() / most).max(HELD_OF).min(self.len());
-        i % every == every - 1 && i / every < most
+        let n_whole = self.tokens.len() / self.step();
+        let most = (MOST_HELD / self.n_ctx).max(2);
+        let every = (n_whole / most).max(HELD_OF).min((n_whole / 2).max(1));
+        i < n_whole && i % every == every - 1 && i / every < most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_on_was_never_learnt_from() {
+        for (n, n_ctx, bos) in
+            [(1024, 128, None), (6692, 512, Some(1)), (65_536, 512, None), (70_001, 333, Some(1))]
+        {
+            let tokens: Vec<u32> = (0..n).map(|i| 2 + i as u32).collect();
+            let windows = Windows { tokens, n_ctx, bos };
+            let held = (0..windows.len()).filter(|i| windows.is_held(*i)).count();
+            assert!(held >= 2 && held * n_ctx <= MOST_HELD.max(2 * n_ctx), "{n}: {held}");
+            assert!(2 * held <= windows.len(), "{n}: most is for learning");
+            assert!(windows.held().is_ok(), "{n}");
+        }
     }
 }
