@@ -151,13 +151,14 @@ impl WgpuRun {
         })
     }
 
-    /// Reads the list of a post into `rows`.
+    /// Reads the list of a post, which holds `held` words of membership per row.
     fn read_rows(
         post: &crate::ops::PostCopies,
+        held: usize,
         bytes: &[u8],
         n_tokens: usize,
     ) -> Result<HostRowSet> {
-        let (places, held) = (post.mailbox.places(), post.mailbox.words());
+        let places = post.mailbox.places();
         let word = |at: u64| bytes_to_word(bytes, at as usize);
         let count = (word(places.count) as usize).min(post.mailbox.shape.max_rows);
         let mut shared = post.mailbox.rows.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,10 +201,8 @@ impl RawRun for WgpuRun {
         let out = &post.mailbox.out;
         let view = mapped(gpu, out, &sent.submission, &sent.mapped)?;
         let n_tokens = (bytes_to_word(&view, 0) as usize).min(post.n_rows);
-        let rows = match post.has_rows {
-            true => Some(WgpuRun::read_rows(post, &view, n_tokens)?),
-            false => None,
-        };
+        let rows = post.row_words.map(|held| WgpuRun::read_rows(post, held, &view, n_tokens));
+        let rows = rows.transpose()?;
         let (mailbox, shape, places) = (post.index, post.mailbox.shape, post.mailbox.places());
         let open = self.open.insert(Open { segment: sent.segment, view, rows });
         let floats = |at: u64, n: usize| cast(&open.view[at as usize..][..4 * n]);
