@@ -60,11 +60,7 @@ struct Layers {
     n_tokens: usize,
 }
 
-fn build(
-    rig: &mut Rig,
-    sizes: Sizes,
-    ids: Option<&[u32]>,
-) -> Result<Layers> {
+fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
     let Sizes { n_tokens, max_tokens, list, mailbox, n_layers, n_weights } = sizes;
     if !rig.device.info().hand_off {
         return Err(rig.not_here("Post", "the device has no hand-offs"));
