@@ -11,6 +11,7 @@ use crate::facts::{Facts, IMMEDIATES, Tuning};
 use crate::gpu::Gpu;
 use crate::native::KeptPipelines;
 use crate::probe;
+use crate::work::MOST_WORK;
 
 /// Drivers that are asked, the preferred one first.
 const APIS: [(wgpu::Backend, &str); 3] = [
@@ -36,6 +37,8 @@ pub struct Options {
     pub pipelines: Option<PathBuf>,
     /// Sums go through a workgroup's memory even where neighbours could pass values to each other.
     pub no_subgroups: bool,
+    /// Multiplications of a submission, where a slow device should have less than usual.
+    pub max_work: Option<u64>,
 }
 
 /// Every device that Vulkan, Metal or DX12 shows: each piece of hardware once, cards before graphics units that share
@@ -149,7 +152,8 @@ impl Adapter {
         let health = Health::new(&self.name);
         health.watch(&device);
         let tuning = Tuning::of(self.info.vendor, self.is_software());
-        let facts = Facts { limits, tuning, near: None };
+        let most_work = options.max_work.unwrap_or(MOST_WORK);
+        let facts = Facts { limits, tuning, near: None, most_work };
         let info = DeviceInfo {
             name: self.name.clone(),
             description: self.description(),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use hal::{Bytes, Operand, RawStaging, Result, Tensor};
 
@@ -194,13 +195,9 @@ pub(crate) fn mapped(
 }
 
 impl Reading {
-    /// Whether the copy is done.
+    /// Whether the copy is done, or will never be.
     pub(crate) fn is_done(&self, gpu: &Gpu) -> bool {
-        let poll = wgpu::PollType::Wait {
-            submission_index: Some(self.submission.clone()),
-            timeout: Some(std::time::Duration::ZERO),
-        };
-        gpu.health.check().is_err() || gpu.device.poll(poll).is_ok()
+        gpu.health.check().is_err() || gpu.poll(&self.submission, Duration::ZERO).unwrap_or(true)
     }
 
     /// Waits, and puts the bytes into `out`.

@@ -1,5 +1,7 @@
 //! What wgpu reports, as errors of the contract.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use hal::{Bytes, Error, Result};
@@ -28,10 +30,25 @@ impl Health {
     pub(crate) fn check(&self) -> Result<()> {
         match self.lost.get() {
             None => Ok(()),
-            Some(reason) => {
-                Err(Error::DeviceLost { device: self.device.clone(), reason: reason.clone() })
-            }
+            Some(reason) => Err(self.lost(reason)),
         }
+    }
+
+    fn lost(&self, reason: &str) -> Error {
+        Error::DeviceLost { device: self.device.clone(), reason: reason.to_owned() }
+    }
+
+    /// Runs a call in which wgpu panics where the driver reports that the device is gone. The default panic hook has
+    /// written its line by then; a hook is the process's own, so none is set here.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`].
+    pub(crate) fn guard<T>(&self, call: impl FnOnce() -> T) -> Result<T> {
+        // What wgpu leaves behind is not used again: every later call looks here first.
+        catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+            let reason = self.lost.get_or_init(|| panic_text(&*panic));
+            self.lost(reason)
+        })
     }
 
     /// Listens to a device.
@@ -45,6 +62,13 @@ impl Health {
             health.lose(one_line(&error));
         }));
     }
+}
+
+/// What a panic says, on one line.
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    one_line(&text.unwrap_or("the driver gave up"))
 }
 
 /// A driver's error on one line.
@@ -85,4 +109,28 @@ pub(crate) fn created<T>(
     }
     health.check()?;
     Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As wgpu ends a poll of a device that is gone: by a panic, after it has called back or before.
+    #[test]
+    fn a_panic_of_the_driver_is_a_lost_device() {
+        let reason_of = |health: &Health| {
+            let result = health.guard(|| -> u32 { panic!("Error in {}:\n  gone", "Device::poll") });
+            let expected = health.check().expect_err("the device counts as lost");
+            assert_eq!(result, Err(expected.clone()));
+            assert!(matches!(&expected, Error::DeviceLost { device, .. } if device == "Vulkan0"));
+            expected.to_string()
+        };
+        let silent = Health::new("Vulkan0");
+        assert_eq!(silent.guard(|| 7), Ok(7));
+        assert_eq!(silent.check(), Ok(()));
+        assert!(reason_of(&silent).contains("Error in Device::poll: gone"));
+        let told = Health::new("Vulkan0");
+        told.lose("pulled out");
+        assert!(reason_of(&told).contains("pulled out"));
+    }
 }

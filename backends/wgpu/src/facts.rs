@@ -17,6 +17,8 @@ pub(crate) struct Facts {
     pub(crate) tuning: Tuning,
     /// How many neighbours of a workgroup pass values to each other ([`crate::probe`]); `None`: through memory only.
     pub(crate) near: Option<u32>,
+    /// Multiplications of a submission, and of a product in it, that is not for a single token ([`crate::work`]).
+    pub(crate) most_work: u64,
 }
 
 /// Constants per class of devices. They decide speed, and the order of sums on that device; no result otherwise.

@@ -131,12 +131,31 @@ impl Gpu {
     pub(crate) fn wait(&self, submission: &wgpu::SubmissionIndex) -> Result<()> {
         loop {
             self.health.check()?;
-            let submission_index = Some(submission.clone());
-            let poll = wgpu::PollType::Wait { submission_index, timeout: Some(LOOK) };
-            match self.device.poll(poll) {
-                Ok(_) => return self.health.check(),
-                Err(wgpu::PollError::Timeout) => {}
-                Err(error) => return Err(driver("poll", one_line(&error))),
+            if self.poll(submission, LOOK)? {
+                return self.health.check();
+            }
+        }
+    }
+
+    /// Waits for `submission` no longer than `timeout`; whether it is done and its callbacks have run. The only place
+    /// that asks the driver how far it is.
+    ///
+    /// # Errors
+    /// A lost device, [`hal::Error::Driver`].
+    pub(crate) fn poll(
+        &self,
+        submission: &wgpu::SubmissionIndex,
+        timeout: Duration,
+    ) -> Result<bool> {
+        let submission_index = Some(submission.clone());
+        let poll = wgpu::PollType::Wait { submission_index, timeout: Some(timeout) };
+        match self.health.guard(|| self.device.poll(poll))? {
+            Ok(_) => Ok(true),
+            Err(wgpu::PollError::Timeout) => Ok(false),
+            Err(error) => {
+                // A submission that a lost device refused is unknown to it.
+                self.health.check()?;
+                Err(driver("poll", one_line(&error)))
             }
         }
     }

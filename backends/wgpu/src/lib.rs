@@ -26,6 +26,7 @@ mod run;
 mod shader;
 #[cfg(test)]
 mod translate;
+mod work;
 
 pub use adapter::{Adapter, Options, adapters};
 pub use backend::WgpuBackend;

@@ -1,4 +1,4 @@
-//! Programs: the dispatches of a step, cut where a hand-off begins and ends.
+//! Programs: the dispatches of a step, cut where a hand-off begins and ends, and where they are enough for a submission.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use crate::gpu::Gpu;
 use crate::lowering::{Dispatch, Lowering};
 use crate::mailbox::WgpuMailbox;
 use crate::ops::{self, PostCopies};
+use crate::work::{Meter, work};
 
 /// A compiled program. The ops hold the tensors.
 #[derive(Clone, Debug)]
@@ -76,18 +77,27 @@ impl WgpuProgram {
         let mut segments = Vec::new();
         let mut segment = Segment::default();
         let mut lowering = Lowering::new(gpu, workspace);
+        let mut meter = Meter::new(gpu.facts.most_work);
         for op in ops {
             if let Op::Merge(op) = op {
                 if !segment.is_empty() {
                     segments.push(std::mem::take(&mut segment));
                 }
+                meter.reset();
                 let mailbox = mailbox(mailboxes, op.mailbox)?;
                 segment.merge = Some((op.mailbox, mailbox.clone()));
                 ops::merge(op, mailbox, &mut lowering)?;
             }
             ops::lower(op, &mut lowering)?;
-            segment.dispatches.extend(lowering.take());
+            let work = work(&op.to_desc());
+            for (i, dispatch) in lowering.take().into_iter().enumerate() {
+                if meter.ends_before(i, work) {
+                    segments.push(std::mem::take(&mut segment));
+                }
+                segment.dispatches.push(dispatch);
+            }
             if let Op::Post(op) = op {
+                meter.reset();
                 segment.post = Some(PostCopies::new(op, mailbox(mailboxes, op.mailbox)?)?);
                 segments.push(std::mem::take(&mut segment));
             }

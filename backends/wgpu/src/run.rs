@@ -94,10 +94,16 @@ pub(crate) struct WgpuRun {
     open: Option<Open>,
 }
 
-/// A post that the host looks at.
+/// A post that was taken from the run's state: its mailbox is the host's until this is closed.
 #[derive(Debug)]
 struct Open {
     segment: usize,
+    shown: Option<Shown>,
+}
+
+/// A post that the host looks at.
+#[derive(Debug)]
+struct Shown {
     view: wgpu::BufferView,
     rows: Option<HostRowSet>,
 }
@@ -121,8 +127,8 @@ impl WgpuRun {
 
     /// Gives the mailbox back to the device.
     fn close(&mut self) {
-        let Some(Open { segment, view, rows }) = self.open.take() else { return };
-        drop(view);
+        let Some(Open { segment, shown }) = self.open.take() else { return };
+        let rows = shown.and_then(|shown| shown.rows);
         if let Ok(post) = self.post(segment) {
             post.mailbox.out.unmap();
             if let Some(rows) = rows {
@@ -151,13 +157,14 @@ impl WgpuRun {
         })
     }
 
-    /// Reads the list of a post into `rows`.
+    /// Reads the list of a post, which holds `held` words of membership per row.
     fn read_rows(
         post: &crate::ops::PostCopies,
+        held: usize,
         bytes: &[u8],
         n_tokens: usize,
     ) -> Result<HostRowSet> {
-        let (places, held) = (post.mailbox.places(), post.mailbox.words());
+        let places = post.mailbox.places();
         let word = |at: u64| bytes_to_word(bytes, at as usize);
         let count = (word(places.count) as usize).min(post.mailbox.shape.max_rows);
         let mut shared = post.mailbox.rows.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,24 +201,25 @@ impl RawRun for WgpuRun {
                 return Ok(None);
             }
         };
+        // From here on every way out gives the mailbox back.
+        self.open = Some(Open { segment: sent.segment, shown: None });
         let gpu = &self.core.gpu;
         self.progress.prepare(gpu);
         let post = self.post(sent.segment)?;
         let out = &post.mailbox.out;
         let view = mapped(gpu, out, &sent.submission, &sent.mapped)?;
         let n_tokens = (bytes_to_word(&view, 0) as usize).min(post.n_rows);
-        let rows = match post.has_rows {
-            true => Some(WgpuRun::read_rows(post, &view, n_tokens)?),
-            false => None,
-        };
+        let rows = post.row_words.map(|held| WgpuRun::read_rows(post, held, &view, n_tokens));
+        let rows = rows.transpose()?;
         let (mailbox, shape, places) = (post.index, post.mailbox.shape, post.mailbox.places());
-        let open = self.open.insert(Open { segment: sent.segment, view, rows });
-        let floats = |at: u64, n: usize| cast(&open.view[at as usize..][..4 * n]);
+        let open = self.open.insert(Open { segment: sent.segment, shown: None });
+        let shown = open.shown.insert(Shown { view, rows });
+        let floats = |at: u64, n: usize| cast(&shown.view[at as usize..][..4 * n]);
         Ok(Some(Posted {
             mailbox,
             n_tokens,
             x: floats(places.x, n_tokens * shape.n_in)?,
-            rows: open.rows.as_ref(),
+            rows: shown.rows.as_ref(),
             weights: floats(places.weights, n_tokens * shape.n_weights)?,
         }))
     }
@@ -230,7 +238,8 @@ impl RawRun for WgpuRun {
     fn wait(&mut self) -> Result<()> {
         self.close();
         match self.next()? {
-            Next::Post(_) => {
+            Next::Post(sent) => {
+                self.open = Some(Open { segment: sent.segment, shown: None });
                 self.cancel();
                 Err(Error::Cancelled)
             }
@@ -241,15 +250,15 @@ impl RawRun for WgpuRun {
     fn cancel(&mut self) {
         self.close();
         let mut state = self.progress.lock();
-        state.cancelled = true;
         state.encoded = None;
-        let posts = std::mem::take(&mut state.posts);
-        drop(state);
-        for sent in posts {
+        // While nobody can see that the run is over: what waits behind it may copy into the same mailboxes.
+        for sent in std::mem::take(&mut state.posts) {
             if let Ok(post) = self.post(sent.segment) {
                 post.mailbox.out.unmap();
             }
         }
+        state.cancelled = true;
+        drop(state);
         // What waited behind this run goes on; a fault of it is the next caller's.
         let _ = self.core.advance();
     }

@@ -13,18 +13,44 @@ const CAPACITY: usize = 19;
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (n_tokens, max_tokens) in [(1, 1), (3, 8), (40, 40)] {
+        let sizes = Sizes::new(n_tokens, max_tokens);
         for list in [false, true] {
             let name = format!("HandOff/t{n_tokens}of{max_tokens}/list-{list}");
-            let body = move |rig: &mut Rig| one(rig, [n_tokens, max_tokens, 1, 0], list);
-            cases.push(Case::new(name, body));
+            cases.push(Case::new(name, move |rig: &mut Rig| one(rig, sizes, list)));
         }
-        let body = move |rig: &mut Rig| one(rig, [n_tokens, max_tokens, 2, 5], true);
-        cases.push(Case::new(format!("HandOff/t{n_tokens}of{max_tokens}/weights"), body));
+        let weighted = Sizes { n_layers: 2, n_weights: 5, ..sizes };
+        let name = format!("HandOff/t{n_tokens}of{max_tokens}/weights");
+        cases.push(Case::new(name, move |rig: &mut Rig| one(rig, weighted, true)));
+    }
+    // A mailbox serves programs of all sizes, whose lists have room for their own tokens.
+    for (n_tokens, list, mailbox) in [(3, 8, 100), (40, 64, 64), (40, 64, 130)] {
+        let sizes = Sizes { n_layers: 2, list, mailbox, ..Sizes::new(n_tokens, n_tokens) };
+        let name = format!("HandOff/t{n_tokens}/list-of{list}/mailbox-of{mailbox}");
+        cases.push(Case::new(name, move |rig: &mut Rig| one(rig, sizes, true)));
     }
     cases.push(Case::new("HandOff/empty-list", empty));
     cases.push(Case::new("HandOff/layers", layers));
     cases.push(Case::new("HandOff/given-up", given_up));
     cases
+}
+
+#[derive(Clone, Copy)]
+struct Sizes {
+    n_tokens: usize,
+    /// Tokens of the program, for which its list has room, and its mailbox.
+    max_tokens: usize,
+    list: usize,
+    mailbox: usize,
+    n_layers: usize,
+    n_weights: usize,
+}
+
+impl Sizes {
+    /// One layer without weights, whose list has room for more tokens than the mailbox.
+    fn new(n_tokens: usize, max_tokens: usize) -> Sizes {
+        let (list, mailbox) = (max_tokens + 32, max_tokens);
+        Sizes { n_tokens, max_tokens, list, mailbox, n_layers: 1, n_weights: 0 }
+    }
 }
 
 /// `n_layers` times: post `x`, do something meanwhile, merge into `y`, and let `y` count for what follows.
@@ -34,11 +60,8 @@ struct Layers {
     n_tokens: usize,
 }
 
-fn build(
-    rig: &mut Rig,
-    [n_tokens, max_tokens, n_layers, n_weights]: [usize; 4],
-    ids: Option<&[u32]>,
-) -> Result<Layers> {
+fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
+    let Sizes { n_tokens, max_tokens, list, mailbox, n_layers, n_weights } = sizes;
     if !rig.device.info().hand_off {
         return Err(rig.not_here("Post", "the device has no hand-offs"));
     }
@@ -49,7 +72,7 @@ fn build(
     let mut recorder = rig.device.record("hand-off");
     for layer in 0..n_layers {
         let shape = MailboxShape {
-            max_tokens,
+            max_tokens: mailbox,
             n_in: N_IN,
             n_weights,
             n_out: N_OUT,
@@ -62,7 +85,7 @@ fn build(
         let rows = match ids {
             Some(ids) => {
                 let wants = |i: usize, t: usize| !(i + t).is_multiple_of(3);
-                Some(rig.row_set(CAPACITY, max_tokens + 32, ids, n_tokens, &wants)?)
+                Some(rig.row_set(CAPACITY, list, ids, n_tokens, &wants)?)
             }
             None => None,
         };
@@ -106,7 +129,7 @@ fn serve_all(rig: &mut Rig, layers: &Layers) -> Result<()> {
     rig.watch("y", &layers.y.rows(0..layers.n_tokens))
 }
 
-fn one(rig: &mut Rig, sizes: [usize; 4], list: bool) -> Result<()> {
+fn one(rig: &mut Rig, sizes: Sizes, list: bool) -> Result<()> {
     let ids = rig.rng.choose(CAPACITY - 2, 1000);
     let layers = build(rig, sizes, list.then_some(&ids[..]))?;
     serve_all(rig, &layers)?;
@@ -115,21 +138,21 @@ fn one(rig: &mut Rig, sizes: [usize; 4], list: bool) -> Result<()> {
 
 /// A list without rows is still posted: the other side answers zeros.
 fn empty(rig: &mut Rig) -> Result<()> {
-    let layers = build(rig, [2, 4, 1, 0], Some(&[]))?;
+    let layers = build(rig, Sizes::new(2, 4), Some(&[]))?;
     serve_all(rig, &layers)
 }
 
 /// Several mailboxes, in program order.
 fn layers(rig: &mut Rig) -> Result<()> {
     let ids = rig.rng.choose(5, 50);
-    let layers = build(rig, [5, 8, 4, 0], Some(&ids))?;
+    let layers = build(rig, Sizes { n_layers: 4, ..Sizes::new(5, 8) }, Some(&ids))?;
     serve_all(rig, &layers)?;
     serve_all(rig, &layers)
 }
 
 /// A step that is dropped before, at and after an answer leaves nobody waiting, and the next one works.
 fn given_up(rig: &mut Rig) -> Result<()> {
-    let layers = build(rig, [3, 4, 3, 0], None)?;
+    let layers = build(rig, Sizes { n_layers: 3, ..Sizes::new(3, 4) }, None)?;
     let fresh = rig.rng.floats(4 * N_OUT);
     for answers in 0..3 {
         let mut run = rig.queue.replay(&layers.program)?;

@@ -16,10 +16,17 @@ pub(crate) struct PostCopies {
     pub(crate) index: usize,
     /// Rows of x: the most tokens of this program.
     pub(crate) n_rows: usize,
-    /// Whether a list is sent.
-    pub(crate) has_rows: bool,
+    /// Words of membership per row of the list that is sent.
+    pub(crate) row_words: Option<usize>,
     /// From where, to which byte of the mailbox.
     copies: Vec<(Span, u64)>,
+}
+
+/// The first `sent` of `held` words of each row, put side by side: from which byte, to which, how many. All at once if
+/// nothing is left out, since a command for each neuron costs more than the rest of a step.
+fn pieces(n_rows: usize, held: usize, sent: usize) -> impl Iterator<Item = [u64; 3]> {
+    let (n_rows, n) = if held == sent { (1, n_rows * sent) } else { (n_rows, sent) };
+    (0..n_rows).map(move |row| [row * held, row * sent, n].map(|words| 4 * words as u64))
 }
 
 impl PostCopies {
@@ -30,26 +37,21 @@ impl PostCopies {
         if let Some(weights) = &op.weights {
             copies.push((plain(weights)?, at.weights));
         }
+        let mut row_words = None;
         if let Some(set) = &op.rows {
-            let (members, words) = (plain(&set.members)?, 4 * mailbox.words() as u64);
+            let (members, desc) = (plain(&set.members)?, set.members.desc());
             copies.push((plain(&set.count)?, at.count));
             copies.push((plain(&set.ids)?, at.ids));
-            let held = 4 * set.members.desc().n_cols as u64;
-            if held == words {
-                copies.push((members, at.members));
-            } else {
-                // A list with room for another number of tokens than its mailbox.
-                for row in 0..set.members.desc().n_rows as u64 {
-                    let part = members.part(row * held, held.min(words));
-                    copies.push((part, at.members + row * words));
-                }
-            }
+            let sent = desc.n_cols.min(mailbox.words());
+            let pieces = pieces(desc.n_rows, desc.n_cols, sent);
+            copies.extend(pieces.map(|[from, to, n]| (members.part(from, n), at.members + to)));
+            row_words = Some(sent);
         }
         Ok(PostCopies {
             mailbox: mailbox.clone(),
             index: op.mailbox,
             n_rows: op.x.desc().n_rows,
-            has_rows: op.rows.is_some(),
+            row_words,
             copies,
         })
     }
@@ -75,4 +77,17 @@ pub(crate) fn merge(
     let spans = [mailbox.answer(), plain(&op.batch.words)?, plain(&op.y)?];
     let numbers = [desc.n_rows as u32, desc.n_cols as u32, u32::from(op.accumulate)];
     out.dispatch(&source, &spans, &numbers, grid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pieces;
+
+    /// The engine's lists have as many words as their rung needs, its mailboxes as many as the longest.
+    #[test]
+    fn a_list_that_fits_its_mailbox_is_one_copy() {
+        assert_eq!(pieces(14_336, 1, 1).collect::<Vec<_>>(), [[0, 0, 4 * 14_336]]);
+        assert_eq!(pieces(3, 2, 2).collect::<Vec<_>>(), [[0, 0, 24]]);
+        assert_eq!(pieces(3, 2, 1).collect::<Vec<_>>(), [[0, 0, 4], [8, 4, 4], [16, 8, 4]]);
+    }
 }

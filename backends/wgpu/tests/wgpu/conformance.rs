@@ -50,3 +50,18 @@ fn a_device_that_binds_little_conforms() {
     }
     assert!(passed.iter().any(|name| name == "MatMul/Q4_0/67x160/t1"), "{passed:?}");
 }
+
+/// With many tokens a submission is bounded: here almost every dispatch is one, and products are cut by rows.
+#[test]
+fn a_device_that_computes_little_at_once_conforms() {
+    let options = Options { max_work: Some(100_000), ..Options::default() };
+    let Some(backend) = open(&options) else { return };
+    let device = Device::new(backend, DeviceId(3), BUDGET);
+    let parts =
+        ["MatMul/Q4_K", "MatMul/F16", "SparseFfn/Q4_0", "Predict/Q4_0", "HandOff", "Program"];
+    for part in parts {
+        let report = conformance::run_matching(&device, part);
+        assert_eq!(report.n_failed(), 0, "\n{report}");
+        assert!(report.passed().count() > 0, "{part}");
+    }
+}

@@ -82,6 +82,35 @@ fn a_run_that_is_given_up_lets_the_next_one_pass() {
     let unanswered = queue.replay(&split).expect("a run");
     assert_eq!(unanswered.wait(), Err(hal::Error::Cancelled));
     queue.finish().expect("nothing is left behind");
+    // The mailbox is the device's again: the next post goes into it.
+    let mut last = queue.replay(&split).expect("a run");
+    assert_eq!(last.next_post().expect("a post").expect("one").x, [14.0; N]);
+    last.answer(&[10.0; N]).expect("an answer");
+    last.wait().expect("the end");
+    assert_eq!(read(&mut queue, &x, N), [26.0; N]);
+}
+
+/// Runs on one mailbox that are given up at any moment, while another thread submits what waits behind them.
+#[test]
+fn runs_that_are_given_up_leave_their_mailbox() {
+    let Some(device) = device() else { return };
+    let mut queue = device.queue("given up").expect("a queue");
+    let (a, x) = (row(&device, &mut queue, &[0.0; N]), row(&device, &mut queue, &[1.0; N]));
+    let split = hand_off(&device, &mut queue, &a, &x);
+    for round in 0..20 {
+        let first = queue.replay(&split).expect("a run");
+        let mut second = queue.replay(&split).expect("a run");
+        std::thread::scope(|scope| {
+            scope.spawn(move || match round % 2 {
+                0 => drop(first),
+                _ => assert_eq!(first.wait(), Err(hal::Error::Cancelled)),
+            });
+            assert!(second.next_post().expect("a post").is_some(), "round {round}");
+        });
+        second.answer(&[0.0; N]).expect("an answer");
+        second.wait().expect("the end");
+    }
+    assert_eq!(read(&mut queue, &x, N), [1.0; N]);
 }
 
 /// Two threads, a queue each.

@@ -173,7 +173,14 @@ impl Product<'_> {
         let name = if takes_q8(desc.format) { "matmul_many" } else { "matmul_many_float" };
         let source = Source::new(name).include("which", which);
         let source = include(source, "weight", desc, Use::Tile)?;
-        for part in &self.weight.parts {
+        // All of an output's vocabulary for hundreds of tokens is too much for a dispatch. Groups are small.
+        let one = (self.n_tokens * desc.n_cols * TILE).max(1) as u64;
+        let most = match groups.n_group {
+            0 => TILE.saturating_mul((out.facts().most_work / one).max(1) as usize),
+            _ => desc.n_rows,
+        };
+        let row = 4 * self.weight.row_words as u64;
+        for part in self.weight.parts.iter().flat_map(|part| part.pieces(most, row)) {
             let numbers = [
                 groups.most_rows,
                 part.first,

@@ -169,6 +169,17 @@ pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts)
     None
 }
 
+impl Part {
+    /// At most `most` rows at a time, which begin `row` bytes after each other.
+    pub(super) fn pieces(&self, most: usize, row: u64) -> impl Iterator<Item = Part> {
+        (0..self.n).step_by(most.max(1)).map(move |at| {
+            let n = most.min(self.n - at);
+            let span = self.span.part(row * at as u64, row * n as u64);
+            Part { span, first: self.first + at, n }
+        })
+    }
+}
+
 /// A weight that an op reads.
 pub(super) struct Weight {
     pub(super) desc: TensorDesc,
