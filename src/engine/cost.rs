@@ -89,10 +89,16 @@ impl Plan<'_> {
                     ..self.device_facts(device, budget, &cut)
                 })
                 .collect(),
-            head: size(&self.model.output) + size(&self.model.output_norm.w),
+            head: self.head_reads(),
             wishes: placing.wishes,
             cut,
         }
+    }
+
+    /// Bytes that a token reads of the head.
+    fn head_reads(&self) -> f64 {
+        let Model { output, output_norm, .. } = self.model;
+        size(output) + size(&output_norm.w) + output_norm.bias.as_ref().map_or(0.0, size)
     }
 
     /// What a token reads of a layer, `used` being the share of its experts that it uses.

@@ -19,7 +19,7 @@ pub enum DeviceKind {
     Discrete,
     /// A graphics unit that shares system memory.
     Integrated,
-    /// Tests only.
+    /// The processor as if it were a card: tests, and software drivers that were asked for by name.
     Simulated,
 }
 

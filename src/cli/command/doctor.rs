@@ -37,7 +37,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
     let n_threads = options.n_threads();
     terminal.note("measuring takes a few seconds");
     let mut patients = vec![cpu(options, n_threads)];
-    let (found, missing) = devices::candidates();
+    let (found, missing) = devices::candidates(None);
     for candidate in &found {
         patients.push(match candidate.open() {
             Ok(backend) => device(&candidate.name, &candidate.description, &backend),

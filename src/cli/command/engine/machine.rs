@@ -82,7 +82,8 @@ impl Machine {
         if wanted.backend == Some("cpu") {
             return Ok(machine);
         }
-        let (found, missing) = devices::candidates();
+        let folder = options.computation.folder.as_ref().map(|folder| folder.path.as_path());
+        let (found, missing) = devices::candidates(folder);
         let chosen = choose(wanted, found, &missing)?;
         if chosen.is_empty() {
             tell_missing(wanted, &missing, terminal);
@@ -421,7 +422,7 @@ mod tests {
     #[test]
     fn devices_by_name_and_number() {
         let choose = |wanted: DeviceOptions| {
-            let missing = devices::candidates().1;
+            let missing = devices::candidates(None).1;
             let chosen = super::choose(&wanted, found(), &missing);
             chosen.map(|all| all.into_iter().map(|c| c.name).collect::<Vec<_>>())
         };
