@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId};
 use sim::{SimBackend, SimOptions};
-use thermocline::bench::{Settings, Test, measure, speed};
+use thermocline::bench::{Settings, Shape, Test, measure, speed};
 use thermocline::devices::{CpuOptions, candidates, cpu_with};
 use thermocline::engine::{Engine, EngineOptions, Placing, forecast, task};
 use thermocline::gguf::File;
@@ -98,7 +98,9 @@ fn main() -> Result<()> {
     };
     let model = Arc::new(Model::from_file(file, &ModelOptions::default())?);
     let subject = Subject::new(options, model)?;
-    println!("| budget | booked, most | layers split, whole | share planned | counted | in the run | without a profile: planned | counted | tok/s estimated | measured | ratio |");
+    println!(
+        "| budget | booked, most | layers split, whole | share planned | counted | in the run | without a profile: planned | counted | tok/s estimated | measured | ratio |"
+    );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
     let everything = subject.plan(Bytes(1 << 40), &subject.by_profile).devices[1].total();
     for step in 0..=subject.options.steps {
@@ -137,7 +139,7 @@ impl Subject {
             .iter()
             .map(|device| {
                 let free = device.memory().ok().and_then(|memory| memory.free);
-                speed(device, format_of(&model), free)
+                speed(device, &shape(&model), free)
             })
             .collect::<hal::Result<Vec<_>>>()?;
         for (name, speed) in ["CPU", &backend.info().name].iter().zip(&speeds) {
@@ -209,9 +211,12 @@ fn account(backend: &Arc<dyn Backend>, budget: Bytes) -> Device {
     Device::new(Arc::clone(backend), DeviceId(1), budget)
 }
 
-/// The format of the model's neurons.
-fn format_of(model: &Model) -> Format {
-    model.layers.first().map_or(Format::F16, |layer| layer.ffn.up.w.desc().format)
+/// What the devices are measured with.
+fn shape(model: &Model) -> Shape {
+    let format = model.layers.first().map_or(Format::F16, |layer| layer.ffn.up.w.desc().format);
+    let size = Bytes(model.file.size_bytes());
+    let (n_embd, n_ff) = (model.hyper.n_embd, model.hyper.n_ff);
+    Shape { format, n_embd, n_ff, size, listed: false }
 }
 
 /// The ids of a text; its bytes where the model has no vocabulary.

@@ -221,7 +221,8 @@ fn two_hundred_tokens_are_the_same() {
         };
         let expected = run(vec![cpu_device(2)], None);
         let sim = |n| sim_device(n, Bytes::MAX, Duration::ZERO..Duration::from_micros(20), 5).1;
-        let layers = (0..model.hyper.n_layer).map(|layer| deal(&model, &[1 + layer % 2, 0, 2 - layer % 2]));
+        let layers =
+            (0..model.hyper.n_layer).map(|layer| deal(&model, &[1 + layer % 2, 0, 2 - layer % 2]));
         let placement = Placement { embed: 1, head: 2, layers: layers.collect() };
         assert_eq!(run(vec![cpu_device(2), sim(1), sim(2)], Some(placement)), expected);
     });

@@ -88,8 +88,7 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
             let mut session = engine.open();
             let go_on = AtomicBool::new(false);
             let ids = other.windows().next().unwrap();
-            let stats =
-                engine.feed(&mut session, ids, Want::Last, &go_on, &mut |_, _| {}).unwrap();
+            let stats = engine.feed(&mut session, ids, Want::Last, &go_on, &mut |_, _| {}).unwrap();
             engine.close(session);
             let ledger = engine.devices()[1].ledger();
             assert!(ledger.peak() <= budget, "{} of {budget}", ledger.peak());

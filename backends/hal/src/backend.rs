@@ -131,6 +131,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// [`crate::Error::DeviceLost`] or [`crate::Error::Driver`].
     fn memory(&self) -> Result<MemoryReport>;
 
+    /// Bytes of the device's memory that the backend holds from the beginning, whatever it is used for.
+    fn held(&self) -> Bytes {
+        Bytes(0)
+    }
+
     /// Whether the device can run an op of these shapes and formats. Asked before anything is allocated.
     fn plan(&self, op: &OpDesc) -> Plan;
 

@@ -1,8 +1,9 @@
 //! The CPU and the devices beside it: chosen, opened, with a budget, measured.
 
 use super::speeds::Speeds;
+use crate::bench::Shape;
 use crate::cli::config::device::DeviceOptions;
-use crate::cli::config::model::{Computation, ModelOptions};
+use crate::cli::config::model::{Computation, ModelOptions, Sparsity};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::parse::{Assumed, Budget};
 use crate::cli::terminal::Terminal;
@@ -232,13 +233,13 @@ impl Machine {
         computation: &Computation,
         terminal: &Terminal,
     ) -> Vec<Speed> {
-        self.speeds(main_format(model), computation, terminal)
+        self.speeds(&shape(model, computation), computation, terminal)
     }
 
     /// Speeds in the order of the engine's list; what cannot be measured ends it, with a note.
     pub(crate) fn speeds(
         &self,
-        format: Format,
+        shape: &Shape,
         computation: &Computation,
         terminal: &Terminal,
     ) -> Vec<Speed> {
@@ -249,7 +250,7 @@ impl Machine {
         let mut speeds = Vec::new();
         for (number, (backend, assumed)) in [cpu].into_iter().chain(others).enumerate() {
             let threads = if number == 0 { self.n_threads } else { 0 };
-            match assumed.map_or_else(|| kept.speed(backend, threads, format), Ok) {
+            match assumed.map_or_else(|| kept.speed(backend, threads, shape), Ok) {
                 Ok(speed) => speeds.push(speed),
                 Err(error) => {
                     let name = &backend.info().name;
@@ -286,8 +287,8 @@ fn known_uses(
     })
 }
 
-/// The format of most bytes of a model's matrices, in which devices are measured.
-fn main_format(model: &Model) -> Format {
+/// What devices are measured with for a model: its blocks, in the format of most of their bytes.
+fn shape(model: &Model, computation: &Computation) -> Shape {
     let mut sizes: BTreeMap<&'static str, (u64, Format)> = BTreeMap::new();
     for layer in &model.layers {
         for (_, rows) in layer.ffn.matrices() {
@@ -296,7 +297,16 @@ fn main_format(model: &Model) -> Format {
             entry.0 += desc.bytes().unwrap_or_default().0;
         }
     }
-    sizes.into_values().max_by_key(|(bytes, _)| *bytes).map_or(Format::F16, |(_, format)| format)
+    let formats = sizes.into_values().filter(|(_, f)| f.row_bytes(model.hyper.n_embd).is_some());
+    let format = formats.max_by_key(|(bytes, _)| *bytes).map_or(Format::F16, |(_, format)| format);
+    let predicts = model.layers.iter().any(|layer| layer.ffn.predictor.is_some());
+    Shape {
+        format,
+        n_embd: model.hyper.n_embd,
+        n_ff: model.hyper.n_ff,
+        size: Bytes(model.file.size_bytes()),
+        listed: predicts && computation.sparsity == Sparsity::Predicted,
+    }
 }
 
 /// What may be used of a device.
