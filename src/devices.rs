@@ -3,6 +3,7 @@
 mod assumed;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use hal::{Backend, Bytes, Device, DeviceId};
@@ -111,10 +112,12 @@ pub struct Missing {
 pub const BACKENDS: [&str; 2] = ["cpu", "wgpu"];
 
 /// Every device beside the CPU, the best first, and the backends without one. Asking takes time, so it is done once
-/// for a command. This is the place where a backend is added.
+/// for a command. What drivers compile is kept in `folder`, where they give it out. This is the place where a backend
+/// is added.
 #[must_use]
-pub fn candidates() -> (Vec<Candidate>, Vec<Missing>) {
-    let found: Vec<Candidate> = wgpu_backend::adapters().into_iter().map(through_wgpu).collect();
+pub fn candidates(folder: Option<&Path>) -> (Vec<Candidate>, Vec<Missing>) {
+    let adapters = wgpu_backend::adapters().into_iter();
+    let found: Vec<Candidate> = adapters.map(|adapter| through_wgpu(adapter, folder)).collect();
     let missing = |reason| Missing {
         backend: "wgpu",
         is_built: true,
@@ -135,7 +138,9 @@ pub fn candidates() -> (Vec<Candidate>, Vec<Missing>) {
 }
 
 /// A device that Vulkan, Metal or DX12 shows.
-fn through_wgpu(adapter: wgpu_backend::Adapter) -> Candidate {
+fn through_wgpu(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Candidate {
+    let pipelines = folder.map(Path::to_owned);
+    let options = wgpu_backend::Options { pipelines, ..wgpu_backend::Options::default() };
     Candidate {
         name: adapter.name().to_owned(),
         description: adapter.description(),
@@ -143,7 +148,7 @@ fn through_wgpu(adapter: wgpu_backend::Adapter) -> Candidate {
         software: adapter.is_software(),
         reserve: DRIVER_RESERVE,
         open: Arc::new(move || {
-            let opened = adapter.open(&wgpu_backend::Options::default());
+            let opened = adapter.open(&options);
             opened.map(|device| device as Arc<dyn Backend>)
         }),
     }

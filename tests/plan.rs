@@ -7,7 +7,7 @@ use hal::format::Format;
 use hal::{Bytes, Device, DeviceId};
 use serde_json::Value;
 use sim::{SimBackend, SimOptions};
-use thermocline::bench::speed;
+use thermocline::bench::{Shape, speed};
 
 const MIB: u64 = 1 << 20;
 
@@ -145,6 +145,29 @@ fn devices_and_doctor_report() {
     assert!(String::from_utf8_lossy(&told.stdout).contains("GB/s"));
 }
 
+/// The loader of Vulkan finds no driver.
+#[cfg(target_os = "linux")]
+#[test]
+fn without_a_driver_it_runs_on_the_cpu_and_says_why() {
+    let run = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+        let none = "/nonexistent";
+        command.env_clear().env("VK_DRIVER_FILES", none).env("VK_ICD_FILENAMES", none);
+        command.args(["run", "-p", "Once upon", "-n", "4", "--temp", "0"]).args(more);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let [text, notes] = [output.stdout, output.stderr]
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (output.status.code(), text, notes)
+    };
+    let (code, text, notes) = run(&[]);
+    assert!(code == Some(0) && text.starts_with("Once upon"), "{text}{notes}");
+    let why: Vec<&str> = notes.lines().filter(|line| line.contains("runs on the CPU")).collect();
+    assert!(why.len() == 1 && why[0].contains("no driver shows a device"), "{notes}");
+    let (code, text, notes) = run(&["--backend", "wgpu"]);
+    assert!(code == Some(5) && text.is_empty(), "{text}{notes}");
+    assert!(notes.contains("mesa-vulkan-drivers"), "{notes}");
+}
+
 /// A device that takes a while for each op is measured as one.
 #[test]
 fn the_cost_of_ops_and_hand_offs_is_measured() {
@@ -152,7 +175,8 @@ fn the_cost_of_ops_and_hand_offs_is_measured() {
     let measure = |delay| {
         let options = SimOptions { delay, ..SimOptions::default() };
         let device = Device::new(SimBackend::new(options), DeviceId(1), Bytes::MAX);
-        speed(&device, Format::Q8_0, Some(Bytes(4 << 20))).unwrap()
+        let shape = Shape { n_embd: 512, n_ff: 700, ..Shape::usual(Format::Q8_0) };
+        speed(&device, &shape, Some(Bytes(4 << 20))).unwrap()
     };
     let slow = measure(wait..wait + Duration::from_nanos(1));
     assert!(slow.op >= wait.as_secs_f64() * 0.5, "{slow:?}");

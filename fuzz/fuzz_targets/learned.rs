@@ -1,48 +1,211 @@
-//! Any bytes as the file of what was learned about the built-in model, and as PowerInfer's list of GPU neurons: read or
-//! refused. The fuzzer cannot guess sums, so a file's sections are also summed for it.
+//! Files of what was learned about tiny models, and PowerInfer's list of GPU neurons, with some bytes changed, and any
+//! bytes: read or refused. The fuzzer cannot guess sums, so a file's sections are also summed for it.
 #![no_main]
 
+mod made;
+
+use std::sync::LazyLock;
+
 use libfuzzer_sys::fuzz_target;
-use thermocline::gguf::{File, Value};
+use thermocline::gguf::{Container, File, TensorType, Writer};
 use thermocline::learned::{self, Contents, Learned, Section};
 use thermocline::model::{Model, ModelOptions};
+use thermocline::predictor::{Chooser, ERRORS, Layers};
 use thermocline::profile::{self, Profile};
 
-fn model() -> Model {
-    let file = thermocline::embedded::file().expect("the model is in the program");
-    Model::from_file(file, &ModelOptions::default()).expect("it runs")
+/// Models with exact zeros, with experts, and without either.
+const MODELS: [&[u8]; 3] = [
+    include_bytes!("../../tests/families/llama-relu.gguf"),
+    include_bytes!("../../tests/families/qwen2moe.gguf"),
+    include_bytes!("../../tests/families/qwen2.gguf"),
+];
+
+struct Known {
+    models: Vec<Model>,
+    /// Files that are right.
+    files: Vec<Vec<u8>>,
+}
+
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+    let open = |bytes: &&[u8]| {
+        let file = File::from_vec(bytes.to_vec(), "model").expect("it is a container");
+        Model::from_file(file, &ModelOptions::default()).expect("it runs")
+    };
+    let models: Vec<Model> = MODELS.iter().map(open).collect();
+    let mut files = vec![gpu_index(&models[0])];
+    for model in &models {
+        files.push(saved(model, Section::Profile, &profile_of(model)));
+    }
+    files.push(saved(&models[0], Section::Predictor, &predictor_of(&models[0])));
+    files.push(saved(&models[2], Section::Thresholds, &thresholds_of(&models[2])));
+    Known { models, files }
+});
+
+fn saved(model: &Model, section: Section, contents: &Contents) -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+    let path = folder.path().join("x.gguf");
+    learned::save(&path, &model.file, section, contents, false).expect("it can be saved");
+    std::fs::read(path).expect("it was saved")
+}
+
+/// A profile of 64 tokens, with samples.
+fn profile_of(model: &Model) -> Contents {
+    let (hyper, mut contents) = (&model.hyper, Contents::default());
+    contents.set("version", 1u64);
+    contents.set("source", "none");
+    contents.set("neurons", model.neurons_by());
+    for (name, value) in [("tokens", 64u64), ("wanted", 64), ("stride", 8)] {
+        contents.set(name, value);
+    }
+    let n_ff = hyper.n_ff as u64;
+    for i in 0..hyper.n_layer {
+        let name = |part: &str| format!("blk.{i}.{part}");
+        contents.i64s(&name("fires"), &[n_ff], &vec![7; hyper.n_ff]);
+        contents.f64s(&name("size"), &[n_ff], &vec![0.5; hyper.n_ff]);
+        contents.f64s(&name("input"), &[hyper.n_embd as u64], &vec![0.5; hyper.n_embd]);
+        if let Some(experts) = hyper.experts {
+            contents.i64s(&name("routed"), &[experts.n as u64], &vec![3; experts.n]);
+        }
+        let n_words = hyper.n_ff.div_ceil(64);
+        contents.i64s(&name("samples"), &[n_words as u64, 8], &vec![0x55; n_words * 8]);
+        let order: Vec<i32> = (0..hyper.n_ff as i32).rev().collect();
+        contents.i32s(&name("order"), &[n_ff], &order);
+    }
+    contents
+}
+
+fn common(contents: &mut Contents, model: &Model) {
+    contents.set("version", 1u64);
+    contents.set("neurons", model.neurons_by());
+    contents.set("recipe", "none");
+    contents.f32s("levels", &[2], &[0.05, 0.1]);
+}
+
+fn curve(contents: &mut Contents, layer: usize) {
+    let values = vec![0.5; 5 * ERRORS.len()];
+    contents.f32s(&format!("blk.{layer}.curve"), &[ERRORS.len() as u64, 5], &values);
+}
+
+fn predictor_of(model: &Model) -> Contents {
+    let (hyper, mut contents) = (&model.hyper, Contents::default());
+    common(&mut contents, model);
+    let rank = 8;
+    for i in 0..hyper.n_layer {
+        for (part, cols, rows) in [("fc1", hyper.n_embd, rank), ("fc2", rank, hyper.n_ff)] {
+            let bytes = vec![0x30; cols * rows * 2];
+            contents.tensor(&format!("blk.{i}.{part}"), &[cols as u64, rows as u64], TensorType::F16, bytes);
+        }
+        contents.f32s(&format!("blk.{i}.bias"), &[hyper.n_ff as u64], &vec![0.0; hyper.n_ff]);
+        contents.f32s(&format!("blk.{i}.trained"), &[1], &[0.0]);
+        curve(&mut contents, i);
+    }
+    contents
+}
+
+fn thresholds_of(model: &Model) -> Contents {
+    let (hyper, mut contents) = (&model.hyper, Contents::default());
+    common(&mut contents, model);
+    for i in 0..hyper.n_layer {
+        contents.f32s(&format!("blk.{i}.weights"), &[hyper.n_ff as u64], &vec![1.0; hyper.n_ff]);
+        curve(&mut contents, i);
+    }
+    contents
+}
+
+fn gpu_index(model: &Model) -> Vec<u8> {
+    let mut writer = Writer::new(Container::PowerInfer);
+    let n_ff = model.hyper.n_ff;
+    writer.set("general.architecture", "generic.gpu_index").expect("a key");
+    writer.set("generic.gpu_index.block_count", model.hyper.n_layer as u32).expect("a key");
+    writer.set("split.vram_capacity", 123_456u64).expect("a key");
+    let names: Vec<String> = (0..model.hyper.n_layer).map(|i| format!("blk.{i}.gpu_idx")).collect();
+    for name in &names {
+        writer.declare(name, &[n_ff as u64], TensorType::I32).expect("a tensor");
+    }
+    let mut data = writer.in_memory().expect("it is small");
+    for name in &names {
+        data.write(name, &vec![1; 4 * n_ff]).expect("its bytes");
+    }
+    data.finish().expect("all is written")
 }
 
 /// The same keys and tensors of a section, with the sum and the fingerprint that they need.
-fn summed(file: &File, model: &Model) -> Option<Learned> {
+fn summed(file: &File, model: &Model, section: Section) -> Option<Learned> {
+    let prefix = format!("{}.", section.name());
     let mut contents = Contents::default();
     for (key, value) in file.metadata().iter() {
-        if let Some(name) = key.strip_prefix("profile.").filter(|name| *name != "sum") {
-            contents.set(name, value.clone() as Value);
+        if let Some(name) = key.strip_prefix(&prefix).filter(|name| *name != "sum") {
+            contents.set(name, value.clone());
         }
     }
     for tensor in file.tensors() {
-        if let Some(name) = tensor.name.strip_prefix("profile.") {
+        if let Some(name) = tensor.name.strip_prefix(&prefix) {
             let bytes = file.bytes(tensor).ok()?.to_vec();
             contents.tensor(name, &tensor.shape, tensor.ty, bytes);
         }
     }
     let folder = tempfile::tempdir().ok()?;
     let path = folder.path().join("x.gguf");
-    learned::save(&path, &model.file, Section::Profile, &contents, false).ok()?;
+    learned::save(&path, &model.file, section, &contents, false).ok()?;
     Learned::open(&path, &model.file).ok()
 }
 
-fuzz_target!(|bytes: &[u8]| {
-    let model = &model();
-    if let Ok(read) = Learned::from_vec(bytes.to_vec(), &model.file.fingerprint()) {
-        let _ = Profile::read(&read, model);
+/// Reads all sections and uses what they hold; how many there were.
+fn read(learned: &Learned, model: &Model) -> usize {
+    let mut n = 0;
+    if let Ok(Some(profile)) = Profile::read(learned, model) {
+        let chosen: Vec<Vec<u32>> = profile.layers().iter().map(|layer| layer.order().to_vec()).collect();
+        let _ = (profile.summary(), profile.probabilities(), profile.mean_contributions(), profile.mean_squares());
+        let _ = (profile.carried(&chosen), profile.carried_by_hottest(5), profile::svg(&profile, "fuzz"));
+        n += 1;
     }
-    let Ok(file) = File::from_vec(bytes.to_vec(), "fuzz") else { return };
-    let _ = profile::gpu_index(&file, model.hyper.n_layer, model.hyper.n_ff);
-    if let Some(read) = summed(&file, model) {
-        if let Ok(Some(profile)) = Profile::read(&read, model) {
-            let _ = (profile.summary(), profile.probabilities(), profile::svg(&profile, "fuzz"));
+    if let Ok(Some(chooser)) = Chooser::read(learned, model) {
+        for error in [0.0, 0.01, 0.05, 0.99, 2.0] {
+            match &chooser.layers {
+                Layers::Predictors(layers) => layers.iter().for_each(|layer| drop(layer.threshold(error))),
+                Layers::Thresholds(layers) => layers.iter().for_each(|layer| drop(layer.rows(error))),
+                Layers::Imported { .. } => {}
+            }
+        }
+        n += 1;
+    }
+    n
+}
+
+fn run(bytes: &[u8]) -> usize {
+    let models = &KNOWN.models;
+    let mut n = 0;
+    for model in models {
+        if let Ok(learned) = Learned::from_vec(bytes.to_vec(), &model.file.fingerprint()) {
+            n += read(&learned, model);
         }
     }
-});
+    let Ok(file) = File::from_vec(bytes.to_vec(), "fuzz") else { return n };
+    let hyper = &models[0].hyper;
+    n += usize::from(profile::gpu_index(&file, hyper.n_layer, hyper.n_ff).is_ok());
+    for section in Section::ALL {
+        let names = file.tensors().iter().any(|tensor| tensor.name.starts_with(section.name()));
+        if !names {
+            continue;
+        }
+        for model in models {
+            if let Some(learned) = summed(&file, model, section) {
+                n += read(&learned, model);
+            }
+        }
+    }
+    n
+}
+
+fuzz_target!(
+    init: {
+        for (i, file) in KNOWN.files.iter().enumerate() {
+            assert!(run(file) > 0, "file {i}: what is changed must be right");
+        }
+    },
+    |bytes: &[u8]| {
+        if let Some(file) = made::changed(&KNOWN.files, bytes) {
+            run(&file);
+        }
+    }
+);

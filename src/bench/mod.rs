@@ -12,6 +12,6 @@ mod traffic;
 
 pub use bandwidth::{probe_size, read_bandwidth};
 pub use measure::{Measured, Settings, Test, mean, measure, standard_deviation};
-pub use speed::{speed, steady};
+pub use speed::{Shape, speed, steady};
 pub use text::{STORY, Text};
 pub use traffic::{SkippingFfn, Traffic};

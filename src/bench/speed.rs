@@ -1,8 +1,9 @@
-//! How fast a device is at what the planner asks about: a matrix read whole, rows read here and there, a hand-off, an
-//! op beside its bytes. Measured with the very ops that a model runs.
+//! How fast a device is at what the planner asks about: a matrix read whole, neurons of which few are used, a hand-off,
+//! an op beside its bytes. Measured with the very ops that a model runs, on matrices of its shapes: narrow ones are
+//! read more slowly than wide ones, and small models lie in caches.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hal::format::Format;
 use hal::op::{Activation, Add, Down, FfnKind, MatMul, Merge, Op, Post, Skip, SparseFfn};
@@ -13,36 +14,71 @@ use hal::{
 
 use crate::placement::Speed;
 
-/// Larger than the caches of most processors; less where there is less memory.
+/// Larger than the caches of most processors; less where there is less memory, or the model is smaller.
 const SIZE: Bytes = Bytes(256 << 20);
 const LEAST: Bytes = Bytes(4 << 20);
-/// Width of the rows, as in a model of seven billion weights.
-const N_COLS: usize = 4096;
-/// Every so many rows are read where single rows are.
+/// One neuron in so many is used.
 const EVERY: usize = 8;
-/// Passes of which the fastest counts: others only add to what is measured.
-const PASSES: usize = 4;
+/// Passes of which the fastest counts: others only add to what is measured. Fewer where they take long.
+const PASSES: usize = 5;
+const ENOUGH: Duration = Duration::from_millis(400);
 /// Hand-offs, and ops, of one program.
 const MANY: usize = 16;
+/// Layers of the largest program.
+const MOST_LAYERS: usize = 64;
+/// No cache gives so little: what is slower is measured on few bytes.
+const NO_CACHE: f64 = 2e9;
 
-/// Measures `device`, which has `free` bytes, with weights of `format`. Takes under a second; what it allocates is
-/// gone afterwards.
+/// What devices are measured with: the feed-forward blocks of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Of the matrices.
+    pub format: Format,
+    /// Width of the residual.
+    pub n_embd: usize,
+    /// Neurons of a layer.
+    pub n_ff: usize,
+    /// Bytes of the model.
+    pub size: Bytes,
+    /// The neurons that are used are listed ahead; else the gate tells.
+    pub listed: bool,
+}
+
+impl Shape {
+    /// That of a model of seven billion weights.
+    #[must_use]
+    pub fn usual(format: Format) -> Shape {
+        Shape { format, n_embd: 4096, n_ff: 11008, size: Bytes(4 << 30), listed: false }
+    }
+
+    /// Bytes of a row.
+    fn row(&self) -> usize {
+        self.format.row_bytes(self.n_embd).unwrap_or(4 * self.n_embd).max(1)
+    }
+}
+
+/// Measures `device`, which has `free` bytes, with weights of `shape`. Takes about a second; what it allocates is gone
+/// afterwards.
 ///
 /// # Errors
 /// What the device refuses or reports.
-pub fn speed(device: &Device, format: Format, free: Option<Bytes>) -> Result<Speed> {
-    let room = free.unwrap_or(Bytes::MAX).0;
-    let size = SIZE.0.min(room / 4).max(LEAST.0.min(room / 2));
-    let probe = Probe::new(device, format, Bytes(size))?;
+pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Speed> {
+    let most = SIZE.min(shape.size).max(LEAST).min(Bytes(free.map_or(u64::MAX, |b| b.0 / 4)));
     let mut queue = device.queue("probe")?;
+    let mut probe = Probe::new(device, shape, LEAST, most)?;
     let op = probe.op(&mut queue)?;
-    let dense = probe.dense(&mut queue)?;
-    let sparse = probe.sparse(&mut queue)?;
+    let mut dense = probe.dense(&mut queue, op)?;
+    if dense > NO_CACHE && probe.layers.len() < probe.most_layers {
+        drop(probe);
+        probe = Probe::new(device, shape, most, most)?;
+        dense = probe.dense(&mut queue, op)?;
+    }
+    let sparse = probe.sparse(&mut queue, op, dense)?;
     let hand_off = match device.info().hand_off {
         true => probe.hand_off(&mut queue)?,
         false => 0.0,
     };
-    Ok(Speed { dense, sparse: sparse.min(dense), hand_off, op })
+    Ok(Speed { dense, sparse, hand_off, op })
 }
 
 /// `value` with two digits that count, so that plans made from it do not change from one measurement to the next.
@@ -56,34 +92,44 @@ pub fn steady(value: f64) -> f64 {
 
 struct Probe {
     device: Device,
-    weights: Tensor,
-    row_bytes: f64,
+    shape: Shape,
+    /// Gate, up and down of each layer, one below the other.
+    layers: Vec<Tensor>,
+    most_layers: usize,
+    n_ff: usize,
     x: Tensor,
 }
 
 impl Probe {
-    fn new(device: &Device, format: Format, size: Bytes) -> Result<Probe> {
-        let row = format.row_bytes(N_COLS).unwrap_or(4 * N_COLS);
-        // A device cannot bind more; two halves of whole groups of rows.
-        let size = size.0.min(device.info().max_binding.0) as usize;
-        let n_rows = (size / row / 64).max(2) * 64;
+    /// Weights of about `size`; `most` is what there may be at all.
+    fn new(device: &Device, shape: &Shape, size: Bytes, most: Bytes) -> Result<Probe> {
+        let row = shape.row() as u64;
+        let limit = most.min(device.info().max_binding).0 / 3 / row;
+        // Whole groups of rows, whatever the format.
+        let n_ff = (limit.min(shape.n_ff as u64) / 64).max(1) as usize * 64;
+        let layer = 3 * n_ff as u64 * row;
+        let n_layers = |size: Bytes| (size.0 / layer).clamp(1, MOST_LAYERS as u64) as usize;
         // Not zeros: pages that were never written are one page.
-        let source = Source::Owned(Arc::new(vec![0x3c_u8; n_rows * row]));
-        let rows = HostRows::new(source, n_rows, N_COLS, format)?;
+        let source = Source::Owned(Arc::new(vec![0x3c_u8; layer as usize]));
+        let rows = HostRows::new(source, 3 * n_ff, shape.n_embd, shape.format)?;
         let mut queue = device.queue("probe")?;
-        let x = device.alloc_f32("probe", 1, N_COLS)?;
-        queue.write(&x, bytemuck::cast_slice(&vec![0.5f32; N_COLS]))?;
+        let x = device.alloc_f32("probe", 1, shape.n_embd)?;
+        queue.write(&x, bytemuck::cast_slice(&vec![0.5f32; shape.n_embd]))?;
+        let pack = PackDesc::whole(rows.desc());
+        let import = |_| device.import("probe", &pack, &rows);
         Ok(Probe {
             device: device.clone(),
-            weights: device.import("probe", &PackDesc::whole(rows.desc()), &rows)?,
-            row_bytes: row as f64,
+            shape: *shape,
+            layers: (0..n_layers(size)).map(import).collect::<Result<_>>()?,
+            most_layers: n_layers(most),
+            n_ff,
             x,
         })
     }
 
-    fn n_rows(&self) -> usize {
-        use hal::Operand;
-        self.weights.desc().n_rows
+    /// Bytes of one matrix.
+    fn matrix(&self) -> f64 {
+        (self.n_ff * self.shape.row()) as f64
     }
 
     fn program(&self, ops: Vec<Op>) -> Result<Program> {
@@ -94,8 +140,11 @@ impl Probe {
 
     /// Seconds of the fastest pass.
     fn time(&self, queue: &mut Queue, program: &Program) -> Result<f64> {
-        let mut least = f64::INFINITY;
-        for _ in 0..PASSES {
+        let (mut least, first) = (f64::INFINITY, Instant::now());
+        for pass in 0..PASSES {
+            if pass >= 2 && first.elapsed() > ENOUGH {
+                break;
+            }
             let begin = Instant::now();
             queue.replay(program)?.wait()?;
             queue.finish()?;
@@ -108,51 +157,79 @@ impl Probe {
         self.device.alloc_f32("probe", 1, n)
     }
 
-    fn dense(&self, queue: &mut Queue) -> Result<f64> {
-        let (w, x) = (self.weights.clone(), self.x.clone());
-        let y = self.floats(self.n_rows())?;
-        let program = self.program(vec![MatMul { w, x, bias: None, y }.into()])?;
-        Ok(self.n_rows() as f64 * self.row_bytes / self.time(queue, &program)?)
+    /// What is left of `seconds` after `less`, at least a tenth: the clock is not that good.
+    fn rest(seconds: f64, less: f64) -> f64 {
+        (seconds - less).max(seconds / 10.0)
     }
 
-    /// One row of up and one of down for every eighth neuron.
-    fn sparse(&self, queue: &mut Queue) -> Result<f64> {
-        let half = self.n_rows() / 2;
-        let count = half / EVERY;
-        let set = self.device.row_set(count, 1)?;
-        let ids: Vec<u32> = (0..count).map(|i| (i * EVERY) as u32).collect();
-        queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
-        queue.write(&set.count, bytemuck::bytes_of(&(count as u32)))?;
-        queue.write(&set.members, bytemuck::cast_slice(&vec![1u32; count]))?;
+    fn dense(&self, queue: &mut Queue, op: f64) -> Result<f64> {
+        let y = self.floats(self.n_ff)?;
+        let product = |w: Tensor| MatMul { w, x: self.x.clone(), bias: None, y: y.clone() }.into();
+        let matrix = |layer: &Tensor, n: usize| layer.rows(n * self.n_ff..(n + 1) * self.n_ff);
+        let matrices = self.layers.iter().flat_map(|layer| (0..3).map(move |n| matrix(layer, n)));
+        let ops: Vec<Op> = matrices.map(product).collect();
+        let n_ops = ops.len() as f64;
+        let seconds = self.time(queue, &self.program(ops)?)?;
+        Ok(n_ops * self.matrix() / Self::rest(seconds, n_ops * op))
+    }
+
+    /// Neurons of which every eighth is used: bytes a second of what only these read.
+    fn sparse(&self, queue: &mut Queue, op: f64, dense: f64) -> Result<f64> {
+        let n_ff = self.n_ff;
+        let count = n_ff / EVERY;
         let active = self.floats(1)?;
         queue.write(&active, bytemuck::bytes_of(&0f32))?;
-        let ffn = SparseFfn {
-            gate: None,
-            up: self.weights.rows(0..half),
-            down: self.weights.rows(half..2 * half),
-            bias_gate: None,
+        let listed = match self.shape.listed {
+            true => {
+                let set = self.device.row_set(count, 1)?;
+                let ids: Vec<u32> = (0..count).map(|i| (i * EVERY) as u32).collect();
+                queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
+                queue.write(&set.count, bytemuck::bytes_of(&(count as u32)))?;
+                queue.write(&set.members, bytemuck::cast_slice(&vec![1u32; count]))?;
+                Some(set)
+            }
+            false => None,
+        };
+        // Whatever the weights are, the offsets decide.
+        let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
+        let bias = self.floats(n_ff)?;
+        queue.write(&bias, bytemuck::cast_slice(&(0..n_ff).map(offset).collect::<Vec<_>>()))?;
+        let y = self.floats(self.shape.n_embd)?;
+        let block = |layer: &Tensor| SparseFfn {
+            gate: Some(layer.rows(0..n_ff)),
+            up: layer.rows(n_ff..2 * n_ff),
+            down: layer.rows(2 * n_ff..3 * n_ff),
+            bias_gate: Some(bias.clone()),
             bias_up: None,
             bias_down: None,
             threshold: None,
             group_weight: None,
-            rows: Rows::Active(set),
+            rows: listed.clone().map_or(Rows::All, Rows::Active),
             x: self.x.clone(),
-            y: self.floats(N_COLS)?,
-            active,
-            kind: FfnKind::Plain,
+            y: y.clone(),
+            active: active.clone(),
+            kind: FfnKind::Gated,
             activation: Activation::Relu,
-            skip: Skip::Never,
+            skip: Skip::NotPositive,
             orientation: Down::ByNeuron,
             groups: None,
             accumulate: false,
         };
-        let program = self.program(vec![ffn.into()])?;
-        Ok(2.0 * count as f64 * self.row_bytes / self.time(queue, &program)?)
+        let program =
+            self.program(self.layers.iter().map(|layer| block(layer).into()).collect())?;
+        let seconds = self.time(queue, &program)? / self.layers.len() as f64;
+        let (tested, used) = match self.shape.listed {
+            true => (0.0, 3.0),
+            false => (self.matrix() / dense, 2.0),
+        };
+        let bytes = used * (count * self.shape.row()) as f64;
+        Ok((bytes / Self::rest(seconds, tested + op)).min(dense))
     }
 
     /// What one more op takes.
     fn op(&self, queue: &mut Queue) -> Result<f64> {
-        let (a, x) = (self.floats(N_COLS)?, self.floats(N_COLS)?);
+        let n = self.shape.n_embd;
+        let (a, x) = (self.floats(n)?, self.floats(n)?);
         let add = || Op::from(Add { a: a.clone(), x: x.clone() });
         let one = self.program(vec![add()])?;
         let many = self.program((0..=MANY).map(|_| add()).collect())?;
@@ -168,9 +245,9 @@ impl Probe {
         let seq = BatchSeq { blocks: vec![0], len: 1 };
         let words = BatchFacts { tokens: vec![token], seqs: vec![seq] }.encode(&shape, 1, 1)?;
         queue.write(&batch.words, bytemuck::cast_slice(&words))?;
-        let shape =
-            MailboxShape { max_tokens: 1, n_in: N_COLS, n_weights: 0, n_out: N_COLS, max_rows: 0 };
-        let y = self.floats(N_COLS)?;
+        let n = self.shape.n_embd;
+        let shape = MailboxShape { max_tokens: 1, n_in: n, n_weights: 0, n_out: n, max_rows: 0 };
+        let y = self.floats(n)?;
         let mut recorder = self.device.record("probe");
         for _ in 0..MANY {
             let mailbox = recorder.mailbox(&self.device.mailbox(shape)?)?;
@@ -180,7 +257,7 @@ impl Probe {
             recorder.push(Merge { batch, y: y.clone(), mailbox, accumulate: false })?;
         }
         let program = recorder.finish()?;
-        let answer = vec![0f32; N_COLS];
+        let answer = vec![0f32; n];
         let mut least = f64::INFINITY;
         for _ in 0..PASSES {
             let begin = Instant::now();
@@ -203,9 +280,12 @@ mod tests {
     fn the_cpu_has_a_speed_in_every_kind_of_format() {
         let cpu = crate::devices::cpu(Some(1));
         for format in [Format::F16, Format::Q4_0, Format::Q6_K] {
-            let speed = speed(&cpu, format, Some(Bytes(32 << 20))).unwrap();
-            assert!(speed.dense > 1e6 && speed.sparse > 1e6, "{format:?}: {speed:?}");
-            assert!(speed.sparse <= speed.dense && speed.hand_off == 0.0 && speed.op < 0.1);
+            for listed in [false, true] {
+                let shape = Shape { listed, n_embd: 512, n_ff: 700, ..Shape::usual(format) };
+                let speed = speed(&cpu, &shape, Some(Bytes(32 << 20))).unwrap();
+                assert!(speed.dense > 1e6 && speed.sparse > 1e6, "{format:?}: {speed:?}");
+                assert!(speed.sparse <= speed.dense && speed.hand_off == 0.0 && speed.op < 0.1);
+            }
         }
     }
 

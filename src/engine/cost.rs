@@ -36,8 +36,16 @@ pub fn forecast(model: &Model, devices: &[Device], options: &EngineOptions) -> F
 pub fn task(model: &Model, devices: &[Device], options: &EngineOptions) -> Task {
     let mode = FfnMode::new(model, options);
     let plan = Plan { model, devices, options, mode, progress: &|_, _| {} };
-    let budgets: Vec<Bytes> = devices.iter().map(|device| device.ledger().budget()).collect();
+    let budgets: Vec<Bytes> = devices.iter().map(left).collect();
     plan.task(&budgets)
+}
+
+/// What a device's budget leaves: it holds something of its own, and another engine may be on it.
+pub(super) fn left(device: &Device) -> Bytes {
+    match device.ledger().budget() {
+        Bytes::MAX => Bytes::MAX,
+        budget => budget - device.ledger().used(),
+    }
 }
 
 /// Tokens in the context for which the time of a token is estimated.
@@ -89,10 +97,16 @@ impl Plan<'_> {
                     ..self.device_facts(device, budget, &cut)
                 })
                 .collect(),
-            head: size(&self.model.output) + size(&self.model.output_norm.w),
+            head: self.head_reads(),
             wishes: placing.wishes,
             cut,
         }
+    }
+
+    /// Bytes that a token reads of the head.
+    fn head_reads(&self) -> f64 {
+        let Model { output, output_norm, .. } = self.model;
+        size(output) + size(&output_norm.w) + output_norm.bias.as_ref().map_or(0.0, size)
     }
 
     /// What a token reads of a layer, `used` being the share of its experts that it uses.

@@ -144,12 +144,7 @@ impl Engine {
     fn place(&mut self, given: Option<Placement>, progress: &dyn Fn(u64, u64)) -> Result<()> {
         self.loaded = None;
         self.free = (0..self.sizes.n_blocks as u32).rev().collect();
-        // Another engine may be on the same device.
-        let left = |device: &Device| match device.ledger().budget() {
-            Bytes::MAX => Bytes::MAX,
-            budget => budget - device.ledger().used(),
-        };
-        let mut budgets: Vec<Bytes> = self.devices.iter().map(left).collect();
+        let mut budgets: Vec<Bytes> = self.devices.iter().map(cost::left).collect();
         for (budget, lost) in budgets.iter_mut().zip(&self.lost) {
             if *lost {
                 *budget = Bytes(0);

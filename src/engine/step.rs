@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hal::{BatchFacts, HostRowSet, Operand, Program, Run};
 
+use crate::placement::CPU;
+
 use super::build::{Layer, Loaded};
 use super::lane::Lane;
 use super::predict::Parcel;
@@ -15,6 +17,8 @@ use super::{Error, Result};
 pub struct StepStats {
     /// Neurons carried through to down, over all layers and tokens.
     pub active: f64,
+    /// Those of them that were not on the CPU.
+    pub off_cpu: f64,
     /// Neurons there were.
     pub neurons: f64,
     /// Gate rows that were computed, over all layers: all, those of the experts used, or those that a predictor listed.
@@ -25,6 +29,7 @@ pub struct StepStats {
 impl std::ops::AddAssign for StepStats {
     fn add_assign(&mut self, other: StepStats) {
         self.active += other.active;
+        self.off_cpu += other.off_cpu;
         self.neurons += other.neurons;
         self.gates += other.gates;
     }
@@ -148,10 +153,13 @@ impl Loaded {
         buffers: &mut Buffers,
     ) -> Result<StepStats> {
         let mut stats = StepStats::default();
-        for lane in self.lanes.iter_mut().flatten() {
+        for (device, lane) in self.lanes.iter_mut().enumerate() {
+            let Some(lane) = lane else { continue };
             lane.queue.read_f32(&lane.active[rung], &mut buffers.active)?;
             let rows = buffers.active.chunks_exact(sizes.rungs[rung]);
-            stats.active += rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
+            let active = rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
+            stats.active += active;
+            stats.off_cpu += if device == CPU { 0.0 } else { active };
         }
         stats.neurons = (n * (sizes.n_layer * sizes.n_ff + sizes.n_shared)) as f64;
         let unlisted = self.layers.iter().filter(|layer| layer.predictor.is_none()).count();

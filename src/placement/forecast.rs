@@ -2,7 +2,7 @@
 
 use hal::Bytes;
 
-use super::estimate::{Choice, LayerTime};
+use super::estimate::{Choice, LayerTime, Spot};
 use super::facts::Task;
 use super::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
 
@@ -142,6 +142,31 @@ impl Forecast {
             devices,
             off_cpu: share(off_cpu, used),
         }
+    }
+
+    /// What is expected of a placement that was planned from the same sizes and uses, by the speeds of `task`. `None`
+    /// of one in which a layer's neurons at home are not the most used ones, in whole groups.
+    #[must_use]
+    pub fn of(task: &Task, placement: &Placement) -> Option<Forecast> {
+        let spot = |(i, layer): (usize, &LayerPlacement)| {
+            let home = layer.home;
+            if !layer.is_split() {
+                return Some(Spot { home, groups: task.cut.n_groups() });
+            }
+            let here = layer.shares.iter().find(|share| share.device == home);
+            let list = match here.map(|share| &share.neurons) {
+                Some(Neurons::List(list)) => &list[..],
+                Some(Neurons::All) => return None,
+                None => &[],
+            };
+            let groups = list.len().div_ceil(task.cut.group);
+            let first = task.layers.get(i)?.first(groups, &task.cut);
+            (first == list).then_some(Spot { home, groups })
+        };
+        let layers: Option<Vec<Spot>> = placement.layers.iter().enumerate().map(spot).collect();
+        let layers = layers.filter(|layers| layers.len() == task.layers.len())?;
+        let choice = Choice { embed: placement.embed, head: placement.head, layers };
+        Some(Forecast::new(task, &choice))
     }
 
     /// Generated tokens a second.

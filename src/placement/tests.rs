@@ -119,6 +119,7 @@ fn check(task: &Task) -> Forecast {
     let Parts { cpu, devices, hand_offs } = forecast.parts;
     assert!(forecast.seconds <= (cpu + devices + hand_offs) * (1.0 + 1e-9));
     assert!((0.0..=1.0 + 1e-9).contains(&forecast.off_cpu));
+    assert_eq!(Forecast::of(task, placement).as_ref(), Some(&forecast));
     forecast
 }
 

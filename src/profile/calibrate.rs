@@ -37,6 +37,11 @@ impl Text {
         Text { windows, source: format!("text {:016x}", hash.finish()) }
     }
 
+    /// The windows, in order.
+    pub fn windows(&self) -> impl Iterator<Item = &[u32]> {
+        self.windows.iter().map(Vec::as_slice)
+    }
+
     /// Tokens of all windows.
     #[must_use]
     pub fn n_tokens(&self) -> u64 {

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
+use super::graphics::built_in;
 use super::*;
 
 #[test]
@@ -159,7 +160,7 @@ fn every_op_may_be_refused() {
 }
 
 /// The tokens that the engine would go on with after each of `ids`, one step at a time.
-fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
+pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
     let mut session = engine.open();
     let mut ids = vec![start];
     for _ in 0..n {
@@ -180,8 +181,7 @@ fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
 #[test]
 fn the_built_in_model_says_the_same_within_every_budget() {
     within(LIMIT, || {
-        let file = thermocline::embedded::file().unwrap();
-        let model = Arc::new(Model::from_file(file, &Default::default()).unwrap());
+        let model = built_in();
         let load = |devices| {
             let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
             Engine::load(Arc::clone(&model), devices, options, None, quiet(), &|_, _| {}).unwrap()
@@ -204,6 +204,27 @@ fn the_built_in_model_says_the_same_within_every_budget() {
             }
         }
         assert!(n_split > 0 && n_whole > 0, "{n_split} split, {n_whole} whole");
+    });
+}
+
+/// A long text: every layer split over three, the cache in many blocks.
+#[test]
+fn two_hundred_tokens_are_the_same() {
+    within(LIMIT, || {
+        let model = built_in();
+        let run = |devices, placement| {
+            let options = EngineOptions { n_ctx: 224, n_ubatch: 4, ..EngineOptions::default() };
+            let model = Arc::clone(&model);
+            let mut engine =
+                Engine::load(model, devices, options, placement, quiet(), &|_, _| {}).unwrap();
+            greedy(&mut engine, 1, 200)
+        };
+        let expected = run(vec![cpu_device(2)], None);
+        let sim = |n| sim_device(n, Bytes::MAX, Duration::ZERO..Duration::from_micros(20), 5).1;
+        let layers =
+            (0..model.hyper.n_layer).map(|layer| deal(&model, &[1 + layer % 2, 0, 2 - layer % 2]));
+        let placement = Placement { embed: 1, head: 2, layers: layers.collect() };
+        assert_eq!(run(vec![cpu_device(2), sim(1), sim(2)], Some(placement)), expected);
     });
 }
 

@@ -1,11 +1,14 @@
 //! Placement may change speed, never words: the most valuable test we own.
 //!
-//! Here: what all of it shares, and random placements. Budgets, losses and hand-offs that end early have a file each.
+//! Here: what all of it shares, and random placements. Budgets, losses, hand-offs that end early, graphics devices and
+//! what a device gets to do have a file each.
 
 mod budgets;
+mod graphics;
 mod hand_off;
 mod loss;
 mod predictor;
+mod shares;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +23,7 @@ use rand_chacha::ChaCha8Rng;
 use sim::{SimBackend, SimOptions};
 use thermocline::engine::{Engine, EngineOptions, Notice, Placing, Want};
 use thermocline::model::Model;
-use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
+use thermocline::placement::{Forecast, LayerPlacement, Neurons, Placement, Share};
 
 use crate::support::{Tiny, within};
 

@@ -19,7 +19,7 @@ pub enum DeviceKind {
     Discrete,
     /// A graphics unit that shares system memory.
     Integrated,
-    /// Tests only.
+    /// The processor as if it were a card: tests, and software drivers that were asked for by name.
     Simulated,
 }
 
@@ -130,6 +130,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`crate::Error::DeviceLost`] or [`crate::Error::Driver`].
     fn memory(&self) -> Result<MemoryReport>;
+
+    /// Bytes of the device's memory that the backend holds from the beginning, whatever it is used for.
+    fn held(&self) -> Bytes {
+        Bytes(0)
+    }
 
     /// Whether the device can run an op of these shapes and formats. Asked before anything is allocated.
     fn plan(&self, op: &OpDesc) -> Plan;

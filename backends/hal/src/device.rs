@@ -23,6 +23,8 @@ pub struct Device {
     ledger: Arc<Ledger>,
     /// The scratch that all programs of this device share; it only grows.
     workspace: Arc<Mutex<Option<Tensor>>>,
+    /// What the backend holds of its own.
+    _held: Arc<Option<Reservation>>,
 }
 
 /// The two blocks of a hand-off, booked.
@@ -47,7 +49,9 @@ impl Device {
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>, id: DeviceId, budget: Bytes) -> Device {
         let ledger = Ledger::new(&backend.info().name, budget);
-        Device { backend, id, ledger, workspace: Arc::default() }
+        // A budget that even this does not fit into is left for nothing else.
+        let held = ledger.reserve("the backend's own", backend.held().min(budget)).ok();
+        Device { backend, id, ledger, workspace: Arc::default(), _held: Arc::new(held) }
     }
 
     /// Facts.

@@ -179,8 +179,9 @@ impl Adapter {
             wgpu::DeviceType::DiscreteGpu => DeviceKind::Discrete,
             wgpu::DeviceType::IntegratedGpu
             | wgpu::DeviceType::VirtualGpu
-            | wgpu::DeviceType::Other
-            | wgpu::DeviceType::Cpu => DeviceKind::Integrated,
+            | wgpu::DeviceType::Other => DeviceKind::Integrated,
+            // Who names it wants to see what a card would do.
+            wgpu::DeviceType::Cpu => DeviceKind::Simulated,
         }
     }
 }

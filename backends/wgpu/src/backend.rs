@@ -46,6 +46,10 @@ impl Backend for WgpuBackend {
         Ok(native::memory(&self.gpu.device))
     }
 
+    fn held(&self) -> Bytes {
+        Bytes(self.gpu.nothing.size() + self.gpu.tables.size())
+    }
+
     fn plan(&self, op: &OpDesc) -> Plan {
         ops::plan(op, &self.gpu.facts)
     }

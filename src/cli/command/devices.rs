@@ -16,7 +16,7 @@ pub(crate) fn list() -> Result<(), Failure> {
     let mut out = Output::stdout();
     out.line("Available devices:")?;
     out.line(&format!("  CPU: {threads} threads"))?;
-    for candidate in devices::candidates().0 {
+    for candidate in devices::candidates(None).0 {
         let software = if candidate.software { " (software, used only by name)" } else { "" };
         let text = format!("  {}: {}{software}", candidate.name, candidate.description);
         out.line(&printable(&text))?;
@@ -29,7 +29,7 @@ pub(crate) fn list() -> Result<(), Failure> {
 /// # Errors
 /// Where standard output cannot be written.
 pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
-    let (found, missing) = devices::candidates();
+    let (found, missing) = devices::candidates(None);
     let cpu = devices::cpu(None);
     let threads = devices::cpu_threads(None);
     let mut out = Output::stdout();

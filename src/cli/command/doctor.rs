@@ -1,7 +1,7 @@
 //! `doctor`: what was found, what is missing and how to get it, and how fast it is.
 
 use super::devices::words;
-use crate::bench;
+use crate::bench::{self, Shape};
 use crate::cli::args::DoctorArgs;
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
     let n_threads = options.n_threads();
     terminal.note("measuring takes a few seconds");
     let mut patients = vec![cpu(options, n_threads)];
-    let (found, missing) = devices::candidates();
+    let (found, missing) = devices::candidates(None);
     for candidate in &found {
         patients.push(match candidate.open() {
             Ok(backend) => device(&candidate.name, &candidate.description, &backend),
@@ -106,7 +106,8 @@ fn cpu(options: CpuOptions, n_threads: usize) -> Patient {
 fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> Patient {
     let memory = backend.memory().unwrap_or_default();
     let account = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
-    let speed = bench::speed(&account, FORMAT, memory.free).map_err(|error| error.to_string());
+    let speed = bench::speed(&account, &Shape::usual(FORMAT), memory.free);
+    let speed = speed.map_err(|error| error.to_string());
     let mut remarks = Vec::new();
     if backend.info().kind == DeviceKind::Integrated {
         remarks.push("it shares its memory with the CPU: layers are not split".to_owned());

@@ -80,15 +80,17 @@ impl Route {
     fn choose(&self, t: usize) {
         let (products, weights) = (self.products.reads_row(t), self.weights.row(t));
         let chosen = self.chosen.row(t);
-        for n in 0..chosen.len() {
-            let (before, rest) = chosen.split_at_mut(n);
-            let mut left = (0..products.len()).filter(|&g| !before.contains(&(g as u32)));
-            let first = left.next().expect("no more are chosen than there are");
-            // Only a larger one is better, so that the lower id wins a tie.
-            let best = left.fold(first, |best, g| {
-                if products[g].total_cmp(&products[best]).is_gt() { g } else { best }
-            });
-            rest[0] = best as u32;
+        let mut n = 0;
+        for g in 0..products.len() {
+            // Only a larger one comes before those that are there, so that the lower id wins a tie.
+            let behind = |&other: &u32| products[g].total_cmp(&products[other as usize]).is_gt();
+            let at = chosen[..n].iter().rposition(|other| !behind(other)).map_or(0, |i| i + 1);
+            if at == chosen.len() {
+                continue;
+            }
+            n = (n + 1).min(chosen.len());
+            chosen.copy_within(at..n - 1, at + 1);
+            chosen[at] = g as u32;
         }
         let best = f64::from(products[chosen[0] as usize]);
         let exp = |g: usize| (f64::from(products[g]) - best).exp();

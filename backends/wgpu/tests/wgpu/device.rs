@@ -21,7 +21,15 @@ fn each_device_has_a_name_of_its_own() {
 
 #[test]
 fn what_is_booked_is_what_a_buffer_takes() {
-    let Some(device) = device() else { return };
+    let Some(backend) = open(&Options::default()) else { return };
+    let device = Device::new(Arc::clone(&backend) as _, DeviceId(5), BUDGET);
+    let held = device.ledger().used();
+    assert!(
+        held == backend.held() && held > Bytes(0),
+        "tables of formats are there from the beginning"
+    );
+    let small = Device::new(backend, DeviceId(6), Bytes(100));
+    assert!(matches!(small.alloc_f32("none left", 1, 1), Err(Error::OutOfMemory { .. })));
     for (n_rows, n_cols, format, bytes) in [
         (1, 1, Format::F32, 256),
         (3, 7, Format::F16, 256),
@@ -99,11 +107,22 @@ fn compiled_shaders_are_kept_where_the_driver_gives_them_out() {
     let files = || {
         std::fs::read_dir(folder.path()).expect("the folder").map(|f| f.expect("an entry").path())
     };
-    for file in files() {
-        // What is damaged is not believed.
-        std::fs::write(&file, b"TCWGPU01 damaged").expect("a write");
+    let written = || {
+        let time = |file: std::path::PathBuf| file.metadata().and_then(|file| file.modified());
+        files().map(|file| time(file).expect("a time")).max()
+    };
+    let before = written();
+    run();
+    assert_eq!(written(), before, "what is kept is used, so there is nothing to add");
+    for bytes in [&b"TCWGPU01 damaged"[..], b"", &[0; 4096]] {
+        for file in files() {
+            // What is damaged is not believed.
+            std::fs::write(&file, bytes).expect("a write");
+        }
+        run();
+        let whole = |file: std::path::PathBuf| std::fs::read(file).is_ok_and(|file| file != bytes);
+        assert!(files().all(whole), "and written anew");
     }
-    run();
-    run();
     assert!(files().all(|file| file.extension().is_none()), "nothing temporary is left");
+    eprintln!("{} files are kept", files().count());
 }

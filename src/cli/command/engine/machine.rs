@@ -2,8 +2,9 @@
 
 use super::choice::{budget, check_number, choose, tell_dropped, tell_missing};
 use super::speeds::Speeds;
+use crate::bench::Shape;
 use crate::cli::config::device::DeviceOptions;
-use crate::cli::config::model::{Computation, ModelOptions};
+use crate::cli::config::model::{Computation, ModelOptions, Sparsity};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::parse::{Assumed, Budget};
 use crate::cli::terminal::Terminal;
@@ -95,7 +96,8 @@ impl Machine {
         if wanted.backend == Some("cpu") {
             return Ok(machine);
         }
-        let (found, missing) = devices::candidates();
+        let folder = options.computation.folder.as_ref().map(|folder| folder.path.as_path());
+        let (found, missing) = devices::candidates(folder);
         let chosen = choose(wanted, found, &missing)?;
         if chosen.is_empty() {
             tell_missing(wanted, &missing, terminal);
@@ -267,13 +269,13 @@ impl Machine {
         computation: &Computation,
         terminal: &Terminal,
     ) -> Vec<Speed> {
-        self.speeds(main_format(model), computation, terminal)
+        self.speeds(&shape(model, computation), computation, terminal)
     }
 
     /// Speeds in the order of the engine's list; what cannot be measured is left alone, with a note.
     pub(crate) fn speeds(
         &self,
-        format: Format,
+        shape: &Shape,
         computation: &Computation,
         terminal: &Terminal,
     ) -> Vec<Speed> {
@@ -285,7 +287,7 @@ impl Machine {
         let mut speeds = Vec::new();
         for (number, (backend, assumed, most)) in [cpu].into_iter().chain(others).enumerate() {
             let threads = if number == 0 { self.n_threads } else { 0 };
-            let speed = assumed.map_or_else(|| kept.speed(backend, threads, format, most), Ok);
+            let speed = assumed.map_or_else(|| kept.speed(backend, threads, shape, most), Ok);
             speeds.push(speed.unwrap_or_else(|error| {
                 let name = &backend.info().name;
                 terminal.note(&format!(
@@ -322,8 +324,8 @@ pub(crate) fn known_uses(
     })
 }
 
-/// The format of most bytes of a model's matrices, in which devices are measured.
-fn main_format(model: &Model) -> Format {
+/// What devices are measured with for a model: its blocks, in the format of most of their bytes.
+fn shape(model: &Model, computation: &Computation) -> Shape {
     let mut sizes: BTreeMap<&'static str, (u64, Format)> = BTreeMap::new();
     for layer in &model.layers {
         for (_, rows) in layer.ffn.matrices() {
@@ -332,5 +334,14 @@ fn main_format(model: &Model) -> Format {
             entry.0 += desc.bytes().unwrap_or_default().0;
         }
     }
-    sizes.into_values().max_by_key(|(bytes, _)| *bytes).map_or(Format::F16, |(_, format)| format)
+    let formats = sizes.into_values().filter(|(_, f)| f.row_bytes(model.hyper.n_embd).is_some());
+    let format = formats.max_by_key(|(bytes, _)| *bytes).map_or(Format::F16, |(_, format)| format);
+    let predicts = model.layers.iter().any(|layer| layer.ffn.predictor.is_some());
+    Shape {
+        format,
+        n_embd: model.hyper.n_embd,
+        n_ff: model.hyper.n_ff,
+        size: Bytes(model.file.size_bytes()),
+        listed: predicts && computation.sparsity == Sparsity::Predicted,
+    }
 }

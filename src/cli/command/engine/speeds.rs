@@ -1,19 +1,18 @@
 //! Measured speeds, kept in the user's cache: measured once, so that plans, and with them the last bits of a result,
 //! do not change from one start to the next.
 
-use crate::bench::{speed, steady};
+use crate::bench::{Shape, speed, steady};
 use crate::cli::terminal::Terminal;
 use crate::placement::Speed;
-use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Name of the file; another number where the meaning of a figure changes.
-const FILE: &str = "speeds-1.json";
+const FILE: &str = "speeds-2.json";
 
-/// Figures by device and format.
+/// Figures by device and what it was measured with.
 #[derive(Debug)]
 pub(super) struct Speeds {
     path: Option<PathBuf>,
@@ -31,7 +30,7 @@ impl Speeds {
         Speeds { path, known, anew, changed: false }
     }
 
-    /// The speed of a device with weights of `format`; `threads` is 0 where it has none. Measuring takes at most a part
+    /// The speed of a device with weights of `shape`; `threads` is 0 where it has none. Measuring takes at most a part
     /// of `most` bytes.
     ///
     /// # Errors
@@ -40,11 +39,14 @@ impl Speeds {
         &mut self,
         backend: &Arc<dyn Backend>,
         threads: usize,
-        format: Format,
+        shape: &Shape,
         most: Bytes,
     ) -> hal::Result<Speed> {
         let info = backend.info();
-        let key = format!("{} | {} | {threads} | {}", info.name, info.description, format.name());
+        let Shape { format, n_embd, n_ff, size, listed } = shape;
+        let listed = if *listed { ", listed" } else { "" };
+        let weights = format!("{format} {n_embd}x{n_ff} of {size}{listed}");
+        let key = format!("{} | {} | {threads} | {weights}", info.name, info.description);
         if let Some(kept) = self.known.get(&key).filter(|_| !self.anew).and_then(read) {
             return Ok(kept);
         }
@@ -52,7 +54,7 @@ impl Speeds {
         let device = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
         let free = backend.memory().ok().and_then(|memory| memory.free);
         let room = free.unwrap_or(Bytes::MAX).min(most);
-        let Speed { dense, sparse, hand_off, op } = speed(&device, format, Some(room))?;
+        let Speed { dense, sparse, hand_off, op } = speed(&device, shape, Some(room))?;
         let [dense, sparse, hand_off, op] = [dense, sparse, hand_off, op].map(steady);
         self.known.insert(
             key,
@@ -96,6 +98,7 @@ fn read(value: &Value) -> Option<Speed> {
 mod tests {
     use super::*;
     use crate::cli::args::ColorWhen;
+    use hal::format::Format;
 
     #[test]
     fn what_was_measured_is_kept_and_nonsense_is_not_believed() {
@@ -106,10 +109,11 @@ mod tests {
             ..crate::devices::CpuOptions::default()
         });
         let mut speeds = Speeds::open(Some(folder.path()), false);
-        let measured = speeds.speed(&backend, 1, Format::F16, Bytes::MAX).unwrap();
+        let shape = Shape { n_embd: 512, size: Bytes(4 << 20), ..Shape::usual(Format::F16) };
+        let measured = speeds.speed(&backend, 1, &shape, Bytes::MAX).unwrap();
         speeds.save(&terminal);
         let mut again = Speeds::open(Some(folder.path()), false);
-        assert_eq!(again.speed(&backend, 1, Format::F16, Bytes::MAX).unwrap(), measured);
+        assert_eq!(again.speed(&backend, 1, &shape, Bytes::MAX).unwrap(), measured);
         assert!(!again.changed);
         for text in ["", "{", "[]", "{\"a\": 1}"] {
             std::fs::write(folder.path().join(FILE), text).unwrap();

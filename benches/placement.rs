@@ -1,0 +1,260 @@
+//! What a plan says against what a run does, budget by budget: the most that was booked, the share of the active neurons
+//! that a device gets (by the profile, and without one), and the rate.
+//!
+//! `cargo bench --bench placement`, or `cargo bench --bench placement -- -m FILE --device Vulkan0 --steps 8 -n 32 -t 1`.
+//! Without `--device`: a simulated one, whose rate means nothing. The profile is made of one text, the share is counted in
+//! another one. Everything that fits is put on the device, however slow it is, so that a software driver shows
+//! something, too; the estimate is that of the same formula with the speeds as measured. `--planned`: what the planner
+//! would choose by these speeds instead.
+#![allow(clippy::print_stdout, reason = "a table is what this program makes")]
+
+use std::error::Error;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use hal::format::Format;
+use hal::{Backend, Bytes, Device, DeviceId};
+use sim::{SimBackend, SimOptions};
+use thermocline::bench::{Settings, Shape, Test, measure, speed};
+use thermocline::devices::{CpuOptions, candidates, cpu_with};
+use thermocline::engine::{Engine, EngineOptions, Placing, forecast, task};
+use thermocline::gguf::File;
+use thermocline::model::{Model, ModelOptions};
+use thermocline::placement::{Forecast, Neurons, Placement, Speed};
+use thermocline::profile::{Gatherer, Profile, Text, calibrate};
+use thermocline::tokenizer::{Tokenizer, Vocab};
+use thermocline::{bench, embedded};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Tokens of a context, so that half of it is what a measured run has on the average.
+const N_CTX: usize = 128;
+/// Tokens of a window of text.
+const WINDOW: usize = 512;
+
+struct Options {
+    model: Option<PathBuf>,
+    device: Option<String>,
+    steps: u64,
+    n_gen: usize,
+    n_known: usize,
+    threads: Option<usize>,
+    planned: bool,
+}
+
+impl Options {
+    fn parse(arguments: &[String]) -> Result<Options> {
+        let mut options = Options {
+            model: None,
+            device: None,
+            steps: 12,
+            n_gen: 32,
+            n_known: 4096,
+            threads: None,
+            planned: false,
+        };
+        let mut rest = arguments.iter();
+        while let Some(flag) = rest.next() {
+            let mut value = || rest.next().ok_or(format!("{flag} needs a value"));
+            match flag.as_str() {
+                "-m" => options.model = Some(value()?.into()),
+                "--device" => options.device = Some(value()?.clone()),
+                "--steps" => options.steps = value()?.parse()?,
+                "-n" => options.n_gen = value()?.parse::<usize>()?.min(N_CTX / 2),
+                "--known" => options.n_known = value()?.parse()?,
+                "-t" => options.threads = Some(value()?.parse()?),
+                "--planned" => options.planned = true,
+                _ => return Err(format!("no flag {flag}").into()),
+            }
+        }
+        Ok(options)
+    }
+
+    fn cpu(&self) -> Device {
+        cpu_with(CpuOptions { threads: self.threads, ..CpuOptions::default() })
+    }
+
+    fn backend(&self) -> Result<Arc<dyn Backend>> {
+        let Some(name) = &self.device else { return Ok(SimBackend::new(SimOptions::default())) };
+        let (found, _) = candidates(None);
+        let candidate = found.iter().find(|candidate| candidate.name == *name);
+        Ok(candidate.ok_or(format!("no device {name}"))?.open()?)
+    }
+}
+
+fn main() -> Result<()> {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo test --all-targets` runs this too, and does not want to wait for it.
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    arguments.retain(|argument| argument != "--bench");
+    let options = Options::parse(&arguments)?;
+    let file = match &options.model {
+        Some(path) => File::open(path)?,
+        None => embedded::file()?,
+    };
+    let model = Arc::new(Model::from_file(file, &ModelOptions::default())?);
+    let subject = Subject::new(options, model)?;
+    println!(
+        "| budget | booked, most | layers split, whole | share planned | counted | in the run | without a profile: planned | counted | tok/s estimated | measured | ratio |"
+    );
+    println!("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
+    let everything = subject.plan(Bytes(1 << 40), &subject.by_profile).devices[1].total();
+    for step in 0..=subject.options.steps {
+        subject.row(Bytes(everything.0 * step / subject.options.steps))?;
+    }
+    Ok(())
+}
+
+struct Subject {
+    options: Options,
+    model: Arc<Model>,
+    backend: Arc<dyn Backend>,
+    by_profile: EngineOptions,
+    by_nothing: EngineOptions,
+    /// Measured.
+    speeds: Vec<Speed>,
+    text: Vec<u32>,
+    /// What fired in another text than the profile's.
+    fired: Profile,
+}
+
+impl Subject {
+    fn new(options: Options, model: Arc<Model>) -> Result<Subject> {
+        let backend = options.backend()?;
+        let assets = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets");
+        let [known, other] = ["calibration.txt", "reference/eval.txt"].map(|name| {
+            let words = std::fs::read_to_string(assets.join(name))?;
+            tokens(&model, &words)
+        });
+        let (known, other) = (known?, other?);
+        let profile = |tokens: &[u32], n| profile(&model, options.cpu(), tokens, n);
+        let n_known = options.n_known;
+        let known = profile(&known, n_known)?;
+        let fired = profile(&other, n_known.min(2048))?;
+        let speeds = [options.cpu(), account(&backend, Bytes::MAX)]
+            .iter()
+            .map(|device| {
+                let free = device.memory().ok().and_then(|memory| memory.free);
+                speed(device, &shape(&model), free)
+            })
+            .collect::<hal::Result<Vec<_>>>()?;
+        for (name, speed) in ["CPU", &backend.info().name].iter().zip(&speeds) {
+            println!("{name}: {speed:?}");
+        }
+        let placing = Placing {
+            speeds: if options.planned { speeds.clone() } else { Vec::new() },
+            ..Placing::default()
+        };
+        let uses = Some(Arc::new(known.probabilities()));
+        let by_nothing =
+            EngineOptions { n_ctx: N_CTX, n_ubatch: 32, placing, ..EngineOptions::default() };
+        let placing = Placing { uses, ..by_nothing.placing.clone() };
+        let by_profile = EngineOptions { placing, ..by_nothing.clone() };
+        Ok(Subject { options, model, backend, by_profile, by_nothing, speeds, text: other, fired })
+    }
+
+    fn devices(&self, budget: Bytes) -> Vec<Device> {
+        vec![self.options.cpu(), account(&self.backend, budget)]
+    }
+
+    fn plan(&self, budget: Bytes, options: &EngineOptions) -> Forecast {
+        forecast(&self.model, &self.devices(budget), options)
+    }
+
+    /// The same placement by the speeds that were measured.
+    fn estimate(&self, budget: Bytes, placement: &Placement) -> Result<Forecast> {
+        let placing = Placing { speeds: self.speeds.clone(), ..self.by_profile.placing.clone() };
+        let options = EngineOptions { placing, ..self.by_profile.clone() };
+        let task = task(&self.model, &self.devices(budget), &options);
+        Ok(Forecast::of(&task, placement).ok_or("not placed by whole groups")?)
+    }
+
+    fn row(&self, budget: Bytes) -> Result<()> {
+        let by_nothing = self.plan(budget, &self.by_nothing);
+        let devices = self.devices(budget);
+        let ledger = Arc::clone(devices[1].ledger());
+        let (model, options) = (Arc::clone(&self.model), self.by_profile.clone());
+        let notice = Arc::new(|text: &str| println!("{text}"));
+        let mut engine = Engine::load(model, devices, options, None, notice, &|_, _| {})?;
+        let placement = engine.placement().clone();
+        let planned = engine.forecast().map_or(0.0, |forecast| forecast.off_cpu);
+        let n_gen = self.options.n_gen;
+        let test = Test { n_prompt: 0, n_gen, n_depth: (N_CTX - n_gen) / 2 };
+        let settings = Settings { n_batch: 32, repetitions: 3, warmup: true };
+        let go_on = AtomicBool::new(false);
+        let measured = measure(&mut engine, &self.text, test, settings, &go_on)?;
+        let fastest = measured.runs.iter().min().ok_or("no run")?;
+        let rate = n_gen as f64 / fastest.as_secs_f64();
+        let estimate = self.estimate(budget, &placement)?.rate();
+        let whole = placement.layers.iter().filter(|l| l.home != 0 && !l.is_split()).count();
+        assert!(ledger.peak() <= budget, "{} of {budget}", ledger.peak());
+        println!(
+            "| {budget} | {} | {}, {whole} | {:.3} | {:.3} | {:.3} | {:.3} | {:.3} | {estimate:.1} | {rate:.1} | {:.2} |",
+            ledger.peak(),
+            placement.n_split(),
+            planned,
+            counted(&placement, &self.fired),
+            measured.neurons.off_cpu / measured.neurons.active,
+            by_nothing.off_cpu,
+            counted(&by_nothing.placement, &self.fired),
+            estimate / rate,
+        );
+        Ok(())
+    }
+}
+
+fn account(backend: &Arc<dyn Backend>, budget: Bytes) -> Device {
+    Device::new(Arc::clone(backend), DeviceId(1), budget)
+}
+
+/// What the devices are measured with.
+fn shape(model: &Model) -> Shape {
+    let format = model.layers.first().map_or(Format::F16, |layer| layer.ffn.up.w.desc().format);
+    let size = Bytes(model.file.size_bytes());
+    let (n_embd, n_ff) = (model.hyper.n_embd, model.hyper.n_ff);
+    Shape { format, n_embd, n_ff, size, listed: false }
+}
+
+/// The ids of a text; its bytes where the model has no vocabulary.
+fn tokens(model: &Model, words: &str) -> Result<Vec<u32>> {
+    let vocab = Vocab::from_metadata(model.file.metadata());
+    let Some(tokenizer) = vocab.ok().and_then(|vocab| Tokenizer::new(vocab).ok()) else {
+        let text = bench::Text::bytes(words, model.n_vocab());
+        return Ok(text.first(words.len(), model.n_vocab()).unwrap_or_default());
+    };
+    let text = tokenizer.encode(words, false, false)?;
+    Ok(tokenizer.bos().into_iter().chain(text).collect())
+}
+
+/// Which neurons fire how often in the first tokens of a text.
+fn profile(model: &Arc<Model>, cpu: Device, tokens: &[u32], n: usize) -> Result<Profile> {
+    let options = EngineOptions { n_ctx: WINDOW, n_ubatch: 64, ..EngineOptions::default() };
+    let text = Text::new(tokens, None, WINDOW, Some(n));
+    let quiet = Arc::new(|_: &str| {});
+    let mut engine = Engine::load(Arc::clone(model), vec![cpu], options, None, quiet, &|_, _| {})?;
+    let mut profile = text.start(model);
+    let (mut gatherer, go_on) = (Gatherer::new(model)?, AtomicBool::new(false));
+    calibrate(&mut engine, &text, &mut profile, &mut gatherer, &go_on, &mut |_| {})?;
+    Ok(profile)
+}
+
+/// The share of what fired in a text that a placement has off the CPU.
+fn counted(placement: &Placement, text: &Profile) -> f64 {
+    let (mut off_cpu, mut all) = (0, 0);
+    for (placed, layer) in placement.layers.iter().zip(text.layers()) {
+        let fires = layer.fires();
+        all += fires.iter().sum::<u64>();
+        let sum = |range: Range<usize>| fires[range].iter().sum::<u64>();
+        for share in placed.shares.iter().filter(|share| share.device != 0) {
+            off_cpu += match &share.neurons {
+                Neurons::All => sum(0..fires.len()),
+                Neurons::List(list) => list.iter().map(|&n| fires[n as usize]).sum(),
+            };
+        }
+    }
+    off_cpu as f64 / all.max(1) as f64
+}

@@ -1,0 +1,119 @@
+//! What a profile is worth: the share of the work that a device gets, as planned and as counted in a run of a text that
+//! the profile does not know.
+
+use thermocline::engine::forecast;
+use thermocline::profile::{Gatherer, Profile, Text, calibrate};
+use thermocline::tokenizer::{Tokenizer, Vocab};
+
+use super::graphics::{built_in, graphics};
+use super::*;
+
+/// Tokens of the calibration text that are read, and of the other one.
+const KNOWN: usize = 2048;
+const OTHER: usize = 512;
+const STEPS: u64 = 24;
+/// What is planned may be off by so much.
+const POINTS: f64 = 0.03;
+
+fn text(name: &str, model: &Model, n: usize) -> Text {
+    let vocab = Vocab::from_metadata(model.file.metadata()).unwrap();
+    let tokenizer = Tokenizer::new(vocab).unwrap();
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
+    let words = std::fs::read_to_string(folder.join(name)).unwrap();
+    Text::new(&tokenizer.encode(&words, false, false).unwrap(), tokenizer.bos(), 512, Some(n))
+}
+
+/// Which neurons fire how often.
+fn profile(model: &Arc<Model>, text: &Text) -> Profile {
+    let options = EngineOptions { n_ctx: 512, n_ubatch: 64, ..EngineOptions::default() };
+    let model_of_engine = Arc::clone(model);
+    let devices = vec![cpu_device(2)];
+    let mut engine =
+        Engine::load(model_of_engine, devices, options, None, quiet(), &|_, _| {}).unwrap();
+    let mut profile = text.start(model);
+    let (mut gatherer, go_on) = (Gatherer::new(model).unwrap(), AtomicBool::new(false));
+    calibrate(&mut engine, text, &mut profile, &mut gatherer, &go_on, &mut |_| {}).unwrap();
+    profile
+}
+
+/// The share of what fired in a text that a placement has off the CPU.
+fn counted(placement: &Placement, text: &Profile) -> f64 {
+    let (mut off_cpu, mut all) = (0, 0);
+    for (placed, fires) in placement.layers.iter().zip(text.layers()) {
+        all += fires.fires().iter().sum::<u64>();
+        for share in placed.shares.iter().filter(|share| share.device != 0) {
+            off_cpu += match &share.neurons {
+                Neurons::All => fires.fires().iter().sum::<u64>(),
+                Neurons::List(list) => list.iter().map(|&n| fires.fires()[n as usize]).sum(),
+            };
+        }
+    }
+    off_cpu as f64 / all as f64
+}
+
+/// A sweep on devices that `device` makes with a budget; runs at every `run_every`th of its steps.
+fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
+    let model = built_in();
+    let known = profile(&model, &text("calibration.txt", &model, KNOWN));
+    let other = text("reference/eval.txt", &model, OTHER);
+    let fired = profile(&model, &other);
+    let placing = Placing { uses: Some(Arc::new(known.probabilities())), ..Placing::default() };
+    let uniform = EngineOptions { n_ctx: 512, n_ubatch: 32, ..EngineOptions::default() };
+    let profiled = EngineOptions { placing, ..uniform.clone() };
+    let devices = |budget| vec![cpu_device(2), device(budget)];
+    let everything = forecast(&model, &devices(Bytes(1 << 30)), &profiled).devices[1].total();
+    let (mut better, mut ran) = (0, 0);
+    for step in 1..=STEPS {
+        let budget = Bytes(everything.0 * step / STEPS);
+        let [by_profile, by_nothing] =
+            [&profiled, &uniform].map(|options| forecast(&model, &devices(budget), options));
+        let share = counted(&by_profile.placement, &fired);
+        let plain = counted(&by_nothing.placement, &fired);
+        eprintln!(
+            "{budget}: planned {:.3}, counted {share:.3}; without a profile {:.3}, {plain:.3}",
+            by_profile.off_cpu, by_nothing.off_cpu
+        );
+        assert!((share - by_profile.off_cpu).abs() <= POINTS, "{budget}");
+        assert!(share >= plain, "{budget}");
+        let some = |forecast: &Forecast| forecast.placement.n_split() > 0;
+        if some(&by_profile) || some(&by_nothing) {
+            assert!(share > plain, "{budget}: the hot neurons are on the device");
+            better += 1;
+        }
+        if step % run_every == 0 {
+            let (model, settings) = (Arc::clone(&model), profiled.clone());
+            let mut engine =
+                Engine::load(model, devices(budget), settings, None, quiet(), &|_, _| {}).unwrap();
+            assert_eq!(engine.placement(), &by_profile.placement);
+            let mut session = engine.open();
+            let go_on = AtomicBool::new(false);
+            let ids = other.windows().next().unwrap();
+            let stats = engine.feed(&mut session, ids, Want::Last, &go_on, &mut |_, _| {}).unwrap();
+            engine.close(session);
+            let ledger = engine.devices()[1].ledger();
+            assert!(ledger.peak() <= budget, "{} of {budget}", ledger.peak());
+            let measured = stats.off_cpu / stats.active;
+            assert!((measured - by_profile.off_cpu).abs() <= POINTS, "{budget}: {measured}");
+            // Two ways to count the same: what rounding moves across zero is little.
+            assert!((measured - share).abs() <= 1e-3, "{budget}: {measured} and {share}");
+            ran += 1;
+        }
+    }
+    assert!(better >= STEPS / 3 && ran >= 2, "{better} budgets of {STEPS} split, {ran} ran");
+}
+
+#[test]
+fn a_profile_puts_more_of_the_work_on_the_device_and_says_how_much() {
+    within(Duration::from_secs(500), || {
+        let device = |budget| sim_device(1, budget, Duration::ZERO..Duration::ZERO, 1).1;
+        check(&device, 8);
+    });
+}
+
+#[test]
+fn the_same_on_a_graphics_device() {
+    let Some(backend) = graphics() else { return };
+    within(Duration::from_secs(500), move || {
+        check(&|budget| Device::new(Arc::clone(&backend), DeviceId(1), budget), 12);
+    });
+}
