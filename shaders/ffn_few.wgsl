@@ -41,11 +41,11 @@ struct Params {
     n_tokens: u32,
     // Lanes of a row, and 16 bits above the membership bit of the first token.
     lanes_and_bit: u32,
-    // Most that a list holds; 0 without one. Words of its membership bits.
+    // Most that a list holds. Words of its membership bits.
     capacity: u32,
     words: u32,
     n_group: u32,
-    // What is there: bias of gate 1, bias of up 2, thresholds 4; the kind from bit 4 on.
+    // What is there: bias of gate 1, bias of up 2, thresholds 4, a list 8; the kind from bit 4 on.
     has: u32,
     activation: u32,
     skip: u32,
@@ -68,10 +68,12 @@ var<immediate> p: Params;
 
 var<workgroup> listed: u32;
 
+fn has_list() -> bool { return (p.has & 8u) != 0u; }
+
 // By what a row counts for a token: 0 where it does not.
 fn factor(i: u32, row: u32, token: u32) -> f32 {
     if (token >= p.n_tokens) { return 0.0; }
-    if (p.capacity != 0u && (members[p.at_members + i * p.words] >> ((p.lanes_and_bit >> 16u) + token) & 1u) == 0u) { return 0.0; }
+    if (has_list() && (members[p.at_members + i * p.words] >> ((p.lanes_and_bit >> 16u) + token) & 1u) == 0u) { return 0.0; }
     if (p.n_group == 0u) { return 1.0; }
     return group_weight[p.at_group_weight + token * p.n_group + group_of(row)];
 }
@@ -82,7 +84,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) t: u32,
 ) {
-    if (t == 0u) { listed = select(p.n, min(count[p.at_count], p.capacity), p.capacity != 0u); }
+    if (t == 0u) { listed = select(p.n, min(count[p.at_count], p.capacity), has_list()); }
     let n = workgroupUniformLoad(&listed);
     let lanes = p.lanes_and_bit & 0xffffu;
     let per = {{ROW}}u / lanes;
@@ -93,7 +95,7 @@ fn main(
         var row = p.n_rows;
         if (i < n) {
             row = p.first + i;
-            if (p.capacity != 0u) { row = ids[p.at_ids + i]; }
+            if (has_list()) { row = ids[p.at_ids + i]; }
         }
         let here = row >= p.first && row - p.first < p.n;
         let local = select(0u, row - p.first, here);

@@ -32,7 +32,7 @@ pub struct DeviceInfo {
     pub description: String,
     /// Kind.
     pub kind: DeviceKind,
-    /// Largest tensor one op can bind.
+    /// Most bytes of one tensor. Whether an op can read one so large, or cuts it, its plan knows.
     pub max_binding: Bytes,
     /// Whether programs on it may contain `Post` and `Merge`, so that a layer can be split from here.
     pub hand_off: bool,

@@ -85,11 +85,23 @@ fn rank(kind: wgpu::DeviceType) -> u32 {
     }
 }
 
-/// Whether two entries are one device seen through two drivers. Two equal cards show up twice in one driver.
+/// Whether two entries are one device, seen through two drivers or through one that is installed twice. Two equal cards
+/// show up twice in one driver, and DX12 tells the slot of the first for both.
 fn same_hardware(a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo) -> bool {
     let same_slot = !a.device_pci_bus_id.is_empty() && a.device_pci_bus_id == b.device_pci_bus_id;
     let same_kind = (a.vendor, a.device) == (b.vendor, b.device);
-    same_slot || (same_kind && a.backend != b.backend)
+    match (a.backend, b.backend) {
+        (wgpu::Backend::Dx12, wgpu::Backend::Dx12) => false,
+        (one, other) => same_slot || (same_kind && one != other),
+    }
+}
+
+/// Limits that hold for what drivers tell to be without one: Metal gives shaders the length of a binding in 32 bits, and
+/// what is longer looks shorter there.
+fn held(mut limits: wgpu::Limits) -> wgpu::Limits {
+    let most = &mut limits.max_storage_buffer_binding_size;
+    *most = (*most).min(i32::MAX as u64);
+    limits
 }
 
 impl Adapter {
@@ -118,7 +130,7 @@ impl Adapter {
     /// # Errors
     /// [`Error::Unsupported`] if it lacks something that cannot be done without, [`Error::Driver`].
     pub fn open(&self, options: &Options) -> Result<Arc<WgpuBackend>> {
-        let mut limits = self.adapter.limits();
+        let mut limits = held(self.adapter.limits());
         let has = self.adapter.features();
         let reason = match () {
             () if !has.contains(wgpu::Features::IMMEDIATES) => Some("no immediates"),
@@ -183,5 +195,50 @@ impl Adapter {
             // Who names it wants to see what a card would do.
             wgpu::DeviceType::Cpu => DeviceKind::Simulated,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(api: wgpu::Backend, device: u32, slot: &str, driver: &str) -> wgpu::AdapterInfo {
+        wgpu::AdapterInfo {
+            vendor: 0x10de,
+            device,
+            device_pci_bus_id: slot.to_owned(),
+            driver: driver.to_owned(),
+            ..wgpu::AdapterInfo::new(wgpu::DeviceType::DiscreteGpu, api)
+        }
+    }
+
+    #[test]
+    fn equal_cards_are_two_and_one_card_of_two_drivers_is_one() {
+        use wgpu::Backend::{Dx12, Vulkan};
+        let same = |a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo| {
+            assert_eq!(same_hardware(a, b), same_hardware(b, a));
+            same_hardware(a, b)
+        };
+        let vulkan = card(Vulkan, 1, "0000:01:00.0", "RADV");
+        assert!(!same(&vulkan, &card(Vulkan, 1, "0000:02:00.0", "RADV")));
+        assert!(same(&vulkan, &card(Vulkan, 1, "0000:01:00.0", "AMDVLK")));
+        assert!(same(&vulkan, &vulkan.clone()));
+        assert!(same(&vulkan, &card(Dx12, 1, "", "31.0")));
+        assert!(!same(&vulkan, &card(Dx12, 2, "", "31.0")));
+        // What DX12 says of two equal cards.
+        let first = card(Dx12, 1, "0000:01:00.0", "31.0");
+        assert!(!same(&first, &first.clone()));
+        assert!(same(&vulkan, &first));
+    }
+
+    #[test]
+    fn no_binding_is_longer_than_shaders_are_told() {
+        let bound = |told: u64| {
+            let limits = wgpu::Limits::default();
+            let limits = wgpu::Limits { max_storage_buffer_binding_size: told, ..limits };
+            held(limits).max_storage_buffer_binding_size
+        };
+        assert_eq!(bound(128 << 20), 128 << 20);
+        assert_eq!(bound(64 << 30), i32::MAX as u64);
     }
 }

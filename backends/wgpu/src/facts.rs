@@ -2,7 +2,8 @@
 
 use hal::{Bytes, TensorDesc};
 
-use crate::buffer::stored_size;
+use crate::buffer::{rounded, stored_size};
+use crate::layout::imported_size;
 
 /// Bytes of numbers that every dispatch may carry; all drivers offer at least these.
 pub(crate) const IMMEDIATES: u32 = 128;
@@ -52,9 +53,12 @@ impl Tuning {
 }
 
 impl Facts {
-    /// Why no buffer can hold a tensor of this shape; `None` if one can.
+    /// Why no buffer can hold a tensor of this shape; `None` if one can. What may be a weight counts as it is imported,
+    /// where that takes more.
     pub(crate) fn too_large(&self, operand: &str, desc: &TensorDesc) -> Option<String> {
-        let size = stored_size(desc).unwrap_or(Bytes::MAX);
+        let imported = if desc.format.is_weight() { imported_size(desc) } else { Some(0) };
+        let sizes = stored_size(desc).zip(imported);
+        let size = sizes.map_or(Bytes::MAX, |(stored, imported)| rounded(stored.0.max(imported)));
         let limit = Bytes(self.limits.max_buffer_size);
         (size > limit).then(|| format!("operand {operand} takes {size}, a buffer holds {limit}"))
     }
@@ -78,5 +82,33 @@ impl Facts {
         let most = self.limits.max_compute_workgroups_per_dimension as usize;
         let y = n.div_ceil(most).max(1);
         [n.div_ceil(y) as u32, y as u32, 1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hal::PackDesc;
+    use hal::format::Format;
+
+    use super::*;
+    use crate::layout;
+
+    /// What is planned can be imported: nothing larger than a buffer is found out about later.
+    #[test]
+    fn a_weight_is_too_large_as_it_is_imported() {
+        let (n_rows, n_cols) = (1000, 96);
+        for format in Format::ALL.iter().copied().filter(|format| format.is_weight()) {
+            let n_cols = n_cols.max(format.block_values() * 3);
+            let desc = TensorDesc::new(n_rows, n_cols, format);
+            let size = layout::size(&PackDesc::whole(desc)).0;
+            let facts = |most: u64| Facts {
+                limits: wgpu::Limits { max_buffer_size: most, ..wgpu::Limits::default() },
+                tuning: Tuning::of(0, true),
+                near: None,
+                most_work: u64::MAX,
+            };
+            assert_eq!(facts(size).too_large("w", &desc), None, "{format}");
+            assert!(facts(size - 1).too_large("w", &desc).is_some(), "{format}");
+        }
     }
 }

@@ -31,6 +31,8 @@ pub(super) const LIES: [Lie; 3] = [Lie::Stored, Lie::Transposed, Lie::Across];
 pub(super) enum Listed {
     /// No list: all rows for every token.
     All,
+    /// A list that has room for no row.
+    NoRoom,
     Empty,
     First,
     Last,
@@ -225,7 +227,7 @@ fn rows(rig: &mut Rig, spec: &Spec) -> Result<Rows<Tensor>> {
     let (n_rows, n) = (spec.n_rows(), spec.n_tokens);
     let ids = match spec.listed {
         Listed::All => return Ok(Rows::All),
-        Listed::Empty => Vec::new(),
+        Listed::NoRoom | Listed::Empty => Vec::new(),
         Listed::First => vec![0],
         Listed::Last => vec![n_rows as u32 - 1],
         Listed::Some => rig.rng.choose(n_rows * 2 / 3, n_rows),
@@ -233,12 +235,12 @@ fn rows(rig: &mut Rig, spec: &Spec) -> Result<Rows<Tensor>> {
     };
     let wanted: Vec<bool> = match spec.listed {
         Listed::Some => (0..ids.len() * n).map(|_| rig.rng.chance(0.6)).collect(),
-        Listed::All | Listed::Empty | Listed::First | Listed::Last | Listed::Every => {
-            vec![true; ids.len() * n]
-        }
+        Listed::All | Listed::NoRoom | Listed::Empty => Vec::new(),
+        Listed::First | Listed::Last | Listed::Every => vec![true; ids.len() * n],
     };
+    let capacity = if spec.listed == Listed::NoRoom { 0 } else { n_rows };
     // Room for more tokens than there are: rows of more words than the step needs.
-    Ok(Rows::Active(rig.row_set(n_rows, n + 16, &ids, n, &|i, t| wanted[i * n + t])?))
+    Ok(Rows::Active(rig.row_set(capacity, n + 16, &ids, n, &|i, t| wanted[i * n + t])?))
 }
 
 pub(super) fn run(rig: &mut Rig, spec: &Spec) -> Result<()> {

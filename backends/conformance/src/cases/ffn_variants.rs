@@ -79,6 +79,10 @@ pub(super) fn cases() -> Vec<Case> {
                     cases.push(spec.case(format!("SparseFfn/{format}/listed/{how}/{lie:?}")));
                 }
             }
+            for n_tokens in [1, 5, 40] {
+                let spec = Spec { listed: Listed::NoRoom, n_tokens, ..Spec::new(format, lie) };
+                cases.push(spec.case(format!("SparseFfn/{format}/no-room/{lie:?}/t{n_tokens}")));
+            }
             let spec = Spec {
                 listed: Listed::Some,
                 experts: Some(Experts::mixed(3, 2, 30)),

@@ -177,6 +177,11 @@ struct Few<'a> {
 }
 
 impl Few<'_> {
+    /// Whether only the rows of a list count, which may have room for none.
+    fn is_listed(&self) -> bool {
+        matches!(self.op.rows, Rows::Active(_))
+    }
+
     fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         let n_h = self.n_tokens * self.desc.up.n_rows;
         let room = self.rooms.h.span(out)?;
@@ -184,7 +189,7 @@ impl Few<'_> {
         let h = room.part(4 * N_COUNTS as u64, 4 * n_h as u64);
         let x = tokens(&self.op.x, self.first_token, self.n_tokens)?;
         let q8 = self.rooms.q8.span(out)?;
-        let listed = matches!(self.op.rows, Rows::Active(_));
+        let listed = self.is_listed();
         let clear = Clear {
             span: room.part(0, 4 * (N_COUNTS + n_h) as u64),
             n: if listed { N_COUNTS + n_h } else { N_COUNTS },
@@ -247,7 +252,7 @@ impl Few<'_> {
             ];
             let numbers =
                 self.numbers(&NumbersOf { test, up: &up, first, n, lanes, set: &set.size });
-            let most = if set.size[0] > 0 { set.size[0] as usize } else { n };
+            let most = if self.is_listed() { set.size[0] as usize } else { n };
             let fill = 4 * out.facts().tuning.fill as usize;
             let grid = out.facts().grid(most.div_ceil(row / lanes).min(fill));
             out.dispatch(&source, &spans, &numbers, grid)?;
@@ -260,7 +265,8 @@ impl Few<'_> {
         let bias_test = if op.gate.is_some() { &op.bias_gate } else { &op.bias_up };
         let has = u32::from(bias_test.is_some())
             | u32::from(op.bias_up.is_some()) << 1
-            | u32::from(op.threshold.is_some()) << 2;
+            | u32::from(op.threshold.is_some()) << 2
+            | u32::from(self.is_listed()) << 3;
         let (activation, alpha, cap) = activation_numbers(op.activation);
         let (skip, limit) = skip_numbers(op.skip);
         let [capacity, words, bit] = *of.set;
