@@ -5,7 +5,8 @@
 //! Without `--device`: a simulated one, whose rate means nothing. The profile is made of one text, the share is counted in
 //! another one. Everything that fits is put on the device, however slow it is, so that a software driver shows
 //! something, too; the estimate is that of the same formula with the speeds as measured. `--planned`: what the planner
-//! would choose by these speeds instead.
+//! would choose by these speeds instead. `--foreign`: the profile is made of the calibration text that comes with the
+//! program, and not of the first half of the text in whose second half is counted.
 #![allow(clippy::print_stdout, reason = "a table is what this program makes")]
 
 use std::error::Error;
@@ -29,8 +30,6 @@ use thermocline::{bench, embedded};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Tokens of a context, so that half of it is what a measured run has on the average.
-const N_CTX: usize = 128;
 /// Tokens of a window of text.
 const WINDOW: usize = 512;
 
@@ -40,6 +39,10 @@ struct Options {
     steps: u64,
     n_gen: usize,
     n_known: usize,
+    /// Tokens of a context; half of it is what a measured run has on the average.
+    n_ctx: usize,
+    repetitions: usize,
+    foreign: bool,
     threads: Option<usize>,
     planned: bool,
 }
@@ -51,7 +54,10 @@ impl Options {
             device: None,
             steps: 12,
             n_gen: 32,
-            n_known: 4096,
+            n_known: 5120,
+            n_ctx: 128,
+            repetitions: 3,
+            foreign: false,
             threads: None,
             planned: false,
         };
@@ -62,14 +68,20 @@ impl Options {
                 "-m" => options.model = Some(value()?.into()),
                 "--device" => options.device = Some(value()?.clone()),
                 "--steps" => options.steps = value()?.parse()?,
-                "-n" => options.n_gen = value()?.parse::<usize>()?.min(N_CTX / 2),
+                "-n" => options.n_gen = value()?.parse()?,
+                "-c" => options.n_ctx = value()?.parse()?,
+                "-r" => options.repetitions = value()?.parse()?,
+                "--foreign" => options.foreign = true,
                 "--known" => options.n_known = value()?.parse()?,
                 "-t" => options.threads = Some(value()?.parse()?),
                 "--planned" => options.planned = true,
                 _ => return Err(format!("no flag {flag}").into()),
             }
         }
-        Ok(options)
+        match options.n_gen > 0 && options.n_gen <= options.n_ctx && options.repetitions > 0 {
+            true => Ok(options),
+            false => Err("-n is 1 to the context of -c, -r at least 1".into()),
+        }
     }
 
     fn cpu(&self) -> Device {
@@ -130,11 +142,11 @@ impl Subject {
             let words = std::fs::read_to_string(assets.join(name))?;
             tokens(&model, &words)
         });
-        let (known, other) = (known?, other?);
-        let profile = |tokens: &[u32], n| profile(&model, options.cpu(), tokens, n);
-        let n_known = options.n_known;
-        let known = profile(&known, n_known)?;
-        let fired = profile(&other, n_known.min(2048))?;
+        let (foreign, text) = (known?, other?);
+        let (half, other) = text.split_at(text.len() / 2);
+        let known = if options.foreign { &foreign[..] } else { half };
+        let profile = |tokens: &[u32]| profile(&model, options.cpu(), tokens, options.n_known);
+        let (known, fired, text) = (profile(known)?, profile(other)?, other.to_vec());
         let speeds = [options.cpu(), account(&backend, Bytes::MAX)]
             .iter()
             .map(|device| {
@@ -150,11 +162,15 @@ impl Subject {
             ..Placing::default()
         };
         let uses = Some(Arc::new(known.probabilities()));
-        let by_nothing =
-            EngineOptions { n_ctx: N_CTX, n_ubatch: 32, placing, ..EngineOptions::default() };
+        let by_nothing = EngineOptions {
+            n_ctx: options.n_ctx,
+            n_ubatch: 32,
+            placing,
+            ..EngineOptions::default()
+        };
         let placing = Placing { uses, ..by_nothing.placing.clone() };
         let by_profile = EngineOptions { placing, ..by_nothing.clone() };
-        Ok(Subject { options, model, backend, by_profile, by_nothing, speeds, text: other, fired })
+        Ok(Subject { options, model, backend, by_profile, by_nothing, speeds, text, fired })
     }
 
     fn devices(&self, budget: Bytes) -> Vec<Device> {
@@ -183,8 +199,9 @@ impl Subject {
         let placement = engine.placement().clone();
         let planned = engine.forecast().map_or(0.0, |forecast| forecast.off_cpu);
         let n_gen = self.options.n_gen;
-        let test = Test { n_prompt: 0, n_gen, n_depth: (N_CTX - n_gen) / 2 };
-        let settings = Settings { n_batch: 32, repetitions: 3, warmup: true };
+        let test = Test { n_prompt: 0, n_gen, n_depth: (self.options.n_ctx - n_gen) / 2 };
+        let repetitions = self.options.repetitions;
+        let settings = Settings { n_batch: 32, repetitions, warmup: repetitions > 1 };
         let go_on = AtomicBool::new(false);
         let measured = measure(&mut engine, &self.text, test, settings, &go_on)?;
         let fastest = measured.runs.iter().min().ok_or("no run")?;

@@ -23,7 +23,7 @@ use rand_chacha::ChaCha8Rng;
 use sim::{SimBackend, SimOptions};
 use thermocline::engine::{Engine, EngineOptions, Notice, Placing, Want};
 use thermocline::model::Model;
-use thermocline::placement::{Forecast, LayerPlacement, Neurons, Placement, Share};
+use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
 
 use crate::support::{Tiny, within};
 

@@ -58,6 +58,12 @@ impl Row<'_> {
         Some(self.bytes_per_token()? * self.rate().0 / (self.facts.bandwidth? * 1e9))
     }
 
+    /// The share of the active neurons that were not on the CPU, where any could be.
+    fn off_cpu(&self) -> Option<f64> {
+        let Measured { neurons, .. } = &self.measured;
+        (self.facts.devices.n_layers > 0).then(|| neurons.off_cpu / neurons.active.max(1.0))
+    }
+
     fn ttft(&self) -> Option<u64> {
         let prompts: Vec<f64> =
             self.measured.prompts.iter().map(|time| time.as_nanos() as f64).collect();
@@ -137,6 +143,7 @@ impl Row<'_> {
             ("vram_used_bytes", int(facts.devices.used.0)),
             ("ram_used_bytes", int(self.ram_used.0)),
             ("hot_fraction", Value::Real(facts.devices.hot_fraction)),
+            ("hot_fraction_measured", Value::Real(self.off_cpu())),
             ("placement", text(if facts.sparse { "sparse" } else { "dense" })),
             ("profile_hash", Value::Text(None)),
             ("predictor", Value::Text(facts.predictor.map(str::to_owned))),
