@@ -7,21 +7,20 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use hal::Clock;
 use serde_json::{Map, Value, json};
 
 use crate::engine::{Event, StepTrace, Work};
+use crate::gguf::PartFile;
 
 /// A trace under way.
 #[derive(Debug)]
 pub struct TraceFile {
-    path: PathBuf,
-    temporary: PathBuf,
     /// `None` once it is finished.
-    out: Option<BufWriter<File>>,
+    out: Option<Out>,
     /// What the times count from.
     origin: Instant,
     n_events: usize,
@@ -40,12 +39,9 @@ impl TraceFile {
     /// # Errors
     /// Where nothing can be written.
     pub fn create(path: &Path) -> io::Result<TraceFile> {
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-        let mut out = BufWriter::new(File::create(&temporary)?);
+        let mut out = Out::create(path)?;
         out.write_all(b"{\"traceEvents\": [")?;
         Ok(TraceFile {
-            path: path.to_owned(),
-            temporary,
             out: Some(out),
             origin: Instant::now(),
             n_events: 0,
@@ -128,27 +124,56 @@ impl TraceFile {
     /// The first that writing gave.
     pub fn finish(&mut self) -> io::Result<usize> {
         let Some(mut out) = self.out.take() else { return Ok(self.n_steps) };
-        let written = match self.failed.take() {
+        match self.failed.take() {
             Some(error) => Err(error),
-            None if self.n_steps == 0 => Ok(()),
+            None if self.n_steps == 0 => Ok(0),
             None => {
                 let about = json!({ "engine": "thermocline", "version": env!("CARGO_PKG_VERSION"), "clocks": self.clocks });
-                write!(out, "\n],\n\"displayTimeUnit\": \"ms\",\n\"otherData\": {about}}}\n")
-                    .and_then(|()| out.flush())
-                    .and_then(|()| std::fs::rename(&self.temporary, &self.path))
+                write!(out, "\n],\n\"displayTimeUnit\": \"ms\",\n\"otherData\": {about}}}\n")?;
+                out.commit()?;
+                Ok(self.n_steps)
             }
-        };
-        if written.is_err() || self.n_steps == 0 {
-            let _ = std::fs::remove_file(&self.temporary);
         }
-        written.map(|()| self.n_steps)
     }
 }
 
-impl Drop for TraceFile {
-    fn drop(&mut self) {
-        if self.out.take().is_some() {
-            let _ = std::fs::remove_file(&self.temporary);
+/// Where a trace goes: to a name of its own until it is whole, or at once into what is no ordinary file, such as a pipe.
+#[derive(Debug)]
+enum Out {
+    Part(PartFile),
+    Stream(BufWriter<File>),
+}
+
+impl Out {
+    fn create(path: &Path) -> io::Result<Out> {
+        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return Ok(Out::Stream(BufWriter::new(File::options().write(true).open(path)?)));
+        }
+        // A link stays one.
+        let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        PartFile::create(&target).map(Out::Part).map_err(io::Error::other)
+    }
+
+    fn commit(self) -> io::Result<()> {
+        match self {
+            Out::Part(part) => part.commit().map_err(io::Error::other),
+            Out::Stream(mut stream) => stream.flush(),
+        }
+    }
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Out::Part(part) => part.write(bytes),
+            Out::Stream(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Out::Part(part) => part.flush(),
+            Out::Stream(stream) => stream.flush(),
         }
     }
 }

@@ -180,7 +180,7 @@ fn given_up(rig: &mut Rig) -> Result<()> {
 
 /// A run that is timed: the same bits, and times of the parts in their order.
 fn timed(rig: &mut Rig) -> Result<()> {
-    let layers = build(rig, [2, 4, 3, 0], None)?;
+    let layers = build(rig, Sizes { n_layers: 3, ..Sizes::new(2, 4) }, None)?;
     let began = Instant::now();
     let mut run = rig.queue.replay_timed(&layers.program)?;
     while serve(rig, &mut run)? {}
