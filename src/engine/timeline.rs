@@ -217,8 +217,8 @@ impl Timeline {
     }
 }
 
-/// How long each side of split layers had nothing to do because the other worked, in seconds, over the steps that were
-/// timed.
+/// How long each side had nothing to do, because the other worked or was being told to, in seconds, over the steps that
+/// were timed: those of models with split layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Waits {
     /// What those steps took.

@@ -68,14 +68,15 @@ impl DeviceOptions {
             ("--main-gpu", args.main_gpu.is_some()),
         ];
         let named = names.as_ref().is_some_and(|names| !is(names, "auto"));
-        let other = args.backend != BackendName::Auto && args.backend != BackendName::Cpu;
+        let backend = args.backend.last().copied().unwrap_or(BackendName::Auto);
+        let other = backend != BackendName::Auto && backend != BackendName::Cpu;
         let flags = flags.into_iter().chain([("--device", named && !none), ("--backend", other)]);
         Self {
-            backend: match args.backend.last() {
+            backend: match backend {
                 _ if none || whole_layers == Some(0) => Some("cpu"),
-                Some(BackendName::Auto) | None => None,
-                Some(BackendName::Cpu) => Some("cpu"),
-                Some(BackendName::Wgpu) => Some("wgpu"),
+                BackendName::Auto => None,
+                BackendName::Cpu => Some("cpu"),
+                BackendName::Wgpu => Some("wgpu"),
             },
             named: names.filter(|names| !none && !is(names, "auto")),
             main: args.main_gpu,
