@@ -21,3 +21,4 @@ pub mod profile;
 pub mod sample;
 pub mod synthetic;
 pub mod tokenizer;
+pub mod trace;

@@ -262,3 +262,85 @@ fn what_cannot_be_measured_is_said_before_anything_is_printed() {
         .unwrap();
     assert_eq!(unknown.status.code(), Some(2));
 }
+
+/// A backend that is not there is missed before anything is measured, with what would help; lists of other commands are
+/// refused.
+#[test]
+fn a_missing_backend_ends_a_comparison_before_it_begins() {
+    let hidden = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+        command.env_clear().env("VK_DRIVER_FILES", "/nowhere").args(args);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let args = ["-p", "2", "-n", "2", "-r", "1", "--synthetic", "64x2x128x4/2:Q8_0:relu"];
+    if cfg!(target_os = "linux") {
+        let output = hidden(&[&["bench", "--backend", "cpu,wgpu"], &args[..]].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(5), "{stderr}");
+        assert!(output.stdout.is_empty() && stderr.contains("help: "), "{stderr}");
+        // Without a device, budgets are no different ways to run.
+        let budgets = ["bench", "-o", "jsonl", "--vram-budget", "1,2,3"];
+        let output = hidden(&[&budgets[..], &args].concat());
+        assert_eq!(stdout(&output).lines().count(), 2);
+    }
+    for (args, says) in [
+        (&["run", "--backend", "cpu,wgpu"][..], "takes one name"),
+        (&["bench", "--backend", "cpu", "--check"], "one way to run"),
+    ] {
+        let output = hidden(args);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(says), "{stderr}");
+    }
+}
+
+/// Backends and budgets side by side, on whatever device there is, the software driver too.
+#[test]
+fn backends_and_budgets_are_compared() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    let listed = command.args(["devices", "--json"]).output().unwrap();
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let devices = listed["devices"].as_array().into_iter().flatten();
+    let mut names = devices.filter_map(|device| device["name"].as_str());
+    let Some(device) = names.find(|name| *name != "CPU") else {
+        println!("skipped: there is no device beside the CPU");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let [plot, trace] = ["plot.svg", "trace.json"].map(|name| folder.path().join(name));
+    let args = ["-p", "40", "-n", "3", "-r", "1", "--backend", "cpu,wgpu", "--device", device];
+    let more = ["-ngl", "all", "--vram-budget", "1GiB,2GiB", "--check", "-o", "jsonl", "-oe", "md"];
+    let files = ["--plot", plot.to_str().unwrap(), "--trace", trace.to_str().unwrap()];
+    let output = bench("relu", &[&args[..], &more, &files].concat());
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let rows: Vec<Value> =
+        stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |name: &str| rows.iter().map(|row| row[name].clone()).collect::<Vec<_>>();
+    let both = format!("CPU,{device}");
+    assert_eq!(of("backends"), ["CPU", "CPU", &both, &both, &both, &both]);
+    let gib = |n: u64| Value::from(n << 30);
+    let budgets = of("vram_budget_bytes");
+    assert_eq!(budgets[..2], [Value::Null, Value::Null]);
+    assert_eq!(budgets[2..], [gib(1), gib(1), gib(2), gib(2)]);
+    for (row, bytes) in rows.iter().zip(of("device_bytes")) {
+        let on_device = row["backends"] != "CPU";
+        assert_eq!(bytes.as_str().unwrap().contains(&format!("{device}=")), on_device);
+        assert_eq!(row["backend_api"], if on_device { "wgpu" } else { "cpu" });
+        assert_eq!(row["logit_difference"].is_f64(), on_device);
+        assert!(row["logit_difference"].as_f64().unwrap_or(0.0) < 8e-2, "{row}");
+    }
+    let header = stderr.lines().find(|line| line.starts_with("| model")).unwrap();
+    for title in ["budget", "memory by device", "hot", "CPU waited", "first token", "logits differ"]
+    {
+        assert!(cells(header).contains(&title), "{header}");
+    }
+    let picture = std::fs::read_to_string(&plot).unwrap();
+    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
+    for says in ["pp40: tokens a second", "tg3: tokens a second", "memory by device", device] {
+        assert!(picture.contains(says), "{says}");
+    }
+    let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    assert!(events.iter().any(|e| e["name"] == "layer 1 neurons" && e["tid"] == 1), "{trace}");
+    assert!(trace["otherData"]["clocks"][device].is_string());
+}

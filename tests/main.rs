@@ -21,3 +21,4 @@ mod support;
 mod synthetic;
 mod tidy;
 mod tokenizer;
+mod trace;

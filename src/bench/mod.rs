@@ -2,15 +2,18 @@
 //!
 //! [`measure`] times one [`Test`] on a loaded engine. [`Traffic`] computes the bytes that a generated token reads,
 //! and [`read_bandwidth`] what this machine can read, so that a rate can be judged without another engine at hand.
+//! [`difference`] tells how far the logits of two ways to run a model are apart.
 //! Not here: options, output formats, loading.
 
 mod bandwidth;
+mod check;
 mod measure;
 mod speed;
 mod text;
 mod traffic;
 
 pub use bandwidth::{probe_size, read_bandwidth};
+pub use check::{Difference, difference, logits, rounding_bound};
 pub use measure::{Measured, Settings, Test, mean, measure, standard_deviation};
 pub use speed::{Shape, speed, steady};
 pub use text::{STORY, Text};

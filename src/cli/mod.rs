@@ -13,6 +13,7 @@ mod llama;
 mod llama_flags;
 mod output;
 mod parse;
+mod svg;
 mod terminal;
 mod words;
 
@@ -79,6 +80,13 @@ fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), Ended> {
 fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
     if command.placement().is_some_and(|placement| placement.list_devices) {
         return command::devices::list();
+    }
+    let several = |command: &Command| {
+        command.placement().is_some_and(|placement| placement.devices.backend.len() > 1)
+    };
+    if !matches!(command, Command::Bench(_)) && several(command) {
+        let help = "`bench --backend cpu,wgpu` compares several";
+        return Err(Failure::usage("--backend takes one name here").help(help));
     }
     match command {
         Command::Run(args) => command::run::run(&config::RunOptions::resolve(args)?, terminal),

@@ -49,6 +49,11 @@ impl Terminal {
         !self.quiet && io::stderr().is_terminal()
     }
 
+    /// The same, but only errors are told.
+    pub(crate) fn quiet(&self) -> Self {
+        Self { quiet: true, ..self.clone() }
+    }
+
     /// Whether only errors are told.
     pub(crate) fn is_quiet(&self) -> bool {
         self.quiet

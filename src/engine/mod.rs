@@ -16,6 +16,7 @@ mod predict;
 mod record;
 mod session;
 mod step;
+mod timeline;
 mod value;
 
 pub use cost::{assumed_past, forecast, task};
@@ -25,6 +26,7 @@ pub use observe::Observed;
 pub use options::{EngineOptions, Placing, Sparsity};
 pub use session::{Session, Want};
 pub use step::StepStats;
+pub use timeline::{Event, StepTrace, Tracer, Waits, Work};
 
 use std::fmt;
 use std::sync::Arc;
@@ -60,6 +62,7 @@ pub struct Engine {
     sizes: StepSizes,
     buffers: Buffers,
     logits: Vec<f32>,
+    tracer: Option<Tracer>,
     /// Cache blocks that no session of this generation has.
     free: Vec<u32>,
     /// Counts the losses: what a session of an older generation holds is gone.
@@ -125,6 +128,7 @@ impl Engine {
             free: Vec::new(),
             buffers: Buffers::default(),
             logits: Vec::new(),
+            tracer: None,
             placement: Placement::all_on(CPU, model.hyper.n_layer),
             forecast: None,
             loaded: None,
@@ -246,9 +250,18 @@ impl Engine {
 
     fn step(&mut self, facts: &BatchFacts, interrupt: &AtomicBool) -> Result<(StepStats, &[f32])> {
         let loaded = self.loaded.as_mut().ok_or(hal::Error::Cancelled)?;
-        let stats =
+        let split = loaded.layers.iter().any(|layer| layer.mailbox.is_some());
+        self.buffers.timeline.begin(self.tracer.is_some(), split);
+        let mut stats =
             loaded.step(facts, &self.sizes, &mut self.buffers, &mut self.logits, interrupt)?;
+        let on = (&loaded.lanes[..], split);
+        self.buffers.timeline.end(facts.tokens.len(), on, &mut stats, self.tracer.as_mut());
         Ok((stats, &self.logits))
+    }
+
+    /// Shows every step from now on to `tracer`, when it is whole. Steps are timed for it, which takes a little time.
+    pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
+        self.tracer = tracer;
     }
 
     /// Tokens of a step that is observed, at most.
@@ -275,6 +288,7 @@ impl Engine {
             },
         };
         let (sizes, buffers) = (&self.sizes, &mut self.buffers);
+        buffers.timeline.stop();
         let stats = observers.step(&mut loaded, facts, (sizes, buffers), interrupt, each);
         loaded.observers = Some(observers);
         self.loaded = Some(loaded);

@@ -208,13 +208,14 @@ impl Observers {
         let (n, rung) = (facts.tokens.len(), self.rung);
         loaded.begin(facts, self.rung, sizes, buffers)?;
         let mut at = loaded.segments[0].device;
-        let first = Part { device: at, program: &self.embed, handed: &[], n, rung };
+        let works = &[];
+        let first = Part { device: at, program: &self.embed, handed: &[], works, n, rung };
         first.replay(&mut loaded.lanes, &loaded.layers, sizes, buffers, interrupt)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let device = layer.home;
             loaded.carry(at, device, n, sizes, buffers)?;
             at = device;
-            let before = Part { device, program: &layer.before, handed: &[], n, rung };
+            let before = Part { device, program: &layer.before, handed: &[], works, n, rung };
             before.replay(&mut loaded.lanes, &loaded.layers, sizes, buffers, interrupt)?;
             self.host.look(&mut loaded.lanes, layer, self.n, sizes)?;
             each(index, &self.host.observed(n, layer, sizes));
@@ -222,7 +223,7 @@ impl Observers {
                 return Err(Error::Interrupted);
             }
             let handed = [index];
-            let after = Part { device, program: &layer.after, handed: &handed, n, rung };
+            let after = Part { device, program: &layer.after, handed: &handed, works, n, rung };
             after.replay(&mut loaded.lanes, &loaded.layers, sizes, buffers, interrupt)?;
         }
         loaded.count(self.rung, n, sizes, buffers)

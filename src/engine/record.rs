@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use hal::op::{AddPositions, Gather, GetRows, MatMul, SoftCap};
-use hal::{Program, Recorder, Rows, Tensor};
+use hal::{Op, Program, Recorder, Rows, Tensor};
 
 use crate::placement::{DeviceIndex, Placement};
 
@@ -12,6 +12,7 @@ use super::build::{Embedding, Head, Layer, Plan, Remote};
 use super::ffn::FfnPlace;
 use super::lane::{Lane, Scratch};
 use super::layer::{LayerOps, norm};
+use super::timeline::Work;
 
 /// The same step for several numbers of tokens, ascending.
 #[derive(Debug, Default)]
@@ -36,6 +37,8 @@ pub(super) struct Segment {
     pub(super) device: DeviceIndex,
     /// Layer behind each mailbox of the programs, in order.
     pub(super) handed: Vec<usize>,
+    /// What the parts of the programs are.
+    pub(super) works: Vec<Work>,
     pub(super) programs: Ladder,
 }
 
@@ -87,18 +90,22 @@ impl Recording<'_> {
         for (number, (device, range)) in runs.into_iter().enumerate() {
             let lane = lane(lanes, device);
             let handed = range.clone().filter(|&i| layers[i].mailbox.is_some()).collect();
+            let mut works = Vec::new();
             let programs = self.ladder(self.rungs, |rung, n| {
                 let mut recorder = lane.device.record(&format!("segment {number} x {n}"));
                 let scratch = view(&lane.scratch, n);
+                works.clear();
                 if number == 0 {
+                    works.push(Work::Embedding);
                     self.embed(&mut recorder, lane, &scratch)?;
                 }
                 for index in range.clone() {
-                    self.layer(&mut recorder, lane, rung, &scratch, (index, &layers[index]))?;
+                    let to = (&mut recorder, &mut works);
+                    self.layer(to, lane, rung, &scratch, (index, &layers[index]))?;
                 }
                 Ok(recorder.finish()?)
             })?;
-            segments.push(Segment { device, handed, programs });
+            segments.push(Segment { device, handed, works, programs });
         }
         Ok(segments)
     }
@@ -126,7 +133,7 @@ impl Recording<'_> {
 
     fn layer(
         &self,
-        recorder: &mut Recorder,
+        (recorder, works): (&mut Recorder, &mut Vec<Work>),
         lane: &Lane,
         rung: usize,
         scratch: &Scratch<Tensor>,
@@ -134,8 +141,28 @@ impl Recording<'_> {
     ) -> Result<()> {
         let mailbox =
             layer.mailbox.as_ref().map(|mailbox| recorder.mailbox(mailbox)).transpose()?;
-        for op in self.layer_ops(lane, rung, scratch, (index, layer), mailbox).list() {
+        let ops = self.layer_ops(lane, rung, scratch, (index, layer), mailbox);
+        let mut part = |recorder: &mut Recorder, work: Work| {
+            if !works.is_empty() {
+                recorder.part();
+            }
+            works.push(work);
+        };
+        part(recorder, Work::Attention(index));
+        ops.before_neurons().into_iter().try_for_each(|op| recorder.push(op))?;
+        // The other side can begin when it has been told, so that is where the neurons at home begin.
+        if mailbox.is_none() {
+            part(recorder, Work::Neurons(index));
+        }
+        for op in ops.ops_after_attention() {
+            if matches!(op, Op::Merge(_)) {
+                part(recorder, Work::Merge(index));
+            }
+            let posted = matches!(op, Op::Post(_));
             recorder.push(op)?;
+            if posted {
+                part(recorder, Work::Neurons(index));
+            }
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::build::{Layer, Loaded};
 use super::lane::Lane;
 use super::predict::Parcel;
 use super::record::Segment;
+use super::timeline::{Timeline, Waits, Work};
 use super::{Error, Result};
 
 /// What a step found out besides the logits.
@@ -24,6 +25,8 @@ pub struct StepStats {
     /// Gate rows that were computed, over all layers: all, those of the experts used, or those that a predictor listed.
     /// Once for all tokens of a step.
     pub gates: f64,
+    /// How long devices waited for one another.
+    pub waits: Waits,
 }
 
 impl std::ops::AddAssign for StepStats {
@@ -32,6 +35,7 @@ impl std::ops::AddAssign for StepStats {
         self.off_cpu += other.off_cpu;
         self.neurons += other.neurons;
         self.gates += other.gates;
+        self.waits += other.waits;
     }
 }
 
@@ -46,6 +50,7 @@ pub(super) struct Buffers {
     counts: Vec<u32>,
     parcel: Parcel,
     runs: Vec<Run>,
+    pub(super) timeline: Timeline,
 }
 
 impl Loaded {
@@ -68,14 +73,14 @@ impl Loaded {
             self.carry(at, device, n, sizes, buffers)?;
             at = device;
             let Loaded { lanes, layers, segments, .. } = self;
-            let Segment { programs, handed, .. } = &segments[index];
+            let Segment { programs, handed, works, .. } = &segments[index];
             let program = programs.at_least(n).expect("the ladder ends at n_ubatch");
-            let part = Part { device, program, handed, n, rung };
+            let part = Part { device, program, handed, works, n, rung };
             part.replay(lanes, layers, sizes, buffers, interrupt)?;
         }
         if n_out > 0 {
             self.carry(at, self.head.device, n, sizes, buffers)?;
-            self.head(n_out, sizes, logits)?;
+            self.head(n_out, sizes, buffers, logits)?;
         } else {
             logits.clear();
             let lane = self.lanes[at].as_mut().expect("a used device has a lane");
@@ -92,6 +97,7 @@ impl Loaded {
         sizes: &StepSizes,
         buffers: &mut Buffers,
     ) -> Result<()> {
+        let since = buffers.timeline.now();
         let shape = self.lane(self.head.device).batch.shape;
         let words = facts.encode(&shape, sizes.n_blocks, sizes.n_vocab)?;
         buffers.active.clear();
@@ -105,6 +111,7 @@ impl Loaded {
                 lane.queue.write(lists.counts(), bytemuck::cast_slice(&buffers.counts))?;
             }
         }
+        buffers.timeline.host(Work::Copy, since);
         Ok(())
     }
 
@@ -124,23 +131,34 @@ impl Loaded {
         if from == to {
             return Ok(());
         }
+        let since = buffers.timeline.now();
         buffers.x.resize(sizes.rung(n) * sizes.n_embd, 0.0);
         let lane = self.lanes[from].as_mut().expect("a used device has a lane");
         lane.queue.read_f32(&lane.scratch.x, &mut buffers.x)?;
         let lane = self.lanes[to].as_mut().expect("a used device has a lane");
         lane.queue.write(&lane.scratch.x, bytemuck::cast_slice(&buffers.x))?;
+        buffers.timeline.host(Work::Copy, since);
         Ok(())
     }
 
-    fn head(&mut self, n_out: usize, sizes: &StepSizes, logits: &mut Vec<f32>) -> Result<()> {
+    fn head(
+        &mut self,
+        n_out: usize,
+        sizes: &StepSizes,
+        buffers: &mut Buffers,
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
         let head = &self.head;
         let lane = self.lanes[head.device].as_mut().expect("a used device has a lane");
         let program = head.programs.at_least(n_out).expect("the ladder ends at max_out");
-        lane.queue.replay(program)?.wait()?;
+        let run = buffers.timeline.replay(&mut lane.queue, program)?;
+        buffers.timeline.wait(head.device, &[Work::Head], run)?;
+        let since = buffers.timeline.now();
         logits.resize(n_out * sizes.n_vocab, 0.0);
         for (row, out) in logits.chunks_exact_mut(sizes.n_vocab).enumerate() {
             lane.queue.read_f32(&head.scratch.logits.rows(row..row + 1), out)?;
         }
+        buffers.timeline.host(Work::Copy, since);
         Ok(())
     }
 
@@ -152,6 +170,7 @@ impl Loaded {
         sizes: &StepSizes,
         buffers: &mut Buffers,
     ) -> Result<StepStats> {
+        let since = buffers.timeline.now();
         let mut stats = StepStats::default();
         for (device, lane) in self.lanes.iter_mut().enumerate() {
             let Some(lane) = lane else { continue };
@@ -171,6 +190,7 @@ impl Loaded {
                 stats.gates += buffers.counts.iter().map(|&n| f64::from(n)).sum::<f64>();
             }
         }
+        buffers.timeline.host(Work::Copy, since);
         Ok(stats)
     }
 }
@@ -181,6 +201,8 @@ pub(super) struct Part<'a> {
     pub(super) program: &'a Program,
     /// Layer behind each mailbox of the program, in order.
     pub(super) handed: &'a [usize],
+    /// What its parts are.
+    pub(super) works: &'a [Work],
     /// Real tokens.
     pub(super) n: usize,
     /// The rung of the ladder that it was recorded for.
@@ -199,8 +221,9 @@ impl Part<'_> {
     ) -> Result<()> {
         let Part { n, rung, .. } = *self;
         let home = lanes[self.device].as_mut().expect("a used device has a lane");
-        let mut run = home.queue.replay(self.program)?;
+        let mut run = buffers.timeline.replay(&mut home.queue, self.program)?;
         while let Some(posted) = run.next_post()? {
+            let since = buffers.timeline.now();
             if interrupt.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);
             }
@@ -213,10 +236,13 @@ impl Part<'_> {
             buffers.weights.extend_from_slice(posted.weights);
             buffers.weights.resize(sizes.rungs[rung] * sizes.n_expert, 0.0);
             let handed = Handed { layer, index, rows: posted.rows, rung };
+            buffers.timeline.host(Work::HandOff(index), since);
             remotes(&handed, lanes, sizes, buffers)?;
+            let since = buffers.timeline.now();
             run.answer(&buffers.sum[..n * sizes.n_embd])?;
+            buffers.timeline.host(Work::HandOff(index), since);
         }
-        run.wait()?;
+        buffers.timeline.wait(self.device, self.works, run)?;
         if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 }
@@ -247,15 +273,19 @@ fn remotes(
         buffers.runs.clear();
     }
     started?;
-    for (remote, run) in handed.layer.remotes.iter().zip(buffers.runs.drain(..)) {
-        run.wait()?;
+    let mut runs = std::mem::take(&mut buffers.runs);
+    for (remote, run) in handed.layer.remotes.iter().zip(runs.drain(..)) {
+        buffers.timeline.wait(remote.device, &[Work::Neurons(handed.index)], run)?;
+        let since = buffers.timeline.now();
         let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
         buffers.y.resize(buffers.sum.len(), 0.0);
         queue.read_f32(&scratch.y, &mut buffers.y)?;
         for (sum, y) in buffers.sum.iter_mut().zip(&buffers.y) {
             *sum += y;
         }
+        buffers.timeline.host(Work::HandOff(handed.index), since);
     }
+    buffers.runs = runs;
     Ok(())
 }
 
@@ -268,6 +298,7 @@ fn start(
     buffers.runs.clear();
     let Handed { layer, index, rows, rung } = *handed;
     for remote in &layer.remotes {
+        let since = buffers.timeline.now();
         let Lane { queue, scratch, lists, .. } = lanes[remote.device].as_mut().expect("has a lane");
         if let (Some(posted), Some(lists)) = (rows, lists) {
             let set = lists.resident(index, rung);
@@ -280,7 +311,8 @@ fn start(
         }
         let n = sizes.rungs[rung];
         let program = remote.programs.at_least(n).expect("the ladder ends at n_ubatch");
-        buffers.runs.push(queue.replay(program)?);
+        buffers.timeline.host(Work::HandOff(index), since);
+        buffers.runs.push(buffers.timeline.replay(queue, program)?);
     }
     Ok(())
 }

@@ -45,6 +45,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("generate", &["engine", "sample", "tokenizer"]),
     ("evaluate", &["engine", "gguf", "model", "tokenizer"]),
     ("bench", &["engine", "model", "placement", "tokenizer"]),
+    ("trace", &["engine", "gguf"]),
     ("cli", &["*"]),
 ];
 

@@ -1,9 +1,12 @@
 //! What a case works with: one device, random data, and a record of what came out.
 
+use std::time::Instant;
+
 use hal::format::Format;
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, Error, HostRows, KV_BLOCK,
-    KvCache, Op, Operand, PackDesc, Program, Queue, Result, RowSet, Tensor, TensorDesc,
+    KvCache, Op, Operand, PackDesc, PartTime, Program, Queue, Result, RowSet, Tensor, TensorDesc,
+    Times,
 };
 
 use crate::rng::Rng;
@@ -203,6 +206,22 @@ impl Rig {
     pub(crate) fn same_bits(&mut self, what: &str, a: &[f32], b: &[f32]) {
         if a.iter().zip(b).any(|(a, b)| a.to_bits() != b.to_bits()) || a.len() != b.len() {
             self.faults.push(format!("{what}: the bits differ"));
+        }
+    }
+
+    /// Notes a fault unless the times of a run that began after `began` and is over are in the order of its parts,
+    /// within the run, and none over another. A device that knows nothing of time tells nothing.
+    pub(crate) fn check_times(&mut self, times: &Times, began: Instant, n_parts: usize) {
+        let ended = Instant::now();
+        let mut last = (0, began);
+        for PartTime { parts, begin, end } in &times.parts {
+            let ordered = last.0 <= parts.start && parts.start < parts.end && parts.end <= n_parts;
+            let in_time = last.1 <= *begin && begin <= end && *end <= ended;
+            if !(ordered && in_time) {
+                self.faults
+                    .push(format!("part {parts:?} is out of order in {times:?} of {began:?}"));
+            }
+            last = (parts.end, *end);
         }
     }
 

@@ -58,6 +58,42 @@ impl CpuProgram {
     pub(crate) fn label(&self) -> &str {
         &self.label
     }
+
+    /// The ops before `end` that come after those of the piece before, as a job of its own.
+    pub(crate) fn piece(&self, before: Option<&Piece<'_>>, end: usize) -> Piece<'_> {
+        let first = before.map_or(0, |before| before.end);
+        let end = self.phases.partition_point(|(kernel, _)| (*kernel as usize) < end);
+        Piece { program: self, first, end: end.max(first) }
+    }
+
+    pub(crate) fn n_ops(&self) -> usize {
+        self.kernels.len()
+    }
+}
+
+/// Consecutive phases of a program.
+#[derive(Debug)]
+pub(crate) struct Piece<'a> {
+    program: &'a CpuProgram,
+    first: usize,
+    end: usize,
+}
+
+impl Piece<'_> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first == self.end
+    }
+}
+
+impl Job for Piece<'_> {
+    fn chunks(&self, phase: usize) -> Option<usize> {
+        let phase = self.first + phase;
+        if phase < self.end { self.program.chunks(phase) } else { None }
+    }
+
+    fn run(&self, phase: usize, chunk: usize, worker: usize) {
+        self.program.run(self.first + phase, chunk, worker);
+    }
 }
 
 impl Job for CpuProgram {

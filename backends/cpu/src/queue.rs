@@ -2,15 +2,18 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Instant;
 
 use hal::pack::refill_plain;
 use hal::{
-    BackendQueue, Error, Posted, RawProgram, RawRun, RawStaging, RawTransfer, Result, Tensor,
+    BackendQueue, Clock, Error, PartTime, Posted, RawProgram, RawRun, RawStaging, RawTransfer,
+    Result, Tensor, Times,
 };
 
 use crate::backend::Shared;
 use crate::buffer::{HostBuffer, Locked};
 use crate::program::CpuProgram;
+use crate::team::Job;
 
 #[derive(Debug)]
 pub(crate) struct CpuQueue {
@@ -21,6 +24,16 @@ pub(crate) struct CpuQueue {
 impl CpuQueue {
     pub(crate) fn new(shared: Arc<Shared>, device: &str) -> CpuQueue {
         CpuQueue { shared, device: device.to_owned() }
+    }
+
+    /// Runs `job`, which is `program` or a piece of it.
+    fn run(&self, program: &CpuProgram, job: &dyn Job) -> Result<()> {
+        let n_active = self.shared.n_active(program.of_many_tokens());
+        self.shared.lock().run(job, n_active).map_err(|panic| Error::Driver {
+            call: "cpu worker".to_owned(),
+            code: 0,
+            message: format!("panic in {}: {}", program.label(), panic.0),
+        })
     }
 
     fn writable(&self, op: &'static str, tensor: &Tensor) -> Result<()> {
@@ -34,17 +47,37 @@ impl CpuQueue {
     }
 }
 
+fn own(program: &Arc<dyn RawProgram>) -> &CpuProgram {
+    let any: &dyn Any = &**program;
+    any.downcast_ref().expect("programs come from this backend")
+}
+
 impl BackendQueue for CpuQueue {
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
-        let any: &dyn Any = &**program;
-        let program: &CpuProgram = any.downcast_ref().expect("programs come from this backend");
-        let n_active = self.shared.n_active(program.of_many_tokens());
-        self.shared.lock().run(program, n_active).map_err(|panic| Error::Driver {
-            call: "cpu worker".to_owned(),
-            code: 0,
-            message: format!("panic in {}: {}", program.label(), panic.0),
-        })?;
-        Ok(Box::new(Done))
+        let program = own(program);
+        self.run(program, program)?;
+        Ok(Box::new(Done(Times::none())))
+    }
+
+    /// Parts are run one by one, so that the threads meet after each.
+    fn replay_timed(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        cuts: &[usize],
+    ) -> Result<Box<dyn RawRun>> {
+        let program = own(program);
+        let mut times = Times { clock: Clock::Host, parts: Vec::with_capacity(cuts.len() + 1) };
+        let mut before = None;
+        for (part, &end) in cuts.iter().chain([&program.n_ops()]).enumerate() {
+            let piece = program.piece(before.as_ref(), end);
+            if !piece.is_empty() {
+                let begin = Instant::now();
+                self.run(program, &piece)?;
+                times.parts.push(PartTime { parts: part..part + 1, begin, end: Instant::now() });
+            }
+            before = Some(piece);
+        }
+        Ok(Box::new(Done(times)))
     }
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
@@ -84,9 +117,9 @@ impl BackendQueue for CpuQueue {
     }
 }
 
-/// A run that has ended.
+/// A run that has ended, and when its parts ran.
 #[derive(Debug)]
-struct Done;
+struct Done(Times);
 
 impl RawRun for Done {
     fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
@@ -99,6 +132,10 @@ impl RawRun for Done {
 
     fn wait(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    fn times(&mut self) -> Result<Times> {
+        Ok(std::mem::replace(&mut self.0, Times::none()))
     }
 
     fn cancel(&mut self) {}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{
     Bytes, HostRowSet, HostRows, Op, OpDesc, PackDesc, RawBuffer, RawStaging, Result, SharedBytes,
-    Tensor, TensorDesc,
+    Tensor, TensorDesc, Times,
 };
 
 /// What kind of device this is; placement and messages use it.
@@ -242,6 +242,19 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// A lost device or a driver fault.
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>>;
 
+    /// Starts a program and finds out when its parts run; `cuts` are the first ops of all parts but the first,
+    /// ascending. The results have the same bits. A backend that knows nothing of time runs it as it is.
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn replay_timed(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        _cuts: &[usize],
+    ) -> Result<Box<dyn RawRun>> {
+        self.replay(program)
+    }
+
     /// Copies `src` to the first bytes of `dst` (a plain tensor or view).
     ///
     /// # Errors
@@ -293,6 +306,15 @@ pub trait RawRun: fmt::Debug + Send {
     /// # Errors
     /// What ended it early; [`crate::Error::Cancelled`] if it was given up.
     fn wait(&mut self) -> Result<()>;
+
+    /// When the parts of the program ran, after its end; asked once, of runs that
+    /// [`BackendQueue::replay_timed`] started.
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn times(&mut self) -> Result<Times> {
+        Ok(Times::none())
+    }
 
     /// Gives the step up: the device's waits end and what is left of the program is not run (or runs into
     /// memory that the next step overwrites). Never blocks for long.

@@ -23,6 +23,7 @@ mod row_set;
 mod rows;
 mod staging;
 mod tensor;
+mod time;
 mod units;
 
 pub use backend::{
@@ -42,4 +43,5 @@ pub use row_set::{HostRowSet, RowSet, Rows, Slot};
 pub use rows::{HostRows, PackDesc, RowStore, Select, SharedBytes, Source};
 pub use staging::{PlainStaging, RawStaging, Staging};
 pub use tensor::{Layout, Operand, RawBuffer, Tensor, TensorDesc};
+pub use time::{Clock, PartTime, Times};
 pub use units::Bytes;

@@ -10,6 +10,8 @@ pub struct Recorder {
     device: Device,
     label: String,
     ops: Vec<Op>,
+    /// The first op of each part but the first.
+    cuts: Vec<usize>,
     mailboxes: Vec<Mailbox>,
     workspace: Bytes,
     slow: Vec<String>,
@@ -21,6 +23,7 @@ pub struct Program {
     pub(crate) raw: Arc<dyn RawProgram>,
     pub(crate) device: DeviceId,
     pub(crate) mailboxes: Arc<[Mailbox]>,
+    pub(crate) cuts: Arc<[usize]>,
     slow: Arc<[String]>,
 }
 
@@ -44,10 +47,17 @@ impl Recorder {
             device,
             label: label.to_owned(),
             ops: Vec::new(),
+            cuts: Vec::new(),
             mailboxes: Vec::new(),
             workspace: Bytes(0),
             slow: Vec::new(),
         }
+    }
+
+    /// Begins a part with the next op: a timed run ([`crate::Queue::replay_timed`]) tells when each part ran. Parts are
+    /// numbered from 0, which begins with the program.
+    pub fn part(&mut self) {
+        self.cuts.push(self.ops.len());
     }
 
     /// Makes a mailbox usable in this program and gives its index for `Post` and `Merge`.
@@ -161,6 +171,7 @@ impl Recorder {
             raw,
             device: self.device.id(),
             mailboxes: self.mailboxes.into(),
+            cuts: self.cuts.into(),
             slow: self.slow.into(),
         })
     }

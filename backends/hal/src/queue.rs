@@ -2,7 +2,7 @@
 
 use crate::{
     BackendQueue, Bytes, Device, DeviceId, Error, Layout, MailboxShape, Posted, Program, RawRun,
-    RawTransfer, Reservation, Result, Staging, Tensor,
+    RawTransfer, Reservation, Result, Staging, Tensor, Times,
 };
 
 /// Work is done in the order in which it is given.
@@ -30,12 +30,27 @@ impl Queue {
     /// # Errors
     /// [`Error::ForeignBuffer`] for another device's program, the backend's.
     pub fn replay(&mut self, program: &Program) -> Result<Run> {
-        if program.device != self.device.id() {
-            return Err(self.foreign("replay", "program"));
-        }
-        let shapes = program.mailboxes.iter().map(crate::Mailbox::shape).collect();
+        self.check_program(program)?;
         let raw = self.raw.replay(&program.raw)?;
-        Ok(Run { raw, shapes, open: None, ended: false })
+        Ok(Run::new(raw, program))
+    }
+
+    /// [`Queue::replay`], which also finds out when each part of the program ([`crate::Recorder::part`]) ran. It may
+    /// allocate, and the work may take a little longer.
+    ///
+    /// # Errors
+    /// See [`Queue::replay`].
+    pub fn replay_timed(&mut self, program: &Program) -> Result<Run> {
+        self.check_program(program)?;
+        let raw = self.raw.replay_timed(&program.raw, &program.cuts)?;
+        Ok(Run::new(raw, program))
+    }
+
+    fn check_program(&self, program: &Program) -> Result<()> {
+        match program.device == self.device.id() {
+            true => Ok(()),
+            false => Err(self.foreign("replay", "program")),
+        }
     }
 
     /// Starts a copy of `src` to the first bytes of `dst`.
@@ -184,6 +199,11 @@ pub struct Run {
 }
 
 impl Run {
+    fn new(raw: Box<dyn RawRun>, program: &Program) -> Run {
+        let shapes = program.mailboxes.iter().map(crate::Mailbox::shape).collect();
+        Run { raw, shapes, open: None, ended: false }
+    }
+
     /// Waits for the next post; `None` when the program has ended.
     ///
     /// # Errors
@@ -208,6 +228,16 @@ impl Run {
             return Err(Error::shape("answer", "y", format!("{expected} floats"), y.len()));
         }
         self.raw.answer(mailbox, y)
+    }
+
+    /// [`Run::wait`] for a timed run, with what it tells of itself.
+    ///
+    /// # Errors
+    /// What ended it early.
+    pub fn times(mut self) -> Result<Times> {
+        self.raw.wait()?;
+        self.ended = true;
+        self.raw.times()
     }
 
     /// Waits for the end of a program whose posts are all answered.

@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 
 use hal::{
-    BackendQueue, Error, HostRowSet, Posted, RawProgram, RawRun, RawStaging, RawTransfer, Result,
-    Tensor,
+    BackendQueue, Clock, Error, HostRowSet, PartTime, Posted, RawProgram, RawRun, RawStaging,
+    RawTransfer, Result, Tensor, Times,
 };
 
 use crate::backend::SimProgram;
@@ -52,6 +52,33 @@ impl SimQueue {
         sent.map_err(|_| self.shared.lose("its thread ended"))
     }
 
+    /// Starts a program, with the first ops of its parts if they are to be timed.
+    fn start(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        cuts: Option<Box<[usize]>>,
+    ) -> Result<Box<dyn RawRun>> {
+        let any: &dyn Any = &**program;
+        let program: &SimProgram =
+            any.downcast_ref().expect("programs of another backend are refused above");
+        let (events, happened) = channel();
+        let id = self.n_runs;
+        self.n_runs += 1;
+        self.send(Command::Replay { id, program: program.clone(), cuts, events })?;
+        self.shared.submitted();
+        Ok(Box::new(SimRun {
+            shared: Arc::clone(&self.shared),
+            inbox: self.inbox.clone(),
+            id,
+            happened,
+            last: None,
+            n_open: 0,
+            cancelled: false,
+            ended: None,
+            times: Vec::new(),
+        }))
+    }
+
     fn copy(
         &self,
         command: impl FnOnce(Sender<Result<Box<dyn RawStaging>>>) -> Command,
@@ -65,24 +92,15 @@ impl SimQueue {
 
 impl BackendQueue for SimQueue {
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
-        let any: &dyn Any = &**program;
-        let program: &SimProgram =
-            any.downcast_ref().expect("programs of another backend are refused above");
-        let (events, happened) = channel();
-        let id = self.n_runs;
-        self.n_runs += 1;
-        self.send(Command::Replay { id, program: program.clone(), events })?;
-        self.shared.submitted();
-        Ok(Box::new(SimRun {
-            shared: Arc::clone(&self.shared),
-            inbox: self.inbox.clone(),
-            id,
-            happened,
-            last: None,
-            n_open: 0,
-            cancelled: false,
-            ended: None,
-        }))
+        self.start(program, None)
+    }
+
+    fn replay_timed(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        cuts: &[usize],
+    ) -> Result<Box<dyn RawRun>> {
+        self.start(program, Some(cuts.into()))
     }
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
@@ -145,6 +163,8 @@ struct SimRun {
     n_open: usize,
     cancelled: bool,
     ended: Option<Result<()>>,
+    /// When its parts ran.
+    times: Vec<PartTime>,
 }
 
 impl SimRun {
@@ -155,7 +175,10 @@ impl SimRun {
         }
         let end = match self.happened.recv() {
             Ok(Event::Post(post)) => return Some(post),
-            Ok(Event::End(result)) => result,
+            Ok(Event::End(result, times)) => {
+                self.times = times;
+                result
+            }
             Err(_) => Err(self.shared.lose("its thread ended")),
         };
         self.ended = Some(end);
@@ -213,6 +236,10 @@ impl RawRun for SimRun {
             self.cancel();
         }
         self.end()
+    }
+
+    fn times(&mut self) -> Result<Times> {
+        Ok(Times { clock: Clock::Host, parts: std::mem::take(&mut self.times) })
     }
 
     fn cancel(&mut self) {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use cpu::reference::execute;
 use hal::op::{Merge, Post};
 use hal::{
-    Batch, BatchView, Error, HostRowSet, MailboxShape, Op, Operand, RawStaging, Result, RowSet,
-    Tensor,
+    Batch, BatchView, Error, HostRowSet, MailboxShape, Op, Operand, PartTime, RawStaging, Result,
+    RowSet, Tensor,
 };
 
 use crate::backend::SimProgram;
@@ -43,7 +43,7 @@ pub(crate) enum Message {
 /// What a queue does, in order.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Replay { id: u64, program: SimProgram, events: Sender<Event> },
+    Replay { id: u64, program: SimProgram, cuts: Option<Box<[usize]>>, events: Sender<Event> },
     Upload { src: Box<dyn RawStaging>, dst: Tensor, reply: Sender<Result<Box<dyn RawStaging>>> },
     Download { src: Tensor, dst: Box<dyn RawStaging>, reply: Sender<Result<Box<dyn RawStaging>>> },
     Refill { pack: Tensor, slot: usize, bytes: Box<[u8]> },
@@ -55,7 +55,8 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) enum Event {
     Post(queue::Post),
-    End(Result<()>),
+    /// How it ended, and when its parts ran.
+    End(Result<()>, Vec<PartTime>),
 }
 
 #[derive(Debug)]
@@ -71,6 +72,8 @@ pub(crate) struct Worker {
     cancelled: HashSet<u64>,
     /// Answers for the program that runs, by mailbox.
     answers: HashMap<usize, Box<[f32]>>,
+    /// When the last merge had its answer.
+    answered: Option<Instant>,
     closing: bool,
     /// What went wrong with work that has no handle; the next finish tells.
     failed: Option<Error>,
@@ -89,6 +92,7 @@ impl Worker {
             next_run: 0,
             cancelled: HashSet::new(),
             answers: HashMap::new(),
+            answered: None,
             closing: false,
             failed: None,
             random,
@@ -111,15 +115,17 @@ impl Worker {
     /// count on the memory; a caller who has gone away is not told.
     fn serve(&mut self, command: Command) {
         match command {
-            Command::Replay { id, program, events } => {
+            Command::Replay { id, program, cuts, events } => {
                 self.running = Some(id);
-                let result = self.replay(&program, &events);
+                let mut watch = cuts.map(Stopwatch::new);
+                let result = self.replay(&program, &events, watch.as_mut());
                 drop(program);
                 self.answers.clear();
                 self.cancelled.remove(&id);
                 self.running = None;
                 self.next_run = id + 1;
-                let _ = events.send(Event::End(result));
+                let times = watch.map(|watch| watch.times).unwrap_or_default();
+                let _ = events.send(Event::End(result, times));
             }
             Command::Upload { src, dst, reply } => {
                 let result = self.copy(|| {
@@ -165,8 +171,14 @@ impl Worker {
         }
     }
 
-    fn replay(&mut self, program: &SimProgram, events: &Sender<Event>) -> Result<()> {
-        for op in program.ops.iter() {
+    fn replay(
+        &mut self,
+        program: &SimProgram,
+        events: &Sender<Event>,
+        mut watch: Option<&mut Stopwatch>,
+    ) -> Result<()> {
+        for (i, op) in program.ops.iter().enumerate() {
+            let begin = watch.is_some().then(Instant::now);
             self.work(Work::Op(op.name()), |worker| match op {
                 Op::Post(op) => {
                     // A host that has gone away has sent a cancel, which the next wait finds.
@@ -187,6 +199,10 @@ impl Worker {
                 }
                 Op::SsmScan(_) => execute(op, &SimMemory),
             })?;
+            if let (Some(watch), Some(begin)) = (watch.as_deref_mut(), begin) {
+                let answered = self.answered.filter(|_| matches!(op, Op::Merge(_)));
+                watch.ran(i, answered.unwrap_or(begin), Instant::now());
+            }
         }
         Ok(())
     }
@@ -296,6 +312,7 @@ impl Worker {
 
     fn merge(&mut self, op: &Merge<Tensor>) -> Result<()> {
         self.wait(None, |worker| worker.answers.contains_key(&op.mailbox))?;
+        self.answered = Some(Instant::now());
         let answer = self.answers.remove(&op.mailbox).expect("waited for it");
         let n = n_tokens(&op.batch) * op.y.desc().n_cols;
         assert_eq!(answer.len(), n, "the answer is not of the step's tokens");
@@ -307,6 +324,27 @@ impl Worker {
             }
         });
         Ok(())
+    }
+}
+
+/// When the parts of a program ran.
+struct Stopwatch {
+    cuts: Box<[usize]>,
+    times: Vec<PartTime>,
+}
+
+impl Stopwatch {
+    fn new(cuts: Box<[usize]>) -> Stopwatch {
+        Stopwatch { cuts, times: Vec::new() }
+    }
+
+    /// Takes down op number `i`.
+    fn ran(&mut self, i: usize, begin: Instant, end: Instant) {
+        let part = self.cuts.partition_point(|cut| *cut <= i);
+        match self.times.last_mut().filter(|time| time.parts.start == part) {
+            Some(time) => time.end = end,
+            None => self.times.push(PartTime { parts: part..part + 1, begin, end }),
+        }
     }
 }
 

@@ -152,6 +152,7 @@ impl Adapter {
         features.set(wgpu::Features::PIPELINE_CACHE, kept);
         let subgroups = has.contains(wgpu::Features::SUBGROUP) && !options.no_subgroups;
         features.set(wgpu::Features::SUBGROUP, subgroups);
+        features |= has & wgpu::Features::TIMESTAMP_QUERY;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some(&self.name),
             required_features: features,

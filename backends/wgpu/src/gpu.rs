@@ -70,6 +70,15 @@ impl Gpu {
         buffer(&self.device, &self.health, label, size, usage)
     }
 
+    /// Memory that timestamps are resolved to.
+    ///
+    /// # Errors
+    /// [`hal::Error::OutOfMemory`], a lost device.
+    pub(crate) fn resolved(&self, label: &str, size: u64) -> Result<wgpu::Buffer> {
+        let usage = wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC;
+        buffer(&self.device, &self.health, label, size, usage)
+    }
+
     /// The pipeline of `source`; made once. `shared`: a buffer is bound for reading and for writing at once, so all
     /// bindings are declared as writable.
     ///

@@ -24,6 +24,7 @@ mod program;
 mod queue;
 mod run;
 mod shader;
+mod timer;
 #[cfg(test)]
 mod translate;
 mod work;

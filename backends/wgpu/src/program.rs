@@ -1,6 +1,7 @@
 //! Programs: the dispatches of a step, cut where a hand-off begins and ends, and where they are enough for a submission.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use hal::{Op, RawMailbox, RawProgram, Result, Tensor};
@@ -10,6 +11,7 @@ use crate::gpu::Gpu;
 use crate::lowering::{Dispatch, Lowering};
 use crate::mailbox::WgpuMailbox;
 use crate::ops::{self, PostCopies};
+use crate::timer::Timer;
 use crate::work::{Meter, work};
 
 /// A compiled program. The ops hold the tensors.
@@ -32,21 +34,37 @@ pub(crate) struct Steps {
 pub(crate) struct Segment {
     /// The mailbox whose answer it begins with, and its number.
     pub(crate) merge: Option<(usize, WgpuMailbox)>,
-    dispatches: Vec<Dispatch>,
+    /// Each with the number of its op in the program.
+    dispatches: Vec<(usize, Dispatch)>,
+    /// The ops that it runs, or parts of them.
+    pub(crate) ops: Range<usize>,
     /// The post it ends with.
     pub(crate) post: Option<PostCopies>,
 }
 
 impl Segment {
+    /// Op number `op`, or a part of it, is in it.
+    fn runs(&mut self, op: usize) {
+        let start = if self.ops.is_empty() { op } else { self.ops.start };
+        self.ops = start..op + 1;
+    }
+
     fn is_empty(&self) -> bool {
         self.merge.is_none() && self.dispatches.is_empty() && self.post.is_none()
     }
 
-    pub(crate) fn encode(&self, gpu: &Gpu, label: &str) -> wgpu::CommandBuffer {
+    pub(crate) fn encode(
+        &self,
+        gpu: &Gpu,
+        label: &str,
+        timer: Option<&mut Timer>,
+    ) -> wgpu::CommandBuffer {
         let mut encoder = gpu.encoder(label);
-        if !self.dispatches.is_empty() {
+        if let Some(timer) = timer {
+            self.encode_parts(&mut encoder, timer);
+        } else if !self.dispatches.is_empty() {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-            for dispatch in &self.dispatches {
+            for (_, dispatch) in &self.dispatches {
                 dispatch.encode(&mut pass);
             }
         }
@@ -54,6 +72,21 @@ impl Segment {
             post.encode(&mut encoder);
         }
         encoder.finish()
+    }
+
+    /// A pass for each part, with timestamps.
+    fn encode_parts(&self, encoder: &mut wgpu::CommandEncoder, timer: &mut Timer) {
+        let mut rest = &self.dispatches[..];
+        while let [(op, _), ..] = rest {
+            let part = timer.part(*op);
+            let n = rest.iter().take_while(|(op, _)| timer.part(*op) == part).count();
+            let (dispatches, after) = rest.split_at(n);
+            let timestamp_writes = timer.pass(part);
+            let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
+            let mut pass = encoder.begin_compute_pass(&descriptor);
+            dispatches.iter().for_each(|(_, dispatch)| dispatch.encode(&mut pass));
+            rest = after;
+        }
     }
 }
 
@@ -78,7 +111,7 @@ impl WgpuProgram {
         let mut segment = Segment::default();
         let mut lowering = Lowering::new(gpu, workspace);
         let mut meter = Meter::new(gpu.facts.most_work);
-        for op in ops {
+        for (number, op) in ops.iter().enumerate() {
             if let Op::Merge(op) = op {
                 if !segment.is_empty() {
                     segments.push(std::mem::take(&mut segment));
@@ -94,10 +127,12 @@ impl WgpuProgram {
                 if meter.ends_before(i, work) {
                     segments.push(std::mem::take(&mut segment));
                 }
-                segment.dispatches.push(dispatch);
+                segment.runs(number);
+                segment.dispatches.push((number, dispatch));
             }
             if let Op::Post(op) = op {
                 meter.reset();
+                segment.runs(number);
                 segment.post = Some(PostCopies::new(op, mailbox(mailboxes, op.mailbox)?)?);
                 segments.push(std::mem::take(&mut segment));
             }

@@ -13,6 +13,7 @@ use crate::gpu::Gpu;
 use crate::layout;
 use crate::program::WgpuProgram;
 use crate::run::{Progress, WgpuRun};
+use crate::timer::{Stamps, Timer};
 
 /// How long a wait for another thread sleeps before it looks whether the device is lost.
 const LOOK: Duration = Duration::from_millis(50);
@@ -23,6 +24,8 @@ pub(crate) struct Core {
     pub(crate) gpu: Arc<Gpu>,
     state: Mutex<State>,
     changed: Condvar,
+    /// Room for timestamps that no run uses.
+    stamps: Mutex<Vec<Stamps>>,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +63,17 @@ impl CopyState {
 impl Core {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes back what a timed run needed.
+    pub(crate) fn keep(&self, stamps: Option<Stamps>) {
+        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).extend(stamps);
+    }
+
+    fn timer(&self, cuts: &[usize]) -> Result<Timer> {
+        let kept = self.stamps.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let stamps = kept.map_or_else(|| Stamps::new(&self.gpu), |kept| Ok(Some(kept)))?;
+        Ok(Timer::new(cuts, stamps))
     }
 
     /// Adds work and submits what can be.
@@ -126,8 +140,21 @@ pub(crate) struct WgpuQueue {
 
 impl WgpuQueue {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> WgpuQueue {
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        WgpuQueue { core: Arc::new(Core { gpu: Arc::clone(gpu), state, changed }) }
+        let (state, changed, stamps) = (Mutex::default(), Condvar::new(), Mutex::default());
+        WgpuQueue { core: Arc::new(Core { gpu: Arc::clone(gpu), state, changed, stamps }) }
+    }
+
+    fn start(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        timer: Option<Timer>,
+    ) -> Result<Box<dyn RawRun>> {
+        let any: &dyn Any = &**program;
+        let program = any.downcast_ref::<WgpuProgram>();
+        let program = program.ok_or_else(|| driver("replay", "another backend's program"))?;
+        let progress = Arc::new(Progress::new(&program.0, timer));
+        self.core.give(Work::Run(Arc::clone(&progress)))?;
+        Ok(Box::new(WgpuRun::new(&self.core, progress)))
     }
 
     fn copy(&self, work: impl FnOnce(Arc<CopyState>) -> Work) -> Result<Box<dyn RawTransfer>> {
@@ -139,12 +166,16 @@ impl WgpuQueue {
 
 impl BackendQueue for WgpuQueue {
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
-        let any: &dyn Any = &**program;
-        let program = any.downcast_ref::<WgpuProgram>();
-        let program = program.ok_or_else(|| driver("replay", "another backend's program"))?;
-        let progress = Arc::new(Progress::new(&program.0));
-        self.core.give(Work::Run(Arc::clone(&progress)))?;
-        Ok(Box::new(WgpuRun::new(&self.core, progress)))
+        self.start(program, None)
+    }
+
+    fn replay_timed(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        cuts: &[usize],
+    ) -> Result<Box<dyn RawRun>> {
+        let timer = self.core.timer(cuts)?;
+        self.start(program, Some(timer))
     }
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {

@@ -3,14 +3,16 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use hal::{Error, HostRowSet, Posted, RawRun, Result};
+use hal::{Error, HostRowSet, Posted, RawRun, Result, Times};
 
 use crate::copies::{map, mapped};
 use crate::error::driver;
 use crate::gpu::Gpu;
 use crate::program::{Segment, Steps};
 use crate::queue::Core;
+use crate::timer::Timer;
 
 /// How far a run is; its queue submits, its owner answers.
 #[derive(Debug)]
@@ -24,7 +26,9 @@ struct State {
     /// The next segment to submit.
     next: usize,
     /// It, already encoded.
-    encoded: Option<wgpu::CommandBuffer>,
+    encoded: Option<Encoded>,
+    /// Present if the run is timed.
+    timer: Option<Timer>,
     /// Mailboxes whose answers are there.
     answered: Vec<usize>,
     /// Posts that were submitted and not yet shown.
@@ -32,6 +36,20 @@ struct State {
     /// The last submission.
     last: Option<wgpu::SubmissionIndex>,
     cancelled: bool,
+}
+
+/// Commands, and how many passes had timestamps before them.
+#[derive(Debug)]
+struct Encoded {
+    commands: wgpu::CommandBuffer,
+    n_passes: usize,
+}
+
+impl State {
+    fn encode(&mut self, gpu: &Gpu, segment: &Segment, label: &str) -> Encoded {
+        let n_passes = self.timer.as_ref().map_or(0, Timer::n_passes);
+        Encoded { commands: segment.encode(gpu, label, self.timer.as_mut()), n_passes }
+    }
 }
 
 /// A post on its way.
@@ -43,8 +61,9 @@ struct Sent {
 }
 
 impl Progress {
-    pub(crate) fn new(steps: &Arc<Steps>) -> Progress {
-        Progress { steps: Arc::clone(steps), state: Mutex::default() }
+    pub(crate) fn new(steps: &Arc<Steps>, timer: Option<Timer>) -> Progress {
+        let state = State { timer, ..State::default() };
+        Progress { steps: Arc::clone(steps), state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -62,8 +81,13 @@ impl Progress {
                 return Ok(false);
             }
             let encoded = state.encoded.take();
-            let commands = encoded.unwrap_or_else(|| segment.encode(gpu, &self.steps.label));
+            let Encoded { commands, n_passes } =
+                encoded.unwrap_or_else(|| state.encode(gpu, segment, &self.steps.label));
+            let at = state.timer.is_some().then(Instant::now);
             let submission = gpu.submit(Some(commands));
+            if let (Some(timer), Some(at)) = (&mut state.timer, at) {
+                timer.submitted(gpu, segment.ops.clone(), n_passes, at);
+            }
             gpu.health.check()?;
             if let Some(post) = &segment.post {
                 let mapped = map(&post.mailbox.out);
@@ -81,7 +105,7 @@ impl Progress {
         let mut state = self.lock();
         let segment = self.steps.segments.get(state.next);
         if let (Some(segment), None, false) = (segment, &state.encoded, state.cancelled) {
-            state.encoded = Some(segment.encode(gpu, &self.steps.label));
+            state.encoded = Some(state.encode(gpu, segment, &self.steps.label));
         }
     }
 }
@@ -245,6 +269,14 @@ impl RawRun for WgpuRun {
             }
             Next::End(last) => last.map_or(Ok(()), |last| self.core.gpu.wait(&last)),
         }
+    }
+
+    fn times(&mut self) -> Result<Times> {
+        let timer = self.progress.lock().timer.take();
+        let Some(mut timer) = timer else { return Ok(Times::none()) };
+        let (times, stamps) = timer.times(&self.core.gpu)?;
+        self.core.keep(stamps);
+        Ok(times)
     }
 
     fn cancel(&mut self) {

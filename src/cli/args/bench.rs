@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
 /// Measure speed. Flags and columns are llama-bench's; lists are `4,8`, `1-8`, `1-9+2` or `1-8*2`,
-/// a flag may be repeated, and every combination is measured.
+/// a flag may be repeated, and every combination is measured, also of --backend and --vram-budget.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Tests")]
 pub(crate) struct BenchArgs {
@@ -98,6 +98,16 @@ pub(crate) struct BenchArgs {
     /// Seed of the synthetic model
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_SEED", default_value_t = 0)]
     pub(crate) seed: u32,
+    /// Run the same text on each backend and budget and compare the logits; fails where they differ by more than rounding
+    /// explains
+    #[arg(long, env = "THERMOCLINE_ARG_CHECK", value_parser = boolish())]
+    pub(crate) check: bool,
+    /// Write what ran when on which device to this file, for ui.perfetto.dev or chrome://tracing; timing takes time itself
+    #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_TRACE", help_heading = "Report")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Draw the comparison to this file, as SVG
+    #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_PLOT", help_heading = "Report")]
+    pub(crate) plot: Option<PathBuf>,
     /// Format of the report
     #[arg(
         short,

@@ -8,9 +8,11 @@ use clap::{Args, ValueEnum};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
-    /// What devices are reached by: auto takes what is there
+    /// What devices are reached by: auto takes what is there. `bench` compares several: cpu,wgpu; the devices of each are
+    /// those of --device that it has, or without --device all but software drivers
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_BACKEND", default_value = "auto")]
-    pub(crate) backend: BackendName,
+    #[arg(value_delimiter = ',')]
+    pub(crate) backend: Vec<BackendName>,
     /// Devices to use, separated by commas; none or cpu is the CPU alone (-dev)
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE")]
     pub(crate) device: Option<String>,
@@ -18,7 +20,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU")]
     pub(crate) main_gpu: Option<usize>,
     /// Device memory to use at most: 8GiB, 8192MiB, 80%, or GiB as a number; -1 is what is free less a margin; with
-    /// commas, one for each device
+    /// commas, one for each device, or in `bench` one after the other for all devices
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budget)]
     #[arg(value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) vram_budget: Vec<Budget>,

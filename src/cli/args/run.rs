@@ -73,6 +73,10 @@ pub(crate) struct RunArgs {
     /// Timings and density as one JSON object
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
     pub(crate) json: bool,
+    /// Write what ran when on which device to this file, for ui.perfetto.dev or chrome://tracing: a row for each device,
+    /// each layer's parts, copies and hand-offs
+    #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_TRACE")]
+    pub(crate) trace: Option<PathBuf>,
     /// Take a short profile of a model that has none from what is done with it, for at most a second after the text
     /// (--no-auto-profile)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_AUTO_PROFILE", default_value = "on")]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::auto_profile::{self, Use};
-use super::engine::{self, Machine, Opened};
+use super::engine::{self, Machine, Opened, Trace};
 use crate::cli::config::RunOptions;
 use crate::cli::config::model::ModelOptions;
 use crate::cli::config::run::{Keep, Length};
@@ -60,8 +60,16 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
     if options.conversation.once {
         return super::chat::once(options, terminal);
     }
+    let trace = Trace::open(options.trace.as_deref())?;
+    let done = continued(options, &trace, terminal);
+    let written = trace.finish(terminal);
+    done.and(written)
+}
+
+fn continued(options: &RunOptions, trace: &Trace, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let Ready { model: _, tokenizer, n_ctx, mut engine, load } = ready(&options.model, terminal)?;
+    trace.watch(&mut engine, "run");
     let built_in = options.model.path.is_none();
     let text = options.prompt.as_deref().unwrap_or(if built_in { STORY } else { "" });
     let prompt = prompt_ids(text, &tokenizer, n_ctx)?;
@@ -268,6 +276,12 @@ pub(super) fn perf_line(report: &Report) -> String {
         0 => String::new(),
         n => format!(" ({n} of them known)"),
     };
+    let waits = report.neurons.waits.shares().map_or(String::new(), |[cpu, devices]| {
+        let [cpu, devices] = [cpu, devices].map(|share| 100.0 * share);
+        format!(
+            " | waited for the other side: the CPU {cpu:.0} %, devices {devices:.0} % of the time"
+        )
+    });
     let density = density(report).map_or(String::new(), |d| {
         let skipped = 100.0 * (1.0 - d);
         format!(
@@ -276,7 +290,7 @@ pub(super) fn perf_line(report: &Report) -> String {
         )
     });
     format!(
-        "prompt {} tokens{reused}, {prompt:.1} t/s | generated {} tokens, {generated:.1} t/s{density}",
+        "prompt {} tokens{reused}, {prompt:.1} t/s | generated {} tokens, {generated:.1} t/s{density}{waits}",
         report.n_prompt, report.n_generated,
     )
 }
@@ -290,6 +304,7 @@ pub(super) fn report_perf(
     terminal: &Terminal,
 ) {
     if json {
+        let waits = report.neurons.waits.shares();
         let json = serde_json::json!({
             "seed": seed,
             "load_ms": load.map(|load| load.as_secs_f64() * 1e3),
@@ -301,6 +316,8 @@ pub(super) fn report_perf(
             "generated_ms": report.generated.as_secs_f64() * 1e3,
             "generated_tokens_per_second": rate(report.n_steps, report.generated),
             "density": density(report),
+            "cpu_waited": waits.map(|[cpu, _]| cpu),
+            "devices_waited": waits.map(|[_, devices]| devices),
             "context_shifts": report.n_shifts,
             "ended": format!("{:?}", report.ended),
         });

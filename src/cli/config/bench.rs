@@ -1,5 +1,6 @@
 //! What `bench` shall do.
 
+use super::device::DeviceOptions;
 use super::model::{CacheType, Computation, threads};
 use super::text::read_file;
 use crate::cli::args::{BenchArgs, CacheTypeName, OutputFormat};
@@ -47,7 +48,15 @@ pub(crate) struct BenchOptions {
     pub(crate) output_err: Option<OutputFormat>,
     /// Name each test as it begins.
     pub(crate) progress: bool,
-    /// How the models are computed.
+    /// Logits of all combinations are compared.
+    pub(crate) check: bool,
+    /// Where a trace goes.
+    pub(crate) trace: Option<PathBuf>,
+    /// Where a picture goes.
+    pub(crate) plot: Option<PathBuf>,
+    /// Which devices, at least one entry.
+    pub(crate) places: Vec<DeviceOptions>,
+    /// How the models are computed; the devices are those of an entry of `places`.
     pub(crate) computation: Computation,
 }
 
@@ -103,8 +112,16 @@ impl BenchOptions {
             output: if args.json { OutputFormat::Json } else { args.output },
             output_err: args.output_err,
             progress: args.progress,
+            check: args.check,
+            trace: args.trace.clone(),
+            plot: args.plot.clone(),
+            places: DeviceOptions::combinations(&args.placement.devices),
             computation: Computation::resolve(&args.placement),
         };
+        if options.check && options.places.len() < 2 {
+            let help = "name them: --backend cpu,wgpu, or several budgets";
+            return Err(Failure::usage("--check compares, and there is one way to run").help(help));
+        }
         let lengths = options.n_prompt.iter().chain(&options.n_gen);
         let none = lengths.chain(options.pg.iter().flat_map(|(p, g)| [p, g])).all(|n| *n == 0);
         if none && args.write.is_none() {

@@ -26,6 +26,27 @@ pub(crate) struct DeviceOptions {
 }
 
 impl DeviceOptions {
+    /// One for each backend and budget, the CPU alone once.
+    pub(super) fn combinations(args: &DeviceArgs) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for &name in &args.backend {
+            let budgets = args.vram_budget.iter().map(|&budget| vec![budget]);
+            let none = args.vram_budget.is_empty().then(Vec::new);
+            for vram_budget in budgets.chain(none) {
+                let one = DeviceArgs { backend: vec![name], vram_budget, ..args.clone() };
+                let mut one = Self::resolve(&one);
+                if one.backend == Some("cpu") {
+                    one.budgets.clear();
+                    one.expected_by.clear();
+                }
+                if !all.contains(&one) {
+                    all.push(one);
+                }
+            }
+        }
+        all
+    }
+
     pub(super) fn resolve(args: &DeviceArgs) -> Self {
         let wanted_layers = match args.n_gpu_layers {
             Some(Layers::Whole(n)) => Some(n),
@@ -47,10 +68,11 @@ impl DeviceOptions {
             ("--main-gpu", args.main_gpu.is_some()),
         ];
         let named = names.as_ref().is_some_and(|names| !is(names, "auto"));
-        let other = args.backend != BackendName::Auto && args.backend != BackendName::Cpu;
+        let backend = args.backend.last().copied().unwrap_or(BackendName::Auto);
+        let other = backend != BackendName::Auto && backend != BackendName::Cpu;
         let flags = flags.into_iter().chain([("--device", named && !none), ("--backend", other)]);
         Self {
-            backend: match args.backend {
+            backend: match backend {
                 _ if none || whole_layers == Some(0) => Some("cpu"),
                 BackendName::Auto => None,
                 BackendName::Cpu => Some("cpu"),

@@ -6,6 +6,7 @@ use super::text::{escaped, read_file};
 use crate::cli::args::{RunArgs, SamplingArgs};
 use crate::cli::failure::Failure;
 use crate::sample::{SamplerConfig, Stage};
+use std::path::PathBuf;
 
 /// `thermocline run` and `thermocline chat`.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +37,8 @@ pub(crate) struct RunOptions {
     pub(crate) perf: bool,
     /// That report as JSON.
     pub(crate) json: bool,
+    /// Where a trace of the run goes.
+    pub(crate) trace: Option<PathBuf>,
     /// Take a short profile from the use.
     pub(crate) auto_profile: bool,
     /// What makes it a conversation.
@@ -86,6 +89,7 @@ impl RunOptions {
             special: args.special,
             perf: args.perf,
             json: args.json,
+            trace: args.trace.clone(),
             auto_profile: args.auto_profile,
             conversation: ConversationOptions::resolve(&args.conversation, args.escape)?,
         })

@@ -1,5 +1,7 @@
 //! Post and Merge: the host's half of a layer.
 
+use std::time::Instant;
+
 use hal::op::{Add, Merge, Post};
 use hal::{Batch, MailboxShape, Program, Result, Run, Tensor};
 
@@ -31,6 +33,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(Case::new("HandOff/empty-list", empty));
     cases.push(Case::new("HandOff/layers", layers));
     cases.push(Case::new("HandOff/given-up", given_up));
+    cases.push(Case::new("HandOff/timed", timed));
     cases
 }
 
@@ -58,6 +61,7 @@ struct Layers {
     program: Program,
     y: Tensor,
     n_tokens: usize,
+    n_layers: usize,
 }
 
 fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
@@ -94,10 +98,12 @@ fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
             n => Some(rig.input(max_tokens, n)?),
         };
         recorder.push(Post { x, batch: batch.clone(), rows, weights, mailbox })?;
+        recorder.part();
         recorder.push(Add { a: a.clone(), x: y.clone() })?;
+        recorder.part();
         recorder.push(merge(&batch, &y, mailbox, accumulate))?;
     }
-    Ok(Layers { program: recorder.finish()?, y, n_tokens })
+    Ok(Layers { program: recorder.finish()?, y, n_tokens, n_layers })
 }
 
 fn merge(batch: &Batch<Tensor>, y: &Tensor, mailbox: usize, accumulate: bool) -> Merge<Tensor> {
@@ -170,4 +176,15 @@ fn given_up(rig: &mut Rig) -> Result<()> {
         serve_all(rig, &layers)?;
     }
     Ok(())
+}
+
+/// A run that is timed: the same bits, and times of the parts in their order.
+fn timed(rig: &mut Rig) -> Result<()> {
+    let layers = build(rig, Sizes { n_layers: 3, ..Sizes::new(2, 4) }, None)?;
+    let began = Instant::now();
+    let mut run = rig.queue.replay_timed(&layers.program)?;
+    while serve(rig, &mut run)? {}
+    let times = run.times()?;
+    rig.check_times(&times, began, 2 * layers.n_layers + 1);
+    rig.watch("y", &layers.y.rows(0..layers.n_tokens))
 }

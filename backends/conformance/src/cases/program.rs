@@ -1,5 +1,7 @@
 //! Whole programs: order, replay with other facts, room for more tokens than there are.
 
+use std::time::Instant;
+
 use hal::format::Format;
 use hal::op::{
     Add, Attention, Gather, GetRows, Hidden, MatMul, Norm, NormKind, Pairing, Predict, Rope,
@@ -27,6 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
     ];
     cases.push(Case::new("Program/predicted-rows", predicted));
     cases.push(Case::new("Program/in-order", in_order));
+    cases.push(Case::new("Program/timed", timed));
     cases
 }
 
@@ -57,6 +60,35 @@ fn steps(rig: &mut Rig, format: Format) -> Result<()> {
         rig.watch(&format!("logits of step {i}"), &logits.rows(0..facts.n_out()))?;
     }
     Ok(())
+}
+
+/// The layer once more, timed in parts.
+fn timed(rig: &mut Rig) -> Result<()> {
+    let batch = rig.device.batch(SHAPE)?;
+    let cache = rig.device.kv_cache(N_BLOCKS, KvCache::both(N_EMBD), KvCache::both(Format::F16))?;
+    let logits = rig.output(SHAPE.max_tokens, N_VOCAB)?;
+    let ops = layer(rig, Format::F32, &batch, &cache, &logits)?;
+    let mut recorder = rig.device.record("timed");
+    let mut n_parts = 1;
+    for (i, op) in ops.into_iter().enumerate() {
+        if i % 4 == 3 {
+            recorder.part();
+            n_parts += 1;
+        }
+        recorder.push(op)?;
+    }
+    // A part without ops.
+    recorder.part();
+    let program = recorder.finish()?;
+    let token = |id, pos, output| BatchToken { id, seq: 0, pos, output };
+    let tokens = vec![token(5, 0, false), token(1, 1, true), token(60, 2, true)];
+    let facts = BatchFacts { tokens, seqs: vec![BatchSeq { blocks: vec![1], len: 3 }] };
+    let words = facts.encode(&SHAPE, N_BLOCKS, N_VOCAB)?;
+    rig.queue.write(&batch.words, &u32_bytes(&words))?;
+    let began = Instant::now();
+    let times = rig.queue.replay_timed(&program)?.times()?;
+    rig.check_times(&times, began, n_parts);
+    rig.watch("logits", &logits.rows(0..facts.n_out()))
 }
 
 fn layer(

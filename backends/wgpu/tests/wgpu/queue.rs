@@ -1,14 +1,18 @@
 //! What is given to a queue happens in that order, also behind a run that waits for its answer.
 
+use std::time::{Duration, Instant};
+
 use hal::op::{Add, Merge, Post};
 use hal::{
-    Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, MailboxShape, Program, Queue,
-    Tensor,
+    Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Clock, Device, MailboxShape, Program,
+    Queue, Tensor,
 };
 
 use crate::support::{adding, device, read, row};
 
 const N: usize = 8;
+/// What the host takes for an answer that is timed.
+const PAUSE: Duration = Duration::from_millis(40);
 
 fn batch(device: &Device, queue: &mut Queue) -> Batch<Tensor> {
     let shape = BatchShape { max_tokens: 1, max_seqs: 1, max_blocks: 1 };
@@ -32,7 +36,9 @@ fn hand_off(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor) -> Progr
     let add = || Add { a: a.clone(), x: x.clone() };
     let post = Post { x: x.clone(), batch: batch.clone(), rows: None, weights: None, mailbox };
     recorder.push(post).expect("an op");
+    recorder.part();
     recorder.push(add()).expect("an op");
+    recorder.part();
     recorder.push(Merge { batch, y: x.clone(), mailbox, accumulate: true }).expect("an op");
     recorder.push(add()).expect("an op");
     recorder.finish().expect("a program")
@@ -136,4 +142,40 @@ fn queues_do_not_meet() {
             });
         }
     });
+}
+
+/// The time that the host takes for its answer is nobody's: the device's parts are over before and begin after it.
+#[test]
+fn a_timed_run_tells_when_its_parts_ran() {
+    let Some(device) = device() else { return };
+    let report = conformance::run_matching(&device, "timed");
+    assert!(report.n_failed() == 0 && report.passed().count() == 2, "\n{report}");
+    let mut queue = device.queue("times").expect("a queue");
+    let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
+    let split = hand_off(&device, &mut queue, &a, &x);
+    for _ in 0..2 {
+        let began = Instant::now();
+        let mut run = queue.replay_timed(&split).expect("a run");
+        assert!(run.next_post().expect("a post").is_some());
+        let posted = Instant::now();
+        std::thread::sleep(PAUSE);
+        run.answer(&[10.0; N]).expect("an answer");
+        let answered = Instant::now();
+        assert!(run.next_post().expect("the end").is_none());
+        let times = run.times().expect("times");
+        let ended = Instant::now();
+        eprintln!("{times:?}, from {began:?}, {posted:?}, {answered:?}, to {ended:?}");
+        // Post, add; merge, add.
+        let parts: Vec<_> = times.parts.iter().map(|time| time.parts.clone()).collect();
+        let merge = times.parts.last().expect("the merge ran");
+        assert!(merge.begin + PAUSE / 2 >= answered && merge.end <= ended);
+        match times.clock {
+            Clock::Device => {
+                assert_eq!(parts, [1..2, 2..3]);
+                assert!(times.parts[0].begin >= began && times.parts[0].end <= posted + PAUSE / 2);
+            }
+            Clock::Noticed => assert_eq!(parts, [0..1, 1..2, 2..3]),
+            Clock::Host => panic!("the host does not run it"),
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::Combination;
 use crate::bench::Traffic;
+use crate::cli::command::engine::Machine;
 use crate::cli::config::BenchOptions;
 use crate::cli::config::processor::Processor;
 use crate::engine::Engine;
@@ -55,6 +56,8 @@ pub(super) struct Facts {
     pub(super) load: Duration,
     /// Devices beside the CPU.
     pub(super) devices: DeviceFacts,
+    /// How far its logits are from those of the first engine, if that was asked for.
+    pub(super) difference: Option<f64>,
 }
 
 /// What is on devices beside the CPU, all together.
@@ -64,10 +67,10 @@ pub(super) struct DeviceFacts {
     pub(super) descriptions: Vec<String>,
     /// Their names.
     pub(super) names: Vec<String>,
-    /// What may be used; `None` without a limit.
+    /// What may be used, the drivers' part included; `None` without a limit.
     pub(super) budget: Option<Bytes>,
-    /// The most that was booked at once.
-    pub(super) used: Bytes,
+    /// The most that was booked at once, by device.
+    pub(super) used: Vec<Bytes>,
     /// Layers there, whole or split.
     pub(super) n_layers: usize,
     /// The expected share of the neurons that a token uses which are there.
@@ -75,21 +78,21 @@ pub(super) struct DeviceFacts {
 }
 
 impl DeviceFacts {
-    fn new(engine: &Engine) -> Self {
+    fn new(engine: &Engine, machine: &Machine) -> Self {
         let used = |number: usize| {
             let placement = engine.placement();
             let layers = placement.layers.iter().map(|layer| layer.home);
             layers.chain([placement.embed, placement.head]).any(|home| home == number)
         };
         let all = engine.devices().iter().enumerate().skip(1);
-        let devices: Vec<_> = all.filter(|(number, _)| used(*number)).map(|(_, d)| d).collect();
-        let budgets: Bytes = devices.iter().map(|device| device.ledger().budget()).sum();
+        let (numbers, devices): (Vec<_>, Vec<_>) = all.filter(|(number, _)| used(*number)).unzip();
+        let budgets: Bytes = numbers.iter().map(|number| machine.others[number - 1].budget).sum();
         let n_layers = engine.placement().layers.iter().filter(|layer| layer.home != CPU).count();
         Self {
             descriptions: devices.iter().map(|d| d.info().description.clone()).collect(),
             names: devices.iter().map(|d| d.info().name.clone()).collect(),
             budget: Some(budgets).filter(|sum| !devices.is_empty() && *sum != Bytes::MAX),
-            used: devices.iter().map(|device| device.ledger().peak()).sum(),
+            used: devices.iter().map(|device| device.ledger().peak()).collect(),
             n_layers,
             hot_fraction: engine.forecast().filter(|_| n_layers > 0).map(|f| f.off_cpu),
         }
@@ -102,6 +105,12 @@ impl Facts {
         [&["CPU".to_owned()][..], &self.devices.names[..]].concat().join(",")
     }
 
+    /// What is on each device, `ram` being what is in memory for the CPU.
+    pub(super) fn device_bytes(&self, ram: Bytes) -> Vec<(&str, Bytes)> {
+        let others = self.devices.names.iter().map(String::as_str).zip(self.devices.used.clone());
+        [("CPU", ram)].into_iter().chain(others).collect()
+    }
+
     /// Those devices, llama-bench's way.
     pub(super) fn device_names(&self) -> String {
         match &self.devices.names[..] {
@@ -111,7 +120,12 @@ impl Facts {
     }
 
     /// What the engine and the options tell; what was measured is still missing.
-    pub(super) fn new(engine: &Engine, options: &BenchOptions, combination: Combination) -> Self {
+    pub(super) fn new(
+        engine: &Engine,
+        machine: &Machine,
+        options: &BenchOptions,
+        combination: Combination,
+    ) -> Self {
         use crate::cli::config::model::Sparsity;
         let model = engine.model();
         let name = model.file.metadata().str("general.name").ok().flatten().unwrap_or("");
@@ -150,7 +164,8 @@ impl Facts {
             traffic: Traffic::new(engine),
             bandwidth: None,
             load: Duration::ZERO,
-            devices: DeviceFacts::new(engine),
+            devices: DeviceFacts::new(engine, machine),
+            difference: None,
         }
     }
 }

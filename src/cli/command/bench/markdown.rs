@@ -2,6 +2,7 @@
 
 use super::row::Row;
 use crate::cli::config::BenchOptions;
+use crate::cli::config::device::DeviceOptions;
 use crate::cli::config::model::{CacheType, Sparsity};
 use std::num::NonZeroU32;
 
@@ -33,6 +34,8 @@ impl Columns {
             values.iter().all(|value| value == default)
         }
         let size = |n: u32| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
+        let devices = |place: &DeviceOptions| place.named.is_some() || !place.budgets.is_empty();
+        let devices = options.places.len() > 1 || options.places.iter().any(devices);
         let mut columns = vec![
             left("model", 30, |row| row.facts.model_type.clone()),
             right("size", 10, |row| {
@@ -43,7 +46,7 @@ impl Columns {
                 let n = row.facts.model_n_params as f64;
                 if n < 1e9 { format!("{:.2} M", n / 1e6) } else { format!("{:.2} B", n / 1e9) }
             }),
-            left("backend", 10, |row| row.facts.backends()),
+            left("backend", if devices { 16 } else { 10 }, |row| row.facts.backends()),
             right("threads", 7, |row| row.facts.n_threads.to_string()),
         ];
         let optional = [
@@ -73,6 +76,9 @@ impl Columns {
             ),
         ];
         columns.extend(optional.into_iter().filter(|(hide, _)| !hide).map(|(_, column)| column));
+        if devices {
+            columns.extend(device_columns(options.check));
+        }
         columns.extend([
             right("test", 15, |row| row.test.to_string()),
             right("t/s", 20, |row| {
@@ -102,6 +108,35 @@ impl Columns {
     pub(super) fn row(&self, row: &Row<'_>) -> String {
         line(self.0.iter().map(|c| padded(c, &(c.value)(row))))
     }
+}
+
+/// What the comparison of backends and budgets is about.
+fn device_columns(check: bool) -> Vec<Column> {
+    let mut columns = vec![
+        right("budget", 10, |row| {
+            row.facts.devices.budget.map_or_else(String::new, |budget| budget.to_string())
+        }),
+        left("memory by device", 34, |row| {
+            let bytes = row.facts.device_bytes(row.ram_used).into_iter();
+            bytes.map(|(name, bytes)| format!("{name} {bytes}")).collect::<Vec<_>>().join(", ")
+        }),
+        right("hot", 6, |row| percent(row.off_cpu())),
+        right("CPU waited", 10, |row| {
+            percent(row.measured.neurons.waits.shares().map(|[cpu, _]| cpu))
+        }),
+        right("devices waited", 14, |row| {
+            percent(row.measured.neurons.waits.shares().map(|[_, devices]| devices))
+        }),
+        right("first token", 11, |row| {
+            row.ttft().map_or_else(String::new, |ns| format!("{:.1} ms", ns as f64 / 1e6))
+        }),
+    ];
+    if check {
+        columns.push(right("logits differ", 13, |row| {
+            row.facts.difference.map_or_else(String::new, |x| format!("{x:.1e}"))
+        }));
+    }
+    columns
 }
 
 fn line(cells: impl Iterator<Item = String>) -> String {

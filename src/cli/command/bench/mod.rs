@@ -1,11 +1,13 @@
 //! `thermocline bench`: every combination of what was asked for, a row for each test.
 
+mod compare;
 mod facts;
 mod markdown;
+mod plot;
 mod report;
 mod row;
 
-use super::engine::{self, Machine};
+use super::engine::{self, Machine, Trace};
 use super::model_file;
 use crate::bench::{self, Settings, Test, Text};
 use crate::cli::config::BenchOptions;
@@ -16,6 +18,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use crate::devices;
 use crate::engine::{Engine, EngineOptions};
+use compare::Comparison;
 use facts::Facts;
 use hal::Bytes;
 use report::Report;
@@ -32,7 +35,11 @@ const STEADY: f64 = 0.05;
 /// # Errors
 /// A model that cannot be loaded, or does not fit; Ctrl-C; where standard output cannot be written.
 pub(crate) fn run(options: &BenchOptions, terminal: &Terminal) -> Result<(), Failure> {
+    compare::check_places(options, terminal)?;
+    let trace = Trace::open(options.trace.as_deref())?;
     let mut bench = Bench {
+        trace: &trace,
+        comparison: Comparison::new(options),
         options,
         terminal,
         interrupt: Interrupt::install()?,
@@ -46,7 +53,10 @@ pub(crate) fn run(options: &BenchOptions, terminal: &Terminal) -> Result<(), Fai
         bench.probe_again();
     }
     // What was measured is a whole document, whatever ended it.
-    bench.report.finish().and(done)
+    let finished = bench.report.finish().and(done);
+    let finished = finished.and_then(|()| bench.comparison.finish(terminal));
+    let traced = trace.finish(terminal);
+    finished.and(traced)
 }
 
 /// The tests of one combination, in llama-bench's order.
@@ -68,6 +78,8 @@ fn tests(options: &BenchOptions) -> Vec<Test> {
 /// One combination of the lists that belong to an engine.
 #[derive(Clone, Copy, Debug)]
 struct Combination {
+    /// Index of the devices.
+    place: usize,
     threads: Option<NonZeroUsize>,
     n_batch: NonZeroU32,
     n_ubatch: NonZeroU32,
@@ -81,9 +93,17 @@ fn combinations(options: &BenchOptions) -> Vec<Combination> {
         for &n_ubatch in &options.n_ubatch {
             for &type_k in &options.type_k {
                 for &type_v in &options.type_v {
-                    let with =
-                        |&threads| Combination { threads, n_batch, n_ubatch, type_k, type_v };
-                    all.extend(options.threads.iter().map(with));
+                    for place in 0..options.places.len() {
+                        let with = |&threads| Combination {
+                            place,
+                            threads,
+                            n_batch,
+                            n_ubatch,
+                            type_k,
+                            type_v,
+                        };
+                        all.extend(options.threads.iter().map(with));
+                    }
                 }
             }
         }
@@ -92,7 +112,8 @@ fn combinations(options: &BenchOptions) -> Vec<Combination> {
 }
 
 impl Combination {
-    fn model_options(self, computation: &Computation) -> ModelOptions {
+    fn model_options(self, options: &BenchOptions) -> ModelOptions {
+        let devices = options.places[self.place].clone();
         ModelOptions {
             path: None,
             n_ctx: None,
@@ -102,7 +123,7 @@ impl Combination {
             threads_batch: self.threads,
             type_k: self.type_k,
             type_v: self.type_v,
-            computation: computation.clone(),
+            computation: Computation { devices, ..options.computation.clone() },
         }
     }
 }
@@ -110,6 +131,8 @@ impl Combination {
 struct Bench<'a> {
     options: &'a BenchOptions,
     terminal: &'a Terminal,
+    trace: &'a Trace,
+    comparison: Comparison<'a>,
     interrupt: Interrupt,
     tests: Vec<Test>,
     report: Report,
@@ -153,6 +176,7 @@ impl Bench<'_> {
         let text = self.options.prompt.as_ref().map_or(bench::STORY, |(_, text)| text);
         let text = Text::new(text, &opened.tokenizer)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the prompt").caused_by(&e))?;
+        self.comparison.next_model();
         combinations(self.options)
             .into_iter()
             .try_for_each(|combination| self.combination(opened, &text, combination))
@@ -165,7 +189,7 @@ impl Bench<'_> {
         text: &Text,
         combination: Combination,
     ) -> Result<(), Failure> {
-        let model_options = combination.model_options(&self.options.computation);
+        let model_options = combination.model_options(self.options);
         let n_ctx = self.tests.iter().map(Test::n_ctx).max().unwrap_or(0);
         let n_ctx = u32::try_from(n_ctx).ok().and_then(NonZeroU32::new).ok_or_else(|| {
             Failure::usage(format!("a test of {n_ctx} tokens is longer than any context"))
@@ -173,8 +197,11 @@ impl Bench<'_> {
         let wanted = Some(ContextSize::Tokens(n_ctx));
         let n_ctx = engine::fixed_context(wanted, &opened.model, self.terminal);
         let machine = Machine::new(&model_options, self.terminal)?;
+        if self.comparison.is_the_same(&machine, combination) {
+            return Ok(());
+        }
         let n_threads = machine.n_threads;
-        let computation = &self.options.computation;
+        let computation = &model_options.computation;
         let placing = machine.placing(&opened.model, computation, self.terminal);
         let settings = EngineOptions { placing, ..engine::settings(&model_options, n_ctx) };
         let free = machine.cpu.memory().ok().and_then(|memory| memory.free);
@@ -186,15 +213,26 @@ impl Bench<'_> {
         let mut engine =
             engine::load(&opened.model, settings, computation, &machine, self.terminal)?;
         let load = begin.elapsed();
-        let facts =
-            Facts { n_threads, bandwidth, load, ..Facts::new(&engine, self.options, combination) };
+        let facts = Facts::new(&engine, &machine, self.options, combination);
+        let mut facts = Facts { n_threads, bandwidth, load, ..facts };
         let n_vocab = opened.model.n_vocab();
         let text = text
             .first(n_ctx, n_vocab)
             .ok_or_else(|| Failure::usage("the prompt has no tokens of this model's vocabulary"))?;
+        let label = self.comparison.label(&facts);
+        self.comparison.names(&facts);
+        if self.options.check {
+            let flag = self.interrupt.flag();
+            let logits = bench::logits(&mut engine, &text, flag)?;
+            let (model, terminal) = (&opened.model, self.terminal);
+            facts.difference = self.comparison.logits(&label, model, logits, combination, terminal);
+        }
+        self.trace.watch(&mut engine, &label);
         for test in self.tests.clone() {
             self.test(&mut engine, &text, &facts, test)?;
         }
+        let ram = ram_used(&engine);
+        self.comparison.plot.engine(&label, &facts, ram);
         Ok(())
     }
 
@@ -221,10 +259,9 @@ impl Bench<'_> {
         };
         let flag = self.interrupt.flag();
         let measured = bench::measure(engine, text, test, settings, flag)?;
-        let ram_used =
-            engine.devices().iter().take(1).map(|cpu| cpu.ledger().peak()).sum::<Bytes>()
-                + Bytes(engine.model().file.size_bytes());
-        self.report.row(&Row { facts, test, measured, time, ram_used })
+        let row = Row { facts, test, measured, time, ram_used: ram_used(engine) };
+        self.comparison.plot.add(&self.comparison.label(facts), &row);
+        self.report.row(&row)
     }
 
     fn n_tests(&self) -> usize {
@@ -263,6 +300,12 @@ impl Bench<'_> {
             }
         }
     }
+}
+
+/// Memory of the process for the model: what the engine booked, and the file.
+fn ram_used(engine: &Engine) -> Bytes {
+    let booked: Bytes = engine.devices().iter().take(1).map(|cpu| cpu.ledger().peak()).sum();
+    booked + Bytes(engine.model().file.size_bytes())
 }
 
 fn cannot_make(error: &crate::synthetic::Error) -> Failure {

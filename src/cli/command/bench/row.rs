@@ -59,12 +59,13 @@ impl Row<'_> {
     }
 
     /// The share of the active neurons that were not on the CPU, where any could be.
-    fn off_cpu(&self) -> Option<f64> {
+    pub(super) fn off_cpu(&self) -> Option<f64> {
         let Measured { neurons, .. } = &self.measured;
         (self.facts.devices.n_layers > 0).then(|| neurons.off_cpu / neurons.active.max(1.0))
     }
 
-    fn ttft(&self) -> Option<u64> {
+    /// Nanoseconds to the first token, on average: those of the prompt.
+    pub(super) fn ttft(&self) -> Option<u64> {
         let prompts: Vec<f64> =
             self.measured.prompts.iter().map(|time| time.as_nanos() as f64).collect();
         (self.test.n_prompt > 0).then(|| mean(&prompts) as u64)
@@ -134,13 +135,20 @@ impl Row<'_> {
         ]
     }
 
+    /// `CPU=1234,Vulkan0=567`.
+    fn device_bytes(&self) -> String {
+        let bytes = self.facts.device_bytes(self.ram_used).into_iter();
+        bytes.map(|(name, bytes)| format!("{name}={}", bytes.0)).collect::<Vec<_>>().join(",")
+    }
+
     fn ours(&self) -> Vec<(&'static str, Value)> {
         let facts = self.facts;
+        let waits = self.measured.neurons.waits.shares();
         vec![
             ("engine", text(env!("CARGO_PKG_NAME"))),
             ("engine_version", text(env!("CARGO_PKG_VERSION"))),
             ("vram_budget_bytes", Value::Int(facts.devices.budget.map(|budget| budget.0))),
-            ("vram_used_bytes", int(facts.devices.used.0)),
+            ("vram_used_bytes", int(facts.devices.used.iter().map(|bytes| bytes.0).sum())),
             ("ram_used_bytes", int(self.ram_used.0)),
             ("hot_fraction", Value::Real(facts.devices.hot_fraction)),
             ("hot_fraction_measured", Value::Real(self.off_cpu())),
@@ -148,7 +156,7 @@ impl Row<'_> {
             ("profile_hash", Value::Text(None)),
             ("predictor", Value::Text(facts.predictor.map(str::to_owned))),
             ("driver_version", Value::Text(None)),
-            ("backend_api", text("cpu")),
+            ("backend_api", text(if facts.devices.names.is_empty() { "cpu" } else { "wgpu" })),
             ("ttft_ns", Value::Int(self.ttft())),
             ("load_ns", int(nanoseconds(facts.load))),
             ("sparsity", text(&facts.sparsity)),
@@ -158,6 +166,10 @@ impl Row<'_> {
             ("bytes_per_token", Value::Int(self.bytes_per_token().map(|bytes| bytes as u64))),
             ("read_bandwidth_gb_s", Value::Real(facts.bandwidth)),
             ("bandwidth_share", Value::Real(self.bandwidth_share())),
+            ("device_bytes", text(&self.device_bytes())),
+            ("cpu_waited", Value::Real(waits.map(|[cpu, _]| cpu))),
+            ("devices_waited", Value::Real(waits.map(|[_, devices]| devices))),
+            ("logit_difference", Value::Real(facts.difference)),
         ]
     }
 }

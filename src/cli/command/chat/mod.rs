@@ -8,6 +8,7 @@ mod show;
 mod slash;
 mod turn;
 
+use super::engine::Trace;
 use super::run;
 use crate::cli::config::RunOptions;
 use crate::cli::failure::Failure;
@@ -30,17 +31,20 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
     // Before our own handler of Ctrl-C, which has to be the last to be set up.
     let mut input = Input::open(&options.conversation, terminal);
     let interrupt = Interrupt::install()?;
-    let ready = run::ready(&options.model, terminal)?;
+    let trace = Trace::open(options.trace.as_deref())?;
+    let mut ready = run::ready(&options.model, terminal)?;
     if interrupt.is_set() {
         return Err(Failure::interrupted());
     }
+    trace.watch(&mut ready.engine, "chat");
     let mut chat = Chat::new(options, ready, terminal)?;
     if input.is_person() {
         terminal.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves");
     }
     let ended = talk(&mut chat, &mut input, &interrupt, options);
     chat.close(&interrupt);
-    ended
+    let written = trace.finish(terminal);
+    ended.and(written)
 }
 
 /// `run --chat`: one question, one answer.
@@ -52,7 +56,9 @@ pub(super) fn once(options: &RunOptions, terminal: &Terminal) -> Result<(), Fail
         return Err(Failure::usage("--chat needs a message").help("give it with -p or -f"));
     };
     let interrupt = Interrupt::install()?;
-    let ready = run::ready(&options.model, terminal)?;
+    let trace = Trace::open(options.trace.as_deref())?;
+    let mut ready = run::ready(&options.model, terminal)?;
+    trace.watch(&mut ready.engine, "chat");
     let load = ready.load;
     let mut chat = Chat::new(options, ready, terminal)?;
     let answered = chat.message(text, &interrupt);
@@ -60,9 +66,10 @@ pub(super) fn once(options: &RunOptions, terminal: &Terminal) -> Result<(), Fail
         chat.report(Some(load));
     }
     chat.close(&interrupt);
+    let written = trace.finish(terminal);
     match answered? {
         Answered::Interrupted => Err(Failure::interrupted()),
-        Answered::Whole | Answered::Closed => Ok(()),
+        Answered::Whole | Answered::Closed => written,
     }
 }
 

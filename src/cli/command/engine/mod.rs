@@ -8,10 +8,12 @@ mod learned;
 mod machine;
 mod memory;
 mod speeds;
+mod trace;
 
 pub(crate) use learned::add as with_learned;
 pub(crate) use machine::{Beside, Machine, NO_PROFILE, known_uses};
 pub(crate) use memory::Need;
+pub(crate) use trace::Trace;
 
 use super::model_file;
 use crate::cli::args::{ColorWhen, FfnActivation};

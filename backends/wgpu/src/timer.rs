@@ -1,0 +1,238 @@
+//! When the parts of a run ran: by the device's timestamps where it has them, else by when the host noticed.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use hal::{Clock, PartTime, Result, Times};
+
+use crate::copies::{map, mapped};
+use crate::gpu::Gpu;
+
+/// Timestamps of a run; parts beyond are not timed. As many as wgpu lets a set have.
+const MOST: u32 = wgpu::QUERY_SET_MAX_QUERIES;
+const SIZE: u64 = MOST as u64 * wgpu::QUERY_SIZE as u64;
+
+/// Room for the timestamps of one run, used by one after the other.
+#[derive(Debug)]
+pub(crate) struct Stamps {
+    set: wgpu::QuerySet,
+    resolved: wgpu::Buffer,
+    readback: wgpu::Buffer,
+}
+
+impl Stamps {
+    /// `None` where the device has no timestamps.
+    ///
+    /// # Errors
+    /// [`hal::Error::OutOfMemory`], a lost device.
+    pub(crate) fn new(gpu: &Gpu) -> Result<Option<Stamps>> {
+        if !gpu.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
+            return Ok(None);
+        }
+        let set = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
+            label: Some("times"),
+            ty: wgpu::QueryType::Timestamp,
+            count: MOST,
+        });
+        let resolved = gpu.resolved("times", SIZE)?;
+        Ok(Some(Stamps { set, resolved, readback: gpu.readback("times", SIZE)? }))
+    }
+}
+
+/// What is known of a segment that was submitted.
+#[derive(Debug)]
+struct Submitted {
+    parts: Range<usize>,
+    /// The passes that have timestamps.
+    passes: Range<usize>,
+    at: Instant,
+    /// When the host heard of its end.
+    seen: Arc<OnceLock<Instant>>,
+}
+
+/// Times one run.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    cuts: Box<[usize]>,
+    stamps: Option<Stamps>,
+    /// The part of each pass with timestamps.
+    passes: Vec<usize>,
+    segments: Vec<Submitted>,
+}
+
+impl Timer {
+    pub(crate) fn new(cuts: &[usize], stamps: Option<Stamps>) -> Timer {
+        Timer { cuts: cuts.into(), stamps, passes: Vec::new(), segments: Vec::new() }
+    }
+
+    /// The part of an op.
+    pub(crate) fn part(&self, op: usize) -> usize {
+        self.cuts.partition_point(|cut| *cut <= op)
+    }
+
+    /// Passes so far.
+    pub(crate) fn n_passes(&self) -> usize {
+        self.passes.len()
+    }
+
+    /// Where the pass that is begun now writes its timestamps.
+    pub(crate) fn pass(&mut self, part: usize) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
+        let stamps = self.stamps.as_ref()?;
+        let first = 2 * self.passes.len() as u32;
+        if first + 2 > MOST {
+            return None;
+        }
+        self.passes.push(part);
+        Some(wgpu::ComputePassTimestampWrites {
+            query_set: &stamps.set,
+            beginning_of_pass_write_index: Some(first),
+            end_of_pass_write_index: Some(first + 1),
+        })
+    }
+
+    /// The segment of `ops` whose passes were encoded from `first` on was submitted at this moment.
+    pub(crate) fn submitted(&mut self, gpu: &Gpu, ops: Range<usize>, first: usize, at: Instant) {
+        let seen = Arc::new(OnceLock::new());
+        let to = Arc::clone(&seen);
+        gpu.queue.on_submitted_work_done(move || {
+            // It is called once.
+            let _ = to.set(Instant::now());
+        });
+        let parts = match ops.is_empty() {
+            true => 0..0,
+            false => self.part(ops.start)..self.part(ops.end - 1) + 1,
+        };
+        self.segments.push(Submitted { parts, passes: first..self.passes.len(), at, seen });
+    }
+
+    /// When everything ran, once the run is over, and the room for timestamps.
+    ///
+    /// # Errors
+    /// A lost device, [`hal::Error::Driver`].
+    pub(crate) fn times(&mut self, gpu: &Gpu) -> Result<(Times, Option<Stamps>)> {
+        let Some(stamps) = self.stamps.take() else {
+            return Ok((self.noticed(), None));
+        };
+        let n = 2 * self.passes.len() as u32;
+        if n == 0 {
+            return Ok((Times::none(), Some(stamps)));
+        }
+        let mut encoder = gpu.encoder("times");
+        encoder.resolve_query_set(&stamps.set, 0..n, &stamps.resolved, 0);
+        let size = u64::from(n) * u64::from(wgpu::QUERY_SIZE);
+        encoder.copy_buffer_to_buffer(&stamps.resolved, 0, &stamps.readback, 0, size);
+        let submission = gpu.submit(Some(encoder.finish()));
+        let asked = map(&stamps.readback);
+        let view = mapped(gpu, &stamps.readback, &submission, &asked)?;
+        let period = f64::from(gpu.queue.get_timestamp_period());
+        let words = view[..size as usize].chunks_exact(8);
+        let ticks: Vec<u64> = words
+            .map(|word| u64::from_le_bytes(word.try_into().expect("chunks of eight")))
+            .collect();
+        drop(view);
+        stamps.readback.unmap();
+        let first = ticks[0];
+        let since = |tick: u64| tick.wrapping_sub(first).cast_signed() as f64 * period * 1e-9;
+        let passes: Vec<[f64; 2]> =
+            ticks.chunks_exact(2).map(|pair| [since(pair[0]), since(pair[1])]).collect();
+        Ok((Times { clock: Clock::Device, parts: self.placed(&passes) }, Some(stamps)))
+    }
+
+    /// Brings the device's seconds, which begin anywhere, to the host's clock: nothing ran before it was submitted, or
+    /// after the host heard of its end. In the middle between what both allow.
+    fn placed(&self, passes: &[[f64; 2]]) -> Vec<PartTime> {
+        let Some(base) = self.segments.first().map(|segment| segment.at) else {
+            return Vec::new();
+        };
+        let host = |at: Instant| at.duration_since(base).as_secs_f64();
+        let (mut least, mut most) = (f64::NEG_INFINITY, f64::INFINITY);
+        for segment in &self.segments {
+            let Some(timed) = passes.get(segment.passes.clone()).filter(|p| !p.is_empty()) else {
+                continue;
+            };
+            least = least.max(host(segment.at) - timed[0][0]);
+            if let Some(seen) = segment.seen.get() {
+                most = most.min(host(*seen) - timed[timed.len() - 1][1]);
+            }
+        }
+        let offset = if most.is_finite() { least.midpoint(most) } else { least };
+        if !offset.is_finite() {
+            return Vec::new();
+        }
+        let now = Instant::now();
+        let mut last = base;
+        let mut at = |seconds: f64| {
+            let after =
+                Duration::try_from_secs_f64((seconds + offset).max(0.0)).unwrap_or_default();
+            last = (base + after).clamp(last, now);
+            last
+        };
+        let mut times: Vec<PartTime> = Vec::new();
+        for (&part, pass) in self.passes.iter().zip(passes) {
+            let (begin, end) = (at(pass[0]), at(pass[1]));
+            match times.last_mut().filter(|time| time.parts.start == part) {
+                Some(time) => time.end = end,
+                None => times.push(PartTime { parts: part..part + 1, begin, end }),
+            }
+        }
+        times
+    }
+
+    /// What the host noticed of the segments.
+    fn noticed(&self) -> Times {
+        let mut times: Vec<PartTime> = Vec::new();
+        for segment in self.segments.iter().filter(|segment| !segment.parts.is_empty()) {
+            let last = times.last().map(|time| (time.end, time.parts.end));
+            let (after, told) = last.unwrap_or((segment.at, 0));
+            let begin = segment.at.max(after);
+            let end = segment.seen.get().copied().unwrap_or_else(Instant::now).max(begin);
+            // A segment that goes on with a part begun before it has told of it.
+            let parts = segment.parts.start.max(told)..segment.parts.end;
+            match times.last_mut() {
+                Some(last) if parts.is_empty() => last.end = end,
+                Some(_) | None => times.push(PartTime { parts, begin, end }),
+            }
+        }
+        Times { clock: Clock::Noticed, parts: times }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn submitted(parts: Range<usize>, passes: Range<usize>, at: Instant, seen: u64) -> Submitted {
+        let lock = OnceLock::new();
+        lock.set(at + Duration::from_millis(seen)).unwrap();
+        Submitted { parts, passes, at, seen: Arc::new(lock) }
+    }
+
+    /// Two segments: submitted at 0 and 10 ms, seen 6 and 7 ms later; the device says 3 ms each and 9 ms between their
+    /// beginnings. So it began between 1 (the second was not there before) and 3 (the first was seen at 6).
+    #[test]
+    fn a_device_clock_is_brought_to_the_hosts() {
+        let base = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        let second = base + Duration::from_millis(10);
+        let timer = Timer {
+            cuts: [2, 4].into(),
+            stamps: None,
+            passes: vec![0, 1, 2],
+            segments: vec![submitted(0..2, 0..2, base, 6), submitted(2..3, 2..3, second, 7)],
+        };
+        let passes = [[0.0, 0.001], [0.001, 0.003], [0.009, 0.012]];
+        let times = timer.placed(&passes);
+        let found: Vec<_> = times
+            .iter()
+            .map(|time| {
+                let ms = |at: Instant| (at.duration_since(base).as_secs_f64() * 1e4).round() / 10.0;
+                (time.parts.clone(), ms(time.begin), ms(time.end))
+            })
+            .collect();
+        assert_eq!(found, [(0..1, 2.0, 3.0), (1..2, 3.0, 5.0), (2..3, 11.0, 14.0)]);
+        let noticed = timer.noticed();
+        assert_eq!(noticed.clock, Clock::Noticed);
+        assert_eq!(noticed.parts[0].parts, 0..2);
+        assert_eq!(noticed.parts[1].begin, second);
+    }
+}

@@ -1,0 +1,89 @@
+//! Whether two ways to run a model give the same logits.
+
+use std::sync::atomic::AtomicBool;
+
+use crate::engine::{Engine, Result, Want};
+use crate::model::Model;
+
+/// Tokens whose logits are compared, at most.
+const MOST: usize = 64;
+/// Of these, how many are fed one by one after the others, which come at once: prompts and single tokens take other
+/// ways through a backend.
+const SINGLE: usize = 16;
+
+/// Logits after each of the first tokens of `text`, as `engine` has them: `[n][n_vocab]`.
+///
+/// # Errors
+/// Those of [`Engine::feed`].
+pub fn logits(engine: &mut Engine, text: &[u32], interrupt: &AtomicBool) -> Result<Vec<f32>> {
+    let text = &text[..text.len().min(MOST)];
+    let (prompt, single) = text.split_at(text.len().saturating_sub(SINGLE).max(text.len().min(1)));
+    let mut session = engine.open();
+    let mut all = Vec::new();
+    let fed = [prompt].into_iter().chain(single.chunks(1)).try_for_each(|piece| {
+        let each = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
+        engine.feed(&mut session, piece, Want::All, interrupt, each).map(|_| ())
+    });
+    engine.close(session);
+    fed.map(|()| all)
+}
+
+/// How two runs of the same text differ.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Difference {
+    /// The largest difference of two logits, in units of the spread (root mean square) of the position's logits.
+    pub largest: f64,
+    /// Positions.
+    pub n: usize,
+    /// Those with the same most probable token.
+    pub n_same: usize,
+}
+
+/// Compares logits of the same positions, each `n_vocab` wide.
+#[must_use]
+pub fn difference(expected: &[f32], got: &[f32], n_vocab: usize) -> Difference {
+    let mut found = Difference { largest: 0.0, n: 0, n_same: 0 };
+    let top = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+    for (a, b) in expected.chunks_exact(n_vocab.max(1)).zip(got.chunks_exact(n_vocab.max(1))) {
+        let squares: f64 = a.iter().map(|v| f64::from(*v).powi(2)).sum();
+        let spread = (squares / a.len() as f64).sqrt().max(f64::MIN_POSITIVE);
+        let most = a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        found.largest = found.largest.max(most / spread);
+        found.n += 1;
+        found.n_same += usize::from(top(a) == top(b));
+    }
+    if expected.len() != got.len() {
+        found.largest = f64::INFINITY;
+    }
+    found
+}
+
+/// The largest difference that rounding explains, and why. As in the tests that place a model at random: sums of F32 in
+/// another order move logits by so much at most; where weights are quantised, an activation at the edge of two 8-bit
+/// steps may also fall to either side.
+#[must_use]
+pub fn rounding_bound(model: &Model) -> (f64, &'static str) {
+    let quantised = |rows: &hal::HostRows| rows.desc().format.quants().is_some();
+    let mut matrices = model.layers.iter().flat_map(|layer| layer.ffn.matrices());
+    match matrices.any(|(_, rows)| quantised(rows)) {
+        true => (8e-2, "quantised weights"),
+        false => (2e-3, "weights that are not quantised"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_in_units_of_the_spread() {
+        let (a, b) = ([3.0, -4.0, 0.0, 1.0], [3.0, -4.0, 0.0, 1.0]);
+        let same = Difference { largest: 0.0, n: 2, n_same: 2 };
+        assert_eq!(difference(&a, &b, 2), same);
+        let found = difference(&a, &[3.0, -3.5, 2.0, 1.0], 2);
+        // The spread of the first position is 5 / sqrt(2), of the second 1 / sqrt(2).
+        assert_eq!((found.n, found.n_same), (2, 1));
+        assert!((found.largest - 2.0 * 2f64.sqrt()).abs() < 1e-12, "{found:?}");
+        assert_eq!(difference(&a, &a[..2], 2).largest, f64::INFINITY);
+    }
+}
