@@ -4,6 +4,7 @@ use super::Combination;
 use crate::bench::Traffic;
 use crate::cli::command::engine::Machine;
 use crate::cli::config::BenchOptions;
+use crate::cli::config::device::DeviceOptions;
 use crate::cli::config::processor::Processor;
 use crate::engine::Engine;
 use crate::model::Model;
@@ -75,10 +76,14 @@ pub(super) struct DeviceFacts {
     pub(super) n_layers: usize,
     /// The expected share of the neurons that a token uses which are there.
     pub(super) hot_fraction: Option<f64>,
+    /// The one that was asked for by its number.
+    pub(super) main: usize,
+    /// Keys and values stay on the CPU.
+    pub(super) cache_on_cpu: bool,
 }
 
 impl DeviceFacts {
-    fn new(engine: &Engine, machine: &Machine) -> Self {
+    fn new(engine: &Engine, machine: &Machine, wanted: &DeviceOptions) -> Self {
         let used = |number: usize| {
             let placement = engine.placement();
             let layers = placement.layers.iter().map(|layer| layer.home);
@@ -95,6 +100,8 @@ impl DeviceFacts {
             used: devices.iter().map(|device| device.ledger().peak()).collect(),
             n_layers,
             hot_fraction: engine.forecast().filter(|_| n_layers > 0).map(|f| f.off_cpu),
+            main: wanted.main.unwrap_or(0),
+            cache_on_cpu: wanted.wishes.cache_on_cpu,
         }
     }
 }
@@ -164,7 +171,7 @@ impl Facts {
             traffic: Traffic::new(engine),
             bandwidth: None,
             load: Duration::ZERO,
-            devices: DeviceFacts::new(engine, machine),
+            devices: DeviceFacts::new(engine, machine, &options.computation.devices),
             difference: None,
         }
     }
