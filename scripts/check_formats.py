@@ -95,6 +95,17 @@ def write_vectors():
     write("k_errors.bin", np.array(errors, np.float32))
     print("squared errors of Q4_K, Q5_K, Q6_K:", errors)
     write_blocks(np.random.default_rng(2), LATER)
+    write_signs(lib)
+
+
+def write_signs(lib):
+    """Q1_0, which the `gguf` package cannot read yet."""
+    blocks = np.random.default_rng(1).integers(0, 256, (N_BLOCKS, 18), np.uint8)
+    blocks[:, :2] = ODD_SCALES.view(np.uint8).reshape(-1, 2)
+    values = np.zeros(128 * N_BLOCKS, np.float32)
+    lib.dequantize_row_q1_0.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    lib.dequantize_row_q1_0(blocks.ctypes.data, values.ctypes.data, values.size)
+    write("q1_0.bin", blocks, values)
 
 
 def expected(kind, blocks):

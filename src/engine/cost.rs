@@ -118,7 +118,7 @@ impl Plan<'_> {
         let lists = chosen.is_some();
         if let Some(chosen) = chosen {
             let slots = TensorDesc::new(1, hyper.n_ff, Format::U32);
-            frame += size(chosen.fc1) + size(chosen.fc2) + bytes(slots);
+            frame += chosen.fc1.map_or(0.0, size) + size(chosen.fc2) + bytes(slots);
         }
         let formats = self.options.kv_formats;
         let row = |n, format| bytes(TensorDesc::new(1, n, format));
@@ -322,7 +322,7 @@ impl Plan<'_> {
                 let desc = TensorDesc::new(1, self.model.hyper.n_ff, format);
                 on.pack_size(&PackDesc::whole(desc), false)
             };
-            self.whole_size(device, chosen.fc1)
+            chosen.fc1.map_or(Bytes(0), |fc1| self.whole_size(device, fc1))
                 + self.whole_size(device, chosen.fc2)
                 + vector(Format::U32)
                 + chosen.bias.map_or(Bytes(0), |_| vector(Format::F32))

@@ -370,7 +370,7 @@ impl Engine {
         chosen.map_or(Bytes(0), |chosen| {
             let size = |rows: &hal::HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
             let vectors = 4 * chosen.fc2.desc().n_rows * if chosen.bias.is_some() { 2 } else { 1 };
-            Bytes(size(chosen.fc1) + size(chosen.fc2) + vectors as u64)
+            Bytes(chosen.fc1.map_or(0, size) + size(chosen.fc2) + vectors as u64)
         })
     }
 

@@ -1,5 +1,8 @@
 //! A look into feed-forward blocks, for profiles and predictors: a layer at a time, by programs of its own over the
 //! weights that are loaded. Ordinary programs know nothing of it.
+//!
+//! Its room is not set aside at load, since most engines never observe: it is booked in the devices' ledgers when the
+//! programs are made, at the first look. A device without that much room refuses, and the engine goes on as before.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

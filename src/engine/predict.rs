@@ -44,7 +44,7 @@ pub(super) enum Input {
 /// What chooses a block's neurons, on the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chosen<'a> {
-    pub(super) fc1: &'a HostRows,
+    pub(super) fc1: Option<&'a HostRows>,
     pub(super) fc2: &'a HostRows,
     pub(super) bias: Option<&'a [f32]>,
     threshold: f32,
@@ -56,7 +56,8 @@ impl<'a> Chosen<'a> {
     /// PowerInfer's mathematics, wanting scores from `threshold` on.
     pub(super) fn of_file(weights: &'a model::Predictor, threshold: f32) -> Chosen<'a> {
         let model::Predictor { fc1, fc2 } = weights;
-        Chosen { fc1, fc2, bias: None, threshold, hidden: Hidden::Relu, input: Input::OfFile }
+        let (hidden, input) = (Hidden::Relu, Input::OfFile);
+        Chosen { fc1: Some(fc1), fc2, bias: None, threshold, hidden, input }
     }
 
     /// Ours, for an output that may be off by `target` of its size.
@@ -64,14 +65,14 @@ impl<'a> Chosen<'a> {
         let threshold = layer.threshold(target);
         let LayerPredictor { fc1, fc2, bias, .. } = layer;
         let (hidden, input) = (Hidden::Linear, Input::Normed);
-        Chosen { fc1, fc2, bias: Some(bias), threshold, hidden, input }
+        Chosen { fc1: fc1.as_ref(), fc2, bias: Some(bias), threshold, hidden, input }
     }
 }
 
 /// A layer's predictor over tensors or, for planning, over their shapes.
 #[derive(Clone, Debug)]
 pub(super) struct Predictor<T> {
-    fc1: T,
+    fc1: Option<T>,
     fc2: T,
     /// `[1, n_ff]`
     bias: Option<T>,
@@ -86,7 +87,7 @@ pub(super) struct Predictor<T> {
 impl Predictor<TensorDesc> {
     pub(super) fn desc(chosen: Chosen<'_>) -> Predictor<TensorDesc> {
         let Chosen { fc1, fc2, bias, threshold, hidden, input } = chosen;
-        let (fc1, fc2) = (fc1.desc(), fc2.desc());
+        let (fc1, fc2) = (fc1.map(HostRows::desc), fc2.desc());
         let bias = bias.map(|_| TensorDesc::new(1, fc2.n_rows, Format::F32));
         Predictor { fc1, fc2, bias, slots: words(1, fc2.n_rows), threshold, hidden, input }
     }
@@ -113,7 +114,7 @@ impl Predictor<Tensor> {
         let slots = slots(placed, chosen.fc2.desc().n_rows);
         let bias = chosen.bias.map(|bias| import("predictor_bias", &vector(bias)));
         Ok(Predictor {
-            fc1: import("fc1", chosen.fc1)?,
+            fc1: chosen.fc1.map(|fc1| import("fc1", fc1)).transpose()?,
             fc2: import("fc2", chosen.fc2)?,
             bias: bias.transpose()?,
             slots: import("slots", &slots)?,

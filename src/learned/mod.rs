@@ -1,4 +1,4 @@
-//! What was found out about a model, in one file beside it: its profile, thresholds, a predictor.
+//! What was found out about a model, in a file beside it or in the user's cache: its profile, thresholds, a predictor.
 //!
 //! Here: where the file is, whether it belongs to the model, how a part of it is replaced and the others kept. Not here:
 //! what the parts mean (`profile`, `predictor`).
@@ -160,15 +160,23 @@ impl Learned {
         Learned::check(File::from_vec(bytes, "bytes in memory")?, fingerprint)
     }
 
-    /// The file about `model`: the one beside it, else the one in `folder`; `None` if there is neither.
+    /// The file about `model` that counts for `section`: of those in its [`places`], the first that has it; `None` if
+    /// none does. So a predictor beside the model and a profile in the cache go together.
     ///
     /// # Errors
-    /// [`Refused`], of the first that is there.
-    pub fn find(model: &File, folder: Option<&Path>) -> Result<Option<Learned>, Refused> {
-        match places(model, folder).into_iter().find(|path| path.exists()) {
-            Some(path) => Learned::open(&path, model).map(Some),
-            None => Ok(None),
+    /// [`Refused`], of the first that is there and cannot be believed: it may have the section.
+    pub fn find(
+        model: &File,
+        folder: Option<&Path>,
+        section: Section,
+    ) -> Result<Option<Learned>, Refused> {
+        for path in places(model, folder).into_iter().filter(|path| path.exists()) {
+            let learned = Learned::open(&path, model)?;
+            if learned.has(section) {
+                return Ok(Some(learned));
+            }
         }
+        Ok(None)
     }
 
     fn check(file: File, fingerprint: &str) -> Result<Learned, Refused> {

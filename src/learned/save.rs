@@ -1,4 +1,4 @@
-//! Replaces a section of the file about a model and keeps the others.
+//! Replaces a section of the file about a model and keeps the others, whoever writes those at the same time.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -77,6 +77,14 @@ pub enum SaveError {
         /// The system's words.
         reason: io::Error,
     },
+    /// Others that write it cannot be kept waiting.
+    #[error("{file}: cannot be locked: {reason}")]
+    Lock {
+        /// Its path.
+        file: String,
+        /// The system's words.
+        reason: io::Error,
+    },
     /// Writing failed.
     #[error(transparent)]
     File(#[from] gguf::Error),
@@ -100,6 +108,26 @@ fn make_folder(path: &Path) -> Result<(), SaveError> {
     }
 }
 
+/// Held while the file at `path` is read and replaced; others wait. The folder itself is locked, so that nothing is left
+/// lying about; where that cannot be done (on Windows, on some network drives), a file beside it that stays.
+fn lock(path: &Path) -> Result<fs::File, SaveError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let of_folder = fs::File::open(folder.unwrap_or(Path::new("."))).and_then(locked);
+    let beside = || {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".lock");
+        fs::OpenOptions::new().create(true).truncate(false).write(true).open(name).and_then(locked)
+    };
+    of_folder
+        .or_else(|_| beside())
+        .map_err(|reason| SaveError::Lock { file: path.display().to_string(), reason })
+}
+
+fn locked(file: fs::File) -> io::Result<fs::File> {
+    file.lock()?;
+    Ok(file)
+}
+
 /// The place for the file about `model`: beside it, else in `folder`, whichever can be written.
 ///
 /// # Errors
@@ -116,7 +144,8 @@ pub fn place(model: &File, folder: Option<&Path>) -> Result<PathBuf, SaveError> 
 }
 
 /// Writes `contents` as the `section` of the file at `path` about `model`, and keeps what the file has of the others.
-/// With `anew`, a file that was made for another model is replaced.
+/// With `anew`, a file that was made for another model is replaced. Processes that save sections at the same time wait
+/// for each other, so none is lost.
 ///
 /// # Errors
 /// [`SaveError`].
@@ -128,6 +157,7 @@ pub fn save(
     anew: bool,
 ) -> Result<(), SaveError> {
     make_folder(path)?;
+    let _lock = lock(path)?;
     let old = match path.exists() {
         true => match Learned::open(path, model) {
             Ok(old) => Some(old),
@@ -248,6 +278,55 @@ mod tests {
         assert!(learned.f32s(Section::Profile, "blk.0.fires", &[3]).is_err());
         assert!(learned.u64(Section::Thresholds, "tokens").is_err());
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing beside it");
+    }
+
+    #[test]
+    fn sections_that_are_saved_at_once_are_all_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, model) = (folder.path().join("x.gguf"), model(1));
+        std::thread::scope(|scope| {
+            for section in Section::ALL {
+                let (path, model) = (&path, &model);
+                scope.spawn(move || {
+                    for n in 1..=20 {
+                        save(path, model, section, &contents(n), false).unwrap();
+                        // What this thread saved is there, whatever the others did since.
+                        let learned = Learned::open(path, model).unwrap();
+                        assert_eq!(learned.u64(section, "tokens").unwrap(), n as u64);
+                    }
+                });
+            }
+        });
+        let learned = Learned::open(&path, &model).unwrap();
+        assert!(Section::ALL.iter().all(|section| learned.has(*section)));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing beside it");
+    }
+
+    #[test]
+    fn each_section_is_found_where_it_is_beside_the_model_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("m.gguf");
+        let mut writer = Writer::new(Container::Gguf);
+        writer.declare("w", &[4], TensorType::I8).unwrap();
+        let mut data = writer.create(&at).unwrap();
+        data.write("w", &[1; 4]).unwrap();
+        data.finish().unwrap();
+        let model = File::open(&at).unwrap();
+        let cache = folder.path().join("cache");
+        let [beside, cached] = &places(&model, Some(&cache))[..] else { panic!("two places") };
+        let tokens = |section| {
+            let found = Learned::find(&model, Some(&cache), section).unwrap();
+            found.map(|learned| learned.u64(section, "tokens").unwrap())
+        };
+        assert_eq!(tokens(Section::Profile), None);
+        save(cached, &model, Section::Profile, &contents(1), false).unwrap();
+        save(beside, &model, Section::Predictor, &contents(2), false).unwrap();
+        assert_eq!((tokens(Section::Profile), tokens(Section::Predictor)), (Some(1), Some(2)));
+        assert_eq!(tokens(Section::Thresholds), None);
+        save(beside, &model, Section::Profile, &contents(3), false).unwrap();
+        assert_eq!(tokens(Section::Profile), Some(3));
+        fs::write(beside, "not ours").unwrap();
+        Learned::find(&model, Some(&cache), Section::Profile).unwrap_err();
     }
 
     #[test]

@@ -5,16 +5,30 @@
 //! moment of the inputs, `E|(w - w') x|^2 = |(w - w') L|^2`, so the best `w'` is the truncated singular value
 //! decomposition of `w L`, brought back by `L^-1`. Its right vectors are the eigenvectors of `L^T w^T w L`.
 //!
-//! Source: data-aware low-rank factors as in SVD-LLM (Wang et al. 2024) and SVDP.
+//! Where few of many directions are wanted, they are found by products with a narrow matrix instead: a random one that
+//! goes through `w L` and back a few times turns towards the largest.
+//!
+//! Source: data-aware low-rank factors as in SVD-LLM (Wang et al. 2024) and SVDP; randomised subspace iteration, Halko,
+//! Martinsson and Tropp 2011.
 
 use faer::linalg::matmul::matmul;
 use faer::linalg::triangular_solve::solve_upper_triangular_in_place;
-use faer::{Accum, Mat, Side};
+use faer::{Accum, Mat, MatRef, Side};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 use super::matrix::{Dense, PAR};
 
 /// Added to each input's variance, as a share of the mean one: directions that the text never took.
 const RIDGE: f64 = 1e-4;
+/// Tokens for each direction from which on a moment is believed as it is.
+const ENOUGH: usize = 4;
+/// Where no more than one direction in so many is wanted, they are found one narrow product after the other.
+const NARROW: usize = 4;
+/// Directions that are found beside those wanted, so that the last ones are right too.
+const BESIDE: usize = 16;
+/// How often the narrow matrix goes through and back.
+const TURNS: usize = 3;
 
 /// The second moment of inputs, `sum over tokens of x x^T`.
 #[derive(Clone, Debug)]
@@ -37,6 +51,26 @@ impl Moment {
         self.n_tokens += x.nrows();
     }
 
+    /// The part of the moment that is better replaced by the same variance for every direction: a few tokens lie in few
+    /// directions by chance, and say nothing about the others.
+    ///
+    /// Source: oracle approximating shrinkage, Chen, Wiesel, Eldar and Hero 2010.
+    fn doubt(&self, mean: f64, per_token: f64) -> f64 {
+        let n = self.sum.nrows();
+        if self.n_tokens >= ENOUGH * n {
+            return RIDGE;
+        }
+        let (p, tokens) = (n as f64, self.n_tokens as f64);
+        let square = (self.sum.norm_l2() * per_token).powi(2);
+        let trace = (mean * p).powi(2);
+        let rest = 1.0 - 2.0 / p;
+        let share = (rest * square + trace) / ((tokens + rest) * (square - trace / p));
+        match share.is_finite() && share > 0.0 {
+            true => share.clamp(RIDGE, 1.0),
+            false => 1.0,
+        }
+    }
+
     /// Its lower Cholesky factor, with a little variance for every direction.
     fn root(&self) -> Result<Mat<f64>, &'static str> {
         let n = self.sum.nrows();
@@ -45,9 +79,9 @@ impl Moment {
         if !(mean.is_finite() && mean > 0.0) {
             return Err("the inputs are all zero or hold what is no number");
         }
-        let ridge = RIDGE * mean;
+        let share = self.doubt(mean, per_token);
         let moment = Mat::from_fn(n, n, |i, j| {
-            self.sum[(i, j)] * per_token + if i == j { ridge } else { 0.0 }
+            (1.0 - share) * self.sum[(i, j)] * per_token + if i == j { share * mean } else { 0.0 }
         });
         let factor = moment.llt(Side::Lower).map_err(|_| "it is not positive definite")?;
         Ok(factor.L().to_owned())
@@ -71,16 +105,11 @@ impl Factors {
     pub(super) fn new(w: &Dense, moment: &Moment, rank: usize) -> Result<Factors, &'static str> {
         let root = moment.root()?;
         let (w, n) = (w.wide(), root.nrows());
-        let mut seen = Mat::<f64>::zeros(w.nrows(), n);
-        matmul(seen.as_mut(), Accum::Replace, w.as_ref(), root.as_ref(), 1.0, PAR);
-        let mut square = Mat::<f64>::zeros(n, n);
-        matmul(square.as_mut(), Accum::Replace, seen.transpose(), seen.as_ref(), 1.0, PAR);
-        let eigen = square.self_adjoint_eigen(Side::Lower).map_err(|_| "no eigenvectors")?;
-        // Ascending: the last matter most.
-        let first = n - rank.min(n);
-        let right = Mat::from_fn(n, n - first, |i, j| eigen.U()[(i, n - 1 - j)]);
-        let mut fc2 = Mat::<f64>::zeros(w.nrows(), n - first);
-        matmul(fc2.as_mut(), Accum::Replace, seen.as_ref(), right.as_ref(), 1.0, PAR);
+        let rank = rank.min(n);
+        let (right, fc2) = match rank * NARROW <= n {
+            true => narrow(w.as_ref(), root.as_ref(), rank)?,
+            false => whole(w.as_ref(), root.as_ref(), rank)?,
+        };
         // fc1 = right^T L^-1, so fc1^T = L^-T right.
         let mut fc1 = right;
         solve_upper_triangular_in_place(root.transpose(), fc1.as_mut(), PAR);
@@ -104,6 +133,52 @@ impl Factors {
         self.fc2.values.chunks_exact(self.fc2.n_cols).for_each(|row| fc2.push(&row[..rank]));
         Factors { fc1, fc2 }
     }
+}
+
+fn product(a: MatRef<'_, f64>, b: MatRef<'_, f64>) -> Mat<f64> {
+    let mut to = Mat::zeros(a.nrows(), b.ncols());
+    matmul(to.as_mut(), Accum::Replace, a, b, 1.0, PAR);
+    to
+}
+
+/// The `rank` eigenvectors of `square` with the largest values, largest first.
+fn largest(square: &Mat<f64>, rank: usize) -> Result<Mat<f64>, &'static str> {
+    let eigen = square.self_adjoint_eigen(Side::Lower).map_err(|_| "no eigenvectors")?;
+    let n = square.nrows();
+    Ok(Mat::from_fn(n, rank, |i, j| eigen.U()[(i, n - 1 - j)]))
+}
+
+/// The `rank` largest right singular vectors of `w root`, and its products with them.
+fn whole(
+    w: MatRef<'_, f64>,
+    root: MatRef<'_, f64>,
+    rank: usize,
+) -> Result<(Mat<f64>, Mat<f64>), &'static str> {
+    let seen = product(w, root);
+    let right = largest(&product(seen.transpose(), seen.as_ref()), rank)?;
+    let fc2 = product(seen.as_ref(), right.as_ref());
+    Ok((right, fc2))
+}
+
+/// The same, nearly, where `rank` is a small part of the width.
+fn narrow(
+    w: MatRef<'_, f64>,
+    root: MatRef<'_, f64>,
+    rank: usize,
+) -> Result<(Mat<f64>, Mat<f64>), &'static str> {
+    let n = root.nrows();
+    let through = |v: &Mat<f64>| product(w, product(root, v.as_ref()).as_ref());
+    let mut random = ChaCha8Rng::seed_from_u64(n as u64);
+    let start = Mat::from_fn(n, (rank + BESIDE).min(n), |_, _| random.random_range(-1.0..1.0));
+    let mut basis = start.qr().compute_thin_Q();
+    for _ in 0..TURNS {
+        let there = through(&basis).qr().compute_thin_Q();
+        let back = product(root.transpose(), product(w.transpose(), there.as_ref()).as_ref());
+        basis = back.qr().compute_thin_Q();
+    }
+    let seen = through(&basis);
+    let turn = largest(&product(seen.transpose(), seen.as_ref()), rank)?;
+    Ok((product(basis.as_ref(), turn.as_ref()), product(seen.as_ref(), turn.as_ref())))
 }
 
 #[cfg(test)]
@@ -177,6 +252,51 @@ mod tests {
             prop_assert!(errors.windows(2).all(|pair| pair[1] <= pair[0] + 1e-3 * size), "{errors:?}");
             prop_assert!(errors[7] <= 1e-6 * size);
         }
+    }
+
+    #[test]
+    fn a_few_tokens_are_not_taken_for_all_there_are() {
+        let mut random = ChaCha8Rng::seed_from_u64(5);
+        let mut values = |n: usize, m: usize| Dense {
+            n_rows: n,
+            n_cols: m,
+            values: (0..n * m).map(|_| random.random_range(-1.0f32..1.0)).collect(),
+        };
+        let (a, b, mut w) = (values(40, 3), values(3, 32), values(40, 32));
+        let low = a.times(&b.transposed());
+        w.values.iter_mut().zip(&low.values).for_each(|(w, low)| *w = 0.1 * *w + low);
+        let (few, many) = (values(20, 32), values(400, 32));
+        let factors = Factors::new(&w, &moment(&few), 3).unwrap();
+        let size: f64 = many.times(&w).values.iter().map(|v| f64::from(*v).powi(2)).sum();
+        let lost = error(&w, &factors, &many) / size;
+        assert!(lost < 0.02, "{lost}");
+    }
+
+    #[test]
+    fn few_of_many_directions_are_nearly_as_good_found_narrowly() {
+        let mut random = ChaCha8Rng::seed_from_u64(7);
+        let mut values = |n: usize, m: usize| Dense {
+            n_rows: n,
+            n_cols: m,
+            values: (0..n * m).map(|_| random.random_range(-1.0f32..1.0)).collect(),
+        };
+        // Singular values that fall slowly, the hard case.
+        let (mut w, x) = (values(90, 64), values(300, 64));
+        for row in w.values.chunks_exact_mut(64) {
+            row.iter_mut().enumerate().for_each(|(i, v)| *v /= (1.0 + i as f32).sqrt());
+        }
+        let root = moment(&x).root().unwrap();
+        let wide = w.wide();
+        let rest = |found: (Mat<f64>, Mat<f64>)| {
+            let all = product(wide.as_ref(), root.as_ref());
+            let near = product(found.1.as_ref(), found.0.transpose());
+            (all - near).norm_l2()
+        };
+        let [exact, near] = [
+            rest(whole(wide.as_ref(), root.as_ref(), 12).unwrap()),
+            rest(narrow(wide.as_ref(), root.as_ref(), 12).unwrap()),
+        ];
+        assert!(near >= exact * 0.999_999 && near <= exact * 1.01, "{near} {exact}");
     }
 
     #[test]

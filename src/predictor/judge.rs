@@ -15,8 +15,8 @@ pub const ERRORS: [f32; 12] =
 const TOKENS: usize = 64;
 /// Where more than one part in so many is dropped, a product of matrices is faster than rows one by one.
 const MANY: usize = 16;
-/// Halvings of the interval in which a threshold lies.
-const HALVINGS: usize = 14;
+/// Lines that are tried at once, and between two of those again.
+const LINES: usize = 64;
 
 /// A layer's tokens, and what its down matrix makes of them.
 #[derive(Debug)]
@@ -107,12 +107,73 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The error of dropping what scores less than 0 with its `bias`; `scores` `[n_tokens, n_ff]`.
-    pub(super) fn error_with(&self, scores: &Dense, bias: &[f32]) -> f64 {
-        self.error(|t, part| {
-            let n = part.neuron as usize;
-            scores.row(t)[n] + bias[n] < 0.0
-        })
+    /// The errors of dropping parts whose `value` is below each of `lines`, which ascend. Each token's parts are walked
+    /// once, in the order of their values.
+    fn errors(&self, value: &(impl Fn(usize, &Part) -> f32 + Sync), lines: &[f32]) -> Vec<f64> {
+        let n = self.seen.n_tokens();
+        let some = |first: usize| {
+            let (mut sizes, mut sum) = (vec![0.0f64; lines.len()], vec![0.0; self.down.n_cols]);
+            for t in first..n.min(first + TOKENS) {
+                let parts = self.seen.parts(t).iter();
+                let mut order: Vec<(f32, &Part)> =
+                    parts.map(|part| (value(t, part), part)).collect();
+                order.sort_by(|a, b| a.0.total_cmp(&b.0));
+                sum.fill(0.0);
+                let (mut order, mut size) = (order.into_iter().peekable(), 0.0);
+                for (line, total) in lines.iter().zip(&mut sizes) {
+                    let mut more = false;
+                    while let Some((_, part)) = order.next_if(|(value, _)| value < line) {
+                        let row = self.down.row(part.neuron as usize);
+                        sum.iter_mut().zip(row).for_each(|(sum, d)| *sum += part.h * d);
+                        more = true;
+                    }
+                    if more {
+                        size = sum.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+                    }
+                    *total += size;
+                }
+            }
+            sizes
+        };
+        // One sum after the other, whoever made them.
+        let firsts: Vec<usize> = (0..n).step_by(TOKENS).collect();
+        let all: Vec<Vec<f64>> = firsts.into_par_iter().map(some).collect();
+        let total = |i: usize| all.iter().map(|sizes| sizes[i]).sum::<f64>();
+        let error = |size: f64| if self.size > 0.0 { (size / self.size).sqrt() } else { 0.0 };
+        (0..lines.len()).map(|i| error(total(i))).collect()
+    }
+
+    /// For each of `targets` the largest line on the parts' `value`, up to `top`, at which the error of dropping what is
+    /// below is within it: of many that are tried, the last before the first that is not.
+    pub(super) fn lines(
+        &self,
+        value: impl Fn(usize, &Part) -> f32 + Sync,
+        top: f32,
+        targets: &[f32],
+    ) -> Vec<f32> {
+        let each = (0..self.seen.n_tokens())
+            .flat_map(|t| self.seen.parts(t).iter().map(move |part| (t, part)));
+        let mut values: Vec<f32> = each.map(|(t, part)| value(t, part)).collect();
+        values.sort_by(f32::total_cmp);
+        let last = values.len().saturating_sub(1);
+        let at = |i: usize| values.get(i.min(last)).copied().unwrap_or(top).min(top);
+        let place = |i: usize| i * last / LINES;
+        let mut lines: Vec<f32> = (0..=LINES).map(|i| at(place(i))).chain([top]).collect();
+        let errors = self.errors(&value, &lines);
+        let within = |errors: &[f64], target: f32| {
+            let beyond = errors.iter().position(|error| *error > f64::from(target));
+            beyond.unwrap_or(errors.len()).saturating_sub(1)
+        };
+        let mut finer = lines.clone();
+        for found in targets.iter().map(|&target| within(&errors, target).min(LINES)) {
+            let (from, to) = (place(found), place((found + 1).min(LINES)));
+            finer.extend((1..LINES).map(|i| at(from + i * (to - from) / LINES)));
+        }
+        finer.sort_by(f32::total_cmp);
+        finer.dedup();
+        lines = finer;
+        let errors = self.errors(&value, &lines);
+        targets.iter().map(|&target| lines[within(&errors, target)]).collect()
     }
 
     /// What it costs to drop what scores less than `threshold`; `scores` `[n_tokens, n_ff]`.
@@ -151,26 +212,17 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The largest threshold on `scores` whose error is at most `target`, within the halvings; at least `from`.
+    /// Thresholds on `scores` for each of `targets`: the largest that were found whose error is within it.
     #[must_use]
-    pub(super) fn threshold(&self, scores: &Dense, target: f32, from: f32) -> f32 {
+    pub(super) fn thresholds(&self, scores: &Dense, targets: &[f32]) -> Vec<f32> {
         let highest = scores.values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let lowest = scores.values.iter().copied().fold(f32::INFINITY, f32::min);
-        let error = |line: f32| self.error(|t, part| scores.row(t)[part.neuron as usize] < line);
-        bisect(from.max(lowest), highest, |line| error(line) <= f64::from(target))
+        self.lines(|t, part| scores.row(t)[part.neuron as usize], highest, targets)
     }
 
     /// Thresholds on `scores` for all of [`ERRORS`].
     #[must_use]
     pub(super) fn curve(&self, scores: &Dense) -> Curve {
-        let mut from = f32::NEG_INFINITY;
-        let thresholds: Vec<f32> = ERRORS
-            .iter()
-            .map(|&target| {
-                from = self.threshold(scores, target, from);
-                from
-            })
-            .collect();
+        let thresholds = self.thresholds(scores, &ERRORS);
         let verdicts = thresholds.iter().map(|&line| self.by_scores(scores, line)).collect();
         Curve { thresholds, verdicts }
     }
@@ -196,19 +248,12 @@ impl<'a> Judge<'a> {
     /// Cuts on weighted activations for all of [`ERRORS`].
     #[must_use]
     pub(super) fn activation_curve(&self, weights: &[f32]) -> Curve {
-        let parts = || (0..self.seen.n_tokens()).flat_map(|t| self.seen.parts(t));
-        let weighted = |part: &Part| part.act * weights[part.neuron as usize];
-        let highest = parts().map(weighted).fold(0.0, f32::max);
-        let mut from = 0.0;
-        let thresholds: Vec<f32> = ERRORS
-            .iter()
-            .map(|&target| {
-                let error =
-                    |cut| self.error(|_, part| part.act < row_threshold(weights, part, cut));
-                from = bisect(from, highest, |cut| error(cut) <= f64::from(target));
-                from
-            })
-            .collect();
+        // A little less, so that a part at the line stays above it however its cut is rounded.
+        let weighted = |_: usize, part: &Part| part.act * weights[part.neuron as usize];
+        let parts = (0..self.seen.n_tokens()).flat_map(|t| self.seen.parts(t));
+        let highest = parts.map(|part| weighted(0, part)).fold(0.0, f32::max);
+        let lines = self.lines(weighted, highest, &ERRORS);
+        let thresholds: Vec<f32> = lines.into_iter().map(|line| line * (1.0 - 1e-6)).collect();
         let verdicts = thresholds.iter().map(|&cut| self.by_activation(weights, cut)).collect();
         Curve { thresholds, verdicts }
     }
@@ -217,22 +262,6 @@ impl<'a> Judge<'a> {
 /// What a neuron's activation must reach, as the engine computes it.
 fn row_threshold(weights: &[f32], part: &Part, cut: f32) -> f32 {
     cut / weights[part.neuron as usize]
-}
-
-/// The largest value between `low`, which `holds`, and `high` that holds, if what holds lies below what does not.
-fn bisect(low: f32, high: f32, holds: impl Fn(f32) -> bool) -> f32 {
-    let (mut low, mut high) = (low, high);
-    if high <= low || holds(high) {
-        return high.max(low);
-    }
-    for _ in 0..HALVINGS {
-        let middle = low + (high - low) / 2.0;
-        match holds(middle) {
-            true => low = middle,
-            false => high = middle,
-        }
-    }
-    low
 }
 
 impl Curve {

@@ -7,7 +7,7 @@ use super::factor::{Factors, Moment};
 use super::judge::{Curve, Judge};
 use super::matrix::Dense;
 use super::scale::{self, Spread};
-use super::seen::Seen;
+use super::seen::{Part, Seen};
 use super::train::{self, Trained};
 use super::{Error, LayerPredictor, LayerThresholds, Result};
 use crate::model::Ffn;
@@ -16,21 +16,44 @@ use crate::model::Ffn;
 pub const RANK_STEP: usize = 32;
 /// The largest rank that is tried.
 const MOST_RANK: usize = 1024;
-/// Formats of the matrices that are tried.
-const FORMATS: [Format; 2] = [Format::Q4_0, Format::Q8_0];
-/// Halvings of the loss at which the line is drawn.
-const HALVINGS: usize = 14;
+/// Formats of the two matrices that are tried. The second is the larger one, so the first may have more bits; those of
+/// blocks of 256 are for wide models, whose ranks and rows are multiples of it.
+const FORMATS: [Formats; 5] = [
+    Formats(Format::Q3_K, Format::Q2_K),
+    Formats(Format::Q4_0, Format::Q3_K),
+    Formats(Format::Q4_0, Format::Q4_0),
+    Formats(Format::Q8_0, Format::Q4_0),
+    Formats(Format::Q8_0, Format::Q8_0),
+];
+/// Ranks that are tried, at most, if they are many.
+const RANKS: usize = 32;
+/// Logarithms of the losses between which lines are drawn.
+const LEAST_LOSS: f64 = -60.0;
+const MOST_LOSS: f32 = 40.0;
 /// Training brings lists down about as far as twice the error does, so what is to be trained is chosen by that.
 const BEFORE_TRAINING: f32 = 2.0;
+
+/// What a predictor is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// Low-rank factors of the gate.
+    #[default]
+    Factors,
+    /// The gate itself with a bit for each weight. The text only draws the lines, so a short one does, and nothing is
+    /// decomposed or trained.
+    Signs,
+}
 
 /// How to make predictors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
+    /// What of.
+    pub kind: Kind,
     /// The relative error of a block's output for which rank and training are judged.
     pub target: f32,
-    /// Steps of training; 0 for none.
+    /// Steps of training; 0 for none. Signs are not trained.
     pub n_steps: usize,
-    /// The rank, a multiple of [`RANK_STEP`]; `None` chooses.
+    /// The rank of factors, a multiple of [`RANK_STEP`]; `None` chooses.
     pub rank: Option<usize>,
 }
 
@@ -97,19 +120,31 @@ pub struct Texts<'a> {
     pub held: &'a Seen,
 }
 
+/// Formats of a predictor's two matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Formats(pub(super) Format, pub(super) Format);
+
+impl Formats {
+    /// Whether rows of inputs and of the rank are whole blocks.
+    fn fit(self, n_embd: usize, rank: usize) -> bool {
+        n_embd.is_multiple_of(self.0.block_values()) && rank.is_multiple_of(self.1.block_values())
+    }
+}
+
 /// A predictor that could be.
 struct Candidate {
-    format: Format,
+    formats: Formats,
     start: Trained,
     /// Bytes that a token costs: the predictor's, and the listed rows of the gate.
     cost: f64,
 }
 
 /// Scores as the engine computes them, without bias: both matrices rounded, and what meets them.
-fn scores(factors: &Factors, format: Format, x: &Dense) -> Result<Dense> {
-    let [fc1, fc2] = [&factors.fc1, &factors.fc2].map(|fc| Dense::of(&fc.quantized(format)));
-    let hidden = x.activations(format).times(&fc1?);
-    Ok(hidden.activations(format).times(&fc2?))
+fn scores(factors: &Factors, formats: Formats, x: &Dense) -> Result<Dense> {
+    let fc1 = Dense::of(&factors.fc1.quantized(formats.0))?;
+    let fc2 = Dense::of(&factors.fc2.quantized(formats.1))?;
+    let hidden = x.activations(formats.0).times(&fc1);
+    Ok(hidden.activations(formats.1).times(&fc2))
 }
 
 fn with_bias(mut scores: Dense, bias: &[f32]) -> Dense {
@@ -131,23 +166,26 @@ pub fn predictor(
     settings: &Settings,
     stage: &mut dyn FnMut(Stage) -> bool,
 ) -> Result<Option<LayerPredictor>> {
-    if !stage(Stage::Factors) {
-        return Ok(None);
+    let maker = Maker::new(block, texts, settings);
+    match settings.kind {
+        Kind::Signs if !stage(Stage::Thresholds) => return Ok(None),
+        Kind::Signs => return maker.signs().map(Some),
+        Kind::Factors if !stage(Stage::Factors) => return Ok(None),
+        Kind::Factors => {}
     }
     let most = settings.rank.unwrap_or(MOST_RANK).min(block.test.n_cols);
     let mut moment = Moment::new(texts.seen.n_embd());
     moment.add(&texts.seen.x);
     let factors = Factors::new(&block.test, &moment, most)
         .map_err(|reason| Error::Singular { layer, reason })?;
-    let maker = Maker::new(block, texts, settings, factors);
-    let Some(best) = maker.best(stage)? else { return Ok(None) };
+    let Some(best) = maker.best(&factors, stage)? else { return Ok(None) };
     let trained = match settings.n_steps {
         0 => None,
         n => {
             let lengths: Vec<f32> =
                 (0..block.down.n_rows).map(|n| length(block.down.row(n))).collect();
             let step = &mut |done| stage(Stage::Training(done));
-            let trained = train::train(&best.start, best.format, texts.seen, &lengths, n, step);
+            let trained = train::train(&best.start, best.formats, texts.seen, &lengths, n, step);
             let failed =
                 |reason: candle_core::Error| Error::Training { layer, reason: reason.to_string() };
             match trained.map_err(failed)? {
@@ -179,7 +217,6 @@ struct Maker<'a> {
     texts: Texts<'a>,
     settings: &'a Settings,
     judge: Judge<'a>,
-    factors: Factors,
     weights: Vec<f64>,
     /// Some inputs to learn the spread from, and their products.
     some: Dense,
@@ -190,37 +227,38 @@ struct Maker<'a> {
 const SPREAD_TOKENS: usize = 4096;
 
 impl<'a> Maker<'a> {
-    fn new(
-        block: &'a Block,
-        texts: Texts<'a>,
-        settings: &'a Settings,
-        factors: Factors,
-    ) -> Maker<'a> {
+    fn new(block: &'a Block, texts: Texts<'a>, settings: &'a Settings) -> Maker<'a> {
         let mut some = Dense::new(0, texts.seen.n_embd());
         let every = texts.seen.n_tokens().div_ceil(SPREAD_TOKENS).max(1);
         (0..texts.seen.n_tokens()).step_by(every).for_each(|t| some.push(texts.seen.x.row(t)));
         let tests = block.tests(&some);
         let judge = Judge::new(texts.held, &block.down);
         let weights = scale::weights(texts.seen, &block.down);
-        Maker { block, texts, settings, judge, factors, weights, some, tests }
+        Maker { block, texts, settings, judge, weights, some, tests }
     }
 
     /// The candidate that costs a token the fewest bytes.
-    fn best(&self, stage: &mut dyn FnMut(Stage) -> bool) -> Result<Option<Candidate>> {
+    fn best(
+        &self,
+        factors: &Factors,
+        stage: &mut dyn FnMut(Stage) -> bool,
+    ) -> Result<Option<Candidate>> {
         let mut best: Option<Candidate> = None;
         let mut since = 0;
-        let most = self.factors.fc1.n_rows / RANK_STEP * RANK_STEP;
+        let most = factors.fc1.n_rows / RANK_STEP * RANK_STEP;
+        let step = (most / RANKS).next_multiple_of(RANK_STEP).max(RANK_STEP);
         let ranks = match self.settings.rank {
-            Some(rank) => rank.min(most)..=most,
-            None => RANK_STEP..=most,
+            Some(rank) => rank.min(most)..=rank.min(most),
+            None => step..=most,
         };
-        for rank in ranks.step_by(RANK_STEP) {
+        for rank in ranks.step_by(step) {
             if !stage(Stage::Rank(rank)) {
                 return Ok(None);
             }
             since += 1;
-            for format in FORMATS {
-                let candidate = self.candidate(rank, format)?;
+            let fit = |formats: &Formats| formats.fit(self.block.test.n_cols, rank);
+            for formats in FORMATS.into_iter().filter(fit) {
+                let candidate = self.candidate(factors, rank, formats)?;
                 if best.as_ref().is_none_or(|best| candidate.cost < best.cost) {
                     (best, since) = (Some(candidate), 0);
                 }
@@ -233,30 +271,46 @@ impl<'a> Maker<'a> {
         Ok(best)
     }
 
-    fn candidate(&self, rank: usize, format: Format) -> Result<Candidate> {
-        let cut = self.factors.cut(rank);
-        let spread = Spread::new(&self.tests, &scores(&cut, format, &self.some)?);
+    fn candidate(&self, factors: &Factors, rank: usize, formats: Formats) -> Result<Candidate> {
+        let cut = factors.cut(rank);
+        let spread = Spread::new(&self.tests, &scores(&cut, formats, &self.some)?);
         let factors = Factors { fc2: spread.scale(&cut.fc2), fc1: cut.fc1 };
-        let held = scores(&factors, format, &self.texts.held.x)?;
+        let held = scores(&factors, formats, &self.texts.held.x)?;
         let target = match self.settings.n_steps {
             0 => self.settings.target,
             _ => self.settings.target * BEFORE_TRAINING,
         };
-        // The loss per neuron at which the output is off by the target, by its logarithm.
-        let (mut low, mut high) = (-60.0f64, 40.0f64);
-        for _ in 0..HALVINGS {
-            let middle = f64::midpoint(low, high);
-            let bias = spread.bias(&self.weights, middle.exp());
-            match self.judge.error_with(&held, &bias) <= f64::from(target) {
-                true => low = middle,
-                false => high = middle,
-            }
-        }
-        let bias = spread.bias(&self.weights, low.exp());
+        let bias = self.bias(&spread, &held, target);
         let wanted = self.judge.by_scores(&with_bias(held, &bias), 0.0).listed;
         let rows = self.block.test.n_rows as f64;
-        let cost = bytes(&factors, format) as f64 + wanted * rows * self.block.row_bytes as f64;
-        Ok(Candidate { format, start: Trained { factors, bias }, cost })
+        let cost = bytes(&factors, formats) as f64 + wanted * rows * self.block.row_bytes as f64;
+        Ok(Candidate { formats, start: Trained { factors, bias }, cost })
+    }
+
+    /// The line that is the same for all neurons and at which the output is off by `target`, as a bias for each of them.
+    fn bias(&self, spread: &Spread, held: &Dense, target: f32) -> Vec<f32> {
+        // Losses by their logarithms.
+        let loss = |t: usize, part: &Part| {
+            let n = part.neuron as usize;
+            spread.loss(n, held.row(t)[n], self.weights[n]).ln().max(LEAST_LOSS) as f32
+        };
+        let line = self.judge.lines(loss, MOST_LOSS, &[target])[0];
+        spread.bias(&self.weights, f64::from(line).exp())
+    }
+
+    /// The gate in a bit for each weight.
+    fn signs(&self) -> Result<LayerPredictor> {
+        let scores = |x: &Dense, w: &Dense| {
+            let w = Dense::of(&w.quantized(Format::Q1_0))?;
+            Ok::<_, Error>(x.activations(Format::Q1_0).times(&w))
+        };
+        let spread = Spread::new(&self.tests, &scores(&self.some, &self.block.test)?);
+        let fc2 = spread.scale(&self.block.test);
+        let held = scores(&self.texts.held.x, &fc2)?;
+        let bias = self.bias(&spread, &held, self.settings.target);
+        let curve = self.judge.curve(&with_bias(held, &bias));
+        let fc2 = fc2.quantized(Format::Q1_0);
+        Ok(LayerPredictor { fc1: None, fc2, bias, curve, trained: false })
     }
 
     /// The trained predictor where training shortened the lists on text it has not seen, else the other one.
@@ -264,9 +318,9 @@ impl<'a> Maker<'a> {
         let mut kept: Option<(&Trained, Curve, f64, bool)> = None;
         for (made, is_trained) in [(Some(&best.start), false), (trained.as_ref(), true)] {
             let Some(made) = made else { continue };
-            let held = scores(&made.factors, best.format, &self.texts.held.x)?;
+            let held = scores(&made.factors, best.formats, &self.texts.held.x)?;
             let held = with_bias(held, &made.bias);
-            let line = self.judge.threshold(&held, self.settings.target, f32::NEG_INFINITY);
+            let line = self.judge.thresholds(&held, &[self.settings.target])[0];
             let listed = self.judge.by_scores(&held, line).listed;
             if kept.as_ref().is_none_or(|kept| listed < kept.2) {
                 kept = Some((made, self.judge.curve(&held), listed, is_trained));
@@ -274,8 +328,8 @@ impl<'a> Maker<'a> {
         }
         let (made, curve, _, trained) = kept.expect("the start is always judged");
         Ok(LayerPredictor {
-            fc1: made.factors.fc1.quantized(best.format),
-            fc2: made.factors.fc2.quantized(best.format),
+            fc1: Some(made.factors.fc1.quantized(best.formats.0)),
+            fc2: made.factors.fc2.quantized(best.formats.1),
             bias: made.bias.clone(),
             curve,
             trained,
@@ -283,10 +337,11 @@ impl<'a> Maker<'a> {
     }
 }
 
-fn bytes(factors: &Factors, format: Format) -> usize {
-    let size =
-        |dense: &Dense| dense.n_rows * format.row_bytes(dense.n_cols).unwrap_or(usize::MAX / 4);
-    size(&factors.fc1) + size(&factors.fc2) + 4 * factors.fc2.n_rows
+fn bytes(factors: &Factors, formats: Formats) -> usize {
+    let size = |dense: &Dense, format: Format| {
+        dense.n_rows * format.row_bytes(dense.n_cols).unwrap_or(usize::MAX / 4)
+    };
+    size(&factors.fc1, formats.0) + size(&factors.fc2, formats.1) + 4 * factors.fc2.n_rows
 }
 
 impl LayerPredictor {
@@ -294,6 +349,6 @@ impl LayerPredictor {
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         let size = |rows: &HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
-        Bytes(size(&self.fc1) + size(&self.fc2) + 4 * self.bias.len() as u64)
+        Bytes(self.fc1.as_ref().map_or(0, size) + size(&self.fc2) + 4 * self.bias.len() as u64)
     }
 }

@@ -2,14 +2,14 @@
 //! file of what is learned about the model.
 //!
 //! Two kinds, for two kinds of models. Where the activation has exact zeros, a *predictor* tells most active neurons
-//! ahead: low-rank factors of the gate (`factor`), lines that each neuron has for itself (`scale`), training if it
-//! helps (`train`). Elsewhere *thresholds* on the computed activation, weighed by what a neuron's row of down does
+//! ahead: low-rank factors of the gate (`factor`) or the gate's signs, lines that each neuron has for itself (`scale`),
+//! training if it helps (`train`). Elsewhere *thresholds* on the computed activation, weighed by what a neuron's row of down does
 //! with it, drop what counts little. Both have one knob, the relative error of a block's output (`judge`): a threshold
 //! is kept for each of some errors, and lies between them for others.
 //!
 //! Not here: running the model over a text (the caller shows what was [`Seen`]), and skipping (`engine`).
 //!
-//! Source: SVDP and SVD-LLM for the factors; CATS (Lee et al.), CHESS (He et al.) and WINA for the thresholds.
+//! Source: SVDP and SVD-LLM for the factors; SparseInfer (Shin et al. 2024) for the signs; CATS (Lee et al.), CHESS (He et al.) and WINA for the thresholds.
 
 mod error;
 mod factor;
@@ -25,7 +25,7 @@ mod train;
 pub use error::{Error, Result};
 pub use import::requantised;
 pub use judge::{Curve, ERRORS, Verdict};
-pub use make::{Block, RANK_STEP, Settings, Stage, Texts, predictor, thresholds};
+pub use make::{Block, Kind, RANK_STEP, Settings, Stage, Texts, predictor, thresholds};
 pub use seen::{Part, Seen};
 pub use store::Maker;
 
@@ -83,12 +83,12 @@ impl Quality {
 }
 
 /// A layer's predictor: neuron `n` is wanted where `fc2[n] . fc1 . x + bias[n]` reaches a threshold, for the block's
-/// normed input `x`.
+/// normed input `x`; without `fc1`, where `fc2[n] . x + bias[n]` does.
 #[derive(Clone, Debug)]
 pub struct LayerPredictor {
-    /// `[rank, n_embd]`
-    pub fc1: HostRows,
-    /// `[n_ff, rank]`
+    /// `[rank, n_embd]`; `None` where the gate was not factored.
+    pub fc1: Option<HostRows>,
+    /// `[n_ff, rank]`, or `[n_ff, n_embd]`
     pub fc2: HostRows,
     /// `[n_ff]`
     pub bias: Vec<f32>,

@@ -1,8 +1,9 @@
 //! From factors of a gate to scores: what the factors leave open, neuron by neuron.
 //!
-//! Given its score `s`, a neuron's test value lies about `s + mean`, with a deviation that is its own. What is lost on
-//! average when the neuron is dropped is then `weight^2 * E[max(s + mean + deviation * e, 0)^2]` for a normal `e`, and the
-//! best lists of a given length hold those for which that is largest. So rows of the second factor are divided by the
+//! Given its score `s`, a neuron's test value lies about `slope * s + mean`, with a deviation that is its own. What is lost
+//! on average when the neuron is dropped is then `weight^2 * E[max(slope * s + mean + deviation * e, 0)^2]` for a normal
+//! `e`, and the best lists of a given length hold those for which that is largest. So rows of the second factor are
+//! multiplied with the slope (below 1 where rounding made the scores larger than they should be) and divided by the
 //! deviation, and a bias moves the line to where this loss is the same for all.
 
 use super::matrix::Dense;
@@ -15,6 +16,8 @@ const FAR: f64 = 12.0;
 #[derive(Clone, Debug)]
 pub(super) struct Spread {
     /// `[n_ff]`
+    slope: Vec<f64>,
+    /// `[n_ff]`
     mean: Vec<f64>,
     /// `[n_ff]`, above 0.
     deviation: Vec<f64>,
@@ -24,30 +27,47 @@ impl Spread {
     /// Of the products `tests` and their `scores`, both `[n_tokens, n_ff]`.
     pub(super) fn new(tests: &Dense, scores: &Dense) -> Spread {
         let (n_ff, n) = (tests.n_cols, tests.n_rows.max(1) as f64);
-        let mut sums = vec![[0.0f64; 2]; n_ff];
+        let mut sums = vec![[0.0f64; 5]; n_ff];
         for (tests, scores) in tests.values.chunks_exact(n_ff).zip(scores.values.chunks_exact(n_ff))
         {
-            for (sum, (test, score)) in sums.iter_mut().zip(tests.iter().zip(scores)) {
-                let rest = f64::from(test - score);
-                *sum = [sum[0] + rest, sum[1] + rest * rest];
+            for (sums, (&test, &score)) in sums.iter_mut().zip(tests.iter().zip(scores)) {
+                let (test, score) = (f64::from(test), f64::from(score));
+                let terms = [test, score, test * test, score * score, test * score];
+                sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
             }
         }
-        let mean: Vec<f64> = sums.iter().map(|[sum, _]| sum / n).collect();
-        let variance = sums.iter().zip(&mean).map(|([_, square], mean)| square / n - mean * mean);
-        let mut deviation: Vec<f64> = variance.map(|v| v.max(0.0).sqrt()).collect();
+        let (mut slope, mut mean, mut deviation) = (Vec::new(), Vec::new(), Vec::new());
+        for sums in sums {
+            let [test, score, tests, scores, both] = sums.map(|sum| sum / n);
+            let (of_score, of_both) = (scores - score * score, both - test * score);
+            let fit = of_both / of_score;
+            // Scores that say nothing, or the contrary, are left as they are.
+            let fit = if fit.is_finite() && fit > 0.0 { fit } else { 1.0 };
+            let rest = (tests - test * test) - 2.0 * fit * of_both + fit * fit * of_score;
+            slope.push(fit);
+            mean.push(test - fit * score);
+            deviation.push(rest.max(0.0).sqrt());
+        }
         // No neuron is known for certain: a line is drawn with room on both sides.
         let usual = deviation.iter().sum::<f64>() / n_ff.max(1) as f64;
         let least = (usual * 0.05).max(1e-9);
         deviation.iter_mut().for_each(|d| *d = d.max(least));
-        Spread { mean, deviation }
+        Spread { slope, mean, deviation }
     }
 
-    /// Divides the rows of the second factor by the deviations.
+    /// Multiplies the rows of the second factor with the slopes and divides them by the deviations.
     pub(super) fn scale(&self, fc2: &Dense) -> Dense {
         let mut to = fc2.clone();
-        let rows = to.values.chunks_exact_mut(fc2.n_cols.max(1)).zip(&self.deviation);
-        rows.for_each(|(row, d)| row.iter_mut().for_each(|v| *v = (f64::from(*v) / d) as f32));
+        let each = self.slope.iter().zip(&self.deviation).map(|(slope, d)| slope / d);
+        let rows = to.values.chunks_exact_mut(fc2.n_cols.max(1)).zip(each);
+        rows.for_each(|(row, by)| row.iter_mut().for_each(|v| *v = (f64::from(*v) * by) as f32));
         to
+    }
+
+    /// What is lost on average where neuron `n` of this `weight` is dropped at a scaled `score`.
+    pub(super) fn loss(&self, n: usize, score: f32, weight: f64) -> f64 {
+        let z = f64::from(score) + self.mean[n] / self.deviation[n];
+        (weight * self.deviation[n]).powi(2) * expected(z)
     }
 
     /// Biases of scaled scores that put the line where a neuron costs `loss` if it is dropped.
@@ -130,8 +150,26 @@ mod tests {
         let spread = Spread::new(&tests, &scores);
         assert_eq!(spread.deviation, [1.0, 1.0, 4.0]);
         let bias = spread.bias(&[1.0, 2.0, 1.0], 0.1);
+        // At the line, where score and bias are 0, each costs that much.
+        for (n, weight) in [(0, 1.0), (1, 2.0), (2, 1.0)] {
+            assert!((spread.loss(n, -bias[n], weight) / 0.1 - 1.0).abs() < 1e-4);
+        }
         assert!(bias[1] > bias[0] && bias[2] > bias[0], "{bias:?}");
         let scaled = spread.scale(&Dense { n_rows: 3, n_cols: 1, values: vec![2.0; 3] });
         assert_eq!(scaled.values, [2.0, 2.0, 0.5]);
+    }
+
+    #[test]
+    fn scores_that_are_too_large_are_made_smaller() {
+        // test = score / 2 + 1, and 0.1 to either side.
+        let scores = Dense { n_rows: 4, n_cols: 1, values: vec![-2.0, -2.0, 2.0, 2.0] };
+        let tests = Dense { n_rows: 4, n_cols: 1, values: vec![-0.1, 0.1, 1.9, 2.1] };
+        let spread = Spread::new(&tests, &scores);
+        let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}");
+        near(spread.slope[0], 0.5);
+        near(spread.mean[0], 1.0);
+        near(spread.deviation[0], 0.1);
+        let scaled = spread.scale(&Dense { n_rows: 1, n_cols: 1, values: vec![3.0] });
+        near(f64::from(scaled.values[0]), 15.0);
     }
 }

@@ -48,6 +48,12 @@ impl Sizes {
 }
 
 impl Chooser {
+    /// Where what chooses `model`'s neurons is kept.
+    #[must_use]
+    pub fn section(model: &Model) -> Section {
+        section(&Layers::none(model))
+    }
+
     /// What is known about `model`: a predictor where its activation has exact zeros, else thresholds; `None` if there
     /// is none.
     ///
@@ -232,7 +238,9 @@ impl<'a> Maker<'a> {
         match &self.layers {
             Layers::Predictors(layers) => {
                 for (i, layer) in layers.iter().enumerate() {
-                    matrix(&mut contents, &format!("blk.{i}.fc1"), &layer.fc1)?;
+                    if let Some(fc1) = &layer.fc1 {
+                        matrix(&mut contents, &format!("blk.{i}.fc1"), fc1)?;
+                    }
                     matrix(&mut contents, &format!("blk.{i}.fc2"), &layer.fc2)?;
                     vector(&mut contents, &format!("blk.{i}.bias"), &layer.bias);
                     let trained = if layer.trained { 1.0 } else { 0.0 };
@@ -320,24 +328,32 @@ impl Reader<'_> {
         let fc1 = self.learned.matrix(self.section, &name("fc1"))?;
         let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
         let Sizes { n_embd, n_ff, .. } = self.sizes;
-        for (part, rows, expected) in
-            [("fc1", &fc1, [fc2.desc().n_cols, n_embd]), ("fc2", &fc2, [n_ff, fc1.desc().n_rows])]
-        {
-            let found = [rows.desc().n_rows, rows.desc().n_cols];
-            if found != expected || !rows.desc().format.is_weight() || found.contains(&0) {
-                return Err(self.damaged(
-                    name(part),
-                    format!("{expected:?}"),
-                    format!("{found:?}"),
-                ));
-            }
-        }
+        self.shape(name("fc1"), &fc1, [fc2.desc().n_cols, n_embd])?;
+        self.shape(name("fc2"), &fc2, [n_ff, fc1.desc().n_rows])?;
         Ok(Predictor { fc1, fc2 })
+    }
+
+    fn shape(&self, name: String, rows: &HostRows, expected: [usize; 2]) -> Result<()> {
+        let found = [rows.desc().n_rows, rows.desc().n_cols];
+        match found == expected && rows.desc().format.is_weight() && !found.contains(&0) {
+            true => Ok(()),
+            false => Err(self.damaged(name, format!("{expected:?}"), format!("{found:?}"))),
+        }
     }
 
     fn predictor(&self, layer: usize) -> Result<LayerPredictor> {
         let name = |part: &str| format!("blk.{layer}.{part}");
-        let Predictor { fc1, fc2 } = self.matrices(layer)?;
+        let (fc1, fc2) = match self.learned.has_tensor(self.section, &name("fc1")) {
+            true => {
+                let Predictor { fc1, fc2 } = self.matrices(layer)?;
+                (Some(fc1), fc2)
+            }
+            false => {
+                let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
+                self.shape(name("fc2"), &fc2, [self.sizes.n_ff, self.sizes.n_embd])?;
+                (None, fc2)
+            }
+        };
         let trained = self.vector(&name("trained"), 1)?[0] > 0.0;
         Ok(LayerPredictor {
             fc1,

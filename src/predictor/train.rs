@@ -13,6 +13,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::factor::Factors;
+use super::make::Formats;
 use super::matrix::Dense;
 use super::seen::Seen;
 
@@ -38,7 +39,7 @@ pub(super) struct Trained {
 /// may end it all by `false`.
 pub(super) fn train(
     start: &Trained,
-    format: Format,
+    formats: Formats,
     seen: &Seen,
     lengths: &[f32],
     n_steps: usize,
@@ -68,9 +69,9 @@ pub(super) fn train(
         if !step(done) {
             return Ok(None);
         }
-        let (x, costs) = batch(seen, lengths, format, &mut random, &on)?;
-        let hidden = x.matmul(&rounded(&fc1_var, fc1, format)?.t()?)?;
-        let scores = hidden.matmul(&rounded(&fc2_var, fc2, format)?.t()?)?;
+        let (x, costs) = batch(seen, lengths, formats.0, &mut random, &on)?;
+        let hidden = x.matmul(&rounded(&fc1_var, fc1, formats.0)?.t()?)?;
+        let scores = hidden.matmul(&rounded(&fc2_var, fc2, formats.1)?.t()?)?;
         let scores = scores.broadcast_add(bias.as_tensor())?;
         let listed = candle_nn::ops::sigmoid(&(scores / SOFT)?)?;
         let missed = (costs.broadcast_mul(&(1.0 - &listed)?)?.sum_all()? / costs.sum_all()?)?;

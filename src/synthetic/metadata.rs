@@ -110,6 +110,7 @@ fn file_type(format: Format) -> u32 {
         Format::IQ1_M => 31,
         Format::BF16 => 32,
         Format::MXFP4 => 38,
+        Format::Q1_0 => 40,
     }
 }
 

@@ -243,9 +243,11 @@ fn parse_experts(given: &str, experts: &str) -> Result<[usize; 2], Error> {
     }
 }
 
-/// Whether weights that are made here can be stored in this format.
+/// Whether weights that are made here can be stored in this format. In fewer than four bits neurons would not fire as
+/// they are planted.
 fn can_hold(format: Format) -> bool {
-    format.is_weight() && format.quantizes()
+    let has_bits = 8 * format.block_bytes() >= 4 * format.block_values();
+    format.is_weight() && format.quantizes() && has_bits
 }
 
 fn unknown_format(given: &str) -> Error {

@@ -14,6 +14,7 @@ const N_FF: usize = 1280;
 /// A predictor of four layers, one part of which is another's.
 struct Parts {
     version: u64,
+    /// Not there if it is of no size.
     fc1: [u64; 2],
     fc2: [u64; 2],
     ty: TensorType,
@@ -49,6 +50,9 @@ impl Parts {
         contents.f32s("levels", &[2], &self.levels);
         for i in 0..self.layers {
             for (name, shape) in [("fc1", self.fc1), ("fc2", self.fc2)] {
+                if shape == [0, 0] {
+                    continue;
+                }
                 let block = self.ty.block().unwrap();
                 let bytes = shape[0] * shape[1] / block.values * block.bytes;
                 contents.tensor(
@@ -91,6 +95,12 @@ fn what_does_not_fit_is_refused() {
     refused(&Parts { fc2: [32, 1279], ..Parts::default() }, "blk.0.fc2");
     refused(&Parts { fc2: [64, 1280], ..Parts::default() }, "blk.0.fc");
     refused(&Parts { fc1: [256, 0], fc2: [0, 1280], ..Parts::default() }, "blk.0.fc");
+    // One matrix alone has to be as wide as the inputs.
+    let one = |fc2| Parts { fc1: [0, 0], fc2, ..Parts::default() };
+    assert!(one([N_EMBD as u64, N_FF as u64]).read().is_ok());
+    refused(&one([32, N_FF as u64]), "blk.0.fc2");
+    refused(&one([N_EMBD as u64, 1279]), "blk.0.fc2");
+    refused(&one([0, 0]), "blk.0.fc2");
     refused(&Parts { ty: TensorType::I32, ..Parts::default() }, "blk.0.fc1");
     refused(&Parts { ty: TensorType::F64, ..Parts::default() }, "blk.0.fc1");
     refused(&Parts { bias: vec![0.0; 5], ..Parts::default() }, "blk.0.bias");

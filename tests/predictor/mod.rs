@@ -161,6 +161,30 @@ fn a_learnt_predictor_saves_gates_and_costs_what_it_may() {
 }
 
 #[test]
+fn signs_choose_neurons_without_factors_or_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("learned.gguf");
+    let table = stdout(&learn(folder.path(), &out, &["--kind", "sign"]));
+    assert!(table.contains("Q1_0") && table.lines().count() == 6, "{table}");
+    let model = model(None);
+    let chooser = chooser(&out, &model);
+    let Layers::Predictors(layers) = &chooser.layers else { panic!("a predictor") };
+    let bytes = (1280 * 256 / 128 * 18 + 4 * 1280) as u64;
+    assert!(layers.iter().all(|layer| layer.fc1.is_none() && layer.bytes().0 == bytes));
+    let tokens = story();
+    let (exact, all) = logits(&mut engine(&model, Sparsity::Exact, None, true), &tokens);
+    let mut engine = engine(&model, Sparsity::Within(0.05), Some(&chooser), true);
+    assert!(engine.predicts());
+    let (near, some) = logits(&mut engine, &tokens);
+    assert!(apart(&exact, &near) < 0.05, "{}", apart(&exact, &near));
+    assert!(some.gates < 0.6 * all.gates, "{} of {}", some.gates, all.gates);
+    // A model without zeros has nothing that signs could tell.
+    let refused = learn(folder.path(), &out, &["--kind", "sign", "--ffn-activation", "silu"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("exactly idle"), "{said}");
+}
+
+#[test]
 fn thresholds_drop_neurons_of_a_model_that_has_no_zeros() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("learned.gguf");
@@ -188,6 +212,19 @@ fn thresholds_drop_neurons_of_a_model_that_has_no_zeros() {
             }
         }
     }
+}
+
+#[test]
+fn models_with_experts_are_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experts.gguf");
+    let file = path.to_string_lossy();
+    let spec = "128x2x256x4/2*4/2:F16:silu";
+    let made = ["bench", "--synthetic", spec, "--write", &file, "-p", "0", "-n", "1", "-r", "1"];
+    stdout(&thermocline(folder.path(), &made));
+    let refused = thermocline(folder.path(), &["predictor", "-m", &file]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("fall into experts"), "{said}");
 }
 
 #[test]

@@ -254,7 +254,7 @@ fn the_predictor_splits_what_is_wanted() {
     let slots = [Slot::Resident(0), Slot::Absent(0), Slot::Resident(1), Slot::Absent(1)];
     let op = Predict {
         x: b.f32s(2, 1, &[1.0, -1.0]),
-        fc1: b.f32s(2, 1, &[1.0, -1.0]),
+        fc1: Some(b.f32s(2, 1, &[1.0, -1.0])),
         // Neurons: wanted by token 0, by token 1, a score without number, by nobody.
         fc2: b.f32s(4, 2, &[1.0, 0.0, 0.0, 1.0, f32::NAN, 0.0, 0.5, 0.5]),
         bias: None,
@@ -273,11 +273,18 @@ fn the_predictor_splits_what_is_wanted() {
     assert_eq!(b.read_words(&absent.members)[..1], [0b10]);
     // Without ReLU the last neuron scores 0 for both; its bias decides, and takes the second from token 1.
     let bias = b.f32s(1, 4, &[0.0, -0.25, 0.0, 1.0]);
-    b.run(Predict { bias: Some(bias), hidden: Hidden::Linear, ..op });
+    b.run(Predict { bias: Some(bias), hidden: Hidden::Linear, ..op.clone() });
     assert_eq!(b.read_words(&resident.count), [2]);
     assert_eq!(b.read_words(&absent.count), [1]);
     assert_eq!(b.read_words(&absent.ids)[..1], [1]);
     assert_eq!(b.read_words(&absent.members)[..1], [0b11]);
+    // One matrix alone: its rows meet x, and ReLU has no place.
+    let fc2 = b.f32s(4, 1, &[1.0, -1.0, 0.5, -0.5]);
+    b.run(Predict { fc1: None, fc2, ..op });
+    assert_eq!(b.read_words(&resident.count), [1]);
+    assert_eq!(b.read_words(&resident.members)[..1], [0b01]);
+    assert_eq!(b.read_words(&absent.count), [1]);
+    assert_eq!(b.read_words(&absent.members)[..1], [0b10]);
 }
 
 #[test]

@@ -64,6 +64,7 @@ files![
     "formats/iq4_nl",
     "formats/iq4_xs",
     "formats/mxfp4",
+    "formats/q1_0",
     "formats/q2_k",
     "formats/q3_k",
     "formats/q4_0",

@@ -20,7 +20,10 @@ pub(crate) fn work(op: &OpDesc) -> u64 {
             let gate = op.gate.as_ref().map_or(0, values);
             (op.x.n_rows, gate + values(&op.up) + values(&op.down))
         }
-        Op::Predict(op) => (op.x.n_rows, values(&op.fc1) + values(&op.fc2)),
+        Op::Predict(op) => {
+            let fc1 = op.fc1.as_ref().map_or(0, values);
+            (op.x.n_rows, fc1 + values(&op.fc2))
+        }
         Op::Attention(op) => {
             let positions = (op.batch.shape.max_blocks * KV_BLOCK) as u64;
             let positions = op.window.map_or(positions, |window| positions.min(window as u64));

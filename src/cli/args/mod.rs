@@ -28,7 +28,7 @@ pub(crate) use device::{BackendName, DeviceArgs};
 pub(crate) use model::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs};
 pub(crate) use perplexity::{Against, PerplexityArgs};
 pub(crate) use plan::{DevicesArgs, DoctorArgs, PlanArgs};
-pub(crate) use predictor::PredictorArgs;
+pub(crate) use predictor::{PredictorArgs, PredictorKind};
 pub(crate) use processor::{NumaName, ProcessorArgs};
 pub(crate) use profile::ProfileArgs;
 pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};

@@ -4,6 +4,15 @@ use super::{CommonArgs, ModelArgs};
 use clap::Args;
 use std::path::PathBuf;
 
+/// What predictors are made of.
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub(crate) enum PredictorKind {
+    /// Low-rank factors of the gate
+    LowRank,
+    /// The gate with one bit for each weight: made in seconds, of a short text
+    Sign,
+}
+
 /// Learn from a text which neurons can be skipped, for --sparsity balanced, fast or a number: a predictor where the
 /// activation has exact zeros, thresholds elsewhere. An interrupted run goes on when it is started again.
 #[derive(Args, Clone, Debug)]
@@ -32,6 +41,9 @@ pub(crate) struct PredictorArgs {
     )]
     #[arg(value_parser = crate::cli::parse::error_share)]
     pub(crate) error: f32,
+    /// What a predictor is made of
+    #[arg(long, value_name = "KIND", env = "THERMOCLINE_ARG_KIND", default_value = "low-rank")]
+    pub(crate) kind: PredictorKind,
     /// Steps of training for each layer; 0 leaves the factors as they are
     #[arg(long, value_name = "STEPS", env = "THERMOCLINE_ARG_TRAIN", default_value_t = 1500)]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000))]

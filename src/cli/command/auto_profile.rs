@@ -1,6 +1,7 @@
 //! A short profile of a model that has none, from what is done with it: after the text is out and for at most a tenth
 //! of the time that it took, so that nobody waits. A few uses add up to a whole one.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -50,16 +51,17 @@ pub(super) fn after(
     if !counts || n < FEWEST || interrupt.load(Ordering::Relaxed) {
         return;
     }
-    let found = match Learned::find(&model.file, Some(folder)) {
+    let Some(path) = learned::places(&model.file, Some(folder)).pop() else { return };
+    let found = match Learned::find(&model.file, Some(folder), Section::Profile) {
         Ok(None) => None,
+        // What a file beside the model has is not for this command to change.
+        Ok(Some(learned)) if Path::new(learned.name()) != path => return,
         Ok(Some(learned)) => match Profile::read(&learned, &model) {
             Ok(found) => found,
             Err(refused) => return terminal.detail(&refused.to_string()),
         },
         Err(refused) => return terminal.note(&format!("no profile is used: {refused}")),
     };
-    // What a file beside the model has is not for this command to change.
-    let Some(path) = learned::places(&model.file, Some(folder)).pop() else { return };
     let is_new = found.is_none();
     let mut profile = match found {
         Some(profile) if profile.source() != SOURCE || profile.is_finished() => return,

@@ -2,9 +2,9 @@
 
 use super::model::ModelOptions;
 use super::text::read_file;
-use crate::cli::args::PredictorArgs;
+use crate::cli::args::{PredictorArgs, PredictorKind};
 use crate::cli::failure::Failure;
-use crate::predictor::{RANK_STEP, Settings};
+use crate::predictor::{Kind, RANK_STEP, Settings};
 use std::path::PathBuf;
 
 /// `thermocline predictor`.
@@ -42,7 +42,15 @@ impl PredictorOptions {
             out: args.outfile.clone(),
             restart: args.restart,
             n_tokens: args.tokens as usize,
-            settings: Settings { target: args.error, n_steps: args.train as usize, rank },
+            settings: Settings {
+                kind: match args.kind {
+                    PredictorKind::LowRank => Kind::Factors,
+                    PredictorKind::Sign => Kind::Signs,
+                },
+                target: args.error,
+                n_steps: args.train as usize,
+                rank,
+            },
         })
     }
 }

@@ -22,6 +22,8 @@ pub(super) fn cases() -> Vec<Case> {
             if n_tokens < 100 {
                 let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Linear);
                 cases.push(Case::new(format!("Predict/{format}/linear/t{n_tokens}"), body));
+                let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::OneMatrix);
+                cases.push(Case::new(format!("Predict/{format}/one-matrix/t{n_tokens}"), body));
             }
         }
     }
@@ -46,6 +48,8 @@ enum Odd {
     Nothing,
     /// No ReLU, and a bias for each neuron.
     Linear,
+    /// The second matrix meets the input itself; with a bias.
+    OneMatrix,
     AllResident,
     Threshold(f32),
     /// One row of the second matrix scores no number.
@@ -70,6 +74,7 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
             let source = host_rows(bytes, N_FF, rank, Format::F32, Origin::Owned)?;
             rig.device.import("fc2", &PackDesc::whole(source.desc()), &source)?
         }
+        Odd::OneMatrix => rig.weight(N_FF, n_embd, format)?,
         Odd::Nothing | Odd::Linear | Odd::AllResident | Odd::Threshold(_) | Odd::NanInput => {
             rig.weight(N_FF, rank, format)?
         }
@@ -90,9 +95,12 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
     let resident = rig.row_set(N_FF, n_tokens, &[], 0, &|_, _| false)?;
     let absent = match odd {
         Odd::AllResident => None,
-        Odd::Nothing | Odd::Linear | Odd::Threshold(_) | Odd::NanWeight | Odd::NanInput => {
-            Some(rig.row_set(N_FF, n_tokens, &[], 0, &|_, _| false)?)
-        }
+        Odd::Nothing
+        | Odd::Linear
+        | Odd::OneMatrix
+        | Odd::Threshold(_)
+        | Odd::NanWeight
+        | Odd::NanInput => Some(rig.row_set(N_FF, n_tokens, &[], 0, &|_, _| false)?),
     };
     // The count must be written even where nothing is wanted.
     for set in [Some(&resident), absent.as_ref()].into_iter().flatten() {
@@ -100,13 +108,13 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
     }
     let threshold = if let Odd::Threshold(threshold) = odd { threshold } else { 0.05 };
     let (mut bias, mut hidden) = (None, Hidden::Relu);
-    if odd == Odd::Linear {
+    if matches!(odd, Odd::Linear | Odd::OneMatrix) {
         bias = Some(rig.input(1, N_FF)?);
         hidden = Hidden::Linear;
     }
     let op = Predict {
         x: x.clone(),
-        fc1,
+        fc1: (odd != Odd::OneMatrix).then_some(fc1),
         fc2,
         bias,
         slots,

@@ -180,7 +180,7 @@ fn predicted(rig: &mut Rig) -> Result<()> {
     let set = rig.device.row_set(n_rows, 3)?;
     let predict = Predict {
         x: op.x.clone(),
-        fc1: rig.weight(rank, spec.n_embd(), Format::F32)?,
+        fc1: Some(rig.weight(rank, spec.n_embd(), Format::F32)?),
         fc2: rig.weight(n_rows, rank, Format::F32)?,
         bias: None,
         slots,

@@ -1,7 +1,7 @@
 //! Which neurons a step wants: two small matrices, a comparison, and lists.
 //!
-//! Five phases: round x; the first matrix; round what comes of it; the second matrix, whose scores become
-//! membership bits; the lists. Each chunk of neurons fills a part of the lists that begins where the chunks before
+//! Five phases: round x; the first matrix; round what comes of it (or x, where there is one matrix); the second matrix,
+//! whose scores become membership bits; the lists. Each chunk of neurons fills a part of the lists that begins where the chunks before
 //! it end, so that the lists are ascending whoever fills them. With many tokens both matrices go by panels.
 
 use std::ops::Range;
@@ -17,15 +17,21 @@ use crate::simd::{PANEL_ROWS, RowIds};
 
 /// Workspace of the op.
 pub(super) struct Spans {
-    x: Option<Q8Span>,
-    /// `[n_tokens, rank]`
-    hidden: Span<f32>,
-    hidden_q8: Option<Q8Span>,
+    first: Option<FirstSpans>,
+    /// Of what the second matrix meets.
+    q8: Option<Q8Span>,
     /// `[n_ff, words]`: bit `t % 32` of word `t / 32` of a neuron: token `t` wants it.
     bits: Span<u32>,
     /// `[chunks, 2]`: neurons of each chunk that are wanted and here, and wanted and elsewhere.
     counts: Span<u32>,
     panels: PanelSpans,
+}
+
+/// Workspace of the first matrix.
+struct FirstSpans {
+    x: Option<Q8Span>,
+    /// `[n_tokens, rank]`
+    hidden: Span<f32>,
 }
 
 /// Neurons per chunk.
@@ -43,11 +49,14 @@ impl Spans {
         n_threads: usize,
         scratch: &mut Scratch,
     ) -> Spans {
-        let (x, fc1, fc2) = (op.x.desc(), op.fc1.desc(), op.fc2.desc());
+        let (x, fc2) = (op.x.desc(), op.fc2.desc());
+        let first = op.fc1.as_ref().map(|fc1| FirstSpans {
+            x: Q8Span::new(&[Some(fc1.desc().format)], x.n_rows, x.n_cols, scratch),
+            hidden: scratch.take(x.n_rows, fc1.desc().n_rows),
+        });
         Spans {
-            x: Q8Span::new(&[Some(fc1.format)], x.n_rows, x.n_cols, scratch),
-            hidden: scratch.take(x.n_rows, fc1.n_rows),
-            hidden_q8: Q8Span::new(&[Some(fc2.format)], x.n_rows, fc1.n_rows, scratch),
+            first,
+            q8: Q8Span::new(&[Some(fc2.format)], x.n_rows, fc2.n_cols, scratch),
             bits: scratch.take(fc2.n_rows, x.n_rows.div_ceil(32)),
             counts: scratch.take(fc2.n_rows.div_ceil(neurons(op)), 2),
             panels: PanelSpans::new(x.n_rows, 1, n_threads, scratch),
@@ -81,15 +90,27 @@ impl List {
     }
 }
 
+/// The first matrix.
 #[derive(Debug)]
-pub(super) struct Predict {
+struct First {
     x: Acts,
-    n_tokens: usize,
     n_in: usize,
-    fc1: Weight,
+    weight: Weight,
     rows: usize,
     hidden: Writes<f32>,
-    hidden_acts: Acts,
+    hidden_is: Hidden,
+    /// With many tokens.
+    cut: Option<PanelCut>,
+}
+
+#[derive(Debug)]
+pub(super) struct Predict {
+    first: Option<First>,
+    n_tokens: usize,
+    /// What the second matrix meets.
+    acts: Acts,
+    /// Width of that.
+    rank: usize,
     fc2: Weight,
     bias: Option<Reads<f32>>,
     neurons: usize,
@@ -99,64 +120,30 @@ pub(super) struct Predict {
     resident: List,
     absent: Option<List>,
     threshold: f32,
-    hidden_is: Hidden,
-    /// The first matrix with many tokens.
-    cut: Option<PanelCut>,
     panels: Panels,
 }
 
-impl Predict {
-    pub(super) fn new(op: &op::Predict<Tensor>, context: &Context<'_>) -> Predict {
-        let (spans, bind) =
-            (Spans::new(op, context.n_threads, &mut Scratch::default()), &context.bind);
-        let (fc1, fc2) = (Weight::new(&op.fc1, context), Weight::new(&op.fc2, context));
-        let hidden = bind.scratch(&spans.hidden);
-        Predict {
-            x: Acts::new(bind.read(&op.x), spans.x.as_ref(), context),
-            n_tokens: op.x.desc().n_rows,
+impl First {
+    fn new(
+        op: &op::Predict<Tensor>,
+        fc1: &Tensor,
+        spans: &FirstSpans,
+        context: &Context<'_>,
+    ) -> First {
+        let weight = Weight::new(fc1, context);
+        let n_tokens = op.x.desc().n_rows;
+        First {
+            x: Acts::new(context.bind.read(&op.x), spans.x.as_ref(), context),
             n_in: op.x.desc().n_cols,
-            rows: rows_per_chunk(fc1.rows.n_cols()),
-            fc1,
-            hidden_acts: Acts::new(hidden.reads(), spans.hidden_q8.as_ref(), context),
-            hidden,
-            neurons: neurons(op),
-            fc2,
-            bias: maybe(op.bias.as_ref(), context),
-            bits: bind.scratch(&spans.bits),
-            counts: bind.scratch(&spans.counts),
-            slots: bind.read(&op.slots),
-            resident: List::new(&op.resident, context),
-            absent: op.absent.as_ref().map(|set| List::new(set, context)),
-            threshold: op.threshold,
+            rows: rows_per_chunk(weight.rows.n_cols()),
+            weight,
+            hidden: context.bind.scratch(&spans.hidden),
             hidden_is: op.hidden,
-            cut: (op.x.desc().n_rows > FEW_TOKENS)
-                .then(|| PanelCut::new(op.x.desc().n_rows, op.fc1.desc().n_rows)),
-            panels: Panels::new(&spans.panels, context),
+            cut: (n_tokens > FEW_TOKENS).then(|| PanelCut::new(n_tokens, fc1.desc().n_rows)),
         }
     }
 
-    /// Rows of `weight` times every token: `f(first token, row, values of up to four tokens)`.
-    fn multiply(
-        &self,
-        (weight, acts): (&Weight, &Acts),
-        rows: &Range<usize>,
-        mut f: impl FnMut(usize, usize, &[f32]),
-    ) {
-        for first in (0..self.n_tokens).step_by(4) {
-            let tokens = first..self.n_tokens.min(first + 4);
-            let xs = acts.four(weight.activation, tokens.clone(), first);
-            weight.for_rows(
-                RowIds::From(rows.start),
-                rows.len(),
-                &xs[..tokens.len()],
-                |i, values| {
-                    f(first, rows.start + i, values);
-                },
-            );
-        }
-    }
-
-    fn first(&self, chunk: usize, worker: usize) {
+    fn run(&self, chunk: usize, worker: usize, n_tokens: usize, panels: &Panels) {
         // A value that is no number stays none, so that it reaches the scores.
         let activate = |v: f32| match self.hidden_is {
             Hidden::Relu if v <= 0.0 => 0.0,
@@ -164,8 +151,8 @@ impl Predict {
         };
         if let Some(cut) = &self.cut {
             let (tokens, rows) = cut.chunk(chunk);
-            let x = self.x.rows(self.fc1.activation, tokens.start, tokens.clone(), self.n_in);
-            let sums = self.panels.times(&self.fc1, &rows, &x, tokens.len(), worker, 0);
+            let x = self.x.rows(self.weight.activation, tokens.start, tokens.clone(), self.n_in);
+            let sums = panels.times(&self.weight, &rows, &x, tokens.len(), worker, 0);
             for (t, sums) in tokens.zip(sums) {
                 let hidden = self.hidden.part(t, rows.clone());
                 hidden.iter_mut().zip(sums).for_each(|(to, &mut v)| *to = activate(v));
@@ -173,11 +160,53 @@ impl Predict {
             return;
         }
         let rows = piece(chunk, self.rows, self.hidden.n_cols());
-        self.multiply((&self.fc1, &self.x), &rows, |first, row, values| {
+        multiply((&self.weight, &self.x), &rows, n_tokens, |first, row, values| {
             for (t, &v) in (first..).zip(values) {
                 self.hidden.part(t, row..row + 1)[0] = activate(v);
             }
         });
+    }
+}
+
+/// Rows of `weight` times every token: `f(first token, row, values of up to four tokens)`.
+fn multiply(
+    (weight, acts): (&Weight, &Acts),
+    rows: &Range<usize>,
+    n_tokens: usize,
+    mut f: impl FnMut(usize, usize, &[f32]),
+) {
+    for first in (0..n_tokens).step_by(4) {
+        let tokens = first..n_tokens.min(first + 4);
+        let xs = acts.four(weight.activation, tokens.clone(), first);
+        weight.for_rows(RowIds::From(rows.start), rows.len(), &xs[..tokens.len()], |i, values| {
+            f(first, rows.start + i, values);
+        });
+    }
+}
+
+impl Predict {
+    pub(super) fn new(op: &op::Predict<Tensor>, context: &Context<'_>) -> Predict {
+        let (spans, bind) =
+            (Spans::new(op, context.n_threads, &mut Scratch::default()), &context.bind);
+        let first = op.fc1.as_ref().zip(spans.first.as_ref());
+        let first = first.map(|(fc1, spans)| First::new(op, fc1, spans, context));
+        let input = first.as_ref().map_or_else(|| bind.read(&op.x), |first| first.hidden.reads());
+        Predict {
+            first,
+            n_tokens: op.x.desc().n_rows,
+            acts: Acts::new(input, spans.q8.as_ref(), context),
+            rank: op.fc2.desc().n_cols,
+            neurons: neurons(op),
+            fc2: Weight::new(&op.fc2, context),
+            bias: maybe(op.bias.as_ref(), context),
+            bits: bind.scratch(&spans.bits),
+            counts: bind.scratch(&spans.counts),
+            slots: bind.read(&op.slots),
+            resident: List::new(&op.resident, context),
+            absent: op.absent.as_ref().map(|set| List::new(set, context)),
+            threshold: op.threshold,
+            panels: Panels::new(&spans.panels, context),
+        }
     }
 
     fn score(&self, chunk: usize, worker: usize) {
@@ -191,17 +220,17 @@ impl Predict {
                 u32::from(!dropped) << t
             }
         };
-        let Some(_) = self.cut else {
-            self.multiply((&self.fc2, &self.hidden_acts), &rows, |first, row, values| {
+        if self.n_tokens <= FEW_TOKENS {
+            let weight = (&self.fc2, &self.acts);
+            multiply(weight, &rows, self.n_tokens, |first, row, values| {
                 let wanted = values.iter().enumerate().map(wants(row)).sum::<u32>();
                 self.bits.part(row, first / 32..first / 32 + 1)[0] |= wanted << (first % 32);
             });
             return self.count(chunk, &rows);
-        };
+        }
         for first in (0..self.n_tokens).step_by(TILE) {
             let tokens = first..self.n_tokens.min(first + TILE);
-            let (kind, rank) = (self.fc2.activation, self.hidden.n_cols());
-            let x = self.hidden_acts.rows(kind, first, tokens.clone(), rank);
+            let x = self.acts.rows(self.fc2.activation, first, tokens.clone(), self.rank);
             let sums = self.panels.times(&self.fc2, &rows, &x, tokens.len(), worker, 0);
             for (i, row) in rows.clone().enumerate() {
                 let bits = self.bits.part(row, first / 32..tokens.end.div_ceil(32));
@@ -270,27 +299,29 @@ impl Kernel for Predict {
     }
 
     fn chunks(&self, phase: usize) -> usize {
-        match phase {
-            0 if self.x.rounds() => self.n_tokens.div_ceil(cheap_rows(self.n_in)),
-            2 if self.hidden_acts.rounds() => self.n_tokens,
-            0 | 2 => 0,
-            1 => match &self.cut {
+        match (phase, &self.first) {
+            (0, Some(first)) if first.x.rounds() => self.n_tokens.div_ceil(cheap_rows(first.n_in)),
+            (1, Some(first)) => match &first.cut {
                 Some(cut) => cut.n_chunks(),
-                None => self.hidden.n_cols().div_ceil(self.rows),
+                None => first.hidden.n_cols().div_ceil(first.rows),
             },
+            (2, _) if self.acts.rounds() => self.n_tokens,
+            (0..=2, _) => 0,
             _ => self.bits.n_rows().div_ceil(self.neurons),
         }
     }
 
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
-        match phase {
-            0 => {
-                piece(chunk, cheap_rows(self.n_in), self.n_tokens).for_each(|t| self.x.round(t, t))
+        match (phase, &self.first) {
+            (0, Some(first)) => {
+                let tokens = piece(chunk, cheap_rows(first.n_in), self.n_tokens);
+                tokens.for_each(|t| first.x.round(t, t));
             }
-            1 => self.first(chunk, worker),
-            2 => self.hidden_acts.round(chunk, chunk),
-            3 => self.score(chunk, worker),
-            _ => self.fill(chunk),
+            (1, Some(first)) => first.run(chunk, worker, self.n_tokens, &self.panels),
+            (2, _) => self.acts.round(chunk, chunk),
+            (3, _) => self.score(chunk, worker),
+            (4, _) => self.fill(chunk),
+            _ => {}
         }
     }
 }

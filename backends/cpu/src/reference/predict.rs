@@ -10,17 +10,21 @@ use super::operands::{activations, maybe_floats, words, write_words};
 pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
     let n_tokens = op.x.desc().n_rows;
     let format = op.fc2.desc().format;
-    let hidden = products(memory, &op.fc1, &op.x);
     // A value that is no number stays none, so that it reaches the scores.
     let activate = |v: f64| match op.hidden {
         Hidden::Relu if v <= 0.0 => 0.0,
         Hidden::Relu | Hidden::Linear => v as f32,
     };
-    let hidden = hidden.into_iter().map(|h| {
-        let h: Vec<f32> = h.into_iter().map(activate).collect();
-        activations(&h, format)
-    });
-    let scores = times(memory, &op.fc2, &hidden.collect::<Vec<_>>());
+    let scores = match &op.fc1 {
+        None => products(memory, &op.fc2, &op.x),
+        Some(fc1) => {
+            let hidden = products(memory, fc1, &op.x).into_iter().map(|h| {
+                let h: Vec<f32> = h.into_iter().map(activate).collect();
+                activations(&h, format)
+            });
+            times(memory, &op.fc2, &hidden.collect::<Vec<_>>())
+        }
+    };
     let bias = maybe_floats(memory, op.bias.as_ref());
 
     let mut resident = List::new(&op.resident);

@@ -15,7 +15,7 @@ macro_rules! apart_kernels {
         use super::super::tile::for_tiles;
         use super::{Sixteens, totals};
 
-        /// A format with blocks of 256 values without minimums; `TILE` bytes are two of them.
+        /// A format with blocks of 256 or 128 values without minimums; `TILE` bytes are 512 of them.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn dots<const TILE: usize, const N: usize>(
@@ -24,11 +24,21 @@ macro_rules! apart_kernels {
             x: [ActView<'_>; N],
         ) -> [f32; N] {
             let quants = format.quants().expect("a format with blocks");
+            let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
             let mut parts = Unpacked::default();
             let mut acc = [$zero; N];
             for_tiles::<TILE, N>(row, x, |tile, x| {
                 for half in 0..2 {
-                    quants.unpack(&tile[TILE / 2 * half..][..TILE / 2], &mut parts);
+                    let blocks = &tile[TILE / 2 * half..][..TILE / 2];
+                    quants.unpack(&blocks[..n_bytes], &mut parts);
+                    if n_values < 256 {
+                        let mut second = Unpacked::default();
+                        quants.unpack(&blocks[n_bytes..], &mut second);
+                        parts.codes[n_values..].copy_from_slice(&second.codes[..n_values]);
+                        let n_groups = n_values / quants.group;
+                        parts.scales[n_groups..2 * n_groups]
+                            .copy_from_slice(&second.scales[..n_groups]);
+                    }
                     let mut scales = parts.scales;
                     if quants.group == 32 {
                         scales = std::array::from_fn(|i| parts.scales[i / 2]);
@@ -50,7 +60,8 @@ macro_rules! dot_apart {
         #[inline]
         #[target_feature(enable = $features)]
         fn dots<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
-            const TILE: usize = 2 * Format::$format.block_bytes();
+            const TILE: usize =
+                512 / Format::$format.block_values() * Format::$format.block_bytes();
             apart::dots::<TILE, N>(Format::$format, row, x)
         }
         dot_of_rows!($features, dots)

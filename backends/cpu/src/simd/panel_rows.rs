@@ -93,7 +93,8 @@ pub(super) fn unpack(
         | Format::IQ3_XXS
         | Format::IQ3_S
         | Format::IQ1_S
-        | Format::IQ1_M => any_called(format, row, codes, scales, mins),
+        | Format::IQ1_M
+        | Format::Q1_0 => any_called(format, row, codes, scales, mins),
     }
 }
 

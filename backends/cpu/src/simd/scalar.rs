@@ -45,6 +45,7 @@ macro_rules! per_format {
             Format::IQ4_XS => $entry!(IQ4_XS),
             Format::IQ1_M => $entry!(IQ1_M),
             Format::MXFP4 => $entry!(MXFP4),
+            Format::Q1_0 => $entry!(Q1_0),
             Format::U32 => $entry!(U32),
         }
     };

@@ -140,6 +140,7 @@ macro_rules! sum_rows_kernels {
                 Format::IQ4_XS => entry!(iq4_xs),
                 Format::IQ1_M => entry!(iq1_m),
                 Format::MXFP4 => entry!(mxfp4),
+                Format::Q1_0 => entry!(q1_0),
                 Format::U32 => (scalar::TABLE.sum_rows)(Format::U32),
             }
         }
@@ -303,6 +304,7 @@ macro_rules! sum_rows_kernels {
         any_blocks!(iq4_xs, IQ4_XS);
         any_blocks!(iq1_m, IQ1_M);
         any_blocks!(mxfp4, MXFP4);
+        any_blocks!(q1_0, Q1_0);
         large_blocks!(q4_k, 144, take_q4_k);
         large_blocks!(q5_k, 176, take_q5_k);
         large_blocks!(q6_k, 210, take_q6_k);

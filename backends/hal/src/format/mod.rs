@@ -28,6 +28,7 @@ mod iq3_xxs;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
+mod q1_0;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -194,6 +195,8 @@ formats! {
     IQ1_M => iq1_m, 256, 56, Some(29);
     /// 4-bit floats and an exponent for 32 values.
     MXFP4 => mxfp4, 32, 17, Some(39);
+    /// A sign for each value, a scale for 128.
+    Q1_0 => q1_0, 128,  18, Some(41);
     /// Row and token numbers; no weights.
     U32  => ids,    1,   4, None;
 }

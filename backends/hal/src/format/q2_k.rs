@@ -3,10 +3,11 @@
 //!
 //! Each half of the block (128 values) has 32 bytes of pairs; quarter k of a half takes pair k of each byte.
 
-use super::block::{Code, Quantize, Quants, Unpacked, read_f16};
+use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::search::{self, Fit};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
-pub(super) const QUANTIZE: Option<Quantize> = None;
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const PARTS: Quants = Quants {
     group: 16,
     code: Code::Nibble { offset: 0 },
@@ -14,6 +15,9 @@ const PARTS: Quants = Quants {
     has_min: true,
     unpack,
 };
+
+/// The steps tried around the full range, in units of one code.
+const FIT: Fit = Fit { max_code: 3, first_step: -0.5, n_steps: 15 };
 
 #[inline]
 fn unpack(block: &[u8], parts: &mut Unpacked) {
@@ -35,4 +39,29 @@ fn unpack(block: &[u8], parts: &mut Unpacked) {
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
+}
+
+/// Every group's scale and minimum first; then both rounded to 4 bits.
+fn quantize_block(values: &[f32], block: &mut [u8]) {
+    let (mut scales, mut mins) = ([0.0f32; 16], [0.0f32; 16]);
+    for (g, group) in values.as_chunks::<16>().0.iter().enumerate() {
+        (scales[g], mins[g]) = FIT.scale_and_min(group);
+    }
+    let top = |all: &[f32; 16]| all.iter().copied().fold(0.0, f32::max) / 15.0;
+    let (top_scale, top_min) = (top(&scales), top(&mins));
+    block.fill(0);
+    let d = write_f16(block, 80, top_scale);
+    let dmin = write_f16(block, 82, top_min);
+    for (g, group) in values.chunks_exact(16).enumerate() {
+        let four_bits = |v: f32, top: f32| search::round(v * inverse(top)).clamp(0, 15) as u8;
+        let (scale, min) = (four_bits(scales[g], top_scale), four_bits(mins[g], top_min));
+        block[g] = scale | min << 4;
+        let inverse = inverse(d * f32::from(scale));
+        for (i, v) in group.iter().enumerate() {
+            let code = (v + dmin * f32::from(min)) * inverse;
+            let code = search::nearest(search::clamped(code, 0.0, 3.0)) as u8;
+            let at = 16 * g + i;
+            block[16 + 32 * (at / 128) + at % 32] |= code << (2 * (at % 128 / 32));
+        }
+    }
 }

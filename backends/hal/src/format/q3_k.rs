@@ -4,10 +4,11 @@
 //! Scale i has its low nibble in byte `i % 8` (the high nibble of the byte for i >= 8), its upper two bits in pair
 //! `i / 4` of byte `8 + i % 4`.
 
-use super::block::{Code, Quantize, Quants, Unpacked, read_f16};
+use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::search;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
-pub(super) const QUANTIZE: Option<Quantize> = None;
+pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const PARTS: Quants = Quants {
     group: 16,
     code: Code::Nibble { offset: 4 },
@@ -37,4 +38,30 @@ fn unpack(block: &[u8], parts: &mut Unpacked) {
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
+}
+
+/// Every group's best scale first; then all of them rounded to 6 bits, the largest to -32.
+fn quantize_block(values: &[f32], block: &mut [u8]) {
+    let mut wanted = [0.0f32; 16];
+    for (scale, group) in wanted.iter_mut().zip(values.as_chunks().0) {
+        *scale = search::signed_scale(group, 4);
+    }
+    let farthest = wanted.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
+    block.fill(0);
+    let d = write_f16(block, 108, farthest / -32.0);
+    let inverse_d = inverse(farthest / -32.0);
+    for (g, group) in values.chunks_exact(16).enumerate() {
+        let scale = search::round(wanted[g] * inverse_d).clamp(-32, 31);
+        let stored = (scale + 32) as u8;
+        block[96 + g % 8] |= (stored & 15) << (4 * (g / 8));
+        block[104 + g % 4] |= (stored >> 4) << (2 * (g / 4));
+        let inverse = inverse(d * scale as f32);
+        for (i, v) in group.iter().enumerate() {
+            let code = (search::nearest((v * inverse).clamp(-4.0, 3.0)) as i32 + 4) as u8;
+            let at = 16 * g + i;
+            let (k, j) = (at / 32, at % 32);
+            block[32 + 32 * (k / 4) + j] |= (code & 3) << (2 * (k % 4));
+            block[j] |= (code >> 2) << k;
+        }
+    }
 }

@@ -20,7 +20,7 @@ pub(super) fn nearest(v: f32) -> f32 {
 
 /// `v`, from `low` to `high`; `low` for what is no number. Two instructions, where `f32::clamp` keeps a NaN with more.
 #[inline]
-fn clamped(v: f32, low: f32, high: f32) -> f32 {
+pub(super) fn clamped(v: f32, low: f32, high: f32) -> f32 {
     let v = if v > low { v } else { low };
     if v < high { v } else { high }
 }
@@ -54,7 +54,7 @@ pub(super) fn read_scales(block: &[u8], parts: &mut Unpacked) {
     }
 }
 
-/// How Q4_K and Q5_K search a group's scale and minimum.
+/// How formats with minimums search a group's scale and minimum.
 pub(super) struct Fit {
     pub max_code: u8,
     /// The first of the ranges tried, relative to `max_code`; the others follow 0.1 apart.
@@ -63,10 +63,10 @@ pub(super) struct Fit {
 }
 
 impl Fit {
-    /// Writes the 16 bytes of scales to `block` and returns the 256 codes.
+    /// For Q4_K and Q5_K: writes the 16 bytes of scales to `block` and returns the 256 codes.
     pub(super) fn quantize(&self, values: &[f32], block: &mut [u8]) -> [u8; 256] {
         let (mut scales, mut mins) = ([0.0f32; 8], [0.0f32; 8]);
-        for (g, group) in values.as_chunks().0.iter().enumerate() {
+        for (g, group) in values.as_chunks::<32>().0.iter().enumerate() {
             (scales[g], mins[g]) = self.scale_and_min(group);
         }
         let top_scale = scales.iter().copied().fold(0.0, f32::max) / 63.0;
@@ -95,14 +95,14 @@ impl Fit {
     }
 
     /// The scale, and the minimum to take away (never negative), of one group.
-    fn scale_and_min(&self, values: &[f32; 32]) -> (f32, f32) {
+    pub(super) fn scale_and_min<const N: usize>(&self, values: &[f32; N]) -> (f32, f32) {
         let min = values.iter().copied().fold(0.0, f32::min);
         let max = values.iter().copied().fold(f32::MIN, f32::max);
         let range = max - min;
         if range <= 0.0 || !range.is_finite() {
             return (0.0, -min);
         }
-        let root = (sum::<32>(|i| values[i] * values[i]) / 32.0).sqrt();
+        let root = (sum::<N>(|i| values[i] * values[i]) / N as f32).sqrt();
         let weights = values.map(|v| root + v.abs());
         let top = f32::from(self.max_code);
         let mut best = (range / top, min);
@@ -115,7 +115,7 @@ impl Fit {
             let codes = values.map(|v| nearest(clamped((v - start) * per_unit, 0.0, top)));
             let fit = if step == 0 { Some(best) } else { solve(&weights, values, &codes) };
             let Some((scale, min)) = fit else { continue };
-            let error = sum::<32>(|i| weights[i] * (scale * codes[i] + min - values[i]).powi(2));
+            let error = sum::<N>(|i| weights[i] * (scale * codes[i] + min - values[i]).powi(2));
             if error < best_error {
                 (best, best_error) = ((scale, min), error);
             }
@@ -125,13 +125,17 @@ impl Fit {
 }
 
 /// Scale and offset of the line that fits values to codes best; the offset is not allowed above zero.
-fn solve(weights: &[f32; 32], values: &[f32; 32], codes: &[f32; 32]) -> Option<(f32, f32)> {
-    let weighed: [f32; 32] = core::array::from_fn(|i| weights[i] * codes[i]);
-    let w = sum::<32>(|i| weights[i]);
-    let v = sum::<32>(|i| weights[i] * values[i]);
-    let c = sum::<32>(|i| weighed[i]);
-    let cc = sum::<32>(|i| weighed[i] * codes[i]);
-    let cv = sum::<32>(|i| weighed[i] * values[i]);
+fn solve<const N: usize>(
+    weights: &[f32; N],
+    values: &[f32; N],
+    codes: &[f32; N],
+) -> Option<(f32, f32)> {
+    let weighed: [f32; N] = core::array::from_fn(|i| weights[i] * codes[i]);
+    let w = sum::<N>(|i| weights[i]);
+    let v = sum::<N>(|i| weights[i] * values[i]);
+    let c = sum::<N>(|i| weighed[i]);
+    let cc = sum::<N>(|i| weighed[i] * codes[i]);
+    let cv = sum::<N>(|i| weighed[i] * values[i]);
     let determinant = w * cc - c * c;
     if determinant <= 0.0 {
         return None;

@@ -14,7 +14,7 @@ pub enum Hidden {
 }
 
 op! {
-    /// `s = fc2 . hidden(fc1 . x) + bias`; neuron `n` is wanted by token `t` if `s[t, n] >= threshold`. The wanted
+    /// `s = fc2 . hidden(fc1 . x) + bias`, or `fc2 . x + bias` without `fc1`; neuron `n` is wanted by token `t` if `s[t, n] >= threshold`. The wanted
     /// neurons are split by `slots` into the `resident` list (slots of this device's pack) and the `absent` list
     /// (rows of the pack on the other side), both ascending by neuron, with a membership bit per token.
     ///
@@ -22,19 +22,19 @@ op! {
     /// |---|---|---|
     /// | `x` | `[n_tokens, n_embd]` | F32 |
     /// | `fc1` | `[rank, n_embd]` | any weight |
-    /// | `fc2` | `[n_ff, rank]` | any weight |
+    /// | `fc2` | `[n_ff, rank]`, without `fc1` `[n_ff, n_embd]` | any weight |
     /// | `bias` | `[1, n_ff]` | F32 |
     /// | `slots` | `[1, n_ff]`, [`crate::Slot`] words | U32 |
     ///
     /// A score that is not a number counts as wanted: dropping is what needs a reason. The decision is made
     /// here once, by one device, and sent; nobody else scores again. Source: PowerInfer's predictor (Deja Vu,
     /// Liu et al. 2023), whose hidden values go through ReLU and which has no bias; without ReLU the factors of a
-    /// gate (SVDP).
+    /// gate (SVDP), and with one matrix a gate in a bit for each weight (SparseInfer).
     Predict {
         /// Predictor input.
         read x,
         /// First matrix.
-        read fc1,
+        maybe fc1,
         /// Second matrix.
         read fc2,
         /// Added to each neuron's score.
@@ -48,7 +48,7 @@ op! {
         ;
         /// Least score that is wanted.
         threshold: f32,
-        /// Between the matrices.
+        /// Between the matrices, if there are two.
         hidden: Hidden,
     }
 }
@@ -56,11 +56,15 @@ op! {
 impl<T: Operand> Predict<T> {
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Predict");
-        let (x, fc1, fc2) = (self.x.desc(), self.fc1.desc(), self.fc2.desc());
-        c.weight("fc1", &self.fc1)?;
+        let (x, fc2) = (self.x.desc(), self.fc2.desc());
+        let mut n_in = fc2.n_cols;
+        if let Some(fc1) = &self.fc1 {
+            c.weight("fc1", fc1)?;
+            c.shape("fc2", &self.fc2, fc2.n_rows, fc1.desc().n_rows)?;
+            n_in = fc1.desc().n_cols;
+        }
         c.weight("fc2", &self.fc2)?;
-        c.f32("x", &self.x, x.n_rows, fc1.n_cols)?;
-        c.shape("fc2", &self.fc2, fc2.n_rows, fc1.n_rows)?;
+        c.f32("x", &self.x, x.n_rows, n_in)?;
         c.maybe_f32("bias", &self.bias, 1, fc2.n_rows)?;
         c.shape("slots", &self.slots, 1, fc2.n_rows)?;
         c.format("slots", &self.slots, &[Format::U32])?;

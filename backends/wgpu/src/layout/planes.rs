@@ -92,6 +92,8 @@ fn parts(format: Format) -> (&'static [Part], i8) {
         Format::IQ1_M => (&[Bytes(0, 32), Bytes(32, 16), Bytes(48, 8)], 0),
         Format::IQ4_XS => (&[Bytes(8, 128), Bytes(0, 8)], 0),
         Format::MXFP4 => (&[Bytes(1, 16), Bytes(0, 1)], 0),
+        // Codes are 0 and 2 with the offset: the bit is the second.
+        Format::Q1_0 => (&[Bits(1), Bytes(0, 2)], 1),
         Format::F32 | Format::F16 | Format::BF16 | Format::U32 => (&[], 0),
     }
 }

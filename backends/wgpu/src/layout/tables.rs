@@ -20,6 +20,7 @@ pub(crate) fn needs_tables(format: Format) -> bool {
         Format::IQ2_XXS | Format::IQ2_XS | Format::IQ2_S | Format::IQ3_XXS | Format::IQ3_S => true,
         Format::IQ1_S | Format::IQ1_M | Format::IQ4_NL | Format::IQ4_XS => true,
         Format::F32 | Format::F16 | Format::BF16 | Format::U32 | Format::MXFP4 => false,
+        Format::Q1_0 => false,
         Format::Q4_0 | Format::Q4_1 | Format::Q5_0 | Format::Q5_1 | Format::Q8_0 => false,
         Format::Q2_K | Format::Q3_K | Format::Q4_K | Format::Q5_K | Format::Q6_K => false,
     }

@@ -162,6 +162,7 @@ impl From<learned::SaveError> for Failure {
             learned::SaveError::Taken(refused) => refused.into(),
             learned::SaveError::Nowhere
             | learned::SaveError::Folder { .. }
+            | learned::SaveError::Lock { .. }
             | learned::SaveError::File(_) => {
                 Failure::new(Exit::Failed, "cannot keep what was learned about the model")
                     .caused_by(&error)

@@ -62,7 +62,8 @@ pub(crate) fn add(
 
 fn read(model: &Model, computation: &Computation) -> Result<Option<Chooser>, Failure> {
     let folder = computation.folder.as_ref().map(|folder| folder.path.as_path());
-    let learned = Learned::find(&model.file, folder).map_err(predictor::Error::from)?;
+    let section = Chooser::section(model);
+    let learned = Learned::find(&model.file, folder, section).map_err(predictor::Error::from)?;
     Ok(match &learned {
         Some(learned) => Chooser::read(learned, model)?,
         None => None,

@@ -10,7 +10,7 @@ use crate::cli::parse::{Assumed, Budget};
 use crate::cli::terminal::Terminal;
 use crate::devices::{self, Candidate};
 use crate::engine::{EngineOptions, Placing};
-use crate::learned::{self, Learned};
+use crate::learned::{Learned, Section};
 use crate::model::Model;
 use crate::placement::{Forecast, Speed};
 use crate::profile::Profile;
@@ -301,7 +301,7 @@ impl Machine {
     }
 }
 
-/// How often each neuron of a model that skips some fires, as its profile tells; the first that is found counts.
+/// How often each neuron of a model that skips some fires, as its profile tells.
 pub(crate) fn known_uses(
     model: &Model,
     computation: &Computation,
@@ -311,17 +311,15 @@ pub(crate) fn known_uses(
         return None;
     }
     let folder = computation.folder.as_ref().map(|folder| folder.path.as_path());
-    let places = learned::places(&model.file, folder);
-    places.into_iter().filter(|path| path.exists()).find_map(|path| {
-        let found = Learned::open(&path, &model.file);
-        match found.and_then(|learned| Profile::read(&learned, model)) {
-            Ok(profile) => profile.map(|profile| Arc::new(profile.probabilities())),
-            Err(refused) => {
-                terminal.note(&format!("no profile is used: {refused}"));
-                None
-            }
+    let read = Learned::find(&model.file, folder, Section::Profile)
+        .and_then(|found| found.map_or(Ok(None), |learned| Profile::read(&learned, model)));
+    match read {
+        Ok(profile) => profile.map(|profile| Arc::new(profile.probabilities())),
+        Err(refused) => {
+            terminal.note(&format!("no profile is used: {refused}"));
+            None
         }
-    })
+    }
 }
 
 /// What devices are measured with for a model: its blocks, in the format of most of their bytes.

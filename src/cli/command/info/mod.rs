@@ -9,7 +9,7 @@ use crate::cli::config::model::Folder;
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 use crate::gguf::{File, TensorInfo, Value};
-use crate::learned::Learned;
+use crate::learned::{Learned, Section};
 use crate::model::{Model, ModelOptions};
 use crate::profile::Profile;
 use crate::tokenizer::{Tokenizer, Vocab};
@@ -61,7 +61,7 @@ struct Known {
 fn profile(path: Option<&Path>) -> Option<Result<Known, String>> {
     let folder = Folder::resolve(None).map(|folder| folder.path);
     let file = model_file::open(path).ok()?;
-    let learned = match Learned::find(&file, folder.as_deref()) {
+    let learned = match Learned::find(&file, folder.as_deref(), Section::Profile) {
         Ok(found) => found?,
         Err(refused) => return Some(Err(refused.to_string())),
     };

@@ -15,8 +15,9 @@ use crate::cli::terminal::Terminal;
 use crate::engine::{Engine, EngineOptions, Observed, Sparsity};
 use crate::learned;
 use crate::model::Model;
-use crate::predictor::{self, Block, Chooser, Maker, Seen, Settings, Stage, Texts};
+use crate::predictor::{self, Block, Chooser, Kind, Maker, Seen, Settings, Stage, Texts};
 use crate::tokenizer::Tokenizer;
+use hal::format::Format;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use text::Windows;
 
 /// Memory for what was seen of layers that are learnt in one reading of the text.
 const MOST_SEEN: usize = 2 << 30;
-/// Tokens that thresholds are learnt from: they are one number for each neuron.
+/// Tokens that thresholds and the lines of signs are learnt from: they are a few numbers for each neuron.
 const FOR_THRESHOLDS: usize = 8192;
 
 /// Learns, saves layer by layer, and prints what came of it.
@@ -38,7 +39,7 @@ pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(),
     let path = options.model.path.as_deref();
     let Opened { model, tokenizer } =
         engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
-    check(&model)?;
+    check(&model, options.settings.kind)?;
     let out = place(options, &model)?;
     let job = Job { options, terminal, model: &model, interrupt, machine };
     match &options.import {
@@ -64,20 +65,22 @@ pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(),
 }
 
 /// Refuses models of which nothing is learnt.
-fn check(model: &Model) -> Result<(), Failure> {
+fn check(model: &Model, kind: Kind) -> Result<(), Failure> {
     let refused = |why: &str| {
         Err(Failure::new(Exit::BadModel, format!("nothing can be learnt of this model: {why}")))
     };
     if model.hyper.experts.is_some() {
         return refused("its neurons fall into experts, for which predictors are not built");
     }
-    if !model.hyper.n_embd.is_multiple_of(predictor::RANK_STEP) {
-        let why = format!(
-            "its width of {} is no multiple of {}",
-            model.hyper.n_embd,
-            predictor::RANK_STEP
-        );
-        return refused(&why);
+    let step = match kind {
+        Kind::Factors => predictor::RANK_STEP,
+        Kind::Signs => Format::Q1_0.block_values(),
+    };
+    if model.is_exactly_sparse() && !model.hyper.n_embd.is_multiple_of(step) {
+        return refused(&format!("its width of {} is no multiple of {step}", model.hyper.n_embd));
+    }
+    if kind == Kind::Signs && !model.is_exactly_sparse() {
+        return refused("signs tell neurons that are exactly idle, and it has none");
     }
     Ok(())
 }
@@ -109,15 +112,16 @@ impl Job<'_> {
 
     /// Makes a predictor or thresholds, or what is missing of them.
     fn make(&self, out: &Path, tokenizer: &Tokenizer) -> Result<(), Failure> {
-        let most = match self.model.is_exactly_sparse() {
+        let signs = self.options.settings.kind == Kind::Signs;
+        let most = match self.model.is_exactly_sparse() && !signs {
             true => self.options.n_tokens,
             false => self.options.n_tokens.min(FOR_THRESHOLDS),
         };
         let text = self.options.text.as_deref().unwrap_or(profile::TEXT);
         let windows = self.windows(text, tokenizer, most)?;
-        let Settings { target, n_steps, rank } = self.options.settings;
+        let Settings { kind, target, n_steps, rank } = self.options.settings;
         let recipe = format!(
-            "target {target}, {n_steps} steps, rank {rank:?}, {} tokens of {}",
+            "{kind:?}, target {target}, {n_steps} steps, rank {rank:?}, {} tokens of {}",
             windows.n_tokens(),
             windows.sum()
         );

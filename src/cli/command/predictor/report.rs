@@ -11,17 +11,22 @@ pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> Str
     match chooser.map(|chooser| &chooser.layers) {
         None => {}
         Some(Layers::Predictors(layers)) => {
-            text +=
-                "layer  rank  type   bytes  of ffn  trained  listed  recall  weighted  at error\n";
+            text += "layer  rank  type         bytes  of ffn  trained  listed  recall  weighted  at error\n";
             for (i, layer) in layers.iter().enumerate() {
                 let verdict = &layer.curve.verdicts[at];
                 let ffn = &model.layers[i].ffn;
+                let types = match &layer.fc1 {
+                    Some(fc1) if fc1.desc().format != layer.fc2.desc().format => {
+                        format!("{} {}", fc1.desc().format.name(), layer.fc2.desc().format.name())
+                    }
+                    Some(_) | None => layer.fc2.desc().format.name().to_owned(),
+                };
                 let size = |rows: &hal::HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
                 let all: u64 = ffn.matrices().map(|(_, rows)| size(rows)).sum();
                 text += &format!(
-                    "{i:5}  {:4}  {:5}  {:>6}  {:4.1} %  {:7}  {:4.1} %  {:.4}  {:8.4}  {:8.3}\n",
-                    layer.fc1.desc().n_rows,
-                    layer.fc1.desc().format.name(),
+                    "{i:5}  {:>4}  {:9}  {:>8}  {:4.1} %  {:7}  {:4.1} %  {:.4}  {:8.4}  {:8.3}\n",
+                    layer.fc1.as_ref().map_or("-".to_owned(), |fc1| fc1.desc().n_rows.to_string()),
+                    types,
                     layer.bytes().0,
                     100.0 * layer.bytes().0 as f64 / all.max(1) as f64,
                     if layer.trained { "yes" } else { "no" },

@@ -225,3 +225,25 @@ pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; 
     });
     totals(acc)
 }
+
+/// Four blocks of 128 values. The signs are the masks of bytes that are 2 or 0, and 1 is taken away.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q1_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 4 * 18 }, N>(row, x, |tile, x| {
+        let half = |i: usize| i32::from(u16::from_le_bytes([tile[18 * i], tile[18 * i + 1]]));
+        let [a, b, c, d] = [half(0), half(1), half(2), half(3)];
+        let words = _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d);
+        let scales = low_halves(words);
+        let mut products = Products::with_mins(scales, scales, x);
+        for pair in 0..8 {
+            let at = 18 * (pair / 2) + 2 + 8 * (pair % 2);
+            let bits = tile[at..].first_chunk().expect("a tile has four blocks");
+            let codes = _mm512_maskz_set1_epi8(u64::from_le_bytes(*bits), 2);
+            products.add(pair, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}

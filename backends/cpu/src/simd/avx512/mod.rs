@@ -82,6 +82,7 @@ fn dot(format: Format) -> Dot {
         Format::IQ4_NL => entry!(block32::iq4_nl),
         Format::IQ4_XS => entry!(block256::iq4_xs),
         Format::MXFP4 => entry!(block32::mxfp4),
+        Format::Q1_0 => entry!(block32::q1_0),
         Format::IQ2_XXS => apart!(IQ2_XXS),
         Format::IQ2_XS => apart!(IQ2_XS),
         Format::IQ2_S => apart!(IQ2_S),

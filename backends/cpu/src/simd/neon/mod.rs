@@ -85,6 +85,7 @@ fn dot(format: Format) -> Dot {
         Format::IQ3_S => apart!(IQ3_S),
         Format::IQ1_S => apart!(IQ1_S),
         Format::IQ1_M => apart!(IQ1_M),
+        Format::Q1_0 => apart!(Q1_0),
         Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
     }
 }

@@ -59,6 +59,7 @@ fn format_file(format: Format) -> Option<&'static str> {
         Format::IQ4_NL => "formats/iq4_nl",
         Format::IQ4_XS => "formats/iq4_xs",
         Format::MXFP4 => "formats/mxfp4",
+        Format::Q1_0 => "formats/q1_0",
         Format::U32 => return None,
     })
 }

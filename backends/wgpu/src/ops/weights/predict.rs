@@ -21,12 +21,19 @@ struct Rooms {
 }
 
 impl Rooms {
-    fn new([x, fc1, fc2]: [&TensorDesc; 3], facts: &Facts, scratch: &mut Scratch) -> Rooms {
+    fn new(
+        x: TensorDesc,
+        fc1: Option<TensorDesc>,
+        fc2: TensorDesc,
+        facts: &Facts,
+        scratch: &mut Scratch,
+    ) -> Rooms {
         let n = x.n_rows;
         let groups = fc2.n_rows.div_ceil(facts.tuning.flat as usize);
+        let first = fc1.filter(|fc1| takes_q8(fc1.format)).map_or(0, |fc1| n * fc1.n_cols);
         Rooms {
-            q8: scratch.q8(if takes_q8(fc1.format) { n * fc1.n_cols } else { 0 }),
-            hidden: scratch.words(n * fc1.n_rows),
+            q8: scratch.q8(first),
+            hidden: scratch.words(fc1.map_or(0, |fc1| n * fc1.n_rows)),
             hidden_q8: scratch.q8(if takes_q8(fc2.format) { n * fc2.n_cols } else { 0 }),
             scores: scratch.words(n * fc2.n_rows),
             counts: scratch.words(2 * groups),
@@ -36,8 +43,9 @@ impl Rooms {
 
 pub(in super::super) fn plan_predict(op: &Predict<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    Rooms::new([&op.x, &op.fc1, &op.fc2], facts, &mut scratch);
-    let refused = refusal("fc1", &op.fc1, 1, facts)
+    Rooms::new(op.x, op.fc1, op.fc2, facts, &mut scratch);
+    let first = op.fc1.as_ref().and_then(|fc1| refusal("fc1", fc1, 1, facts));
+    let refused = first
         .or_else(|| refusal("fc2", &op.fc2, 1, facts))
         .or_else(|| facts.unbindable("x", &op.x))
         .or_else(|| scratch.refusal(facts));
@@ -45,15 +53,19 @@ pub(in super::super) fn plan_predict(op: &Predict<TensorDesc>, facts: &Facts) ->
 }
 
 pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let [x, fc1, fc2] = [&op.x, &op.fc1, &op.fc2].map(Operand::desc);
-    let rooms = Rooms::new([&x, &fc1, &fc2], out.facts(), &mut Scratch::default());
+    let (x, fc1, fc2) = (op.x.desc(), op.fc1.as_ref().map(Operand::desc), op.fc2.desc());
+    let rooms = Rooms::new(x, fc1, fc2, out.facts(), &mut Scratch::default());
     let n_tokens = x.n_rows;
-    let (hidden, scores) = (rooms.hidden.span(out)?, rooms.scores.span(out)?);
+    let scores = rooms.scores.span(out)?;
     let bias = op.bias.as_ref().map(plain).transpose()?;
-    let steps = [
-        (&op.fc1, plain(&op.x)?, rooms.q8, None, op.hidden == Hidden::Relu, hidden.clone()),
-        (&op.fc2, hidden, rooms.hidden_q8, bias, false, scores.clone()),
-    ];
+    let mut steps = Vec::new();
+    let mut input = plain(&op.x)?;
+    if let Some(fc1) = &op.fc1 {
+        let hidden = rooms.hidden.span(out)?;
+        steps.push((fc1, input, rooms.q8, None, op.hidden == Hidden::Relu, hidden.clone()));
+        input = hidden;
+    }
+    steps.push((&op.fc2, input, rooms.hidden_q8, bias, false, scores.clone()));
     for (weight, mut x, q8, bias, relu, y) in steps {
         if takes_q8(weight.desc().format) {
             let q = q8.span(out)?;
