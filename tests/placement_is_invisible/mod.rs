@@ -9,6 +9,7 @@ mod hand_off;
 mod loss;
 mod predictor;
 mod shares;
+mod unified;
 
 use std::ops::Range;
 use std::sync::Arc;
