@@ -294,6 +294,7 @@ impl Bench {
                 x: self.x.clone(),
                 y: self.y.clone(),
                 active: self.active.clone(),
+                hits: None,
                 kind: FfnKind::Gated,
                 activation: Activation::Relu,
                 skip,

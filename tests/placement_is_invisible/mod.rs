@@ -3,6 +3,7 @@
 //! Here: what all of it shares, and random placements. Budgets, losses, hand-offs that end early, graphics devices and
 //! what a device gets to do have a file each.
 
+mod adapt;
 mod budgets;
 mod graphics;
 mod hand_off;
