@@ -251,7 +251,7 @@ impl Bench {
             if let Kind::Predict | Kind::Predicted = kind {
                 recorder.push(Predict {
                     x: self.p.clone(),
-                    fc1: layer.fc1.clone(),
+                    fc1: Some(layer.fc1.clone()),
                     fc2: layer.fc2.clone(),
                     bias: None,
                     slots: self.slots.clone(),
@@ -294,6 +294,7 @@ impl Bench {
                 x: self.x.clone(),
                 y: self.y.clone(),
                 active: self.active.clone(),
+                hits: None,
                 kind: FfnKind::Gated,
                 activation: Activation::Relu,
                 skip,

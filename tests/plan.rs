@@ -54,6 +54,30 @@ fn more_memory_is_used_and_never_slower() {
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["cpu", "device", "split"]);
 }
 
+/// What is split may change sides, and the plan says what that takes.
+#[test]
+fn exchanges_are_counted() {
+    let n_split = |plan: &Value| {
+        let layers = plan["layers"].as_array().unwrap().iter();
+        layers.filter(|layer| layer["kind"] == "split").count() as u64
+    };
+    let within = |mebibytes: u64, more: &[&str]| {
+        let budget = format!("{mebibytes}MiB");
+        plan(1 << 30, &[&["--vram-budget", &budget, "-ub", "4"], more].concat())
+    };
+    let mut plans = (64..80).map(|mebibytes| (mebibytes, within(mebibytes, &[])));
+    let (budget, follows) = plans.find(|(_, plan)| n_split(plan) > 0).unwrap();
+    let fixed = within(budget, &["--no-adapt"]);
+    let [n_layer, n_ff] = ["n_layer", "n_ff"].map(|key| number(&follows[key]));
+    let needs = &follows["exchange"];
+    assert_eq!(number(&needs["layers"]), n_split(&follows), "{needs}");
+    assert!(number(&needs["neurons_at_once"]) > 0 && number(&needs["host_bytes"]) > 0);
+    assert_eq!(number(&needs["counter_bytes"]), 4 * n_layer * n_ff);
+    assert!(fixed["exchange"].is_null());
+    let scratch = |plan: &Value| number(&plan["devices"][1]["scratch"]);
+    assert!(scratch(&follows) >= scratch(&fixed) + number(&needs["counter_bytes"]));
+}
+
 #[test]
 fn wishes_of_the_command_line() {
     let homes = |flags: &[&str]| -> Vec<String> {

@@ -9,7 +9,7 @@ use hal::format::Format;
 use hal::op::{Activation, Add, Down, FfnKind, MatMul, Merge, Op, Post, Skip, SparseFfn};
 use hal::{
     BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, HostRows, MailboxShape, PackDesc,
-    Program, Queue, Result, Rows, Source, Tensor,
+    Program, Queue, Result, Rows, Select, Source, Tensor,
 };
 
 use crate::placement::Speed;
@@ -78,7 +78,8 @@ pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Spee
         true => probe.hand_off(&mut queue)?,
         false => 0.0,
     };
-    Ok(Speed { dense, sparse, hand_off, op })
+    let refill = probe.refill(&mut queue)?;
+    Ok(Speed { dense, sparse, hand_off, op, refill })
 }
 
 /// `value` with two digits that count, so that plans made from it do not change from one measurement to the next.
@@ -208,6 +209,7 @@ impl Probe {
             x: self.x.clone(),
             y: y.clone(),
             active: active.clone(),
+            hits: None,
             kind: FfnKind::Gated,
             activation: Activation::Relu,
             skip: Skip::NotPositive,
@@ -224,6 +226,33 @@ impl Probe {
         };
         let bytes = used * (count * self.shape.row()) as f64;
         Ok((bytes / Self::rest(seconds, tested + op)).min(dense))
+    }
+
+    /// A row as the file has it into a slot; of formats without blocks one whose values lie in a column of the file.
+    fn refill(&self, queue: &mut Queue) -> Result<f64> {
+        let Shape { n_embd, format, .. } = self.shape;
+        // Whole groups of rows.
+        let n_ff = self.n_ff.min(4096).next_multiple_of(256);
+        let transpose = format.quants().is_none();
+        let (n_rows, n_cols) = if transpose { (n_embd, n_ff) } else { (n_ff, n_embd) };
+        let row = format.row_bytes(n_cols).unwrap_or(4 * n_cols);
+        let source = Source::Owned(Arc::new(vec![0x3c_u8; n_rows * row]));
+        let rows = HostRows::new(source, n_rows, n_cols, format)?;
+        let select = Select::Rows((0..MANY as u32).collect());
+        let pack = PackDesc { source: rows.desc(), select, transpose, spare: 0 };
+        let slots = self.device.import("probe", &pack, &rows)?;
+        let mut least = f64::INFINITY;
+        for pass in 0..PASSES {
+            let begin = Instant::now();
+            for slot in 0..MANY {
+                let row = (pass * MANY + slot) * EVERY % n_ff;
+                let bytes = self.device.pack_row(&pack, &rows, row as u32)?;
+                queue.refill(&slots, slot, &bytes)?;
+            }
+            queue.finish()?;
+            least = least.min(begin.elapsed().as_secs_f64());
+        }
+        Ok(least / MANY as f64)
     }
 
     /// What one more op takes.

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use hal::format::Format;
-use hal::{Device, KvCache, Mailbox, MailboxShape, Tensor};
+use hal::{Device, KvCache, Mailbox, MailboxShape, Operand, Tensor};
 
 use crate::model::{Affine, Frame, LayerWeights, Model};
-use crate::placement::{DeviceIndex, LayerPlacement, Placement};
+use crate::placement::{DeviceIndex, LayerPlacement, Neurons, Placement};
 
+use super::adapt::Adapt;
 use super::ffn::{FfnMode, FfnTensors};
 use super::lane::{HeadScratch, Lane, ScratchShape};
 use super::observe::Observers;
@@ -71,6 +72,8 @@ pub(super) struct Loaded {
     pub(super) head: Head,
     /// Made when they are first wanted.
     pub(super) observers: Option<Observers>,
+    /// What lets neurons change sides, if anything does.
+    pub(super) adapt: Option<Adapt>,
     /// What runs slowly and why, each said once.
     pub(super) slow: Vec<String>,
 }
@@ -86,7 +89,8 @@ pub(super) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    pub(super) fn build(&self, placement: &Placement) -> Result<Loaded> {
+    /// By `placement`, of which a token is expected to take `seconds`, if that is known.
+    pub(super) fn build(&self, placement: &Placement, seconds: Option<f64>) -> Result<Loaded> {
         let shape = self.scratch();
         let rungs = self.options.ladder();
         let mut lanes = Vec::new();
@@ -117,8 +121,14 @@ impl Plan<'_> {
         }
         head.programs = recorder.head(&lanes, &head)?;
         let (slow, observers) = (Vec::new(), None);
-        let mut loaded = Loaded { lanes, layers, segments, embed, head, observers, slow };
+        let (adapt, refused) = match self.adapt(&layers, placement, seconds) {
+            Ok(adapt) => (adapt, None),
+            Err(refused) => (None, Some(refused)),
+        };
+        let mut loaded = Loaded { lanes, layers, segments, embed, head, observers, adapt, slow };
+        loaded.ready_to_exchange(self, placement)?;
         loaded.slow = loaded.slow_ops();
+        loaded.slow.extend(refused);
         Ok(loaded)
     }
 
@@ -134,7 +144,7 @@ impl Plan<'_> {
         let mut n_remote = 0;
         for share in &placed.shares {
             let on = &self.devices[share.device];
-            if let crate::placement::Neurons::List(list) = &share.neurons
+            if let Neurons::List(list) = &share.neurons
                 && list.is_empty()
             {
                 continue;
@@ -188,7 +198,7 @@ impl Plan<'_> {
     }
 
     pub(super) fn scratch(&self) -> ScratchShape {
-        ScratchShape::new(self.model, self.options, self.devices.len())
+        ScratchShape::new(self.model, self.options, self.devices.len(), self.counts())
     }
 
     fn embedding(&self, device: &Device) -> Result<Embedding> {
@@ -243,6 +253,29 @@ fn uses(placement: &Placement, device: DeviceIndex) -> bool {
 }
 
 impl Loaded {
+    /// Sets the counters of rows to 0 and books what an exchange writes with, so that it cannot fail for want of it.
+    fn ready_to_exchange(&mut self, plan: &Plan<'_>, placement: &Placement) -> Result<()> {
+        for lane in self.lanes.iter_mut().flatten() {
+            (0..self.layers.len()).try_for_each(|layer| lane.clear_hits(layer))?;
+        }
+        if self.adapt.is_none() {
+            return Ok(());
+        }
+        for (index, (layer, placed)) in self.layers.iter().zip(&placement.layers).enumerate() {
+            let own = layer.own.iter().map(|own| (placed.home, own));
+            let all = own.chain(layer.remotes.iter().map(|remote| (remote.device, &remote.ffn)));
+            for (device, ffn) in all {
+                let n = ffn.up.desc().n_rows;
+                let none = Neurons::List([].into());
+                let lane = self.lanes[device].as_mut().expect("a used device has a lane");
+                if !ffn.vectors(plan, index, &none).is_empty() {
+                    lane.queue.reserve(4 * n)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn slow_ops(&self) -> Vec<String> {
         let remotes = self.layers.iter().flat_map(|l| l.remotes.iter().map(|r| &r.programs));
         let ladders = self.segments.iter().map(|s| &s.programs).chain([&self.head.programs]);

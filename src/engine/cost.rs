@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use hal::format::{Format, TransposedLayout};
-use hal::op::{AddPositions, Gather, GetRows, MatMul, SoftCap};
+use hal::op::{AddPositions, Gather, GetRows, MOST_COUNTED, MatMul, SoftCap};
 use hal::{
     Batch, Bytes, Device, DeviceKind, HostRows, KV_BLOCK, KvCache, OpDesc, PackDesc,
     Plan as Answer, TensorDesc,
@@ -17,6 +17,7 @@ use crate::placement::{
 };
 
 use super::EngineOptions;
+use super::adapt::ExchangeNeeds;
 use super::build::Plan;
 use super::ffn::FfnMode;
 use super::layer::{LayerOps, norm};
@@ -46,6 +47,20 @@ pub(super) fn left(device: &Device) -> Bytes {
         Bytes::MAX => Bytes::MAX,
         budget => budget - device.ledger().used(),
     }
+}
+
+/// What it takes to let the hot set of `model` follow the text where it is placed as `forecast` says; `None` where it is
+/// off, or nothing could change sides.
+#[must_use]
+pub fn exchange_needs(
+    model: &Model,
+    devices: &[Device],
+    options: &EngineOptions,
+    forecast: &Forecast,
+) -> Option<ExchangeNeeds> {
+    let mode = FfnMode::new(model, options);
+    let plan = Plan { model, devices, options, mode, progress: &|_, _| {} };
+    plan.exchange_needs(&forecast.placement, Some(forecast.seconds))
 }
 
 /// Tokens in the context for which the time of a token is estimated.
@@ -110,7 +125,7 @@ impl Plan<'_> {
     }
 
     /// What a token reads of a layer, `used` being the share of its experts that it uses.
-    fn reads(&self, layer: usize, used: f64) -> LayerReads {
+    pub(super) fn reads(&self, layer: usize, used: f64) -> LayerReads {
         let (weights, hyper) = (&self.model.layers[layer], &self.model.hyper);
         let mut frame = 0.0;
         weights.frame.each(&mut |_, rows| frame += size(rows));
@@ -283,6 +298,11 @@ impl Plan<'_> {
             scratch: &self.scratch().body,
             batch: &self.batch(),
             active: self.f32(1, n_tokens),
+            hits: self
+                .scratch()
+                .hits
+                .filter(|_| n_tokens <= MOST_COUNTED)
+                .map(|hits| self.f32(1, hits.n_cols)),
             resident: Some(list()),
             absent: split.then(list),
             mailbox: split.then_some(0),

@@ -97,7 +97,7 @@ impl FfnMode {
         self.sparse && self.repack && !ffn.down_by_neuron
     }
 
-    fn orientation(self, ffn: &Ffn) -> Down {
+    pub(super) fn orientation(self, ffn: &Ffn) -> Down {
         match self.transposes(ffn) || ffn.down_by_neuron {
             true => Down::ByNeuron,
             false => Down::AcrossNeurons,
@@ -248,7 +248,7 @@ impl FfnMode {
         let down = matrices.pop().expect("the last of the matrices is down");
         let up = matrices.pop().expect("up is before it");
         let offset = |part: &str, bias: Option<HostRows>| {
-            bias.map(|bias| plan.whole(device, &label(part), &bias)).transpose()
+            bias.map(|bias| plan.vector(device, &label(part), &bias)).transpose()
         };
         let of = |part: &Affine| part.bias.as_ref().map(|bias| chosen(bias, neurons));
         Ok(FfnTensors {
@@ -272,7 +272,7 @@ impl FfnMode {
         self,
         share: &FfnShare<T>,
         rows: Rows<T>,
-        FfnPlace { x, weights, y, active, accumulate }: FfnPlace<T>,
+        FfnPlace { x, weights, y, active, hits, accumulate }: FfnPlace<T>,
     ) -> SparseFfn<T> {
         let share = share.clone();
         SparseFfn {
@@ -293,6 +293,7 @@ impl FfnMode {
             x,
             y,
             active,
+            hits,
             kind: self.kind,
             activation: self.activation,
             orientation: share.orientation,
@@ -342,7 +343,7 @@ pub(super) struct PackedFfn {
 }
 
 /// The values of a vector over neurons that a share has.
-fn chosen(bias: &HostRows, neurons: &Neurons) -> HostRows {
+pub(super) fn chosen(bias: &HostRows, neurons: &Neurons) -> HostRows {
     let Neurons::List(list) = neurons else {
         return bias.clone();
     };
@@ -371,6 +372,8 @@ pub(super) struct FfnPlace<T> {
     pub(super) weights: Option<T>,
     pub(super) y: T,
     pub(super) active: T,
+    /// Who carried each row through; `None` where nobody asks.
+    pub(super) hits: Option<T>,
     /// Add to `y`.
     pub(super) accumulate: bool,
 }
@@ -391,3 +394,22 @@ pub(super) struct FfnShare<T> {
 }
 
 pub(super) type FfnTensors = FfnShare<Tensor>;
+
+impl FfnTensors {
+    /// The vectors over neurons of a share of block `layer`, and what they hold for `neurons`.
+    pub(super) fn vectors(
+        &self,
+        plan: &Plan<'_>,
+        layer: usize,
+        neurons: &Neurons,
+    ) -> Vec<(&Tensor, HostRows)> {
+        let ffn = &plan.model.layers[layer].ffn;
+        let of = |part: &Affine| part.bias.as_ref().map(|bias| chosen(bias, neurons));
+        let all = [
+            self.bias_gate.as_ref().zip(ffn.gate.as_ref().and_then(of)),
+            self.bias_up.as_ref().zip(of(&ffn.up)),
+            self.threshold.as_ref().zip(cuts(plan.options, layer, neurons)),
+        ];
+        all.into_iter().flatten().collect()
+    }
+}

@@ -1,6 +1,6 @@
 //! How weights come to a device: as packs made earlier, where they lie, or packed now.
 
-use hal::{Bytes, Device, HostRows, PackDesc, Source, Tensor};
+use hal::{Bytes, Device, DeviceKind, HostRows, PackDesc, Source, Tensor};
 
 use crate::converted::Weight;
 use crate::model::{LayerWeights, Model};
@@ -37,6 +37,17 @@ impl Plan<'_> {
     /// [`Plan::import`] of a matrix as stored.
     pub(super) fn whole(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
         self.import(device, label, &PackDesc::whole(rows.desc()), rows)
+    }
+
+    /// A vector over neurons. Where neurons change sides it is written again, which memory that was taken as it came
+    /// cannot be.
+    pub(super) fn vector(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
+        if device.info().kind != DeviceKind::Cpu || !self.counts() {
+            return self.whole(device, label, rows);
+        }
+        let tensor = device.alloc(label, rows.desc())?;
+        device.queue("import")?.write(&tensor, &rows.rows(0..1)?)?;
+        Ok(tensor)
     }
 
     /// Bytes of a layer's weights in the file.

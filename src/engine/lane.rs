@@ -3,7 +3,8 @@
 use std::convert::Infallible;
 
 use hal::format::Format;
-use hal::{Batch, BatchShape, Bytes, Device, Queue, Tensor, TensorDesc};
+use hal::op::MOST_COUNTED;
+use hal::{Batch, BatchShape, Bytes, Device, Operand, Queue, Tensor, TensorDesc};
 
 use crate::model::{Hyper, Model};
 
@@ -24,11 +25,20 @@ pub(super) struct ScratchShape {
     pub(super) batch: BatchShape,
     /// Present if predictors choose neurons.
     pub(super) lists: Option<ListShape>,
+    /// Counters of rows that were carried through, a row of neurons for each layer; present if neurons change sides.
+    pub(super) hits: Option<TensorDesc>,
+    /// Whether blocks have vectors over their neurons.
+    vectors: bool,
 }
 
 impl ScratchShape {
-    /// For `n_devices`, used or not.
-    pub(super) fn new(model: &Model, options: &EngineOptions, n_devices: usize) -> ScratchShape {
+    /// For `n_devices`, used or not. `counts` says whether rows are counted.
+    pub(super) fn new(
+        model: &Model,
+        options: &EngineOptions,
+        n_devices: usize,
+        counts: bool,
+    ) -> ScratchShape {
         let hyper = &model.hyper;
         let (n_ff, n_layer) = (hyper.n_ff, hyper.n_layer);
         let lists = ListShape { n_ff, n_layer, shared: n_devices > 1 };
@@ -45,6 +55,9 @@ impl ScratchShape {
                 max_blocks: options.n_blocks(),
             },
             lists: options.predicts(model).then_some(lists),
+            hits: counts.then(|| TensorDesc::new(n_layer, n_ff, Format::F32)),
+            vectors: options.has_thresholds()
+                || model.layers.iter().any(|layer| layer.ffn.biases().next().is_some()),
         }
     }
 
@@ -71,13 +84,23 @@ impl ScratchShape {
         let active: Bytes = rungs.iter().map(|&n| size(&self.active(n))).sum();
         let lists = self.lists.map_or(Bytes(0), |lists| lists.size(device, rungs));
         let batch = size(&self.words()) + Bytes(4 * self.batch.n_words() as u64);
-        body + batch + staging + active + lists
+        // Fetched and written a layer at a time.
+        let hits = self.hits.map_or(Bytes(0), |hits| size(&hits) + self.hits_staging());
+        body + batch + staging + active + lists + hits
     }
 
     /// Bytes of the head's scratch and staging (logits are fetched row by row).
     pub(super) fn head_size(&self, device: &Device) -> Bytes {
         let body: Bytes = self.head().iter().map(|(_, desc)| device.alloc_size(desc)).sum();
         body + Bytes(4 * self.n_vocab as u64)
+    }
+
+    /// Staging for a layer's counters of rows and, of as many words, for where its neurons live; and for the vectors over
+    /// the neurons of every layer's share.
+    fn hits_staging(&self) -> Bytes {
+        let Some(hits) = self.hits else { return Bytes(0) };
+        let vectors = if self.vectors { hits.n_rows } else { 0 };
+        Bytes(4 * (hits.n_cols * (1 + vectors)) as u64)
     }
 
     /// Staging for the residual, the counters and the experts' weights of one rung.
@@ -97,6 +120,8 @@ pub(super) struct Lane {
     pub(super) active: Vec<Tensor>,
     /// Present if predictors choose neurons.
     pub(super) lists: Option<Lists>,
+    /// Counters of rows that were carried through, `[n_layer, n_ff]`; present if neurons change sides.
+    hits: Option<Tensor>,
 }
 
 /// Scratch tensors or their shapes, all `[n_ubatch, ...]`; programs use their first rows.
@@ -218,6 +243,10 @@ impl Lane {
         queue.reserve(4 * shape.batch.n_words())?;
         let lists = shape.lists.as_ref();
         let lists = lists.map(|lists| Lists::new(device, &mut queue, lists, rungs)).transpose()?;
+        let hits = shape.hits.map(|hits| device.alloc("hits", hits)).transpose()?;
+        if let Some(desc) = shape.hits {
+            queue.reserve(4 * desc.n_cols)?;
+        }
         Ok(Lane {
             batch: device.batch(shape.batch)?,
             device: device.clone(),
@@ -225,7 +254,28 @@ impl Lane {
             scratch,
             active,
             lists,
+            hits,
         })
+    }
+
+    /// The counters of a layer for a program of `n_tokens`, if there are any.
+    pub(super) fn hits(&self, layer: usize, n_tokens: usize) -> Option<Tensor> {
+        let hits = self.hits.as_ref().filter(|_| n_tokens <= MOST_COUNTED);
+        hits.map(|hits| hits.rows(layer..layer + 1))
+    }
+
+    /// Fetches the counters of a layer to `out` and sets them to 0.
+    pub(super) fn take_hits(&mut self, layer: usize, out: &mut Vec<f32>) -> Result<()> {
+        let Some(hits) = self.hits(layer, 1) else { return Ok(()) };
+        out.resize(hits.desc().n_cols, 0.0);
+        self.queue.read_f32(&hits, out)?;
+        self.clear_hits(layer)
+    }
+
+    /// Sets the counters of a layer to 0.
+    pub(super) fn clear_hits(&mut self, layer: usize) -> Result<()> {
+        let Some(hits) = self.hits(layer, 1) else { return Ok(()) };
+        Ok(self.queue.write(&hits, &vec![0; 4 * hits.desc().n_cols])?)
     }
 
     pub(super) fn head_scratch(&mut self, shape: &ScratchShape) -> Result<HeadScratch> {

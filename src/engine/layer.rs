@@ -33,6 +33,8 @@ pub(super) struct LayerOps<'a, T> {
     pub(super) batch: &'a Batch<T>,
     /// Counters of neurons.
     pub(super) active: T,
+    /// Counters of rows, if they are counted.
+    pub(super) hits: Option<T>,
     /// Lists that the predictor fills: rows here, and rows elsewhere.
     pub(super) resident: Option<RowSet<T>>,
     pub(super) absent: Option<RowSet<T>>,
@@ -158,6 +160,7 @@ impl<T: Operand> LayerOps<'_, T> {
             weights: s.shared_weight.clone().filter(|_| groups.is_some()),
             y: s.y.clone(),
             active: self.active.clone(),
+            hits: None,
             accumulate,
         };
         let Shared { gate, up, down, .. } = shared.clone();
@@ -195,7 +198,8 @@ impl<T: Operand> LayerOps<'_, T> {
         let mut accumulate = accumulate;
         if let Some(own) = self.own {
             let (x, y, active) = (s.h.clone(), s.y.clone(), self.active.clone());
-            let place = FfnPlace { x, weights: s.weights.clone(), y, active, accumulate };
+            let (weights, hits) = (s.weights.clone(), self.hits.clone());
+            let place = FfnPlace { x, weights, y, active, hits, accumulate };
             ops.push(self.mode.op(own, rows, place).into());
             accumulate = true;
         }

@@ -3,6 +3,7 @@
 //! Start at [`Engine::feed`]; what a step does on a device is recorded in `record.rs`, how it is replayed
 //! and its hand-offs are answered is in `step.rs`.
 
+mod adapt;
 mod build;
 mod cost;
 mod error;
@@ -14,12 +15,14 @@ mod observe;
 mod options;
 mod predict;
 mod record;
+mod refill;
 mod session;
 mod step;
 mod timeline;
 mod value;
 
-pub use cost::{assumed_past, forecast, task};
+pub use adapt::{ExchangeNeeds, Exchanged};
+pub use cost::{assumed_past, exchange_needs, forecast, task};
 pub use error::{Error, Result};
 pub use import::to_convert;
 pub use observe::Observed;
@@ -162,7 +165,8 @@ impl Engine {
             None => planner.place(&budgets, &mut forecast),
         };
         loop {
-            match planner.build(&placement) {
+            let seconds = forecast.as_ref().map(|forecast| forecast.seconds);
+            match planner.build(&placement, seconds) {
                 Ok(loaded) => {
                     for slow in &loaded.slow {
                         (self.notice)(slow);
@@ -256,6 +260,7 @@ impl Engine {
             loaded.step(facts, &self.sizes, &mut self.buffers, &mut self.logits, interrupt)?;
         let on = (&loaded.lanes[..], split);
         self.buffers.timeline.end(facts.tokens.len(), on, &mut stats, self.tracer.as_mut());
+        self.adapt(facts.tokens.len(), &stats)?;
         Ok((stats, &self.logits))
     }
 
@@ -349,6 +354,13 @@ impl Engine {
     #[must_use]
     pub fn forecast(&self) -> Option<&Forecast> {
         self.forecast.as_ref()
+    }
+
+    /// What was exchanged since the model was loaded, or since a device was lost; `None` where nothing follows the text, or
+    /// it was too short for that.
+    #[must_use]
+    pub fn exchanged(&self) -> Option<Exchanged> {
+        self.loaded.as_ref()?.adapt.as_ref()?.exchanged()
     }
 
     /// Devices, the CPU first.

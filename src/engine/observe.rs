@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hal::op::MatMul;
 use hal::{BatchFacts, Operand, Program, Tensor, TensorDesc};
 
-use crate::placement::{DeviceIndex, Neurons, Placement};
+use crate::placement::{DeviceIndex, LayerPlacement, Neurons, Placement};
 
 use super::build::{Loaded, Plan};
 use super::ffn::FfnTensors;
@@ -74,6 +74,8 @@ struct LayerPrograms {
     shares: Vec<ShareProgram>,
     /// The block and what follows.
     after: Program,
+    /// Which expert each column of the weights means, where that is not its number.
+    experts: Option<Vec<u32>>,
 }
 
 /// The products of some neurons on one device.
@@ -155,7 +157,9 @@ impl Plan<'_> {
                 });
             }
             let (before, after) = (before.finish()?, after.finish()?);
-            layers.push(LayerPrograms { home: placed.home, before, shares, after });
+            let experts = loaded.adapt.as_ref().and_then(|adapt| adapt.experts(index));
+            let (home, experts) = (placed.home, experts.map(<[u32]>::to_vec));
+            layers.push(LayerPrograms { home, before, shares, after, experts });
         }
         Ok(Observers { rung, n, embed, layers, host: Host::default() })
     }
@@ -199,6 +203,22 @@ impl Products {
 }
 
 impl Observers {
+    /// Neurons of a layer changed sides, and with them perhaps what the numbers of its experts mean.
+    pub(super) fn relabel(
+        &mut self,
+        layer: usize,
+        placed: &LayerPlacement,
+        experts: Option<Vec<u32>>,
+    ) {
+        let Some(programs) = self.layers.get_mut(layer) else { return };
+        for share in &mut programs.shares {
+            if let Some(now) = placed.shares.iter().find(|now| now.device == share.device) {
+                share.neurons = now.neurons.clone();
+            }
+        }
+        programs.experts = experts;
+    }
+
     /// Runs `facts` and shows every layer's block.
     pub(super) fn step(
         &mut self,
@@ -250,6 +270,14 @@ impl Host {
         if let Some(weights) = &scratch.weights {
             self.weights.resize(n * sizes.n_expert, 0.0);
             queue.read_f32(weights, &mut self.weights)?;
+            if let Some(experts) = &layer.experts {
+                for row in self.weights.chunks_exact_mut(experts.len()) {
+                    self.part.clear();
+                    self.part.extend_from_slice(row);
+                    let weights = experts.iter().zip(&self.part);
+                    weights.for_each(|(&expert, &weight)| row[expert as usize] = weight);
+                }
+            }
         }
         self.gate.resize(n * sizes.n_ff, 0.0);
         self.up.resize(n * sizes.n_ff, 0.0);

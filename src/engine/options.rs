@@ -50,6 +50,9 @@ pub struct EngineOptions {
     pub converted: Option<Arc<Converted>>,
     /// What decides where layers and neurons go, besides sizes and budgets.
     pub placing: Placing,
+    /// Whether neurons change sides while a text runs, as it uses others than were expected. What a token computes then
+    /// depends, in its last bits, on what ran before it.
+    pub adapt: bool,
 }
 
 /// What decides where layers and neurons go, besides sizes and budgets.
@@ -81,7 +84,8 @@ impl Placing {
     #[must_use]
     pub fn speed(&self, device: DeviceIndex) -> Speed {
         let factor = if device == CPU { 1.0 } else { 100.0 };
-        let assumed = Speed { dense: factor * 1e10, sparse: factor * 1e10, hand_off: 0.0, op: 0.0 };
+        let rate = factor * 1e10;
+        let assumed = Speed { dense: rate, sparse: rate, hand_off: 0.0, op: 0.0, refill: 0.0 };
         self.speeds.get(device).copied().unwrap_or(assumed)
     }
 }
@@ -99,6 +103,7 @@ impl Default for EngineOptions {
             repack: true,
             converted: None,
             placing: Placing::default(),
+            adapt: false,
         }
     }
 }

@@ -125,6 +125,14 @@ impl Predictor<Tensor> {
     }
 }
 
+impl Predictor<Tensor> {
+    /// Lets its lists say where the neurons live now.
+    pub(super) fn place(&self, queue: &mut Queue, placed: &LayerPlacement) -> Result<()> {
+        let slots = slots(placed, self.slots.desc().n_cols);
+        Ok(queue.write(&self.slots, &slots.rows(0..1)?)?)
+    }
+}
+
 impl<T: Operand> Predictor<T> {
     /// The op for its input `x`.
     pub(super) fn op(&self, x: T, resident: RowSet<T>, absent: Option<RowSet<T>>) -> Predict<T> {
@@ -281,6 +289,7 @@ impl Lists {
 pub(super) struct Parcel {
     ids: Vec<u32>,
     members: Vec<u32>,
+    order: Vec<u32>,
 }
 
 impl Parcel {
@@ -295,6 +304,23 @@ impl Parcel {
             // A padded step has bits for tokens that are not there.
             self.members.resize(first + words, 0);
         }
+        self.sort(words);
+    }
+
+    /// By row: neurons that changed places are out of order, and rows are read one after the other.
+    fn sort(&mut self, words: usize) {
+        if self.ids.is_sorted() {
+            return;
+        }
+        self.order.clear();
+        self.order.extend(0..self.ids.len() as u32);
+        let ids = &self.ids;
+        self.order.sort_unstable_by_key(|&i| ids[i as usize]);
+        let old = self.members.clone();
+        for (to, &from) in self.members.chunks_exact_mut(words.max(1)).zip(&self.order) {
+            to.copy_from_slice(&old[from as usize * words..][..words]);
+        }
+        self.ids.sort_unstable();
     }
 
     /// Writes it into a device's list.
@@ -337,6 +363,9 @@ mod tests {
         let mut parcel = Parcel::default();
         let posted = HostRowSet { ids: vec![0, 2, 1, 4], members: vec![1, 2, 3, 4], words: 1 };
         parcel.take(&posted, 2..5, 2);
-        assert_eq!((parcel.ids, parcel.members), (vec![0, 2], vec![2, 0, 4, 0]));
+        assert_eq!((&parcel.ids, &parcel.members), (&vec![0, 2], &vec![2, 0, 4, 0]));
+        let posted = HostRowSet { ids: vec![7, 0, 4, 3], members: vec![1, 2, 3, 4], words: 1 };
+        parcel.take(&posted, 0..8, 1);
+        assert_eq!((parcel.ids, parcel.members), (vec![0, 3, 4, 7], vec![2, 4, 3, 1]));
     }
 }

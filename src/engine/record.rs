@@ -192,6 +192,7 @@ impl Recording<'_> {
             scratch,
             batch: &lane.batch,
             active: lane.active[rung].rows(index..index + 1),
+            hits: lane.hits(index, self.rungs[rung]),
             resident: lists.map(|lists| lists.resident(index, rung)),
             absent: lists.and_then(|lists| lists.absent(rung)),
             mailbox,
@@ -214,7 +215,8 @@ impl Recording<'_> {
             let active = lane.active[rung].rows(layer..layer + 1);
             let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, rung)));
             let (x, weights) = (s.handed, s.weights);
-            let place = FfnPlace { x, weights, y: s.y, active, accumulate: false };
+            let hits = lane.hits(layer, n);
+            let place = FfnPlace { x, weights, y: s.y, active, hits, accumulate: false };
             recorder.push(self.plan.mode.op(&remote.ffn, rows, place))?;
             Ok(recorder.finish()?)
         })

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::engine::{self, Engine, Session, StepStats, Want};
+use crate::engine::{self, Engine, Exchanged, Session, StepStats, Want};
 use crate::sample::{self, Pushed, Sampler, StopStrings};
 use crate::tokenizer::{self, Detokenizer, Start, Tokenizer};
 
@@ -69,6 +69,8 @@ pub struct Report {
     pub neurons: StepStats,
     /// Times the context was shifted.
     pub n_shifts: usize,
+    /// What changed sides since the model was loaded; `None` where nothing follows the text.
+    pub exchanged: Option<Exchanged>,
 }
 
 /// An error that ends a generation.
@@ -157,14 +159,16 @@ pub fn resume(
             n_steps: 0,
             neurons: StepStats::default(),
             n_shifts: 0,
+            exchanged: None,
         },
     };
     let ended = match run.run(tokenizer, prompt, emit) {
         Err(Error::Engine(engine::Error::Interrupted)) => Ok(Ended::Interrupted),
         other => other,
     };
-    let Run { mut report, text, .. } = run;
+    let Run { mut report, text, engine, .. } = run;
     report.ended = ended?;
+    report.exchanged = engine.exchanged();
     if !matches!(report.ended, Ended::Closed | Ended::Stop) {
         let _ = emit(&text.rest());
     }

@@ -19,6 +19,8 @@ pub struct Speed {
     pub hand_off: f64,
     /// Seconds that an op takes beside its bytes.
     pub op: f64,
+    /// Seconds in which a neuron's row of one matrix gets into a slot here, laid out anew.
+    pub refill: f64,
 }
 
 /// How the neurons of all layers are cut: into units that stay together, those into groups.

@@ -1,6 +1,7 @@
 //! Where each layer and each neuron lives. Pure data and pure functions: no device is seen here.
 
 mod estimate;
+pub mod exchange;
 mod facts;
 mod fill;
 mod forecast;

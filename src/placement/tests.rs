@@ -83,12 +83,13 @@ impl Recipe {
             layers: (0..self.n_layer).map(sizes).collect(),
             speed,
         };
-        let cpu = Speed { dense: 1e9, sparse: 0.9e9, hand_off: 0.0, op: 0.0 };
+        let cpu = Speed { dense: 1e9, sparse: 0.9e9, hand_off: 0.0, op: 0.0, refill: 0.0 };
         let speeds = self.devices.iter().map(|(factor, microseconds)| Speed {
             dense: factor * 1e9,
             sparse: factor * 0.7e9,
             hand_off: microseconds * 1e-6,
             op: 1e-6,
+            refill: 0.0,
         });
         let others = budgets.iter().copied().zip(speeds).map(device);
         Task {

@@ -33,7 +33,8 @@ impl<'a> Gatherer<'a> {
         Ok(Gatherer { model, norms, window, n_seen: vec![0; model.hyper.n_layer], values: vec![] })
     }
 
-    /// Gathers counts alone, of a model whose neurons are exactly 0 where they do not fire. Nothing is read for it.
+    /// Gathers counts alone: of a model whose neurons are exactly 0 where they do not fire which ones fire, of experts
+    /// which ones are used. Nothing is read for it.
     #[must_use]
     pub fn counting(model: &'a Model) -> Gatherer<'a> {
         let n_layer = model.hyper.n_layer;

@@ -134,7 +134,7 @@ impl Profile {
         &self.layers
     }
 
-    /// How probably each neuron of each layer fires for a token, `[n_layer][n_ff]`: what placement asks for.
+    /// How probably each neuron of each layer fires for a token, `[n_layer][n_ff]`.
     #[must_use]
     pub fn probabilities(&self) -> Vec<Vec<f32>> {
         let all = self.n_tokens.max(1) as f64;
@@ -142,6 +142,18 @@ impl Profile {
             layer.fires.iter().map(|&fires| (fires as f64 / all) as f32).collect()
         };
         self.layers.iter().map(layer).collect()
+    }
+
+    /// How probably a token of `model` uses each neuron of each layer, `[n_layer][n_ff]`: what placement asks for. Where
+    /// nothing is skipped within an expert, a neuron is used as often as its expert.
+    #[must_use]
+    pub fn uses(&self, model: &Model) -> Vec<Vec<f32>> {
+        let Some(experts) = model.hyper.experts.filter(|_| !model.is_exactly_sparse()) else {
+            return self.probabilities();
+        };
+        let all = self.n_tokens.max(1) as f64;
+        let of_expert = |&n: &u64| std::iter::repeat_n((n as f64 / all) as f32, experts.n_ff);
+        self.layers.iter().map(|layer| layer.routed.iter().flat_map(of_expert).collect()).collect()
     }
 
     /// Each neuron's mean contribution to a token, `[n_layer][n_ff]`; zeros where only counts are known.

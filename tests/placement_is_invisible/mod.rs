@@ -3,12 +3,14 @@
 //! Here: what all of it shares, and random placements. Budgets, losses, hand-offs that end early, graphics devices and
 //! what a device gets to do have a file each.
 
+mod adapt;
 mod budgets;
 mod graphics;
 mod hand_off;
 mod loss;
 mod predictor;
 mod shares;
+mod unified;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -31,6 +31,9 @@ pub(crate) struct Tiny {
     /// The predictor reads marks of the token alone, which no layer changes and no rounding moves: the same
     /// neurons are predicted wherever they live.
     pub(crate) marked: bool,
+    /// The first half of every layer's neurons fires for tokens whose first mark is positive, the other for the others.
+    /// Goes with `marked`.
+    pub(crate) topics: bool,
 }
 
 /// Columns of the residual that hold a token's marks: one block of rounded activations.
@@ -53,6 +56,7 @@ impl Default for Tiny {
             pwri: false,
             rank: 0,
             marked: false,
+            topics: false,
         }
     }
 }
@@ -148,6 +152,9 @@ impl Tiny {
             if self.marked {
                 mark(name, *cols, &mut values);
             }
+            if self.topics {
+                plant_topics(name, *cols, &mut values);
+            }
             let mut bytes = vec![0; rows * format.row_bytes(*cols).unwrap()];
             format.quantize(&values, &mut bytes);
             data.write(name, &bytes).unwrap();
@@ -169,6 +176,24 @@ fn mark(name: &str, cols: usize, values: &mut [f32]) {
             _ => {}
         }
     }
+}
+
+/// Lets the first mark of a token decide which half of a layer's neurons fires, and keeps the residual small, so that no
+/// layer drowns it.
+fn plant_topics(name: &str, cols: usize, values: &mut [f32]) {
+    let factor = match name {
+        _ if name.contains("ffn_gate") => {
+            let n_rows = values.len() / cols;
+            for (row, values) in values.chunks_exact_mut(cols).enumerate() {
+                values[0] = if 2 * row < n_rows { 20.0 } else { -20.0 };
+            }
+            return;
+        }
+        _ if name.contains("ffn_down") => 0.05,
+        _ if name.contains("attn_output") => 0.3,
+        _ => return,
+    };
+    values.iter_mut().for_each(|value| *value *= factor);
 }
 
 /// Runs `f` on a thread of its own and fails if it does not end in time: a test for waits that never end.

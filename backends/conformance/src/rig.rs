@@ -202,6 +202,13 @@ impl Rig {
         Ok(values)
     }
 
+    /// Notes a fault unless the two are the same.
+    pub(crate) fn same_bytes(&mut self, what: &str, a: &[u8], b: &[u8]) {
+        if a != b {
+            self.faults.push(format!("{what}: the bytes differ"));
+        }
+    }
+
     /// Notes a fault unless the two have the same bits.
     pub(crate) fn same_bits(&mut self, what: &str, a: &[f32], b: &[f32]) {
         if a.iter().zip(b).any(|(a, b)| a.to_bits() != b.to_bits()) || a.len() != b.len() {

@@ -197,6 +197,7 @@ fn ffn(b: &mut Bench, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tenso
         x: b.f32s(2, 1, &[1.0, -1.0]),
         y: b.f32s(2, 1, &[100.0, 200.0]),
         active: b.f32s(1, 2, &[0.0, 0.0]),
+        hits: None,
         kind: FfnKind::Gated,
         activation: Activation::Relu,
         skip: Skip::NotPositive,

@@ -170,6 +170,7 @@ impl Model {
             x,
             y: self.y.clone(),
             active: self.active.clone(),
+            hits: None,
             kind: FfnKind::Gated,
             activation: Activation::Relu,
             skip: Skip::NotPositive,

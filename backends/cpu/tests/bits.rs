@@ -146,6 +146,7 @@ impl Layer {
             x,
             y,
             active,
+            hits: None,
             kind: FfnKind::Gated,
             activation: Activation::Relu,
             skip: self.skip,

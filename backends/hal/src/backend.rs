@@ -188,7 +188,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(not_kept(&self.info().name))
     }
 
-    /// The device's bytes for one row of a pack, for [`BackendQueue::refill`].
+    /// The device's bytes for one row of a pack, for [`BackendQueue::refill`]. Those of a transposed matrix in blocks are
+    /// the plain layout's on every device, so that they may come from any pack of it ([`crate::pack::slot_plain`]).
     ///
     /// # Errors
     /// What a paged source reports.

@@ -123,15 +123,30 @@ fn do_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
 pub fn pack_row_plain(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
     let one = PackDesc { select: Select::Rows([row].into()), spare: 0, ..pack.clone() };
     let packed = one.packed()?;
+    if pack.transpose {
+        let bytes = source.rows(0..pack.source.n_rows)?;
+        let one = transposed(&packed)?.pack_one(&bytes, row).map_err(|e| shape(&e))?;
+        let (mut bytes, group) = one;
+        bytes.extend(group.to_le_bytes());
+        return Ok(bytes);
+    }
     let mut bytes = vec![0; plain_size(&packed).unwrap_or_default()];
     pack_plain(&one, source, &mut bytes, 1)?;
-    if pack.transpose {
-        let layout = transposed(&packed)?;
-        let group = bytes[layout.groups_at..layout.groups_at + 4].to_vec();
-        bytes.truncate(layout.row_bytes);
-        bytes.extend(group);
-    }
     Ok(bytes)
+}
+
+/// The bytes of one slot of a transposed pack of shape `desc`, as [`refill_plain`] takes them.
+///
+/// # Errors
+/// [`Error::Shape`] if there is no such slot, or `pack` is no such pack.
+pub fn slot_plain(desc: &TensorDesc, pack: &[u8], slot: usize) -> Result<Vec<u8>> {
+    let layout = transposed(desc)?;
+    let codes = pack.get(slot * layout.row_bytes..(slot + 1) * layout.row_bytes);
+    let group = pack.get(layout.groups_at + 4 * slot..layout.groups_at + 4 * slot + 4);
+    match codes.zip(group).filter(|_| slot < layout.n_slots && pack.len() == layout.n_bytes) {
+        Some((codes, group)) => Ok([codes, group].concat()),
+        None => Err(Error::shape("refill", "slot", format!("one of {desc}"), slot)),
+    }
 }
 
 /// Puts bytes from [`pack_row_plain`] into `slot` of a pack of shape `desc`.

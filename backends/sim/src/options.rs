@@ -3,13 +3,15 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use hal::Bytes;
+use hal::{Bytes, DeviceKind};
 
 /// What a simulated device is like. The default has no limits, no delays and no failures.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
     /// Device name.
     pub name: String,
+    /// What it passes for.
+    pub kind: DeviceKind,
     /// Where the random delays start.
     pub seed: u64,
     /// Physical memory for tensors and packs. Each takes whole [`SimOptions::GRANULE`]s of it.
@@ -33,6 +35,7 @@ impl Default for SimOptions {
     fn default() -> SimOptions {
         SimOptions {
             name: "SIM0".to_owned(),
+            kind: DeviceKind::Simulated,
             seed: 0,
             memory: Bytes::MAX,
             max_binding: Bytes::MAX,

@@ -3,7 +3,7 @@
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hal::{Bytes, DeviceInfo, DeviceKind, Error, Result};
+use hal::{Bytes, DeviceInfo, Error, Result};
 
 use crate::options::{Failures, Fault, SimOptions};
 use crate::worker::Message;
@@ -57,7 +57,7 @@ impl Shared {
         let info = DeviceInfo {
             name: options.name.clone(),
             description: "a simulated device for tests".to_owned(),
-            kind: DeviceKind::Simulated,
+            kind: options.kind,
             max_binding: options.max_binding,
             hand_off: true,
         };

@@ -96,6 +96,7 @@ fn one_format(device: &Device, queue: &mut Queue, format: Format) -> Result<()> 
                 x: x.clone(),
                 y: device.alloc_f32("y", n_tokens, N_EMBD)?,
                 active: device.alloc_f32("active", 1, n_tokens)?,
+                hits: None,
                 kind: FfnKind::Gated,
                 activation: Activation::Silu,
                 skip: Skip::Never,

@@ -39,6 +39,7 @@ files![
     "experts_hidden",
     "experts_pairs",
     "experts_reduce",
+    "ffn_count",
     "ffn_cut",
     "ffn_few",
     "ffn_hidden",

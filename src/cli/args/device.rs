@@ -42,6 +42,9 @@ pub(crate) struct DeviceArgs {
     /// Keep all feed-forward neurons on the CPU
     #[arg(long, env = "THERMOCLINE_ARG_DISABLE_GPU_INDEX", value_parser = boolish())]
     pub(crate) disable_gpu_index: bool,
+    /// Leave each neuron where the plan has it, instead of letting those that the text uses come to the device
+    #[arg(long, env = "THERMOCLINE_ARG_NO_ADAPT", value_parser = boolish())]
+    pub(crate) no_adapt: bool,
     /// Measure the devices anew for the plan, instead of taking kept figures
     #[arg(long, env = "THERMOCLINE_ARG_RESET_GPU_INDEX", value_parser = boolish())]
     pub(crate) reset_gpu_index: bool,

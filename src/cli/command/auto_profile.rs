@@ -46,8 +46,8 @@ pub(super) fn after(
     };
     let n = affordable(used.tokens.len(), used.took).min(WANTED as usize);
     let model = engine.shared_model();
-    // Where only thresholds drop neurons, a count tells nothing of which are used.
-    let counts = engine.is_sparse() && model.is_exactly_sparse();
+    // Where only thresholds drop neurons, a count tells nothing of which are used; of experts it does.
+    let counts = engine.is_sparse() && model.is_exactly_sparse() || model.hyper.experts.is_some();
     if !counts || n < FEWEST || interrupt.load(Ordering::Relaxed) {
         return;
     }

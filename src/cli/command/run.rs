@@ -289,10 +289,24 @@ pub(super) fn perf_line(report: &Report) -> String {
             100.0 * d
         )
     });
+    let devices = device_share(report).map_or(String::new(), |share| {
+        let exchanged = report.exchanged.map_or(String::new(), |done| {
+            let [first, last] = [done.first, done.last].map(|share| 100.0 * share);
+            format!(", {} exchanged: {first:.1} % at first, {last:.1} % at last", done.neurons)
+        });
+        format!(" | {:.1} % of these on devices{exchanged}", 100.0 * share)
+    });
     format!(
-        "prompt {} tokens{reused}, {prompt:.1} t/s | generated {} tokens, {generated:.1} t/s{density}{waits}",
+        "prompt {} tokens{reused}, {prompt:.1} t/s | generated {} tokens, {generated:.1} t/s{density}{devices}{waits}",
         report.n_prompt, report.n_generated,
     )
+}
+
+/// Of the neurons that were carried through, those that were not on the CPU.
+fn device_share(report: &Report) -> Option<f64> {
+    let neurons = &report.neurons;
+    (neurons.off_cpu > 0.0 || report.exchanged.is_some())
+        .then(|| neurons.off_cpu / neurons.active.max(1.0))
 }
 
 /// The same on standard error, as JSON if wanted. `load` is told where it belongs to this generation.
@@ -318,6 +332,10 @@ pub(super) fn report_perf(
             "density": density(report),
             "cpu_waited": waits.map(|[cpu, _]| cpu),
             "devices_waited": waits.map(|[_, devices]| devices),
+            "device_share": device_share(report),
+            "exchanged_neurons": report.exchanged.map(|done| done.neurons),
+            "device_share_first": report.exchanged.map(|done| done.first),
+            "device_share_last": report.exchanged.map(|done| done.last),
             "context_shifts": report.n_shifts,
             "ended": format!("{:?}", report.ended),
         });

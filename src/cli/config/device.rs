@@ -17,6 +17,8 @@ pub(crate) struct DeviceOptions {
     pub(crate) budgets: Vec<Budget>,
     /// What goes there.
     pub(crate) wishes: Wishes,
+    /// Neurons change sides as the text uses them.
+    pub(crate) adapt: bool,
     /// Kept figures of the devices are not used.
     pub(crate) measure_anew: bool,
     /// Flags by which the user expects a device, as they were given.
@@ -86,6 +88,7 @@ impl DeviceOptions {
                 cache_on_cpu: args.no_kv_offload,
                 neurons_on_cpu: args.disable_gpu_index,
             },
+            adapt: !args.no_adapt,
             measure_anew: args.reset_gpu_index,
             expected_by: flags.filter(|(_, given)| *given).map(|(f, _)| f).collect(),
             without_layers: wanted_layers != whole_layers,

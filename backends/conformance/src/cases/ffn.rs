@@ -1,7 +1,7 @@
 //! SparseFfn: every format in every layout, and which rows are listed.
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
+use hal::op::{Activation, Down, FfnKind, MOST_COUNTED, Skip, SparseFfn};
 use hal::{Op, PackDesc, Result, Rows, Tensor};
 
 use super::ffn_experts::Experts;
@@ -201,6 +201,11 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         true => rig.rng.floats(n_tokens * n_out),
         false => vec![POISON; n_tokens * n_out],
     };
+    // Wider than the rows: one tensor may serve shares of different sizes.
+    let hits = match n_tokens <= MOST_COUNTED {
+        true => Some(rig.updated(1, n_rows + 3, &vec![5.0; n_rows + 3])?),
+        false => None,
+    };
     Ok(SparseFfn {
         gate,
         up,
@@ -214,6 +219,7 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         x: rig.input(n_tokens, spec.n_embd())?,
         y: rig.updated(n_tokens, n_out, &old)?,
         active: rig.updated(1, n_tokens, &vec![3.0; n_tokens])?,
+        hits,
         kind: spec.kind,
         activation: spec.activation,
         skip: spec.skip,
@@ -252,7 +258,8 @@ pub(super) fn run(rig: &mut Rig, spec: &Spec) -> Result<()> {
 pub(super) fn finish(rig: &mut Rig, op: SparseFfn<Tensor>) -> Result<()> {
     rig.run([Op::SparseFfn(op.clone())])?;
     rig.watch("y", &op.y)?;
-    rig.watch("active", &op.active)
+    rig.watch("active", &op.active)?;
+    op.hits.as_ref().map_or(Ok(()), |hits| rig.watch("hits", hits))
 }
 
 /// How a token of a batch is run on its own.

@@ -56,6 +56,10 @@ fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
         let tensor = rig.device.import("pack", &pack, source)?;
         for (slot, row) in refills {
             let bytes = rig.device.pack_row(&pack, source, row)?;
+            if pack.transpose && pack.source.format.quants().is_some() {
+                let plain = hal::pack::pack_row_plain(&pack, source, row)?;
+                rig.same_bytes("a transposed row in the plain layout", &plain, &bytes);
+            }
             rig.queue.refill(&tensor, slot, &bytes)?;
         }
         Ok(tensor)

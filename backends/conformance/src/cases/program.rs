@@ -167,7 +167,8 @@ fn resized(
     let source = rig.matrix(N_EMBD, 160, format)?;
     let pack = hal::PackDesc { transpose: true, ..hal::PackDesc::whole(source.desc()) };
     let down = rig.device.import("down", &pack, &source)?;
-    Ok(SparseFfn { gate: Some(gate), up, down, x: x.clone(), y: y.clone(), ..op })
+    let hits = None;
+    Ok(SparseFfn { gate: Some(gate), up, down, x: x.clone(), y: y.clone(), hits, ..op })
 }
 
 /// The list goes from the predictor to the block without the host.

@@ -60,6 +60,7 @@ pub(super) struct SparseFfn {
     x: Acts,
     y: Writes<f32>,
     active: Writes<f32>,
+    hits: Option<Writes<f32>>,
     carried: Writes<u32>,
     output: Output,
     prompt: Option<Prompt>,
@@ -103,6 +104,7 @@ impl SparseFfn {
             x: Acts::new(bind.read(&op.x), spans.x.as_ref(), context),
             y: bind.write(&op.y),
             active: bind.write(&op.active),
+            hits: op.hits.as_ref().map(|hits| bind.write(hits)),
             carried: bind.scratch(&spans.carried),
             output,
             prompt: cut.is_prompt.then(|| Prompt {

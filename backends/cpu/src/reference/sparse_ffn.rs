@@ -19,7 +19,7 @@ struct Listed {
 
 pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
     let listed = list(op, memory);
-    let (h, carried) = hidden(op, memory, &listed);
+    let Hidden { h, carried, hits } = hidden(op, memory, &listed);
     let (n_tokens, n_out) = (op.y.desc().n_rows, op.y.desc().n_cols);
     let mut sums = match op.orientation {
         Down::ByNeuron => {
@@ -47,6 +47,21 @@ pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
     let counts = floats(memory, &op.active);
     let counts: Vec<f32> = counts.iter().zip(carried).map(|(a, n)| a + n as f32).collect();
     write_row(memory, &op.active, 0, &counts);
+    if let Some(to) = &op.hits {
+        let mut counts = floats(memory, to);
+        listed.ids.iter().zip(hits).for_each(|(&id, n)| counts[id] += n as f32);
+        write_row(memory, to, 0, &counts);
+    }
+}
+
+/// What becomes of the listed rows.
+struct Hidden {
+    /// `factor * h` of every listed row and token, 0 where it was dropped.
+    h: Vec<Vec<f64>>,
+    /// How many rows were carried through for each token.
+    carried: Vec<usize>,
+    /// For how many tokens each listed row was.
+    hits: Vec<usize>,
 }
 
 fn list(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> Listed {
@@ -78,13 +93,7 @@ fn list(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> Listed {
     Listed { ids, factor }
 }
 
-/// `factor * h` of every listed row and token, 0 where it was dropped, and how many were carried through
-/// per token.
-fn hidden(
-    op: &SparseFfn<Tensor>,
-    memory: &dyn Memory,
-    listed: &Listed,
-) -> (Vec<Vec<f64>>, Vec<usize>) {
+fn hidden(op: &SparseFfn<Tensor>, memory: &dyn Memory, listed: &Listed) -> Hidden {
     let n_tokens = op.x.desc().n_rows;
     let up = Projection::new(memory, &op.up, op.bias_up.as_ref(), &op.x);
     let gate =
@@ -95,6 +104,7 @@ fn hidden(
     let thresholds = maybe_floats(memory, op.threshold.as_ref());
 
     let mut carried = vec![0; n_tokens];
+    let mut hits = vec![0; listed.ids.len()];
     let mut h = vec![vec![0.0; n_tokens]; listed.ids.len()];
     for (i, &id) in listed.ids.iter().enumerate() {
         let ups = up.row(memory, id);
@@ -110,12 +120,13 @@ fn hidden(
             };
             if !dropped {
                 carried[t] += 1;
+                hits[i] += 1;
                 let value = neuron(op.kind, op.activation, test - cuts[t], ups[t]);
                 h[i][t] = listed.factor[i][t] * value;
             }
         }
     }
-    (h, carried)
+    Hidden { h, carried, hits }
 }
 
 /// `h` times down where that lies across neurons: a matrix for all rows, or one for each group that has some.

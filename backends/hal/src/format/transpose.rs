@@ -71,6 +71,30 @@ pub(super) fn parts<'a>(
     parts
 }
 
+/// The row of one neuron and its group's number.
+pub(super) fn one(layout: TransposedLayout, source: &[u8], neuron: u32) -> (Vec<u8>, u32) {
+    let n_values = layout.format.block_values();
+    let first = neuron as usize / n_values * n_values;
+    let n_groups = n_values.checked_div(layout.group).unwrap_or(0);
+    let (mut rows, mut groups) = (vec![0; layout.row_bytes], [0; 4]);
+    let mut tables = vec![0; 2 * n_groups * layout.table_row_bytes];
+    let (scales, mins) = tables.split_at_mut(n_groups * layout.table_row_bytes);
+    let neurons = &[neuron];
+    let (run, rows_of) = (first..first + n_values, &mut rows);
+    TransposedPart {
+        layout,
+        source,
+        run,
+        neurons,
+        rows: rows_of,
+        groups: &mut groups,
+        scales,
+        mins,
+    }
+    .pack();
+    (rows, u32::from_le_bytes(groups))
+}
+
 /// Splits the first `len` bytes off.
 fn take<'a>(bytes: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
     let (first, rest) = std::mem::take(bytes).split_at_mut(len);

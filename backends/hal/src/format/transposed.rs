@@ -156,6 +156,22 @@ impl TransposedLayout {
         Ok(transpose::parts(*self, source, neurons, out))
     }
 
+    /// The codes of one neuron alone, [`TransposedLayout::row_bytes`] long, and the number of its group. Only the blocks
+    /// that it is in are read.
+    ///
+    /// # Errors
+    /// As [`TransposedLayout::pack`].
+    pub fn pack_one(&self, source: &[u8], neuron: u32) -> Result<(Vec<u8>, u32), TransposedError> {
+        let expected = self.source_row_bytes() * self.n_out;
+        if source.len() != expected {
+            return Err(TransposedError::Source { expected, found: source.len() });
+        }
+        if neuron as usize >= self.n_ff {
+            return Err(TransposedError::Neuron { neuron, n_ff: self.n_ff });
+        }
+        Ok(transpose::one(*self, source, neuron))
+    }
+
     fn check(&self, source: &[u8], neurons: &[u32], out: &[u8]) -> Result<(), TransposedError> {
         let n_ff = self.n_ff;
         let expected = self.source_row_bytes() * self.n_out;

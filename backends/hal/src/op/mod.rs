@@ -27,7 +27,7 @@ pub use predict::{Hidden, Predict};
 pub use recurrent::{GatedDelta, ShortConv, SsmScan};
 pub use rope::{Pairing, Rope};
 pub use route::{Route, Scoring};
-pub use sparse_ffn::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
+pub use sparse_ffn::{Activation, Down, FfnKind, Groups, MOST_COUNTED, Skip, SparseFfn};
 
 use crate::{Error, Operand, Result, Tensor, TensorDesc};
 
@@ -50,6 +50,7 @@ macro_rules! op_type {
     (write $t:ty) => { $t };
     (update $t:ty) => { $t };
     (maybe $t:ty) => { Option<$t> };
+    (maybe_update $t:ty) => { Option<$t> };
     (batch $t:ty) => { $crate::Batch<$t> };
     (rows $t:ty) => { $crate::Rows<$t> };
     (set_out $t:ty) => { $crate::RowSet<$t> };
@@ -70,6 +71,9 @@ macro_rules! op_map {
         $f(&$v)
     };
     (maybe $v:expr, $f:expr) => {
+        $v.as_ref().map(&mut *$f)
+    };
+    (maybe_update $v:expr, $f:expr) => {
         $v.as_ref().map(&mut *$f)
     };
     (maybe_set $v:expr, $f:expr) => {
@@ -96,6 +100,11 @@ macro_rules! op_visit {
     (maybe $n:expr, $v:expr, $f:expr) => {
         if let Some(v) = &$v {
             $f($n, $crate::op::Access::Read, v)
+        }
+    };
+    (maybe_update $n:expr, $v:expr, $f:expr) => {
+        if let Some(v) = &$v {
+            $f($n, $crate::op::Access::Update, v)
         }
     };
     (batch $n:expr, $v:expr, $f:expr) => {

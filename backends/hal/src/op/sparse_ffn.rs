@@ -99,6 +99,10 @@ impl Groups {
     }
 }
 
+/// Most tokens of a block that counts who carried its rows through: steps that generate, in which rows are skipped. In
+/// longer ones nearly every row is read, and which is no matter.
+pub const MOST_COUNTED: usize = 16;
+
 op! {
     /// `y[t] = sum over rows r of h[t, r] * down[r]` (added to `y` if `accumulate`), where a row is dropped as
     /// soon as its test value shows that it does not count.
@@ -113,6 +117,7 @@ op! {
     /// | `rows` | slots to compute; `All` for every row | |
     /// | `x`, `y` | `[n_tokens, n_embd]`, `[n_tokens, n_out]` | F32 |
     /// | `active` | `[1, n_tokens]`: neurons carried through to down, for the density report | F32 |
+    /// | `hits` | `[1, n_rows or more]`: tokens that carried each row through; up to [`MOST_COUNTED`] tokens | F32 |
     ///
     /// Dense is the case `Rows::All` with [`Skip::Never`]; experts are groups. A backend is free to implement
     /// it as one kernel or three. Source: PowerInfer (Song et al., SOSP 2024), gate first and fused.
@@ -141,6 +146,8 @@ op! {
         update y,
         /// Count of neurons carried through, per token (added to).
         update active,
+        /// Count of tokens that carry each row through (added to).
+        maybe_update hits,
         ;
         /// How gate and up combine.
         kind: FfnKind,
@@ -177,6 +184,11 @@ impl<T: Operand> SparseFfn<T> {
         c.f32("x", &self.x, x.n_rows, up.n_cols)?;
         c.f32("y", &self.y, x.n_rows, y.n_cols)?;
         c.f32("active", &self.active, 1, x.n_rows)?;
+        if let Some(hits) = &self.hits {
+            c.f32("hits", hits, 1, hits.desc().n_cols.max(n_rows))?;
+            let few = x.n_rows <= MOST_COUNTED;
+            c.that(few, "hits", format!("up to {MOST_COUNTED} tokens"), x.n_rows)?;
+        }
         c.weight("down", &self.down)?;
         match self.orientation {
             Down::ByNeuron => c.shape("down", &self.down, n_rows, y.n_cols)?,

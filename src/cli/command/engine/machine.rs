@@ -20,11 +20,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What an assumed device does where the user does not say: a card of the middle class.
-const ASSUMED: Speed = Speed { dense: 400e9, sparse: 280e9, hand_off: 20e-6, op: 2e-6 };
+const ASSUMED: Speed =
+    Speed { dense: 400e9, sparse: 280e9, hand_off: 20e-6, op: 2e-6, refill: 5e-6 };
 /// Said where neurons are split without knowing which are used most.
 pub(crate) const NO_PROFILE: &str = "which neurons are used most is not known, so all count the same; a profile of the model would put the hot ones on the device";
 /// Stands for a device that failed when it was measured: slower than anything, so that no plan takes it.
-const UNUSABLE: Speed = Speed { dense: 1.0, sparse: 1.0, hand_off: 1.0, op: 1.0 };
+const UNUSABLE: Speed = Speed { dense: 1.0, sparse: 1.0, hand_off: 1.0, op: 1.0, refill: 1.0 };
 /// Share of the bandwidth that single rows get on an assumed device.
 const ROWS: f64 = 0.7;
 
@@ -137,6 +138,7 @@ impl Machine {
                 sparse: given.rows.unwrap_or(dense * ROWS).min(dense),
                 hand_off: given.hand_off.unwrap_or(ASSUMED.hand_off),
                 op: given.op.unwrap_or(ASSUMED.op),
+                refill: ASSUMED.refill,
             }
         };
         let mut named: Vec<(Candidate, Speed)> = Vec::new();
@@ -240,7 +242,7 @@ impl Machine {
                 ),
             });
         }
-        let (used, skips) = (forecast.placement.n_split() > 0, model.is_exactly_sparse());
+        let (used, skips) = (forecast.placement.n_split() > 0, uses_differ(model));
         if used && skips && options.placing.uses.is_none() {
             terminal.note(NO_PROFILE);
         }
@@ -301,20 +303,25 @@ impl Machine {
     }
 }
 
-/// How often each neuron of a model that skips some fires, as its profile tells.
+/// Whether a token uses some neurons of the model and not others.
+pub(crate) fn uses_differ(model: &Model) -> bool {
+    model.is_exactly_sparse() || model.hyper.experts.is_some()
+}
+
+/// How often each neuron of a model that does not use all of them is used, as its profile tells.
 pub(crate) fn known_uses(
     model: &Model,
     computation: &Computation,
     terminal: &Terminal,
 ) -> Option<Arc<Vec<Vec<f32>>>> {
-    if !model.is_exactly_sparse() {
+    if !uses_differ(model) {
         return None;
     }
     let folder = computation.folder.as_ref().map(|folder| folder.path.as_path());
     let read = Learned::find(&model.file, folder, Section::Profile)
         .and_then(|found| found.map_or(Ok(None), |learned| Profile::read(&learned, model)));
     match read {
-        Ok(profile) => profile.map(|profile| Arc::new(profile.probabilities())),
+        Ok(profile) => profile.map(|profile| Arc::new(profile.uses(model))),
         Err(refused) => {
             terminal.note(&format!("no profile is used: {refused}"));
             None

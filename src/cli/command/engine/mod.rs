@@ -245,6 +245,7 @@ pub(crate) fn settings(options: &ModelOptions, n_ctx: usize) -> EngineOptions {
         repack: options.computation.repack,
         converted: None,
         placing: Placing { wishes: options.computation.devices.wishes, ..Placing::default() },
+        adapt: options.computation.devices.adapt,
     }
 }
 

@@ -54,14 +54,16 @@ impl Speeds {
         let device = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
         let free = backend.memory().ok().and_then(|memory| memory.free);
         let room = free.unwrap_or(Bytes::MAX).min(most);
-        let Speed { dense, sparse, hand_off, op } = speed(&device, shape, Some(room))?;
-        let [dense, sparse, hand_off, op] = [dense, sparse, hand_off, op].map(steady);
+        let measured = speed(&device, shape, Some(room))?;
+        let Speed { dense, sparse, hand_off, op, refill } = measured;
+        let [dense, sparse] = [dense, sparse].map(steady);
+        let [hand_off, op, refill] = [hand_off, op, refill].map(steady);
         self.known.insert(
             key,
-            json!({ "bytes_per_second": dense, "row_bytes_per_second": sparse, "hand_off_seconds": hand_off, "op_seconds": op }),
+            json!({ "bytes_per_second": dense, "row_bytes_per_second": sparse, "hand_off_seconds": hand_off, "op_seconds": op, "refill_seconds": refill }),
         );
         self.changed = true;
-        Ok(Speed { dense, sparse, hand_off, op })
+        Ok(Speed { dense, sparse, hand_off, op, refill })
     }
 
     /// Keeps what was measured. Where it cannot be kept, it is measured again next time.
@@ -91,7 +93,8 @@ fn read(value: &Value) -> Option<Speed> {
     };
     let (dense, sparse) = (number("bytes_per_second")?, number("row_bytes_per_second")?);
     let (hand_off, op) = (number("hand_off_seconds")?, number("op_seconds")?);
-    (dense > 0.0 && sparse > 0.0).then_some(Speed { dense, sparse, hand_off, op })
+    let refill = number("refill_seconds")?;
+    (dense > 0.0 && sparse > 0.0).then_some(Speed { dense, sparse, hand_off, op, refill })
 }
 
 #[cfg(test)]
@@ -121,7 +124,7 @@ mod tests {
                 Speeds::open(Some(folder.path()), false).known.values().all(|v| read(v).is_none())
             );
         }
-        let wrong = json!({ "bytes_per_second": -1.0, "row_bytes_per_second": 1.0, "hand_off_seconds": 0.0, "op_seconds": 0.0 });
+        let wrong = json!({ "bytes_per_second": -1.0, "row_bytes_per_second": 1.0, "hand_off_seconds": 0.0, "op_seconds": 0.0, "refill_seconds": 0.0 });
         assert_eq!(read(&wrong), None);
     }
 }

@@ -1,7 +1,7 @@
 //! The plan for programs. Bytes are bytes, times are seconds.
 
 use super::Report;
-use crate::placement::{CPU, Forecast, Neurons};
+use crate::placement::{CPU, Forecast, Neurons, exchange};
 use serde_json::{Value, json};
 
 /// One object.
@@ -29,6 +29,13 @@ pub(super) fn report(report: &Report) -> Value {
             "cpu_alone": alternative(&report.cpu_alone),
             "no_limit": alternative(&report.all_fits),
         },
+        "exchange": report.exchange.map(|needs| json!({
+            "layers": needs.n_layers,
+            "neurons_at_once": needs.most,
+            "host_bytes": needs.host.0,
+            "counter_bytes": needs.counters.0,
+            "every_tokens": exchange::EVERY,
+        })),
         "why": report.why(),
         "notes": report.notes,
     })

@@ -10,9 +10,9 @@ use crate::cli::config::PlanOptions;
 use crate::cli::failure::Failure;
 use crate::cli::output::{Output, write_file};
 use crate::cli::terminal::Terminal;
-use crate::engine::{EngineOptions, Placing};
+use crate::engine::{EngineOptions, ExchangeNeeds, Placing};
 use crate::model::Model;
-use crate::placement::{Forecast, Speed, Wishes, plan, plan_whole_layers};
+use crate::placement::{Forecast, Speed, Wishes, exchange, plan, plan_whole_layers};
 use hal::{Bytes, DeviceKind};
 use std::sync::Arc;
 
@@ -60,6 +60,8 @@ struct Report {
     wishes: Wishes,
     /// Whether some device could have a part of a layer.
     can_split: bool,
+    /// What it takes that neurons change sides; `None` where none does.
+    exchange: Option<ExchangeNeeds>,
     notes: Vec<String>,
 }
 
@@ -123,6 +125,9 @@ impl Report {
             let help = refused.help.map_or(String::new(), |help| format!("; {help}"));
             notes.push(format!("it would not be loaded: {}{help}", refused.message));
         }
+        let exchange =
+            crate::engine::exchange_needs(&model, &machine.devices(), &settings, &forecast);
+        notes.extend(exchange.map(follows));
         Ok(Report {
             n_ctx,
             n_past: crate::engine::assumed_past(&settings),
@@ -138,6 +143,7 @@ impl Report {
                 .any(|other| other.device.info().hand_off && is_apart(other)),
             forecast,
             model,
+            exchange,
             notes,
         })
     }
@@ -191,6 +197,19 @@ impl Report {
             ));
         }
         why
+    }
+}
+
+/// What it means that the hot set follows the text.
+fn follows(needs: ExchangeNeeds) -> String {
+    let ExchangeNeeds { n_layers, most, host, counters } = needs;
+    match most {
+        0 => "the hot set stays as it is: bringing neurons to the device costs more than it gains"
+            .to_owned(),
+        most => format!(
+            "the hot set of {n_layers} layers follows the text: up to {most} neurons change places every {} tokens; {counters} of counters on each device, and {host} of the model in the host's memory (--no-adapt: none of it)",
+            exchange::EVERY
+        ),
     }
 }
 

@@ -207,6 +207,11 @@ impl SparseFfn {
         for (token, pair) in part.pairs.clone().enumerate() {
             let values = &carried.values[token][..carried.len[token]];
             self.carried.part(pair, part.chunk..part.chunk + 1)[0] = values.len() as u32;
+            if let Some(hits) = &self.hits {
+                // A row is in one slice, and a slice is one chunk.
+                let hits = hits.part(0, part.rows.clone());
+                values.iter().for_each(|(id, _)| hits[*id as usize - part.rows.start] += 1.0);
+            }
             match &self.output {
                 Output::ByNeuron { down, partial } if !values.is_empty() => {
                     let y = partial.row(pair * self.cut.group_slices + part.chunk);

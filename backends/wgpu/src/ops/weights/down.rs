@@ -82,7 +82,20 @@ impl SecondHalf<'_> {
             (Down::AcrossNeurons, None) => self.across(out)?,
             (Down::AcrossNeurons, Some(groups)) => self.across_groups(groups, out)?,
         }
+        if let Some(hits) = &self.op.hits {
+            self.count(&plain(hits)?, out)?;
+        }
         self.reduce(out)
+    }
+
+    /// Which rows were carried through.
+    fn count(&self, hits: &Span, out: &mut Lowering<'_>) -> Result<()> {
+        let flat = out.facts().tuning.flat as usize;
+        let source = Source::new("ffn_count").set("FLAT", flat);
+        let n_rows = self.op.up.desc().n_rows;
+        let numbers = [n_rows as u32, self.n_tokens as u32];
+        let grid = out.facts().grid(n_rows.div_ceil(flat));
+        out.dispatch(&source, &[self.h.clone(), hits.clone()], &numbers, grid)
     }
 
     fn by_neuron(&self, out: &mut Lowering<'_>) -> Result<()> {

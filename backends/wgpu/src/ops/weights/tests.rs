@@ -65,7 +65,7 @@ fn shaders_of_every_format_translate() {
 #[test]
 fn shaders_without_weights_translate() {
     let experts = ["experts_pairs", "experts_hidden", "experts_reduce"];
-    let names = ["quantize", "ffn_hidden", "ffn_mask", "ffn_cut", "down_reduce"];
+    let names = ["quantize", "ffn_hidden", "ffn_mask", "ffn_count", "ffn_cut", "down_reduce"];
     for name in names.into_iter().chain(["predict_count", "predict_list"]).chain(experts) {
         for shared in [false, true] {
             let source = Source::new(name).set("FLAT", 64);

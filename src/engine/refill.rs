@@ -1,0 +1,203 @@
+//! Slots filled anew: what an exchange of neurons writes, on both sides of a layer.
+
+use hal::pack::{pack_plain, plain_size, slot_plain};
+use hal::{Bytes, HostRows, PackDesc, Queue, Tensor, TensorDesc};
+
+use crate::model::LayerWeights;
+use crate::placement::exchange::Swap;
+use crate::placement::{CPU, LayerPlacement, Neurons, Share};
+
+use super::Result;
+use super::adapt::{Exchanging, Way, lane_of, sides};
+use super::build::{Layer, Loaded, Plan};
+use super::ffn::{FfnTensors, PackedFfn, chosen};
+use super::lane::Lane;
+
+impl Plan<'_> {
+    /// Lets the neurons of one layer change places as `swaps` say.
+    ///
+    /// # Errors
+    /// Those of the devices; what slots hold is not known then.
+    pub(super) fn exchange_in(
+        &self,
+        at: &mut Exchanging,
+        loaded: &mut Loaded,
+        placed: &LayerPlacement,
+        swaps: &[Swap],
+    ) -> Result<LayerPlacement> {
+        let Some(lists) = sides(placed) else { return Ok(placed.clone()) };
+        let mut lists = lists.map(|list| list.to_vec());
+        let unit = at.way.unit();
+        // Neighbours go where neighbours were: rows of a transposed matrix are quicker beside others of their group.
+        let [mut hot, mut cold]: [Vec<usize>; 2] =
+            [swaps.iter().map(|s| s.hot).collect(), swaps.iter().map(|s| s.cold).collect()];
+        hot.sort_unstable_by_key(|&slot| lists[0][slot * unit]);
+        cold.sort_unstable_by_key(|&slot| lists[1][slot * unit]);
+        for (&hot, &cold) in hot.iter().zip(&cold) {
+            for k in 0..unit {
+                let [device, cpu] = &mut lists;
+                std::mem::swap(&mut device[hot * unit + k], &mut cpu[cold * unit + k]);
+            }
+        }
+        let Loaded { lanes, layers, .. } = loaded;
+        let layer = &layers[at.layer];
+        let remote = layer.remotes.iter().find(|remote| remote.device == CPU);
+        let both = [(placed.home, layer.own.as_ref()), (CPU, remote.map(|remote| &remote.ffn))];
+        for (((device, ffn), units), list) in both.into_iter().zip([&hot, &cold]).zip(&lists) {
+            let Some(share) = ffn else { continue };
+            let down = at.down.as_ref();
+            let filling = Filling { plan: self, layer: at.layer, share, list, down };
+            filling.fill(lane_of(lanes, device), at.way, units)?;
+        }
+        let shares = placed.shares.iter().map(|share| Share {
+            device: share.device,
+            neurons: match share.device {
+                CPU => Neurons::List(lists[1].as_slice().into()),
+                device if device == placed.home => Neurons::List(lists[0].as_slice().into()),
+                _ => share.neurons.clone(),
+            },
+        });
+        let placed = LayerPlacement { home: placed.home, shares: shares.collect() };
+        let home = lane_of(lanes, placed.home);
+        if let Some(predictor) = &layer.predictor {
+            predictor.place(&mut home.queue, &placed)?;
+        }
+        if let Some((numbers, experts)) = &mut at.numbers {
+            let mut moved = Vec::new();
+            for ((numbers, units), list) in numbers.iter().zip([&hot, &cold]).zip(&lists) {
+                for &slot in units {
+                    experts[numbers[slot]] = list[slot * unit] / unit as u32;
+                    moved.push(numbers[slot]);
+                }
+            }
+            self.renumber(home, layer, at.layer, experts, &moved)?;
+        }
+        Ok(placed)
+    }
+
+    /// Lets the numbers `moved` of a layer's experts mean what `experts` says.
+    fn renumber(
+        &self,
+        home: &mut Lane,
+        layer: &Layer,
+        index: usize,
+        experts: &[u32],
+        moved: &[usize],
+    ) -> Result<()> {
+        let LayerWeights { frame, ffn, .. } = &self.model.layers[index];
+        let (Some(source), Some(router)) = (&frame.router, &layer.frame.router) else {
+            return Ok(());
+        };
+        let added = layer.own.as_ref().and_then(|own| own.bias_down.as_ref());
+        let rows = [(Some(&source.w), Some(&router.w)), (ffn.down.bias.as_ref(), added)];
+        for (source, tensor) in rows {
+            let (Some(source), Some(tensor)) = (source, tensor) else { continue };
+            let pack = PackDesc::whole(source.desc());
+            for &number in moved {
+                let bytes = home.device.pack_row(&pack, source, experts[number])?;
+                home.queue.refill(tensor, number, &bytes)?;
+            }
+        }
+        if let (Some(source), Some(tensor)) = (&source.bias, &router.bias) {
+            write_chosen(&mut home.queue, tensor, source, experts)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the values of a vector that `list` names, in its order.
+fn write_chosen(queue: &mut Queue, to: &Tensor, from: &HostRows, list: &[u32]) -> Result<()> {
+    let chosen = chosen(from, &Neurons::List(list.into()));
+    Ok(queue.write(to, &chosen.rows(0..1)?)?)
+}
+
+/// All of a down matrix by neuron, in the host's memory: to pick a column out of the file's blocks takes longer than a
+/// text makes up for.
+#[derive(Debug)]
+pub(super) struct ByNeuron {
+    desc: TensorDesc,
+    bytes: Vec<u8>,
+}
+
+impl ByNeuron {
+    /// Bytes that it takes; `None` where it is not worth it: down lies by neuron, or has no blocks.
+    pub(super) fn size(packed: &PackedFfn) -> Option<Bytes> {
+        let blocks = packed.pack.source.format.quants().is_some();
+        let desc = packed.pack.packed().ok().filter(|_| packed.pack.transpose && blocks)?;
+        plain_size(&desc).map(|len| Bytes(len as u64))
+    }
+
+    /// Makes it.
+    ///
+    /// # Errors
+    /// What a paged source reports.
+    pub(super) fn new(packed: &PackedFfn) -> hal::Result<ByNeuron> {
+        let desc = packed.pack.packed()?;
+        let mut bytes = vec![0; plain_size(&desc).unwrap_or_default()];
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        pack_plain(&packed.pack, &packed.rows, &mut bytes, n_threads)?;
+        Ok(ByNeuron { desc, bytes })
+    }
+
+    fn row(&self, neuron: usize) -> hal::Result<Vec<u8>> {
+        slot_plain(&self.desc, &self.bytes, neuron)
+    }
+}
+
+/// A share some of whose slots are filled anew.
+struct Filling<'a> {
+    plan: &'a Plan<'a>,
+    layer: usize,
+    share: &'a FfnTensors,
+    /// Down by neuron, if it is kept so.
+    down: Option<&'a ByNeuron>,
+    /// The neuron of each slot.
+    list: &'a [u32],
+}
+
+impl Filling<'_> {
+    /// Fills the `units`.
+    fn fill(&self, lane: &mut Lane, way: Way, units: &[usize]) -> Result<()> {
+        let ffn = &self.plan.model.layers[self.layer].ffn;
+        let mut tensors = self.share.gate.iter().chain([&self.share.up, &self.share.down]);
+        for packed in self.plan.mode.packs(&lane.device, ffn, &Neurons::All) {
+            // Matrices that lie side by side are one to the device.
+            let Some(tensor) = tensors.nth(packed.cols.len() - 1) else { break };
+            for (slot, row) in self.rows(&packed, way, units) {
+                let bytes = match self.down.filter(|_| packed.pack.transpose) {
+                    Some(down) => down.row(row as usize)?,
+                    None => lane.device.pack_row(&packed.pack, &packed.rows, row)?,
+                };
+                lane.queue.refill(tensor, slot, &bytes)?;
+            }
+        }
+        let neurons = Neurons::List(self.list.into());
+        for (tensor, values) in self.share.vectors(self.plan, self.layer, &neurons) {
+            lane.queue.write(tensor, &values.rows(0..1)?)?;
+        }
+        Ok(())
+    }
+
+    /// The slots of a matrix that are filled, and the row of the file that comes into each.
+    fn rows(
+        &self,
+        packed: &PackedFfn,
+        way: Way,
+        units: &[usize],
+    ) -> impl Iterator<Item = (usize, u32)> {
+        let (unit, n_out) = (way.unit(), packed.rows.desc().n_rows);
+        let n_expert = self.plan.model.hyper.experts.map_or(1, |experts| experts.n);
+        let across = packed.name == "ffn_down" && matches!(way, Way::Experts(_));
+        units.iter().flat_map(move |&u| {
+            let first = self.list[u * unit] as usize;
+            let (n, slot, row) = match across {
+                // A matrix of an expert's own, one row for each value of the output.
+                true => {
+                    (n_out / n_expert, u * (n_out / n_expert), first / unit * (n_out / n_expert))
+                }
+                false => (unit, u * unit, first),
+            };
+            (0..n).map(move |k| (slot + k, (row + k) as u32))
+        })
+    }
+}

@@ -1,0 +1,381 @@
+//! The hot set follows the text, and the text does not notice.
+
+use thermocline::engine::Observed;
+use thermocline::model::ModelOptions;
+use thermocline::placement::{Speed, plan, plan_whole_layers};
+use thermocline::synthetic::Spec;
+
+use super::budgets::greedy;
+use super::*;
+
+/// Neurons know two topics: the first half of a layer's fires for one, the second for the other.
+fn two_topics() -> Tiny {
+    Tiny { marked: true, topics: true, n_vocab: 96, ..Tiny::default() }
+}
+
+fn adapting() -> EngineOptions {
+    EngineOptions { n_ctx: 256, adapt: true, ..options() }
+}
+
+fn frozen() -> EngineOptions {
+    EngineOptions { adapt: false, ..adapting() }
+}
+
+fn load_with(
+    model: &Arc<Model>,
+    devices: Vec<Device>,
+    options: EngineOptions,
+    placement: Option<Placement>,
+) -> Engine {
+    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
+}
+
+/// Tokens of the topic whose mark is positive, or of the other.
+fn tokens_of(model: &Model, positive: bool) -> Vec<u32> {
+    let table = &model.token_embd;
+    let desc = table.desc();
+    let bytes = table.rows(0..desc.n_rows).unwrap();
+    let mut values = vec![0.0; desc.n_rows * desc.n_cols];
+    desc.format.dequantize(&bytes, &mut values);
+    let marks = values.chunks_exact(desc.n_cols).map(|row| row[0] > 0.0);
+    (0..).zip(marks).filter(|(_, mark)| *mark == positive).map(|(id, _)| id).collect()
+}
+
+/// `n` tokens of a topic.
+fn topic(model: &Model, positive: bool, n: usize) -> Vec<u32> {
+    let ids = tokens_of(model, positive);
+    (0..n).map(|i| ids[i * 7 % ids.len()]).collect()
+}
+
+/// In each layer the first `n` of `of` neurons on device 1, the others on the CPU.
+fn first_on_device(model: &Model, n: usize) -> Placement {
+    let n_ff = model.hyper.n_ff as u32;
+    let share = |device, neurons| Share { device, neurons: Neurons::List(neurons) };
+    let layer = LayerPlacement {
+        home: 1,
+        shares: vec![share(1, (0..n as u32).collect()), share(0, (n as u32..n_ff).collect())],
+    };
+    Placement { embed: 1, head: 1, layers: vec![layer; model.hyper.n_layer] }
+}
+
+fn halves(model: &Model) -> Placement {
+    first_on_device(model, model.hyper.n_ff / 2)
+}
+
+/// What a text does, token by token.
+#[derive(Debug, PartialEq)]
+struct Course {
+    logits: Logits,
+    /// Share of the neurons carried through that were on a device.
+    shares: Vec<f64>,
+}
+
+fn course(engine: &mut Engine, text: &[u32]) -> Course {
+    let mut session = engine.open();
+    let go_on = AtomicBool::new(false);
+    let (mut logits, mut shares) = (Vec::new(), Vec::new());
+    for &token in text {
+        let each = &mut |_: usize, row: &[f32]| logits.push(row.to_vec());
+        let stats = engine.feed(&mut session, &[token], Want::Last, &go_on, each).unwrap();
+        shares.push(stats.off_cpu / stats.active.max(1.0));
+    }
+    engine.close(session);
+    Course { logits, shares }
+}
+
+fn mean(shares: &[f64]) -> f64 {
+    shares.iter().sum::<f64>() / shares.len() as f64
+}
+
+fn best(logits: &[f32]) -> u32 {
+    (0..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1)).map(|(id, _)| id).unwrap()
+}
+
+fn sim(seed: u64, slow: u64) -> (Arc<SimBackend>, Device) {
+    sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(slow), seed)
+}
+
+/// One topic, then for long the other.
+fn drifting(model: &Model) -> Vec<u32> {
+    [topic(model, true, 64), topic(model, false, 160)].concat()
+}
+
+#[test]
+fn the_hot_set_follows_a_text_that_drifts() {
+    within(LIMIT, || {
+        let model = two_topics().model();
+        let text = drifting(&model);
+        let expected = course(&mut load_with(&model, vec![cpu_device(2)], frozen(), None), &text);
+        let by = |options: EngineOptions, seed| {
+            let devices = vec![cpu_device(seed as usize), sim(seed, 20).1];
+            let mut engine = load_with(&model, devices, options, Some(halves(&model)));
+            let course = course(&mut engine, &text);
+            (course, engine.exchanged())
+        };
+        let (still, none) = by(frozen(), 2);
+        assert!(none.is_none());
+        assert!(mean(&still.shares[..64]) > 0.95 && mean(&still.shares[160..]) < 0.05);
+        let (moved, done) = by(adapting(), 2);
+        assert!(mean(&moved.shares[..64]) > 0.95);
+        let last = mean(&moved.shares[160..]);
+        assert!(last > 0.95, "{last} of the neurons are on the device at last");
+        let done = done.unwrap();
+        let all = (model.hyper.n_layer * model.hyper.n_ff / 2) as u64;
+        assert_eq!(done.neurons, all, "every neuron of the device was exchanged once");
+        assert!(done.first > 0.95 && done.last > 0.95, "{done:?}");
+        for course in [&still, &moved] {
+            let difference = difference(&expected.logits, &course.logits);
+            assert!(difference <= bound(Format::F16), "{difference}");
+            for (a, b) in expected.logits.iter().zip(&course.logits) {
+                assert_eq!(best(a), best(b));
+            }
+        }
+        // Neither threads nor what the device takes its time for decide anything.
+        assert_eq!(by(adapting(), 1).0, moved);
+    });
+}
+
+#[test]
+fn two_hundred_greedy_words_are_those_of_the_cpu() {
+    within(LIMIT, || {
+        let tiny = two_topics();
+        let listed = Tiny { pwri: true, rank: 32, ..tiny.clone() };
+        let transposed = Tiny { n_ff: 128, format: Format::F32, ..tiny.clone() };
+        for tiny in [tiny, listed, transposed] {
+            let model = tiny.model();
+            let alone = &mut load_with(&model, vec![cpu_device(2)], frozen(), None);
+            for positive in [true, false] {
+                let first = tokens_of(&model, positive)[3];
+                let devices = vec![cpu_device(2), sim(1, 10).1];
+                let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
+                // What the device does not hold is used first, so that something has changed sides before.
+                course(&mut engine, &topic(&model, false, 40));
+                assert_eq!(greedy(&mut engine, first, 200), greedy(alone, first, 200), "{tiny:?}");
+                assert!(engine.exchanged().is_some_and(|done| done.neurons > 0), "{tiny:?}");
+            }
+        }
+    });
+}
+
+/// Rows of quantised formats are regrouped and share tables, whoever is in a slot.
+#[test]
+fn every_layout_survives_an_exchange() {
+    within(LIMIT, || {
+        for format in [Format::Q8_0, Format::Q4_0, Format::Q4_1] {
+            for pwri in [false, true] {
+                let tiny = Tiny { format, pwri, ..two_topics() };
+                let model = tiny.model();
+                let text = drifting(&model);
+                let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
+                let devices = vec![cpu_device(2), sim(3, 0).1];
+                let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
+                let moved = course(&mut engine, &text);
+                let difference = difference(&course(&mut alone, &text).logits, &moved.logits);
+                assert!(difference <= bound(format), "{format} {pwri}: {difference}");
+                assert!(mean(&moved.shares[160..]) > 0.9, "{format} {pwri}");
+            }
+        }
+    });
+}
+
+#[test]
+fn budgets_hold_while_neurons_change_sides() {
+    within(LIMIT, || {
+        let model = Tiny { format: Format::Q8_0, ..two_topics() }.model();
+        let text = drifting(&model);
+        let (_, roomy) = sim(1, 0);
+        drop(load_with(&model, vec![cpu_device(2), roomy.clone()], adapting(), None));
+        let all = roomy.ledger().peak().0;
+        let mut exchanged = 0;
+        for step in 0..=12 {
+            let budget = Bytes(all * step / 12);
+            let (sim, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, step);
+            let devices = vec![cpu_device(2), device.clone()];
+            let mut engine = load_with(&model, devices, adapting(), None);
+            let held = sim.counters().held;
+            course(&mut engine, &text[..192]);
+            assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
+            assert!(sim.counters().peak <= budget, "physical peak over {budget}");
+            assert_eq!(sim.counters().held, held, "nothing is allocated for an exchange");
+            exchanged += engine.exchanged().map_or(0, |done| done.neurons);
+        }
+        assert!(exchanged > 0, "in some budget neurons changed sides");
+    });
+}
+
+#[test]
+fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
+    within(LIMIT, || {
+        let model = two_topics().model();
+        // The device holds what the text does not use: at the 32nd token half of all changes places.
+        let text = topic(&model, false, 40);
+        let expected = course(&mut load_with(&model, vec![cpu_device(2)], frozen(), None), &text);
+        let mut lost = 0;
+        for after in (0..600).step_by(17) {
+            let (sim, device) = sim(after, 0);
+            let devices = vec![cpu_device(2), device];
+            let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
+            let mut session = engine.open();
+            let go_on = AtomicBool::new(false);
+            let mut got = Vec::new();
+            for (i, &token) in text.iter().enumerate() {
+                if i == 31 {
+                    sim.lose_after(after);
+                }
+                let each = &mut |_: usize, row: &[f32]| got.push(row.to_vec());
+                engine.feed(&mut session, &[token], Want::Last, &go_on, each).unwrap();
+                if i == 31 && engine.placement().layers.iter().all(|layer| layer.home == 0) {
+                    lost += 1;
+                }
+            }
+            let difference = difference(&expected.logits, &got);
+            assert!(difference <= bound(Format::F16), "lost after {after}: {difference}");
+        }
+        assert!(lost > 3, "the device was lost in that very step, at {lost} moments");
+    });
+}
+
+/// What a device's slots are named after is what they hold.
+#[test]
+fn neurons_are_observed_under_their_own_names() {
+    within(LIMIT, || {
+        let two = two_topics().model();
+        let (topic, word) = (topic(&two, false, 40), vec![21; 40]);
+        for (model, text) in [(two, topic), (experts("64x2x64x4/2*8/2:F16:silu"), word)] {
+            let look = |engine: &mut Engine| {
+                let mut seen: Vec<f32> = Vec::new();
+                let mut session = engine.open();
+                let go_on = AtomicBool::new(false);
+                let each = &mut |_: usize, observed: &Observed<'_>| {
+                    seen.extend(observed.gate.unwrap());
+                    seen.extend(observed.up);
+                    seen.extend(observed.weights.unwrap_or_default());
+                };
+                engine.observe(&mut session, &TEXT, &go_on, each).unwrap();
+                engine.close(session);
+                seen
+            };
+            let expected = look(&mut load_with(&model, vec![cpu_device(2)], frozen(), None));
+            for early in [false, true] {
+                let devices = vec![cpu_device(2), sim(1, 0).1];
+                let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
+                // Programs of before an exchange, and of after it.
+                if early {
+                    look(&mut engine);
+                }
+                course(&mut engine, &[&text[..], &text[..], &text[..]].concat());
+                assert!(engine.exchanged().is_some_and(|done| done.neurons > 0));
+                let got = look(&mut engine);
+                assert_eq!(got.len(), expected.len());
+                let most = got.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+                let most = most.fold(0.0, f32::max);
+                let size = expected.iter().fold(0.0f32, |size, v| size.max(v.abs()));
+                assert!(most < 5e-3 * size, "{most} of {size}");
+            }
+        }
+    });
+}
+
+/// A generated model with experts.
+fn experts(spec: &str) -> Arc<Model> {
+    let spec = Spec { n_vocab: 300, ..Spec::parse(spec).unwrap() };
+    let file = spec.build(&mut |_, _| {}).unwrap();
+    Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
+}
+
+#[test]
+fn experts_change_sides_as_a_whole() {
+    within(LIMIT, || {
+        for (spec, format) in [
+            ("64x3x64x4/2*8/2:F16:silu", Format::F16),
+            ("64x2x32x4/2*16/3:Q8_0:silu", Format::Q8_0),
+        ] {
+            let model = experts(spec);
+            // Hardly more than one word: the same experts, again and again.
+            let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
+            let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
+            let expected = course(&mut alone, &text);
+            let by = |options: EngineOptions| {
+                let devices = vec![cpu_device(2), sim(2, 10).1];
+                let mut engine = load_with(&model, devices, options, Some(halves(&model)));
+                let course = course(&mut engine, &text);
+                (course, engine.exchanged())
+            };
+            let (still, moved) = (by(frozen()).0, by(adapting()));
+            let (moved, done) = moved;
+            let [before, after] = [&still, &moved].map(|course| mean(&course.shares[120..]));
+            assert!(after > before + 0.2 && after > 0.9, "{spec}: {before} became {after}");
+            assert!(done.is_some_and(|done| done.neurons > 0 && done.last > done.first));
+            for course in [&still, &moved] {
+                let difference = difference(&expected.logits, &course.logits);
+                assert!(difference <= bound(format), "{spec}: {difference}");
+            }
+        }
+    });
+}
+
+/// Experts that are used often go to the device, whole, and no plan is slower than one of whole layers.
+#[test]
+fn experts_are_placed_by_how_often_they_are_used() {
+    let model = experts("64x3x64x4/2*8/2:F16:silu");
+    let width = model.hyper.experts.unwrap().n_ff;
+    let hot = [6, 7, 2];
+    let share = |n: usize| if hot.contains(&(n / width)) { 0.6 } else { 0.04 };
+    let uses: Vec<f32> = (0..model.hyper.n_ff).map(share).collect();
+    let uses = Arc::new(vec![uses; model.hyper.n_layer]);
+    let cpu = Speed { dense: 1e8, sparse: 1e8, hand_off: 0.0, op: 0.0, refill: 1e-6 };
+    let card = Speed { dense: 2e9, sparse: 1e9, hand_off: 2e-6, ..cpu };
+    let plans = |known: bool, budget: Bytes| {
+        let uses = known.then(|| Arc::clone(&uses));
+        let placing = Placing { uses, speeds: vec![cpu, card], ..Placing::default() };
+        let options = EngineOptions { placing, n_ctx: 32, ..adapting() };
+        let (_, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, 1);
+        let devices = [cpu_device(1), device];
+        let task = thermocline::engine::task(&model, &devices, &options);
+        (plan(&task), plan_whole_layers(&task))
+    };
+    let all: Bytes = plans(true, Bytes::MAX).0.devices.iter().map(|bytes| bytes.total()).sum();
+    let mut split = 0;
+    for step in 0..=32 {
+        for known in [false, true] {
+            let (plan, whole) = plans(known, Bytes(all.0 * step / 32));
+            assert!(plan.seconds <= whole.seconds * (1.0 + 1e-9), "step {step}, {known}");
+            for layer in plan.placement.layers.iter().filter(|layer| layer.is_split()) {
+                let Neurons::List(here) = &layer.shares[0].neurons else { continue };
+                assert!(
+                    here.chunks(width)
+                        .all(|c| (c[0] as usize).is_multiple_of(width) && c.len() == width)
+                );
+                let n_hot = here.iter().filter(|&&n| hot.contains(&(n as usize / width))).count();
+                assert!(!known || n_hot == here.len().min(hot.len() * width), "step {step}");
+                split += usize::from(known);
+            }
+        }
+    }
+    assert!(split > 0, "some layer was split");
+}
+
+/// The same on a graphics device, in small: the software driver is one.
+#[test]
+fn graphics_devices_exchange_neurons_too() {
+    let Some(backend) = super::graphics::graphics() else { return };
+    let listed = Tiny { pwri: true, rank: 32, ..two_topics() };
+    let quantised = Tiny { format: Format::Q4_0, n_layer: 2, ..two_topics() };
+    let models = [
+        (two_topics().model(), Format::F16),
+        (listed.model(), Format::F16),
+        (quantised.model(), Format::Q4_0),
+        (experts("64x2x64x4/2*8/2:F16:silu"), Format::F16),
+    ];
+    for (model, format) in models {
+        let text = [topic(&model, false, 72), topic(&model, true, 24)].concat();
+        let device = Device::new(Arc::clone(&backend), DeviceId(1), Bytes::MAX);
+        let devices = vec![cpu_device(2), device];
+        let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
+        let moved = course(&mut engine, &text);
+        assert!(engine.exchanged().is_some_and(|done| done.neurons > 0));
+        let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
+        let difference = difference(&course(&mut alone, &text).logits, &moved.logits);
+        assert!(difference <= bound(format), "{format}: {difference}");
+    }
+}
