@@ -168,10 +168,12 @@ fn a_trace_changes_no_bit_and_its_rows_are_sound_wherever_neurons_are() {
             let split = placement.n_split() > 0;
             let mut engine = load(&model, vec![cpu_device(2), a, b], placement.clone());
             let path = folder.path().join(format!("{seed}.json"));
-            let (plain, _) = feed(&mut engine, &[3, 1, 2], None);
+            let (plain, untraced) = feed(&mut engine, &[3, 1, 2], None);
             let (traced, stats) = feed(&mut engine, &[3, 1, 2], Some(&path));
             assert_eq!(plain, traced);
-            assert_eq!(stats.waits.shares().is_some(), split, "{placement:?}");
+            for stats in [stats, untraced] {
+                assert_eq!(stats.waits.shares().is_some(), split, "{placement:?}");
+            }
             let (rows, events) = read(&path);
             assert_eq!(rows.len(), 3);
             for layer in 0..3 {

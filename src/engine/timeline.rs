@@ -13,7 +13,7 @@ use crate::placement::{CPU, DeviceIndex};
 use super::lane::Lane;
 use super::{Result, StepStats};
 
-/// Without a tracer, one step in so many is timed.
+/// Without a tracer, so many steps are timed, and then one in so many: a short text has its figures too.
 const EVERY: usize = 8;
 
 /// A part of a step.
@@ -119,7 +119,8 @@ pub(super) struct Timeline {
 impl Timeline {
     /// Begins a step, which is timed if it is `traced`, or if its layers are `split` and it is the turn of one.
     pub(super) fn begin(&mut self, traced: bool, split: bool) {
-        self.on = traced || split && self.n_split.is_multiple_of(EVERY);
+        let due = self.n_split < EVERY || self.n_split.is_multiple_of(EVERY);
+        self.on = traced || split && due;
         self.n_split += usize::from(split);
         self.events.clear();
         self.began = self.now();
