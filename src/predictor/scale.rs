@@ -165,7 +165,8 @@ mod tests {
         let scores = Dense { n_rows: 4, n_cols: 1, values: vec![-2.0, -2.0, 2.0, 2.0] };
         let tests = Dense { n_rows: 4, n_cols: 1, values: vec![-0.1, 0.1, 1.9, 2.1] };
         let spread = Spread::new(&tests, &scores);
-        let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}");
+        let near =
+            |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-6, "{found}");
         near(spread.slope[0], 0.5);
         near(spread.mean[0], 1.0);
         near(spread.deviation[0], 0.1);

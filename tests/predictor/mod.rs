@@ -165,7 +165,7 @@ fn signs_choose_neurons_without_factors_or_training() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("learned.gguf");
     let table = stdout(&learn(folder.path(), &out, &["--kind", "sign"]));
-    assert!(table.contains("Q1_0") && table.lines().count() == 6, "{table}");
+    assert!(table.contains("Q1_0") && table.lines().count() == 7, "{table}");
     let model = model(None);
     let chooser = chooser(&out, &model);
     let Layers::Predictors(layers) = &chooser.layers else { panic!("a predictor") };

@@ -74,6 +74,8 @@ pub(crate) struct Worker {
     answers: HashMap<usize, Box<[f32]>>,
     /// When the last merge had its answer.
     answered: Option<Instant>,
+    /// When the last post was about to be shown.
+    posted: Option<Instant>,
     closing: bool,
     /// What went wrong with work that has no handle; the next finish tells.
     failed: Option<Error>,
@@ -93,6 +95,7 @@ impl Worker {
             cancelled: HashSet::new(),
             answers: HashMap::new(),
             answered: None,
+            posted: None,
             closing: false,
             failed: None,
             random,
@@ -177,12 +180,14 @@ impl Worker {
         events: &Sender<Event>,
         mut watch: Option<&mut Stopwatch>,
     ) -> Result<()> {
+        // A device goes from op to op; that the system lets this thread wait is no gap of its own.
+        let mut begin = Instant::now();
         for (i, op) in program.ops.iter().enumerate() {
-            let begin = watch.is_some().then(Instant::now);
             self.work(Work::Op(op.name()), |worker| match op {
                 Op::Post(op) => {
                     // A host that has gone away has sent a cancel, which the next wait finds.
                     let shape = &program.mailboxes[op.mailbox];
+                    worker.posted = Some(Instant::now());
                     let _ = events.send(Event::Post(post(op, shape)));
                     Ok(())
                 }
@@ -199,10 +204,13 @@ impl Worker {
                 }
                 Op::SsmScan(_) => execute(op, &SimMemory),
             })?;
-            if let (Some(watch), Some(begin)) = (watch.as_deref_mut(), begin) {
+            let posted = self.posted.filter(|_| matches!(op, Op::Post(_)));
+            let end = posted.unwrap_or_else(Instant::now);
+            if let Some(watch) = watch.as_deref_mut() {
                 let answered = self.answered.filter(|_| matches!(op, Op::Merge(_)));
-                watch.ran(i, answered.unwrap_or(begin), Instant::now());
+                watch.ran(i, answered.unwrap_or(begin), end);
             }
+            begin = end;
         }
         Ok(())
     }
