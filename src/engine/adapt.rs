@@ -268,7 +268,8 @@ impl Plan<'_> {
         let made = placement.layers.iter().zip(layers).enumerate();
         let made =
             made.filter_map(|(i, (placed, layer))| self.exchanging(i, placed, layer, seconds));
-        let layers: Vec<Exchanging> = made.collect();
+        let layers: hal::Result<Vec<Exchanging>> = made.collect();
+        let layers = layers.map_err(|error| format!("the hot set stays as it is: {error}"))?;
         Ok((!layers.is_empty()).then(|| Adapt {
             layers,
             weight: Weight::default(),
@@ -286,7 +287,7 @@ impl Plan<'_> {
         placed: &LayerPlacement,
         layer: &Layer,
         seconds: Option<f64>,
-    ) -> Option<Exchanging> {
+    ) -> Option<hal::Result<Exchanging>> {
         let ffn = &self.model.layers[index].ffn;
         let lists = sides(placed)?;
         let way = self.mode.exchanges(ffn)?;
@@ -308,18 +309,18 @@ impl Plan<'_> {
         let packs = self.mode.packs(&self.devices[CPU], ffn, &Neurons::All);
         let down = packs.iter().find(|packed| ByNeuron::size(packed).is_some());
         let down = down.map(|packed| {
-            let down = ByNeuron::new(packed);
+            let down = ByNeuron::new(packed, &self.devices[CPU]);
             self.model.file.release_rows(&packed.rows);
             down
         });
-        Some(Exchanging {
+        Some(down.transpose().map(|down| Exchanging {
             layer: index,
             way,
             heat: Heat::new((0..n_ff).map(expected)),
             bounds: self.bounds(index, placed.home, way, seconds),
             numbers,
-            down: down.transpose().ok()?,
-        })
+            down,
+        }))
     }
 
     /// Looks at the counts and exchanges what is clear. Gives the layers that are placed otherwise now. Where it fails,

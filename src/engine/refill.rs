@@ -1,7 +1,7 @@
 //! Slots filled anew: what an exchange of neurons writes, on both sides of a layer.
 
 use hal::pack::{pack_plain, plain_size, slot_plain};
-use hal::{Bytes, HostRows, PackDesc, Queue, Tensor, TensorDesc};
+use hal::{Bytes, Device, HostRows, PackDesc, Queue, Reservation, Tensor, TensorDesc};
 
 use crate::model::LayerWeights;
 use crate::placement::exchange::Swap;
@@ -117,6 +117,7 @@ fn write_chosen(queue: &mut Queue, to: &Tensor, from: &HostRows, list: &[u32]) -
 pub(super) struct ByNeuron {
     desc: TensorDesc,
     bytes: Vec<u8>,
+    _booked: Reservation,
 }
 
 impl ByNeuron {
@@ -127,16 +128,18 @@ impl ByNeuron {
         plain_size(&desc).map(|len| Bytes(len as u64))
     }
 
-    /// Makes it.
+    /// Makes it, booked on `cpu`.
     ///
     /// # Errors
-    /// What a paged source reports.
-    pub(super) fn new(packed: &PackedFfn) -> hal::Result<ByNeuron> {
+    /// What a paged source reports; [`hal::Error::OutOfMemory`].
+    pub(super) fn new(packed: &PackedFfn, cpu: &Device) -> hal::Result<ByNeuron> {
         let desc = packed.pack.packed()?;
-        let mut bytes = vec![0; plain_size(&desc).unwrap_or_default()];
+        let len = plain_size(&desc).unwrap_or_default();
+        let booked = cpu.ledger().reserve("down by neuron", Bytes(len as u64))?;
+        let mut bytes = vec![0; len];
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
         pack_plain(&packed.pack, &packed.rows, &mut bytes, n_threads)?;
-        Ok(ByNeuron { desc, bytes })
+        Ok(ByNeuron { desc, bytes, _booked: booked })
     }
 
     fn row(&self, neuron: usize) -> hal::Result<Vec<u8>> {

@@ -198,13 +198,10 @@ impl Learned {
                 expected: fingerprint.to_owned(),
             });
         }
-        for section in Section::ALL {
-            let stored = metadata.u64(&section.sum_key())?;
-            if stored != present(&file, section).then(|| sum(&file, section)).transpose()? {
-                return Err(Refused::Sum { file: name, section: section.name() });
-            }
+        match broken(&file)?.first() {
+            Some(section) => Err(Refused::Sum { file: name, section: section.name() }),
+            None => Ok(Learned { file }),
         }
-        Ok(Learned { file })
     }
 
     /// Its path, or the name given to bytes in memory.
@@ -370,6 +367,18 @@ pub fn places(model: &File, folder: Option<&Path>) -> Vec<PathBuf> {
 fn present(file: &File, section: Section) -> bool {
     file.metadata().iter().any(|(key, _)| section.owns(key))
         || file.tensors().iter().any(|tensor| section.owns(&tensor.name))
+}
+
+/// The sections whose sums are wrong.
+fn broken(file: &File) -> Result<Vec<Section>, Refused> {
+    let mut broken = Vec::new();
+    for section in Section::ALL {
+        let stored = file.metadata().u64(&section.sum_key())?;
+        if stored != present(file, section).then(|| sum(file, section)).transpose()? {
+            broken.push(section);
+        }
+    }
+    Ok(broken)
 }
 
 /// The sum over a section: its keys but for the sum itself, and its tensors with their bytes, in the file's order.

@@ -158,17 +158,7 @@ pub fn save(
 ) -> Result<(), SaveError> {
     make_folder(path)?;
     let _lock = lock(path)?;
-    let old = match path.exists() {
-        true => match Learned::open(path, model) {
-            Ok(old) => Some(old),
-            Err(Refused::Model { .. } | Refused::Version { .. } | Refused::Sum { .. }) if anew => {
-                None
-            }
-            Err(refused) => return Err(refused.into()),
-        },
-        false => None,
-    };
-    let kept = old.as_ref().map(|old| Kept { file: &old.file, but: section });
+    let kept = kept(path, model, section, anew)?;
     let mut writer = Writer::new(Container::Gguf);
     writer.set(ARCHITECTURE_KEY, ARCHITECTURE)?;
     writer.set(VERSION_KEY, VERSION)?;
@@ -205,15 +195,40 @@ pub fn save(
     Ok(data.finish()?)
 }
 
-/// All sections of a file but one.
-struct Kept<'a> {
-    file: &'a File,
-    but: Section,
+/// What the file at `path` has that stays there when `section` is replaced. With `anew`, damaged sections do not, and
+/// nothing of a file about another model.
+fn kept(
+    path: &Path,
+    model: &File,
+    section: Section,
+    anew: bool,
+) -> Result<Option<Kept>, SaveError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let (file, mut but) = match Learned::open(path, model) {
+        Ok(old) => (old.file, Vec::new()),
+        Err(Refused::Model { .. } | Refused::Version { .. }) if anew => return Ok(None),
+        Err(Refused::Sum { .. }) if anew => {
+            let file = File::open(path)?;
+            let broken = super::broken(&file)?;
+            (file, broken)
+        }
+        Err(refused) => return Err(refused.into()),
+    };
+    but.push(section);
+    Ok(Some(Kept { file, but }))
 }
 
-impl Kept<'_> {
+/// All sections of a file but some.
+struct Kept {
+    file: File,
+    but: Vec<Section>,
+}
+
+impl Kept {
     fn owns(&self, name: &str) -> bool {
-        Section::ALL.iter().any(|section| *section != self.but && section.owns(name))
+        Section::ALL.iter().any(|section| !self.but.contains(section) && section.owns(name))
     }
 
     fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
@@ -344,6 +359,30 @@ mod tests {
         fs::write(&path, "not ours").unwrap();
         save(&path, &model(2), Section::Profile, &contents(2), true).unwrap_err();
         assert_eq!(fs::read(&path).unwrap(), b"not ours");
+    }
+
+    #[test]
+    fn a_damaged_section_takes_no_other_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, model) = (folder.path().join("x.gguf"), model(1));
+        save(&path, &model, Section::Predictor, &contents(7), false).unwrap();
+        save(&path, &model, Section::Profile, &contents(5), false).unwrap();
+        let learned = Learned::open(&path, &model).unwrap();
+        let of_profile = learned.f64s(Section::Profile, "blk.0.size", &[2]).unwrap();
+        drop(learned);
+        let mut bytes = fs::read(&path).unwrap();
+        let size = of_profile[1].to_le_bytes();
+        let at = bytes.windows(8).position(|window| window == size).unwrap();
+        bytes[at] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let refused = Learned::open(&path, &model).unwrap_err();
+        assert!(matches!(refused, Refused::Sum { .. }), "{refused}");
+        save(&path, &model, Section::Profile, &contents(9), false).unwrap_err();
+        save(&path, &model, Section::Profile, &contents(9), true).unwrap();
+        let learned = Learned::open(&path, &model).unwrap();
+        for (section, n) in [(Section::Profile, 9), (Section::Predictor, 7)] {
+            assert_eq!(learned.u64(section, "tokens").unwrap(), n);
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub const CPU: DeviceIndex = 0;
 pub enum Neurons {
     /// All of them.
     All,
-    /// These, strictly ascending.
+    /// These: strictly ascending where a placement is made, in the order of their slots once some have changed sides.
     List(Arc<[u32]>),
 }
 

@@ -23,6 +23,8 @@ use super::matrix::{Dense, PAR};
 const RIDGE: f64 = 1e-4;
 /// Tokens for each direction from which on a moment is believed as it is.
 const ENOUGH: usize = 4;
+/// Rows that are added to a moment at once.
+const AT_ONCE: usize = 2048;
 /// Where no more than one direction in so many is wanted, they are found one narrow product after the other.
 const NARROW: usize = 4;
 /// Directions that are found beside those wanted, so that the last ones are right too.
@@ -44,11 +46,14 @@ impl Moment {
         Moment { sum: Mat::zeros(n_embd, n_embd), n_tokens: 0 }
     }
 
-    /// Adds the rows of `x`.
+    /// Adds the rows of `x`, some at a time: in the precision of the sum they take twice the memory.
     pub(super) fn add(&mut self, x: &Dense) {
-        let x = x.wide();
-        matmul(self.sum.as_mut(), Accum::Add, x.transpose(), x.as_ref(), 1.0, PAR);
-        self.n_tokens += x.nrows();
+        for values in x.values.chunks(AT_ONCE * x.n_cols.max(1)) {
+            let rows = MatRef::from_row_major_slice(values, values.len() / x.n_cols, x.n_cols);
+            let rows = Mat::from_fn(rows.nrows(), rows.ncols(), |i, j| f64::from(rows[(i, j)]));
+            matmul(self.sum.as_mut(), Accum::Add, rows.transpose(), rows.as_ref(), 1.0, PAR);
+        }
+        self.n_tokens += x.n_rows;
     }
 
     /// The part of the moment that is better replaced by the same variance for every direction: a few tokens lie in few

@@ -114,6 +114,12 @@ impl<'a> Comparison<'a> {
             self.first.push((combination, label.to_owned(), logits));
             return None;
         };
+        if first == label {
+            terminal.note(&format!(
+                "nothing of the model is on a device ({label}), so there is nothing to compare"
+            ));
+            return None;
+        }
         let Difference { largest, n, n_same } = difference(expected, &logits, model.n_vocab());
         let (bound, why) = rounding_bound(model);
         let told = format!(
@@ -138,7 +144,7 @@ impl<'a> Comparison<'a> {
         }
         match &self.apart[..] {
             [] if self.options.check && self.n_compared == 0 => {
-                let message = "--check had nothing to compare: there is no device beside the CPU";
+                let message = "--check had nothing to compare: nothing of the model was on a device beside the CPU";
                 Err(Failure::new(Exit::Failed, message))
             }
             [] => Ok(()),
