@@ -1,4 +1,8 @@
 //! The unsafe calls of this module: mapping a file into memory, and letting go of its pages.
+//!
+//! Weights are read from the mapping itself, token after token, so the size of its pages is speed
+//! (docs/measurements.md). On Linux they are those of the system's cache: huge ones are asked for, so that what is read
+//! from the disk now comes in them. What lies in the cache in small pages from before stays so.
 #![allow(unsafe_code)] // a mapping cannot be made in safe Rust: another process may change the file
 
 use std::ops::Range;
@@ -12,7 +16,11 @@ pub(super) fn map(file: &fs::File) -> io::Result<memmap2::Mmap> {
     // SAFETY: the mapping is read-only and private to `Backing`, which hands out only `&[u8]` of plain
     // bytes, so no value can become invalid by a change of the file. That nobody shortens the file
     // while it is mapped is the user's part: the system then ends the process, it does not corrupt it.
-    unsafe { memmap2::Mmap::map(file) }
+    let map = unsafe { memmap2::Mmap::map(file) }?;
+    // A system or file system without huge pages says no, and the file is read as ever.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    Ok(map)
 }
 
 /// Takes the pages of a range out of this process's memory. Whoever reads them gets the same bytes again.

@@ -34,6 +34,7 @@ mod magic;
 mod map;
 mod metadata;
 mod split;
+mod stretches;
 mod sum;
 mod tensor;
 mod types;

@@ -6,7 +6,7 @@
 use std::{
     collections::HashSet,
     fs,
-    io::{self, BufWriter, Read, Write},
+    io::{self, Read, Write},
     mem,
     path::{Path, PathBuf},
     process,
@@ -16,13 +16,12 @@ use super::{
     Container, Error, Problem, TensorInfo, TensorType, Value,
     disk::free_bytes,
     header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DEPTH, MAX_HEADER, MAX_NAME, check_alignment},
+    stretches::Stretches,
     value::encode_string,
 };
 
 /// The version that is written.
 const VERSION: u32 = 3;
-/// Bytes gathered before they go to the system.
-const BUFFER: usize = 1 << 20;
 /// Temporary names tried before giving up; each one taken is left over from a killed process.
 const MAX_ATTEMPTS: u32 = 1000;
 /// What stands for a file name in errors about a container that has none yet.
@@ -303,7 +302,7 @@ impl DataWriter<Vec<u8>> {
 /// A file under a temporary name. Dropped before it is complete, it is removed.
 #[derive(Debug)]
 pub struct PartFile {
-    file: BufWriter<fs::File>,
+    file: Stretches<fs::File>,
     place: CompleteFile,
 }
 
@@ -330,7 +329,7 @@ impl PartFile {
             let temporary = target.with_file_name(temporary);
             match fs::File::create_new(&temporary) {
                 Ok(file) => {
-                    let file = BufWriter::with_capacity(BUFFER, file);
+                    let file = Stretches::new(file);
                     let place = CompleteFile { temporary, target: target.to_owned() };
                     return Ok(PartFile { file, place });
                 }
