@@ -32,6 +32,9 @@ fn section(layers: &Layers) -> Section {
     }
 }
 
+/// What the recipe of a run begins with that nobody asked for: any other run may replace it.
+pub const FIRST_USE: &str = "first use: ";
+
 /// The sizes that a section has to agree with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
@@ -80,6 +83,16 @@ impl Chooser {
                 expected: sizes.n_layer,
             }),
         }
+    }
+}
+
+impl Chooser {
+    /// Whether what is kept of `model` was made without being asked for ([`FIRST_USE`]).
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn is_of_first_use(learned: &Learned, model: &Model) -> Result<bool> {
+        Ok(learned.text(Chooser::section(model), RECIPE_KEY)?.starts_with(FIRST_USE))
     }
 }
 
@@ -139,7 +152,8 @@ pub struct Maker<'a> {
 
 impl<'a> Maker<'a> {
     /// A run by `recipe`, whatever tells it from others; its result goes to `path`. Layers that an earlier run by the
-    /// same recipe left there are kept; those by another one are replaced if the run begins `anew`.
+    /// same recipe left there are kept; those by another one are replaced if the run begins `anew`, or if nobody asked
+    /// for them ([`FIRST_USE`]).
     ///
     /// # Errors
     /// [`Error::Refused`] for a file at `path` that is about another model; [`Error::OtherRecipe`]; [`Error::Damaged`].
@@ -148,8 +162,12 @@ impl<'a> Maker<'a> {
         if path.exists() {
             let learned = Learned::open(path, &model.file)?;
             let section = section(&layers);
-            if learned.has(section) && !anew {
-                let before = learned.text(section, RECIPE_KEY)?;
+            let before = match learned.has(section) && !anew {
+                true => Some(learned.text(section, RECIPE_KEY)?),
+                false => None,
+            };
+            let replaced = |before: &&str| before.starts_with(FIRST_USE) && *before != recipe;
+            if let Some(before) = before.filter(|before| !replaced(before)) {
                 if before != recipe {
                     let (file, found) = (learned.name().to_owned(), before.to_owned());
                     return Err(Error::OtherRecipe { file, found, wanted: recipe.to_owned() });

@@ -261,6 +261,7 @@ fn the_knob_says_what_it_lacks() {
     let folder = tempfile::tempdir().unwrap();
     let run = |sparsity: &str| {
         let args = ["-p", "Once", "-n", "4", "--temp", "0", "--sparsity", sparsity, "-t", "1"];
+        let args = [&args[..], &["--no-auto-profile"]].concat();
         thermocline(folder.path(), &args)
     };
     for word in ["balanced", "fast", "0.05"] {
@@ -298,4 +299,42 @@ fn the_knob_says_what_it_lacks() {
     std::fs::write(&few, "Once upon a time there was a bird.").unwrap();
     let short = thermocline(folder.path(), &["predictor", "-f", &few.to_string_lossy()]);
     assert_eq!(short.status.code(), Some(1), "a text that is too short");
+}
+
+#[test]
+fn the_first_use_learns_by_itself_and_a_command_replaces_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || {
+        let args = ["-p", "Once", "-n", "40", "--temp", "0", "--sparsity", "balanced", "-t", "2"];
+        thermocline(folder.path(), &args)
+    };
+    let first = run();
+    let written = stdout(&first);
+    let said = String::from_utf8_lossy(&first.stderr).into_owned();
+    assert!(said.contains("made now, once") && said.contains("a learnt predictor"), "{said}");
+    let kept = || {
+        let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let mut files = files.filter(|path| path.extension().is_some_and(|end| end == "gguf"));
+        let path = files.next().unwrap();
+        assert!(files.next().is_none());
+        Learned::open(&path, &model(None).file).unwrap()
+    };
+    let learned = kept();
+    assert!(learned.has(Section::Profile), "devices are filled by it");
+    let Layers::Predictors(layers) = chooser(Path::new(learned.name()), &model(None)).layers else {
+        panic!("a predictor")
+    };
+    assert!(layers.iter().all(|layer| layer.fc1.is_none()), "signs need no training");
+    let again = run();
+    assert_eq!(stdout(&again), written);
+    assert!(!String::from_utf8_lossy(&again.stderr).contains("made now"));
+    // What nobody asked for is in nobody's way.
+    let learnt = ["predictor", "-f", &text(), "--tokens", "2048", "--rank", "32", "--train", "0"];
+    stdout(&thermocline(folder.path(), &learnt));
+    let Layers::Predictors(layers) = chooser(Path::new(kept().name()), &model(None)).layers else {
+        panic!("a predictor")
+    };
+    assert!(layers.iter().all(|layer| layer.fc1.is_some()));
+    let refused = thermocline(folder.path(), &["predictor", "--kind", "sign"]);
+    assert_eq!(refused.status.code(), Some(1), "what was asked for is replaced by --restart alone");
 }

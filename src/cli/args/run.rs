@@ -77,8 +77,8 @@ pub(crate) struct RunArgs {
     /// each layer's parts, copies and hand-offs
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_TRACE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Take a short profile of a model that has none from what is done with it, for at most a second after the text
-    /// (--no-auto-profile)
+    /// Take a short profile of a model that has none from what is done with it, for at most a second after the text; and
+    /// where --sparsity needs a predictor or thresholds that nobody has made, make them first (--no-auto-profile)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_AUTO_PROFILE", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]

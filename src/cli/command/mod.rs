@@ -9,6 +9,7 @@ pub(super) mod convert;
 pub(super) mod devices;
 pub(super) mod doctor;
 mod engine;
+mod first_use;
 pub(super) mod info;
 mod model_file;
 pub(super) mod perplexity;

@@ -31,16 +31,7 @@ pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), F
     let machine = Machine::new(&options.model, terminal)?;
     let path = options.model.path.as_deref();
     let opened = engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
-    let job = Job { options, terminal, place: place(options, &opened)?, opened };
-    let found = job.found()?;
-    let profile = match &options.import {
-        Some(folder) => {
-            let profile = profile::import(folder, &job.opened.model)?;
-            job.save(&profile)?;
-            profile
-        }
-        None => job.measure(found, &machine, &interrupt)?,
-    };
+    let (job, profile) = make(options, &opened, &machine, &interrupt, terminal)?;
     if let Some(path) = &options.plot {
         let name = Path::new(job.opened.model.file.name());
         let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy();
@@ -55,6 +46,30 @@ pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), F
     out.flush()
 }
 
+/// Makes what is missing of the profile of `opened`, and saves it.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn make<'a>(
+    options: &'a ProfileOptions,
+    opened: &'a Opened,
+    machine: &Machine,
+    interrupt: &Interrupt,
+    terminal: &'a Terminal,
+) -> Result<(Job<'a>, Profile), Failure> {
+    let job = Job { options, terminal, place: place(options, opened)?, opened };
+    let found = job.found()?;
+    let profile = match &options.import {
+        Some(folder) => {
+            let profile = profile::import(folder, &opened.model)?;
+            job.save(&profile)?;
+            profile
+        }
+        None => job.measure(found, machine, interrupt)?,
+    };
+    Ok((job, profile))
+}
+
 /// Where the profile is or shall be.
 fn place(options: &ProfileOptions, opened: &Opened) -> Result<PathBuf, Failure> {
     if let Some(path) = &options.out {
@@ -65,10 +80,12 @@ fn place(options: &ProfileOptions, opened: &Opened) -> Result<PathBuf, Failure> 
     Ok(learned::place(&opened.model.file, folder)?)
 }
 
-struct Job<'a> {
+/// What is to be done, and with what.
+#[derive(Debug)]
+pub(super) struct Job<'a> {
     options: &'a ProfileOptions,
     terminal: &'a Terminal,
-    opened: Opened,
+    opened: &'a Opened,
     place: PathBuf,
 }
 
@@ -126,7 +143,7 @@ impl Job<'_> {
         machine: &Machine,
         interrupt: &Interrupt,
     ) -> Result<Profile, Failure> {
-        let Opened { model, tokenizer } = &self.opened;
+        let Opened { model, tokenizer } = self.opened;
         let text = self.options.text.as_deref().unwrap_or(TEXT);
         let tokens = tokenizer
             .encode(text, true, false)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::auto_profile::{self, Use};
 use super::engine::{self, Machine, Opened, Trace};
+use super::first_use;
 use crate::cli::config::RunOptions;
 use crate::cli::config::model::ModelOptions;
 use crate::cli::config::run::{Keep, Length};
@@ -35,16 +36,23 @@ pub(super) struct Ready {
     pub(super) load: Duration,
 }
 
-/// Opens and loads a model.
+/// Opens and loads a model. With `learning` what `--sparsity` needs and nobody has made is made first.
 ///
 /// # Errors
 /// What is wrong with it, or too little memory.
-pub(super) fn ready(options: &ModelOptions, terminal: &Terminal) -> Result<Ready, Failure> {
+pub(super) fn ready(
+    options: &ModelOptions,
+    learning: Option<&Interrupt>,
+    terminal: &Terminal,
+) -> Result<Ready, Failure> {
     let start = Instant::now();
     let machine = Machine::new(options, terminal)?;
     let computation = &options.computation;
-    let Opened { model, tokenizer } =
-        engine::open(options.path.as_deref(), computation, &machine.cpu, terminal)?;
+    let opened = engine::open(options.path.as_deref(), computation, &machine.cpu, terminal)?;
+    if let Some(interrupt) = learning {
+        first_use::learn(options, &opened, &machine, interrupt, terminal)?;
+    }
+    let Opened { model, tokenizer } = opened;
     let placing = machine.placing(&model, computation, terminal);
     let n_ctx = engine::context(options, &model, &machine, &placing, terminal);
     let settings = EngineOptions { placing, ..engine::settings(options, n_ctx) };
@@ -68,7 +76,9 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
 
 fn continued(options: &RunOptions, trace: &Trace, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
-    let Ready { model: _, tokenizer, n_ctx, mut engine, load } = ready(&options.model, terminal)?;
+    let learning = options.auto_profile.then_some(&interrupt);
+    let Ready { model: _, tokenizer, n_ctx, mut engine, load } =
+        ready(&options.model, learning, terminal)?;
     trace.watch(&mut engine, "run");
     let built_in = options.model.path.is_none();
     let text = options.prompt.as_deref().unwrap_or(if built_in { STORY } else { "" });

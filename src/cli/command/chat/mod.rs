@@ -32,7 +32,8 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
     let mut input = Input::open(&options.conversation, terminal);
     let interrupt = Interrupt::install()?;
     let trace = Trace::open(options.trace.as_deref())?;
-    let mut ready = run::ready(&options.model, terminal)?;
+    let learning = options.auto_profile.then_some(&interrupt);
+    let mut ready = run::ready(&options.model, learning, terminal)?;
     if interrupt.is_set() {
         return Err(Failure::interrupted());
     }
@@ -57,7 +58,8 @@ pub(super) fn once(options: &RunOptions, terminal: &Terminal) -> Result<(), Fail
     };
     let interrupt = Interrupt::install()?;
     let trace = Trace::open(options.trace.as_deref())?;
-    let mut ready = run::ready(&options.model, terminal)?;
+    let learning = options.auto_profile.then_some(&interrupt);
+    let mut ready = run::ready(&options.model, learning, terminal)?;
     trace.watch(&mut ready.engine, "chat");
     let load = ready.load;
     let mut chat = Chat::new(options, ready, terminal)?;

@@ -60,12 +60,29 @@ pub(crate) fn add(
     Ok(EngineOptions { sparsity, chooser: Some(Arc::new(chooser)), ..options })
 }
 
-fn read(model: &Model, computation: &Computation) -> Result<Option<Chooser>, Failure> {
+/// Whether there is anything by which neurons can be skipped, finished.
+///
+/// # Errors
+/// What is wrong with what there is.
+pub(crate) fn is_learnt(model: &Model, computation: &Computation) -> predictor::Result<bool> {
+    let Some(learned) = find(model, computation)? else { return Ok(false) };
+    match Chooser::read(&learned, model) {
+        Ok(found) => Ok(found.is_some()),
+        Err(predictor::Error::Unfinished { .. }) if Chooser::is_of_first_use(&learned, model)? => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn find(model: &Model, computation: &Computation) -> predictor::Result<Option<Learned>> {
     let folder = computation.folder.as_ref().map(|folder| folder.path.as_path());
-    let section = Chooser::section(model);
-    let learned = Learned::find(&model.file, folder, section).map_err(predictor::Error::from)?;
-    Ok(match &learned {
-        Some(learned) => Chooser::read(learned, model)?,
+    Ok(Learned::find(&model.file, folder, Chooser::section(model))?)
+}
+
+fn read(model: &Model, computation: &Computation) -> Result<Option<Chooser>, Failure> {
+    Ok(match find(model, computation)? {
+        Some(learned) => Chooser::read(&learned, model)?,
         None => None,
     })
 }

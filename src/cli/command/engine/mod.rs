@@ -10,7 +10,7 @@ mod memory;
 mod speeds;
 mod trace;
 
-pub(crate) use learned::add as with_learned;
+pub(crate) use learned::{add as with_learned, is_learnt};
 pub(crate) use machine::{Beside, Machine, NO_PROFILE, known_uses};
 pub(crate) use memory::Need;
 pub(crate) use trace::Trace;

@@ -37,19 +37,13 @@ pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(),
     let interrupt = Interrupt::install_with_termination()?;
     let machine = Machine::cpu_only("`predictor` learns", &options.model, terminal);
     let path = options.model.path.as_deref();
-    let Opened { model, tokenizer } =
-        engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
-    check(&model, options.settings.kind)?;
-    let out = place(options, &model)?;
-    let job = Job { options, terminal, model: &model, interrupt, machine };
-    match &options.import {
-        Some(folder) => job.import(folder, &out, &tokenizer)?,
-        None => job.make(&out, &tokenizer)?,
-    }
+    let opened = engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
+    let model = &opened.model;
+    let out = make(options, "", &opened, machine, &interrupt, terminal)?;
     let found = learned::Learned::open(&out, &model.file).map_err(predictor::Error::from)?;
-    let chooser = Chooser::read(&found, &model)?;
+    let chooser = Chooser::read(&found, model)?;
     let mut output = Output::stdout();
-    output.write(report::text(&model, chooser.as_ref(), options.settings.target))?;
+    output.write(report::text(model, chooser.as_ref(), options.settings.target))?;
     let word = if options.import.is_some() { "predicted" } else { "balanced" };
     let folder = options.model.computation.folder.as_ref().map(|folder| folder.path.as_path());
     let places = learned::places(&model.file, folder);
@@ -64,8 +58,35 @@ pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(),
     output.flush()
 }
 
+/// Makes what is missing of `opened`, and gives the file that holds it. `why` is a part of the recipe.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn make(
+    options: &PredictorOptions,
+    why: &str,
+    opened: &Opened,
+    machine: Machine,
+    interrupt: &Interrupt,
+    terminal: &Terminal,
+) -> Result<PathBuf, Failure> {
+    let Opened { model, tokenizer } = opened;
+    check(model, options.settings.kind)?;
+    let out = place(options, model)?;
+    let interrupt = interrupt.clone();
+    let job = Job { options, why, terminal, model, interrupt, machine };
+    match &options.import {
+        Some(folder) => job.import(folder, &out, tokenizer)?,
+        None => job.make(&out, tokenizer)?,
+    }
+    Ok(out)
+}
+
 /// Refuses models of which nothing is learnt.
-fn check(model: &Model, kind: Kind) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`Exit::BadModel`].
+pub(super) fn check(model: &Model, kind: Kind) -> Result<(), Failure> {
     let refused = |why: &str| {
         Err(Failure::new(Exit::BadModel, format!("nothing can be learnt of this model: {why}")))
     };
@@ -98,6 +119,7 @@ fn place(options: &PredictorOptions, model: &Model) -> Result<PathBuf, Failure> 
 /// What is to be done, and with what.
 struct Job<'a> {
     options: &'a PredictorOptions,
+    why: &'a str,
     terminal: &'a Terminal,
     model: &'a Arc<Model>,
     interrupt: Interrupt,
@@ -121,7 +143,8 @@ impl Job<'_> {
         let windows = self.windows(text, tokenizer, most)?;
         let Settings { kind, target, n_steps, rank } = self.options.settings;
         let recipe = format!(
-            "{kind:?}, target {target}, {n_steps} steps, rank {rank:?}, {} tokens of {}",
+            "{}{kind:?}, target {target}, {n_steps} steps, rank {rank:?}, {} tokens of {}",
+            self.why,
             windows.n_tokens(),
             windows.sum()
         );

@@ -1,0 +1,70 @@
+//! What `run` and `chat` make first where `--sparsity` asks for something that nobody has learnt yet: a profile, and a
+//! predictor or thresholds, from the text that comes with the program.
+
+use super::engine::{Machine, Opened, is_learnt};
+use super::{predictor, profile};
+use crate::cli::config::model::{ModelOptions, Sparsity};
+use crate::cli::config::{PredictorOptions, ProfileOptions};
+use crate::cli::failure::Failure;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::terminal::Terminal;
+use crate::predictor::{FIRST_USE, Kind, Settings};
+
+/// Tokens of the text that are read: enough for lines, of which signs are made in seconds.
+const TOKENS: usize = 8192;
+/// Error of a block's output for which factors are chosen, as `predictor` has it.
+const TARGET: f32 = 0.05;
+
+/// Learns what is missing, once for a model. What cannot be learnt is left to whoever needs it.
+///
+/// # Errors
+/// What reading, learning and saving report; Ctrl-C, after which the same command goes on.
+pub(super) fn learn(
+    options: &ModelOptions,
+    opened: &Opened,
+    machine: &Machine,
+    interrupt: &Interrupt,
+    terminal: &Terminal,
+) -> Result<(), Failure> {
+    let model = &opened.model;
+    match options.computation.sparsity {
+        Sparsity::Balanced | Sparsity::Fast | Sparsity::Within(_) => {}
+        Sparsity::Exact | Sparsity::Predicted | Sparsity::Off => return Ok(()),
+    }
+    let kind = [Kind::Signs, Kind::Factors].into_iter();
+    let kind = kind.into_iter().find(|kind| predictor::check(model, *kind).is_ok());
+    let Some(kind) = kind.filter(|_| options.computation.folder.is_some()) else { return Ok(()) };
+    // What is there and damaged is told by whoever reads it next.
+    if is_learnt(model, &options.computation).unwrap_or(true) {
+        return Ok(());
+    }
+    terminal.note(&format!(
+        "nothing is known of this model's neurons yet: a profile and what chooses neurons are made now, once, of {TOKENS} tokens of a text that comes with the program; `thermocline predictor -f TEXT` learns more from yours, --no-auto-profile forbids this"
+    ));
+    let profiling = ProfileOptions {
+        model: options.clone(),
+        text: None,
+        tokens: Some(TOKENS),
+        out: None,
+        restart: false,
+        import: None,
+        compare: None,
+        plot: None,
+        json: false,
+    };
+    if model.is_exactly_sparse() {
+        profile::make(&profiling, opened, machine, interrupt, terminal)?;
+    }
+    let learning = PredictorOptions {
+        model: options.clone(),
+        text: None,
+        import: None,
+        out: None,
+        restart: false,
+        n_tokens: TOKENS,
+        settings: Settings { kind, target: TARGET, n_steps: 0, rank: None },
+    };
+    let machine = Machine::cpu_only("learning runs", options, terminal);
+    predictor::make(&learning, FIRST_USE, opened, machine, interrupt, terminal)?;
+    Ok(())
+}
