@@ -38,8 +38,12 @@ pub(super) fn learn(
     if is_learnt(model, &options.computation).unwrap_or(true) {
         return Ok(());
     }
+    let made = match model.is_exactly_sparse() {
+        true => "a profile and a predictor",
+        false => "thresholds",
+    };
     terminal.note(&format!(
-        "nothing is known of this model's neurons yet: a profile and what chooses neurons are made now, once, of {TOKENS} tokens of a text that comes with the program; `thermocline predictor -f TEXT` learns more from yours, --no-auto-profile forbids this"
+        "nothing is known of this model's neurons yet: {made} are made now, once, of {TOKENS} tokens of a text that comes with the program; `thermocline predictor -f TEXT` learns more from yours, --no-auto-profile forbids this"
     ));
     let profiling = ProfileOptions {
         model: options.clone(),
@@ -64,7 +68,7 @@ pub(super) fn learn(
         n_tokens: TOKENS,
         settings: Settings { kind, target: TARGET, n_steps: 0, rank: None },
     };
-    let machine = Machine::cpu_only("learning runs", options, terminal);
+    let machine = Machine::cpu(options, terminal);
     predictor::make(&learning, FIRST_USE, opened, machine, interrupt, terminal)?;
     Ok(())
 }
