@@ -132,6 +132,9 @@ impl BackendQueue for FaultyQueue {
     fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
         self.queue.refill(pack, slot, bytes)
     }
+    fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        self.queue.repack(src, dst)
+    }
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
         self.queue.copy_rows(src, dst)
     }

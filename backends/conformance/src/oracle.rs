@@ -137,6 +137,14 @@ impl Backend for OracleBackend {
         Ok(Box::new(Buffer(Mutex::new(bytes))))
     }
 
+    fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
+        plain_size(desc)
+    }
+
+    fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+        pack_plain(pack, source, out, 1)
+    }
+
     fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
         pack_row_plain(pack, source, row)
     }
@@ -195,6 +203,11 @@ impl BackendQueue for OracleQueue {
 
     fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
         refill_plain(&pack.whole(), &mut lock(pack), pack.first_row() + slot, bytes)
+    }
+
+    fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        lock(dst).copy_from_slice(src.bytes());
+        Ok(Box::new(Done(src)))
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {

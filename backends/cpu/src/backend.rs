@@ -225,6 +225,10 @@ impl Backend for CpuBackend {
         Some(StoredPack { layout: PLAIN_LAYOUT, len })
     }
 
+    fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
+        plain_size(desc)
+    }
+
     fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
         pack_plain(pack, source, out, self.n_threads)
     }

@@ -105,6 +105,13 @@ impl BackendQueue for CpuQueue {
         refill_plain(&pack.whole(), memory.whole_mut(pack), pack.first_row() + slot, bytes)
     }
 
+    fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        self.writable("repack", dst)?;
+        let mut team = self.shared.lock();
+        Locked::new(&mut team).whole_mut(dst).copy_from_slice(src.bytes());
+        Ok(Box::new(Copied(src)))
+    }
+
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
         self.writable("copy_rows", dst)?;
         let mut team = self.shared.lock();

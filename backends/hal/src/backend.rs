@@ -171,10 +171,17 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Makes the bytes that [`Backend::adopt`] takes, as many as [`Backend::stored`] says, in `out`.
+    /// Bytes of a pack of this shape as [`Backend::pack_into`] makes them for [`BackendQueue::repack`]; `None` where no
+    /// pack is replaced as a whole.
+    fn packed_len(&self, _desc: &TensorDesc) -> Option<usize> {
+        None
+    }
+
+    /// Makes the bytes that [`Backend::adopt`] and [`BackendQueue::repack`] take, as many as [`Backend::stored`] or
+    /// [`Backend::packed_len`] says, in `out`. All of it is written.
     ///
     /// # Errors
-    /// What a paged source reports; [`crate::Error::Unsupported`] where packs cannot be kept.
+    /// What a paged source reports; [`crate::Error::Unsupported`] where packs are neither kept nor replaced.
     fn pack_into(&self, _pack: &PackDesc, _source: &HostRows, _out: &mut [u8]) -> Result<()> {
         Err(not_kept(&self.info().name))
     }
@@ -273,6 +280,12 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// # Errors
     /// A lost device or a driver fault.
     fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Replaces all that a pack holds by bytes from [`Backend::pack_into`], as many as [`Backend::packed_len`] says.
+    ///
+    /// # Errors
+    /// A lost device or a driver fault.
+    fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>>;
 
     /// Copies rows of one plain tensor to another of the same shape: snapshots of recurrent state, KV blocks.
     ///

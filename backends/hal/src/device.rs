@@ -160,8 +160,14 @@ impl Device {
         self.backend.stored(pack, !paged)
     }
 
-    /// Makes the bytes of a pack that [`Device::adopt`] takes in `out`, which has the length of
-    /// [`Device::stored`].
+    /// Bytes of a pack of this shape as [`Queue::repack`] takes them; `None` where no pack is replaced as a whole.
+    #[must_use]
+    pub fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
+        self.backend.packed_len(desc)
+    }
+
+    /// Makes the bytes of a pack that [`Device::adopt`] or [`Queue::repack`] takes in `out`, which has the length of
+    /// [`Device::stored`] or [`Device::packed_len`].
     ///
     /// # Errors
     /// [`Error::Shape`] if `pack` does not fit `source` or `out` does not fit the pack, the backend's.

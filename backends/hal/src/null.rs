@@ -121,6 +121,10 @@ impl BackendQueue for NullQueue {
         Ok(())
     }
 
+    fn repack(&mut self, src: Box<dyn RawStaging>, _dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        Ok(Box::new(NullTransfer(src)))
+    }
+
     fn copy_rows(&mut self, _src: &Tensor, _dst: &Tensor) -> Result<()> {
         Ok(())
     }

@@ -161,6 +161,27 @@ impl Queue {
         self.raw.refill(pack, slot, bytes)
     }
 
+    /// Replaces all that a pack holds by bytes from [`Device::pack_into`]: other rows of as many neurons.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for bytes of another length than [`Device::packed_len`] or a part of a pack,
+    /// [`Error::ForeignBuffer`], the backend's.
+    pub fn repack(&mut self, src: Staging, dst: &Tensor) -> Result<Transfer> {
+        if dst.device() != self.device.id() || src.device != self.device.id() {
+            return Err(self.foreign("repack", "pack"));
+        }
+        if dst.desc != dst.whole() {
+            return Err(Error::shape("repack", "pack", dst.whole(), dst.desc));
+        }
+        let (expected, len) = (self.device.packed_len(&dst.desc), src.bytes().len());
+        if expected != Some(len) {
+            let expected = expected.map_or("nothing".to_owned(), |n| format!("{n} bytes"));
+            return Err(Error::shape("repack", "bytes", expected, len));
+        }
+        let Staging { raw, device, held } = src;
+        Ok(Transfer { raw: Some(self.raw.repack(raw, dst)?), device, held: Some(held) })
+    }
+
     /// Copies rows to another tensor of the same shape: snapshot and restore of recurrent state.
     ///
     /// # Errors

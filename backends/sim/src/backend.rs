@@ -135,6 +135,15 @@ impl Backend for SimBackend {
         Ok(Box::new(buffer))
     }
 
+    fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
+        pack::plain_size(desc)
+    }
+
+    fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+        self.shared.check()?;
+        pack::pack_plain(pack, source, out, 1)
+    }
+
     fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
         self.shared.check()?;
         pack::pack_row_plain(pack, source, row)

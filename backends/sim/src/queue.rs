@@ -117,6 +117,11 @@ impl BackendQueue for SimQueue {
         self.send(Command::Refill { pack: pack.clone(), slot, bytes: bytes.into() })
     }
 
+    fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        let dst = dst.clone();
+        self.copy(|reply| Command::Repack { src, dst, reply })
+    }
+
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
         self.send(Command::CopyRows { src: src.clone(), dst: dst.clone() })
     }

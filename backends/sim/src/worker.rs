@@ -47,6 +47,7 @@ pub(crate) enum Command {
     Upload { src: Box<dyn RawStaging>, dst: Tensor, reply: Sender<Result<Box<dyn RawStaging>>> },
     Download { src: Tensor, dst: Box<dyn RawStaging>, reply: Sender<Result<Box<dyn RawStaging>>> },
     Refill { pack: Tensor, slot: usize, bytes: Box<[u8]> },
+    Repack { src: Box<dyn RawStaging>, dst: Tensor, reply: Sender<Result<Box<dyn RawStaging>>> },
     CopyRows { src: Tensor, dst: Tensor },
     Finish { reply: Sender<Result<()>> },
 }
@@ -159,6 +160,14 @@ impl Worker {
                     buffer(&pack).write(|out| hal::pack::refill_plain(&desc, out, slot, &bytes))
                 });
                 self.failed = self.failed.take().or(result.err());
+            }
+            Command::Repack { src, dst, reply } => {
+                let result = self.copy(|| {
+                    buffer(&dst).write(|out| out.copy_from_slice(src.bytes()));
+                    Ok(())
+                });
+                drop(dst);
+                let _ = reply.send(result.map(|()| src));
             }
             Command::CopyRows { src, dst } => {
                 let result = self.copy(|| {

@@ -76,6 +76,14 @@ impl Backend for WgpuBackend {
         Ok(Box::new(layout::import(&self.gpu, label, pack, source)?))
     }
 
+    fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
+        layout::packed_len(desc)
+    }
+
+    fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+        layout::pack_into(pack, source, out)
+    }
+
     fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
         layout::row(pack, source, row)
     }

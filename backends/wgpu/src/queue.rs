@@ -40,6 +40,7 @@ enum Work {
     Upload { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<CopyState> },
     Download { src: Tensor, bytes: Box<dyn RawStaging>, done: Arc<CopyState> },
     Refill { pack: Tensor, slot: usize, bytes: Vec<u8> },
+    Repack { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<CopyState> },
     CopyRows { src: Tensor, dst: Tensor },
 }
 
@@ -110,6 +111,11 @@ impl Core {
                     *done.lock() = Some(copied);
                 }
                 Work::Refill { pack, slot, bytes } => layout::refill(gpu, &pack, slot, &bytes)?,
+                Work::Repack { bytes, dst, done } => {
+                    let copied = layout::repack(gpu, &dst, bytes.bytes());
+                    let copied = copied.map(|()| Copied { staging: bytes, reading: None });
+                    *done.lock() = Some(copied);
+                }
                 Work::CopyRows { src, dst } => copies::copy_rows(gpu, &src, &dst)?,
             }
             self.changed.notify_all();
@@ -190,6 +196,11 @@ impl BackendQueue for WgpuQueue {
 
     fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
         self.core.give(Work::Refill { pack: pack.clone(), slot, bytes: bytes.to_vec() })
+    }
+
+    fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        let dst = dst.clone();
+        self.copy(|done| Work::Repack { bytes: src, dst, done })
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {

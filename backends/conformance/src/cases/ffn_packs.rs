@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hal::format::Format;
 use hal::op::SparseFfn;
-use hal::{HostRows, PackDesc, Result, Rows, Select, SharedBytes, Tensor};
+use hal::{Bytes, HostRows, PackDesc, Result, Rows, Select, SharedBytes, Tensor};
 
 use super::ffn::{Lie, ROUNDED, Spec, build, finish};
 use crate::Case;
@@ -24,6 +24,13 @@ pub(super) fn cases() -> Vec<Case> {
         for n_tokens in [1, 5, 40] {
             let body = move |rig: &mut Rig| side_by_side(rig, format, n_tokens);
             cases.push(Case::new(format!("SparseFfn/{format}/side by side/{n_tokens}"), body));
+        }
+        for lie in [Lie::Stored, Lie::Transposed] {
+            for n_tokens in [5, 40] {
+                let body = move |rig: &mut Rig| repacked(rig, format, lie, n_tokens);
+                let name = format!("SparseFfn/{format}/repacked/{lie:?}/t{n_tokens}");
+                cases.push(Case::new(name, body));
+            }
         }
         let body = move |rig: &mut Rig| adopted(rig, format);
         cases.push(Case::new(format!("SparseFfn/{format}/adopted"), body));
@@ -75,6 +82,58 @@ fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
         ..base
     };
     finish(rig, op)
+}
+
+/// Neurons come in pieces through slots that are packed anew between two runs of one program, in the order of the queue;
+/// the last piece is shorter, and slots that hold none add nothing.
+fn repacked(rig: &mut Rig, format: Format, lie: Lie, n_tokens: usize) -> Result<()> {
+    let spec = Spec { accumulate: true, n_tokens, ..Spec::new(format, lie) };
+    let (n_ff, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
+    let base = build(rig, &spec)?;
+    let gate = rig.matrix(n_ff, n_embd, format)?;
+    let up = rig.matrix(n_ff, n_embd, format)?;
+    let down = match lie {
+        Lie::Stored => rig.matrix(n_ff, n_out, format)?,
+        Lie::Transposed | Lie::Across => rig.matrix(n_out, n_ff, format)?,
+    };
+    let n_slots = n_ff / 3 + 1;
+    let chosen = rig.rng.choose(n_ff - 5, n_ff);
+    let sources = [(&gate, false), (&up, false), (&down, lie == Lie::Transposed)];
+    let pack = |(source, transpose): (&HostRows, bool), rows: &[u32]| PackDesc {
+        select: Select::Rows(rows.into()),
+        transpose,
+        spare: n_slots - rows.len(),
+        ..PackDesc::whole(source.desc())
+    };
+    let first: Vec<u32> = (0..n_slots as u32).collect();
+    let mut slots = Vec::new();
+    for from in sources {
+        slots.push(rig.device.import("slots", &pack(from, &first), from.0)?);
+    }
+    let [gate, up, down] = [&slots[0], &slots[1], &slots[2]].map(Tensor::clone);
+    let program = rig.program([SparseFfn { gate: Some(gate), up, down, ..base.clone() }.into()])?;
+    let (mut runs, mut copies) = (Vec::new(), Vec::new());
+    for piece in chosen.chunks(n_slots) {
+        for (from, slots) in sources.into_iter().zip(&slots) {
+            let pack = pack(from, piece);
+            let Some(len) = rig.device.packed_len(&pack.packed()?) else {
+                return Err(rig.not_here("repack", "packs are not replaced"));
+            };
+            let mut staging = rig.device.staging(Bytes(len as u64))?;
+            staging.bytes_mut().fill(0xA5);
+            rig.device.pack_into(&pack, from.0, staging.bytes_mut())?;
+            copies.push(rig.queue.repack(staging, slots)?);
+        }
+        runs.push(rig.queue.replay(&program)?);
+    }
+    runs.into_iter().try_for_each(hal::Run::wait)?;
+    copies.into_iter().try_for_each(|copy| copy.wait().map(drop))?;
+    let short = rig.device.staging(Bytes(4))?;
+    if rig.queue.repack(short, &slots[0]).is_ok() {
+        rig.faults.push("bytes of another length were taken for a pack".to_owned());
+    }
+    rig.watch("y", &base.y)?;
+    rig.watch("active", &base.active)
 }
 
 /// Gate, up and down are columns of one matrix, where the device takes such, and a list names some rows.

@@ -105,3 +105,25 @@ pub(crate) fn refill(gpu: &Gpu, tensor: &Tensor, slot: usize, bytes: &[u8]) -> R
     }
     Ok(())
 }
+
+/// Bytes of [`pack_into`] for a pack of shape `desc`; `None` where there are none.
+pub(crate) fn packed_len(desc: &TensorDesc) -> Option<usize> {
+    usize::try_from(imported_size(desc)?).ok()
+}
+
+/// Makes the bytes that [`repack`] takes.
+///
+/// # Errors
+/// [`hal::Error::Shape`] if the pack does not fit, what a paged source reports.
+pub(crate) fn pack_into(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+    pack::pack_into(pack, source, out)
+}
+
+/// Replaces all that a pack holds: before what is submitted next, after what was before.
+///
+/// # Errors
+/// A driver fault.
+pub(crate) fn repack(gpu: &Gpu, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
+    let span = Span { buffer: raw(tensor)?.buffer.clone(), offset: 0, size: bytes.len() as u64 };
+    write(gpu, &span, 0, bytes)
+}

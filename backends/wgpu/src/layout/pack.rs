@@ -51,6 +51,24 @@ pub(super) fn pack(
     })
 }
 
+/// The same at once, in `out`.
+///
+/// # Errors
+/// As [`pack`], and for a length that is not the pack's.
+pub(super) fn pack_into(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+    let packed = pack.packed()?;
+    if imported_size(&packed) != Some(out.len() as u64) {
+        return Err(Error::shape("pack", "out", packed, format!("{} bytes", out.len())));
+    }
+    if has_tables(&packed) {
+        return pack_plain(pack, source, out, threads());
+    }
+    self::pack(pack, source, &mut |at, bytes| {
+        out[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    })
+}
+
 /// The whole transposed matrix in the plain layout.
 fn transpose(pack: &PackDesc, source: &HostRows, packed: &TensorDesc) -> Result<Vec<u8>> {
     let mut plain = vec![0; plain_size(packed).unwrap_or_default()];
