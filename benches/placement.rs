@@ -233,7 +233,7 @@ fn shape(model: &Model) -> Shape {
     let format = model.layers.first().map_or(Format::F16, |layer| layer.ffn.up.w.desc().format);
     let size = Bytes(model.file.size_bytes());
     let (n_embd, n_ff) = (model.hyper.n_embd, model.hyper.n_ff);
-    Shape { format, n_embd, n_ff, size, listed: false }
+    Shape { format, n_embd, n_ff, size, listed: false, skips: true }
 }
 
 /// The ids of a text; its bytes where the model has no vocabulary.

@@ -2,6 +2,8 @@
 //! an op beside its bytes. Measured with the very ops that a model runs, on matrices of its shapes: narrow ones are
 //! read more slowly than wide ones, and small models lie in caches.
 
+mod prompts;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,13 +44,22 @@ pub struct Shape {
     pub size: Bytes,
     /// The neurons that are used are listed ahead; else the gate tells.
     pub listed: bool,
+    /// Neurons are skipped, so that down lies by neuron on devices.
+    pub skips: bool,
 }
 
 impl Shape {
     /// That of a model of seven billion weights.
     #[must_use]
     pub fn usual(format: Format) -> Shape {
-        Shape { format, n_embd: 4096, n_ff: 11008, size: Bytes(4 << 30), listed: false }
+        Shape {
+            format,
+            n_embd: 4096,
+            n_ff: 11008,
+            size: Bytes(4 << 30),
+            listed: false,
+            skips: true,
+        }
     }
 
     /// Bytes of a row.
@@ -79,7 +90,9 @@ pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Spee
         false => 0.0,
     };
     let refill = probe.refill(&mut queue)?;
-    Ok(Speed { dense, sparse, hand_off, op, refill })
+    let prompt = probe.prompt(&mut queue)?;
+    let upload = probe.upload(&mut queue)?;
+    Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
 }
 
 /// `value` with two digits that count, so that plans made from it do not change from one measurement to the next.
@@ -314,6 +327,7 @@ mod tests {
                 let speed = speed(&cpu, &shape, Some(Bytes(32 << 20))).unwrap();
                 assert!(speed.dense > 1e6 && speed.sparse > 1e6, "{format:?}: {speed:?}");
                 assert!(speed.sparse <= speed.dense && speed.hand_off == 0.0 && speed.op < 0.1);
+                assert!(speed.prompt > 1e6 && speed.upload == 0.0, "{format:?}: {speed:?}");
             }
         }
     }

@@ -179,6 +179,8 @@ impl Engine {
         let changed = self.planner(&|_, _| {}).exchange(&mut adapt, &mut loaded, &self.placement);
         let changed = changed.inspect_err(|_| self.generation += 1)?;
         for (layer, placed) in changed {
+            let streams = loaded.streams.iter_mut().flatten();
+            streams.for_each(|stream| stream.place(layer, &placed, &self.model));
             self.placement.layers[layer] = placed;
         }
         loaded.adapt = Some(adapt);

@@ -6,7 +6,7 @@ use hal::format::Format;
 use hal::{Device, KvCache, Mailbox, MailboxShape, Operand, Tensor};
 
 use crate::model::{Affine, Frame, LayerWeights, Model};
-use crate::placement::{DeviceIndex, LayerPlacement, Neurons, Placement};
+use crate::placement::{DeviceIndex, Forecast, LayerPlacement, Neurons, Placement, Share};
 
 use super::adapt::Adapt;
 use super::ffn::{FfnMode, FfnTensors};
@@ -14,6 +14,7 @@ use super::lane::{HeadScratch, Lane, ScratchShape};
 use super::observe::Observers;
 use super::predict::Predictor;
 use super::record::{self, Ladder, Segment};
+use super::stream::Stream;
 use super::{EngineOptions, Result};
 
 /// One layer on its home device.
@@ -68,6 +69,8 @@ pub(super) struct Loaded {
     pub(super) lanes: Vec<Option<Lane>>,
     pub(super) layers: Vec<Layer>,
     pub(super) segments: Vec<Segment>,
+    /// By device: what brings absent neurons there for prompts.
+    pub(super) streams: Vec<Option<Stream>>,
     pub(super) embed: Embedding,
     pub(super) head: Head,
     /// Made when they are first wanted.
@@ -89,8 +92,13 @@ pub(super) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// By `placement`, of which a token is expected to take `seconds`, if that is known.
-    pub(super) fn build(&self, placement: &Placement, seconds: Option<f64>) -> Result<Loaded> {
+    /// By `placement`, of which `forecast` tells, if it was planned.
+    pub(super) fn build(
+        &self,
+        placement: &Placement,
+        forecast: Option<&Forecast>,
+    ) -> Result<Loaded> {
+        let seconds = forecast.map(|forecast| forecast.seconds);
         let shape = self.scratch();
         let rungs = self.options.ladder();
         let mut lanes = Vec::new();
@@ -112,7 +120,10 @@ impl Plan<'_> {
         let embed = self.embedding(&self.devices[placement.embed])?;
         let mut head = self.head(placement, &mut lanes, &shape, &embed.tokens)?;
         let recorder = record::Recording { plan: *self, rungs: &rungs, embed: &embed };
-        let segments = recorder.segments(placement, &lanes, &layers)?;
+        let mut slow = Vec::new();
+        let from = self.streams_from(placement, forecast, &mut slow);
+        let streams = self.streams_by(&recorder, &from, (placement, &layers), &lanes, &mut slow)?;
+        let segments = recorder.segments(placement, &lanes, &layers, &streams)?;
         for (i, layer) in layers.iter_mut().enumerate() {
             let listed = layer.predictor.is_some();
             for remote in &mut layer.remotes {
@@ -120,14 +131,15 @@ impl Plan<'_> {
             }
         }
         head.programs = recorder.head(&lanes, &head)?;
-        let (slow, observers) = (Vec::new(), None);
+        let observers = None;
         let (adapt, refused) = match self.adapt(&layers, placement, seconds) {
             Ok(adapt) => (adapt, None),
             Err(refused) => (None, Some(refused)),
         };
-        let mut loaded = Loaded { lanes, layers, segments, embed, head, observers, adapt, slow };
+        let mut loaded =
+            Loaded { lanes, layers, segments, streams, embed, head, observers, adapt, slow };
         loaded.ready_to_exchange(self, placement)?;
-        loaded.slow = loaded.slow_ops();
+        loaded.slow.splice(0..0, loaded.slow_ops());
         loaded.slow.extend(refused);
         Ok(loaded)
     }
@@ -139,18 +151,21 @@ impl Plan<'_> {
             let label = format!("blk.{index}.{part}");
             self.whole(device, &label, rows)
         };
+        let is_empty = |share: &Share| share.neurons.len(self.model.hyper.n_ff) == 0;
+        // What down adds is at home, where some of its neurons are: it does not come and go with others.
+        let there: Vec<_> = placed.shares.iter().filter(|share| !is_empty(share)).collect();
+        let at_home = there.iter().find(|share| share.device == placed.home);
+        let adding = at_home.or(there.first()).map(|share| share.device);
         let mut own = None;
         let mut remotes = Vec::new();
         let mut n_remote = 0;
         for share in &placed.shares {
             let on = &self.devices[share.device];
-            if let Neurons::List(list) = &share.neurons
-                && list.is_empty()
-            {
+            if is_empty(share) {
                 continue;
             }
-            let is_first = own.is_none() && remotes.is_empty();
-            let ffn = self.mode.import(self, on, index, &share.neurons, is_first)?;
+            let adds = Some(share.device) == adding;
+            let ffn = self.mode.import(self, on, index, &share.neurons, adds)?;
             match share.device == placed.home {
                 true => own = Some(ffn),
                 false => {
@@ -278,9 +293,13 @@ impl Loaded {
 
     fn slow_ops(&self) -> Vec<String> {
         let remotes = self.layers.iter().flat_map(|l| l.remotes.iter().map(|r| &r.programs));
+        let pieces = self.streams.iter().flatten().flat_map(Stream::ladders);
+        let remotes = remotes.chain(pieces);
         let ladders = self.segments.iter().map(|s| &s.programs).chain([&self.head.programs]);
         let mut slow: Vec<String> = Vec::new();
-        for text in ladders.chain(remotes).flat_map(Ladder::slow) {
+        let legs = self.segments.iter().flat_map(|s| s.legs.iter().flat_map(|(_, legs)| legs));
+        let legs = legs.flat_map(|leg| leg.program.slow());
+        for text in ladders.chain(remotes).flat_map(Ladder::slow).chain(legs) {
             if !slow.contains(text) {
                 slow.push(text.clone());
             }

@@ -16,12 +16,12 @@ use crate::placement::{
     Placement, Task, Uses, plan,
 };
 
-use super::EngineOptions;
 use super::adapt::ExchangeNeeds;
 use super::build::Plan;
 use super::ffn::FfnMode;
 use super::layer::{LayerOps, norm};
 use super::predict::{Predictor, list_desc};
+use super::{EngineOptions, Streaming};
 
 /// Tokens that are in the context when the time of a token is estimated, at most.
 const ASSUMED_PAST: usize = 1024;
@@ -113,6 +113,7 @@ impl Plan<'_> {
                 })
                 .collect(),
             head: self.head_reads(),
+            rungs: self.options.ladder(),
             wishes: placing.wishes,
             cut,
         }
@@ -163,6 +164,8 @@ impl Plan<'_> {
             cache: position * past as f64,
             tested: tested / n_ff,
             used: besides / n_ff,
+            prompt: matrices / n_ff * if weights.ffn.n_expert.is_some() { used } else { 1.0 },
+            streams: self.streams(layer),
             n_ops: self.layer_ops(layer, hyper.n_ff).len(),
         }
     }
@@ -183,9 +186,16 @@ impl Plan<'_> {
         let cpu = device == CPU;
         let layers = if cpu { Vec::new() } else { self.layer_sizes(device, cut) };
         let tied = self.model.file.tensor("output.weight").is_none();
+        let stream = if cpu { None } else { self.stream_facts(device) };
+        let (slots, stream) = match self.options.streaming {
+            Streaming::Measured => (Bytes(0), stream),
+            Streaming::Forced { .. } => (stream.map_or(Bytes(0), |stream| stream.bytes), None),
+            Streaming::Off => (Bytes(0), None),
+        };
         DeviceFacts {
             budget,
-            fixed: self.fixed(device),
+            fixed: self.fixed(device) + slots,
+            stream,
             hand_off: self.mailbox_shape().bytes(),
             embed: self.can_embed(device).then(|| self.embed_size(device)),
             head: self.can_run_head(device).then(|| self.head_size(device)),

@@ -355,7 +355,7 @@ pub(super) fn chosen(bias: &HostRows, neurons: &Neurons) -> HostRows {
 }
 
 /// What the activations of a share's neurons must reach, if thresholds drop them.
-fn cuts(options: &EngineOptions, layer: usize, neurons: &Neurons) -> Option<HostRows> {
+pub(super) fn cuts(options: &EngineOptions, layer: usize, neurons: &Neurons) -> Option<HostRows> {
     let (Sparsity::Within(target), Some(Layers::Thresholds(layers))) =
         (options.sparsity, options.learned_layers())
     else {

@@ -72,7 +72,7 @@ impl ScratchShape {
 
     /// Counters of one rung of the ladder.
     fn active(&self, n_tokens: usize) -> TensorDesc {
-        TensorDesc::new(self.n_layer, n_tokens, Format::F32)
+        TensorDesc::new(n_counters(self.n_layer), n_tokens, Format::F32)
     }
 
     /// Bytes that a lane takes on `device`, staging included, for the ladder's `rungs`.
@@ -105,8 +105,13 @@ impl ScratchShape {
 
     /// Staging for the residual, the counters and the experts' weights of one rung.
     fn staging(&self, n: usize) -> usize {
-        4 * n * (self.n_embd + self.n_layer + self.n_expert)
+        4 * n * (self.n_embd + n_counters(self.n_layer) + self.n_expert)
     }
+}
+
+/// Rows of counters of active neurons: the layers', and one for what streams, of whatever layer.
+pub(super) fn n_counters(n_layer: usize) -> usize {
+    n_layer + 1
 }
 
 /// One device at work.
@@ -116,7 +121,7 @@ pub(super) struct Lane {
     pub(super) queue: Queue,
     pub(super) batch: Batch<Tensor>,
     pub(super) scratch: Scratch<Tensor>,
-    /// Counters of active neurons per rung of the ladder, `[n_layer, n_tokens]`.
+    /// Counters of active neurons per rung of the ladder, `[n_counters, n_tokens]`.
     pub(super) active: Vec<Tensor>,
     /// Present if predictors choose neurons.
     pub(super) lists: Option<Lists>,
@@ -237,7 +242,7 @@ impl Lane {
         for &n in rungs {
             active.push(device.alloc("active", shape.active(n))?);
             queue.reserve(4 * n * shape.n_embd)?;
-            queue.reserve(4 * n * shape.n_layer)?;
+            queue.reserve(4 * n * n_counters(shape.n_layer))?;
             queue.reserve(4 * n * shape.n_expert)?;
         }
         queue.reserve(4 * shape.batch.n_words())?;

@@ -87,8 +87,21 @@ impl<T: Operand> LayerOps<'_, T> {
 
     /// The rest: from the feed-forward block on.
     pub(super) fn ops_after_attention(&self) -> Vec<Op<T>> {
+        let mut ops = self.neurons_alone();
+        ops.extend(self.after_neurons());
+        ops
+    }
+
+    /// The feed-forward block alone.
+    pub(super) fn neurons_alone(&self) -> Vec<Op<T>> {
         let mut ops = Vec::new();
         self.neurons(&mut ops, self.is_parallel());
+        ops
+    }
+
+    /// What follows it.
+    pub(super) fn after_neurons(&self) -> Vec<Op<T>> {
+        let mut ops = Vec::new();
         self.add(&mut ops, self.frame.post_ffn_norm.as_ref());
         ops
     }

@@ -18,6 +18,7 @@ mod record;
 mod refill;
 mod session;
 mod step;
+mod stream;
 mod timeline;
 mod value;
 
@@ -26,7 +27,7 @@ pub use cost::{assumed_past, exchange_needs, forecast, task};
 pub use error::{Error, Result};
 pub use import::to_convert;
 pub use observe::Observed;
-pub use options::{EngineOptions, Placing, Sparsity};
+pub use options::{EngineOptions, Placing, Sparsity, Streaming};
 pub use session::{Session, Want};
 pub use step::StepStats;
 pub use timeline::{Event, StepTrace, Tracer, Waits, Work};
@@ -165,8 +166,7 @@ impl Engine {
             None => planner.place(&budgets, &mut forecast),
         };
         loop {
-            let seconds = forecast.as_ref().map(|forecast| forecast.seconds);
-            match planner.build(&placement, seconds) {
+            match planner.build(&placement, forecast.as_ref()) {
                 Ok(loaded) => {
                     for slow in &loaded.slow {
                         (self.notice)(slow);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use hal::KvCache;
 use hal::format::Format;
+use hal::{Bytes, KvCache};
 
 use crate::converted::Converted;
 use crate::model::{Ffn, Model};
@@ -22,6 +22,22 @@ pub enum Sparsity {
     /// then as [`Sparsity::Exact`]; as that alone without one.
     Within(f32),
     /// None: the dense arithmetic on the file as it is, to compare with.
+    Off,
+}
+
+/// Whether the CPU's neurons come to the device for prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Streaming {
+    /// From the number of tokens on from which that is faster by measured speeds, if there is one.
+    Measured,
+    /// In steps of `from` tokens and more (17 at least), in pieces of up to `piece` bytes, whatever it takes.
+    Forced {
+        /// Tokens.
+        from: usize,
+        /// Bytes of weights, as the file has them.
+        piece: Bytes,
+    },
+    /// Never.
     Off,
 }
 
@@ -53,6 +69,8 @@ pub struct EngineOptions {
     /// Whether neurons change sides while a text runs, as it uses others than were expected. What a token computes then
     /// depends, in its last bits, on what ran before it.
     pub adapt: bool,
+    /// Whether the CPU's neurons come to the device for prompts.
+    pub streaming: Streaming,
 }
 
 /// What decides where layers and neurons go, besides sizes and budgets.
@@ -85,7 +103,7 @@ impl Placing {
     pub fn speed(&self, device: DeviceIndex) -> Speed {
         let factor = if device == CPU { 1.0 } else { 100.0 };
         let rate = factor * 1e10;
-        let assumed = Speed { dense: rate, sparse: rate, hand_off: 0.0, op: 0.0, refill: 0.0 };
+        let assumed = Speed { dense: rate, sparse: rate, ..Speed::default() };
         self.speeds.get(device).copied().unwrap_or(assumed)
     }
 }
@@ -104,6 +122,7 @@ impl Default for EngineOptions {
             converted: None,
             placing: Placing::default(),
             adapt: false,
+            streaming: Streaming::Measured,
         }
     }
 }

@@ -9,9 +9,10 @@ use crate::placement::{DeviceIndex, Placement};
 
 use super::Result;
 use super::build::{Embedding, Head, Layer, Plan, Remote};
-use super::ffn::FfnPlace;
+use super::ffn::{FfnPlace, FfnTensors};
 use super::lane::{Lane, Scratch};
 use super::layer::{LayerOps, norm};
+use super::stream::{Leg, Stream};
 use super::timeline::Work;
 
 /// The same step for several numbers of tokens, ascending.
@@ -40,6 +41,8 @@ pub(super) struct Segment {
     /// What the parts of the programs are.
     pub(super) works: Vec<Work>,
     pub(super) programs: Ladder,
+    /// Of the rungs that stream, which have no program: their legs.
+    pub(super) legs: Vec<(usize, Vec<Leg>)>,
 }
 
 /// What recording reads.
@@ -56,6 +59,14 @@ pub(super) fn lane(lanes: &[Option<Lane>], device: DeviceIndex) -> &Lane {
 /// The first `n` rows of every scratch tensor.
 pub(super) fn view(scratch: &Scratch<Tensor>, n: usize) -> Scratch<Tensor> {
     scratch.map(&mut |tensor| tensor.rows(0..n))
+}
+
+/// Begins the next part of a program.
+fn part(recorder: &mut Recorder, works: &mut Vec<Work>, work: Work) {
+    if !works.is_empty() {
+        recorder.part();
+    }
+    works.push(work);
 }
 
 impl Recording<'_> {
@@ -78,6 +89,7 @@ impl Recording<'_> {
         placement: &Placement,
         lanes: &[Option<Lane>],
         layers: &[Layer],
+        streams: &[Option<Stream>],
     ) -> Result<Vec<Segment>> {
         let mut runs: Vec<(DeviceIndex, Range<usize>)> = vec![(placement.embed, 0..0)];
         for (index, layer) in placement.layers.iter().enumerate() {
@@ -91,7 +103,18 @@ impl Recording<'_> {
             let lane = lane(lanes, device);
             let handed = range.clone().filter(|&i| layers[i].mailbox.is_some()).collect();
             let mut works = Vec::new();
-            let programs = self.ladder(self.rungs, |rung, n| {
+            let stream = streams[device].as_ref().filter(|s| range.clone().any(|i| s.has(i)));
+            let n_whole = stream.map_or(self.rungs.len(), |stream| {
+                self.rungs.partition_point(|&n| n < stream.from)
+            });
+            let mut legs = Vec::new();
+            for (rung, &n) in self.rungs.iter().enumerate().skip(n_whole).rev() {
+                let Some(stream) = stream else { break };
+                let first = number == 0;
+                let cut = self.legs((lane, stream), rung, (range.clone(), first), layers)?;
+                legs.push((n, cut));
+            }
+            let programs = self.ladder(&self.rungs[..n_whole], |rung, n| {
                 let mut recorder = lane.device.record(&format!("segment {number} x {n}"));
                 let scratch = view(&lane.scratch, n);
                 works.clear();
@@ -105,9 +128,76 @@ impl Recording<'_> {
                 }
                 Ok(recorder.finish()?)
             })?;
-            segments.push(Segment { device, handed, works, programs });
+            segments.push(Segment { device, handed, works, programs, legs });
         }
         Ok(segments)
+    }
+
+    /// A segment, of a rung that streams: cut behind each layer whose absent neurons come to its home.
+    fn legs(
+        &self,
+        (lane, stream): (&Lane, &Stream),
+        rung: usize,
+        (range, first): (Range<usize>, bool),
+        layers: &[Layer],
+    ) -> Result<Vec<Leg>> {
+        let n = self.rungs[rung];
+        let scratch = view(&lane.scratch, n);
+        let begin = |number: usize| lane.device.record(&format!("leg {number} x {n}"));
+        let (mut recorder, mut works, mut handed) = (begin(range.start), Vec::new(), Vec::new());
+        let mut legs = Vec::new();
+        if first {
+            works.push(Work::Embedding);
+            self.embed(&mut recorder, lane, &scratch)?;
+        }
+        for index in range {
+            let layer = (index, &layers[index]);
+            if !stream.has(index) {
+                handed.extend(layer.1.mailbox.is_some().then_some(index));
+                self.layer((&mut recorder, &mut works), lane, rung, &scratch, layer)?;
+                continue;
+            }
+            let ops = self.layer_ops(lane, rung, &scratch, layer, None);
+            part(&mut recorder, &mut works, Work::Attention(index));
+            ops.before_neurons().into_iter().try_for_each(|op| recorder.push(op))?;
+            part(&mut recorder, &mut works, Work::Neurons(index));
+            ops.neurons_alone().into_iter().try_for_each(|op| recorder.push(op))?;
+            let done = std::mem::replace(&mut recorder, begin(index + 1));
+            let (works_done, handed) = (std::mem::take(&mut works), std::mem::take(&mut handed));
+            let (program, then) = (done.finish()?, Some(index));
+            legs.push(Leg { program, handed, works: works_done, then });
+            part(&mut recorder, &mut works, Work::Merge(index));
+            ops.after_neurons().into_iter().try_for_each(|op| recorder.push(op))?;
+        }
+        legs.push(Leg { program: recorder.finish()?, handed, works, then: None });
+        Ok(legs)
+    }
+
+    /// Neurons that came in a piece into the slots of `share`, for the rungs that stream: what they make of the block's
+    /// input is added to y, or put there.
+    pub(super) fn piece(
+        &self,
+        lane: &Lane,
+        from: usize,
+        share: &FfnTensors,
+        adds: bool,
+    ) -> Result<Ladder> {
+        let first = self.rungs.partition_point(|&n| n < from);
+        let n_layer = self.plan.model.hyper.n_layer;
+        self.ladder(&self.rungs[first..], |rung, n| {
+            let mut recorder = lane.device.record(&format!("piece x {n}"));
+            let s = view(&lane.scratch, n);
+            let place = FfnPlace {
+                x: s.h,
+                weights: None,
+                y: s.y,
+                active: lane.active[first + rung].rows(n_layer..n_layer + 1),
+                hits: None,
+                accumulate: adds,
+            };
+            recorder.push(self.plan.mode.op(share, Rows::All, place))?;
+            Ok(recorder.finish()?)
+        })
     }
 
     pub(super) fn embed(
@@ -142,26 +232,20 @@ impl Recording<'_> {
         let mailbox =
             layer.mailbox.as_ref().map(|mailbox| recorder.mailbox(mailbox)).transpose()?;
         let ops = self.layer_ops(lane, rung, scratch, (index, layer), mailbox);
-        let mut part = |recorder: &mut Recorder, work: Work| {
-            if !works.is_empty() {
-                recorder.part();
-            }
-            works.push(work);
-        };
-        part(recorder, Work::Attention(index));
+        part(recorder, works, Work::Attention(index));
         ops.before_neurons().into_iter().try_for_each(|op| recorder.push(op))?;
         // The other side can begin when it has been told, so that is where the neurons at home begin.
         if mailbox.is_none() {
-            part(recorder, Work::Neurons(index));
+            part(recorder, works, Work::Neurons(index));
         }
         for op in ops.ops_after_attention() {
             if matches!(op, Op::Merge(_)) {
-                part(recorder, Work::Merge(index));
+                part(recorder, works, Work::Merge(index));
             }
             let posted = matches!(op, Op::Post(_));
             recorder.push(op)?;
             if posted {
-                part(recorder, Work::Neurons(index));
+                part(recorder, works, Work::Neurons(index));
             }
         }
         Ok(())

@@ -7,9 +7,10 @@ use hal::{BatchFacts, HostRowSet, Operand, Program, Run};
 use crate::placement::CPU;
 
 use super::build::{Layer, Loaded};
-use super::lane::Lane;
+use super::lane::{Lane, n_counters};
 use super::predict::Parcel;
 use super::record::Segment;
+use super::stream::{Stepping, Stream};
 use super::timeline::{Timeline, Waits, Work};
 use super::{Error, Result};
 
@@ -72,8 +73,14 @@ impl Loaded {
             let device = self.segments[index].device;
             self.carry(at, device, n, sizes, buffers)?;
             at = device;
-            let Loaded { lanes, layers, segments, .. } = self;
-            let Segment { programs, handed, works, .. } = &segments[index];
+            let Loaded { lanes, layers, segments, streams, .. } = self;
+            let Segment { programs, handed, works, legs, .. } = &segments[index];
+            let legs = legs.iter().find(|(size, _)| *size == sizes.rungs[rung]);
+            if let (Some((_, legs)), Some(stream)) = (legs, &mut streams[device]) {
+                let mut on = Stepping { lanes, layers, sizes, buffers, interrupt, n, rung };
+                stream.run(legs, &mut on)?;
+                continue;
+            }
             let program = programs.at_least(n).expect("the ladder ends at n_ubatch");
             let part = Part { device, program, handed, works, n, rung };
             part.replay(lanes, layers, sizes, buffers, interrupt)?;
@@ -101,7 +108,8 @@ impl Loaded {
         let shape = self.lane(self.head.device).batch.shape;
         let words = facts.encode(&shape, sizes.n_blocks, sizes.n_vocab)?;
         buffers.active.clear();
-        buffers.active.resize(sizes.n_layer * sizes.rungs[rung], 0.0);
+        buffers.active.resize(n_counters(sizes.n_layer) * sizes.rungs[rung], 0.0);
+        self.streams.iter_mut().flatten().for_each(Stream::begin);
         for lane in self.lanes.iter_mut().flatten() {
             lane.queue.write(&lane.batch.words, bytemuck::cast_slice(&words))?;
             lane.queue.write(&lane.active[rung], bytemuck::cast_slice(&buffers.active))?;
@@ -177,6 +185,8 @@ impl Loaded {
             lane.queue.read_f32(&lane.active[rung], &mut buffers.active)?;
             let rows = buffers.active.chunks_exact(sizes.rungs[rung]);
             let active = rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
+            let padded = self.streams[device].as_ref().map_or(0, Stream::padded);
+            let active = active - (padded * n) as f64;
             stats.active += active;
             stats.off_cpu += if device == CPU { 0.0 } else { active };
         }
@@ -219,10 +229,26 @@ impl Part<'_> {
         buffers: &mut Buffers,
         interrupt: &AtomicBool,
     ) -> Result<()> {
+        let run = self.answered(lanes, layers, sizes, buffers, interrupt)?;
+        buffers.timeline.wait(self.device, self.works, run)?;
+        if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
+    /// Starts it and computes what it hands over. It may still be under way.
+    pub(super) fn answered(
+        &self,
+        lanes: &mut [Option<Lane>],
+        layers: &[Layer],
+        sizes: &StepSizes,
+        buffers: &mut Buffers,
+        interrupt: &AtomicBool,
+    ) -> Result<Run> {
         let Part { n, rung, .. } = *self;
         let home = lanes[self.device].as_mut().expect("a used device has a lane");
         let mut run = buffers.timeline.replay(&mut home.queue, self.program)?;
-        while let Some(posted) = run.next_post()? {
+        // What posts nothing is not waited for.
+        for _ in self.handed {
+            let Some(posted) = run.next_post()? else { break };
             let since = buffers.timeline.now();
             if interrupt.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);
@@ -242,8 +268,7 @@ impl Part<'_> {
             run.answer(&buffers.sum[..n * sizes.n_embd])?;
             buffers.timeline.host(Work::HandOff(index), since);
         }
-        buffers.timeline.wait(self.device, self.works, run)?;
-        if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+        Ok(run)
     }
 }
 

@@ -9,7 +9,7 @@ use hal::Bytes;
 const MOST_GROUPS: usize = 64;
 
 /// What a device does, as measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Speed {
     /// Bytes a second of weights that are read one after the other.
     pub dense: f64,
@@ -21,6 +21,10 @@ pub struct Speed {
     pub op: f64,
     /// Seconds in which a neuron's row of one matrix gets into a slot here, laid out anew.
     pub refill: f64,
+    /// Bytes of neurons, times tokens, a second in prompts; 0 where that is not known.
+    pub prompt: f64,
+    /// Bytes of neurons a second that are packed for this device and brought to it; 0 where none are.
+    pub upload: f64,
 }
 
 /// How the neurons of all layers are cut: into units that stay together, those into groups.
@@ -76,6 +80,11 @@ pub struct LayerReads {
     pub tested: f64,
     /// Of each neuron that is used, besides.
     pub used: f64,
+    /// Of each neuron in a prompt, in which nearly every one is used by some token; of experts the share that a token
+    /// uses.
+    pub prompt: f64,
+    /// Whether the neurons may stream.
+    pub streams: bool,
     /// Ops of the layer.
     pub n_ops: usize,
 }
@@ -170,6 +179,17 @@ pub struct DeviceFacts {
     pub layers: Vec<LayerSizes>,
     /// How fast it is.
     pub speed: Speed,
+    /// What streaming takes beside all that; `None` where nothing streams, or what it takes is in `fixed`.
+    pub stream: Option<StreamFacts>,
+}
+
+/// What it takes to bring the CPU's neurons to a device for prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamFacts {
+    /// Two sets of slots, and the host memory that they are filled from.
+    pub bytes: Bytes,
+    /// Neurons of a piece.
+    pub piece: usize,
 }
 
 /// What the user wants otherwise than the planner would.
@@ -194,6 +214,8 @@ pub struct Task {
     pub devices: Vec<DeviceFacts>,
     /// Bytes that a token reads of the head.
     pub head: f64,
+    /// Numbers of tokens in which prompts are done, ascending.
+    pub rungs: Vec<usize>,
     /// What the user wants.
     pub wishes: Wishes,
 }
@@ -202,8 +224,15 @@ pub struct Task {
 mod tests {
     use super::*;
 
-    const READS: LayerReads =
-        LayerReads { frame: 0.0, cache: 0.0, tested: 0.0, used: 0.0, n_ops: 0 };
+    const READS: LayerReads = LayerReads {
+        frame: 0.0,
+        cache: 0.0,
+        tested: 0.0,
+        used: 0.0,
+        prompt: 0.0,
+        streams: false,
+        n_ops: 0,
+    };
 
     #[test]
     fn the_most_used_come_first_and_units_stay_together() {

@@ -74,10 +74,16 @@ pub struct Forecast {
     pub devices: Vec<DeviceBytes>,
     /// The share of the neurons that a token uses which are not on the CPU.
     pub off_cpu: f64,
+    /// Tokens of the prompts that are looked at: the longest step.
+    pub n_prompt: usize,
+    /// Seconds of one; `None` where the devices' speeds in prompts are not known.
+    pub prompt: Option<f64>,
+    /// By device, the tokens from which on the CPU's neurons come there in pieces; `None` where they do not.
+    pub stream_from: Vec<Option<usize>>,
 }
 
 impl Forecast {
-    pub(super) fn new(task: &Task, choice: &Choice) -> Forecast {
+    pub(super) fn new(task: &Task, choice: &Choice, stream_from: Vec<Option<usize>>) -> Forecast {
         let mut devices = vec![DeviceBytes::default(); task.devices.len()];
         let mut parts = Parts { hand_offs: task.carries(choice), ..Parts::default() };
         let (mut layers, mut placed) = (Vec::new(), Vec::new());
@@ -134,6 +140,7 @@ impl Forecast {
                 on.scratch = facts.fixed;
             }
         }
+        let n_prompt = task.rungs.last().copied().unwrap_or(1);
         Forecast {
             placement: Placement { embed: choice.embed, head: choice.head, layers: placed },
             seconds: task.seconds(choice),
@@ -141,6 +148,9 @@ impl Forecast {
             layers,
             devices,
             off_cpu: share(off_cpu, used),
+            n_prompt,
+            prompt: task.prompt(choice, n_prompt, &stream_from),
+            stream_from,
         }
     }
 
@@ -166,7 +176,13 @@ impl Forecast {
         let layers: Option<Vec<Spot>> = placement.layers.iter().enumerate().map(spot).collect();
         let layers = layers.filter(|layers| layers.len() == task.layers.len())?;
         let choice = Choice { embed: placement.embed, head: placement.head, layers };
-        Some(Forecast::new(task, &choice))
+        Some(Forecast::new(task, &choice, vec![None; task.devices.len()]))
+    }
+
+    /// Tokens a second of a prompt, where that is known.
+    #[must_use]
+    pub fn prompt_rate(&self) -> Option<f64> {
+        self.prompt.map(|seconds| self.n_prompt as f64 / seconds)
     }
 
     /// Generated tokens a second.

@@ -6,11 +6,14 @@ mod facts;
 mod fill;
 mod forecast;
 mod plan;
+mod prompt;
 #[cfg(test)]
 mod tests;
 
 pub use estimate::LayerTime;
-pub use facts::{Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, Speed, Task, Uses, Wishes};
+pub use facts::{
+    Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, Speed, StreamFacts, Task, Uses, Wishes,
+};
 pub use forecast::{DeviceBytes, Forecast, LayerForecast, Parts};
 pub use plan::{plan, plan_whole_layers};
 

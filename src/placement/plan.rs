@@ -14,6 +14,7 @@ use super::estimate::Choice;
 use super::facts::{DeviceFacts, Task};
 use super::fill::{Filled, Filler};
 use super::forecast::Forecast;
+use super::prompt::SLOWER;
 use super::{CPU, DeviceIndex};
 
 /// Borders between the runs of several devices that are tried.
@@ -22,15 +23,43 @@ const BORDERS: usize = 24;
 /// Places a model.
 #[must_use]
 pub fn plan(task: &Task) -> Forecast {
-    Forecast::new(task, &choose(task))
+    let choice = choose(task);
+    let without = Forecast::new(task, &choice, vec![None; task.devices.len()]);
+    streaming(task, &without).unwrap_or(without)
+}
+
+/// The best placement beside slots in which the CPU's neurons come to devices for prompts, if that makes prompts faster
+/// than `without` and generated tokens hardly slower, and no slower than whole layers do.
+fn streaming(task: &Task, without: &Forecast) -> Option<Forecast> {
+    let mut there: Vec<DeviceIndex> = devices(task).filter(|&d| task.may_stream(d)).collect();
+    while !there.is_empty() {
+        let with = task.with_slots(&there);
+        let choice = choose(&with);
+        let mut from = with.stream_from(&choice);
+        from.iter_mut()
+            .enumerate()
+            .filter(|(d, _)| !there.contains(d))
+            .for_each(|(_, f)| *f = None);
+        let n_before = there.len();
+        there.retain(|&device| from[device].is_some());
+        if there.len() < n_before {
+            continue;
+        }
+        let forecast = Forecast::new(&with, &choice, from);
+        let prompts = forecast.prompt? < without.prompt?;
+        let most = (SLOWER * without.seconds).min(plan_whole_layers(task).seconds);
+        return (prompts && forecast.seconds <= most.max(without.seconds)).then_some(forecast);
+    }
+    None
 }
 
 /// The placement of whole layers only with the least estimated time: what a plan is compared with.
 #[must_use]
 pub fn plan_whole_layers(task: &Task) -> Forecast {
     let mut task = task.clone();
-    for layer in task.devices.iter_mut().flat_map(|device| &mut device.layers) {
-        layer.shares = [].into();
+    for device in &mut task.devices {
+        device.stream = None;
+        device.layers.iter_mut().for_each(|layer| layer.shares = [].into());
     }
     plan(&task)
 }

@@ -22,6 +22,8 @@ struct Recipe {
     devices: Vec<(f64, f64)>,
     ends: u64,
     wishes: Wishes,
+    /// What slots for streaming take, and bytes a nanosecond that come to a device.
+    streams: Option<(u64, f64)>,
 }
 
 fn recipes() -> impl Strategy<Value = Recipe> {
@@ -39,7 +41,20 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     (cut, sizes, rest, falls, devices, wishes).prop_map(
         |((n_layer, unit, n_units), sizes, (granule, sparse, ends), falls, devices, wishes)| {
             let n_ff = unit * n_units;
-            Recipe { n_layer, n_ff, unit, sizes, granule, falls, sparse, devices, ends, wishes }
+            let streams = None;
+            Recipe {
+                n_layer,
+                n_ff,
+                unit,
+                sizes,
+                granule,
+                falls,
+                sparse,
+                devices,
+                ends,
+                wishes,
+                streams,
+            }
         },
     )
 }
@@ -58,6 +73,8 @@ impl Recipe {
                 cache: cache as f64,
                 tested: tested * neuron as f64,
                 used: used * neuron as f64,
+                prompt: neuron as f64,
+                streams: self.streams.is_some(),
                 n_ops: 10,
             };
             LayerFacts::new(reads, Uses::Each(&uses), &cut)
@@ -82,14 +99,18 @@ impl Recipe {
             shared: Bytes(self.ends / 2),
             layers: (0..self.n_layer).map(sizes).collect(),
             speed,
+            stream: self.streams.map(|(bytes, _)| StreamFacts { bytes: Bytes(bytes), piece: 8 }),
         };
-        let cpu = Speed { dense: 1e9, sparse: 0.9e9, hand_off: 0.0, op: 0.0, refill: 0.0 };
+        let upload = self.streams.map_or(0.0, |(_, upload)| upload);
+        let cpu = Speed { dense: 1e9, sparse: 0.9e9, prompt: 5e9, ..Speed::default() };
         let speeds = self.devices.iter().map(|(factor, microseconds)| Speed {
             dense: factor * 1e9,
             sparse: factor * 0.7e9,
             hand_off: microseconds * 1e-6,
             op: 1e-6,
             refill: 0.0,
+            prompt: factor * 4e10,
+            upload: upload * 1e9,
         });
         let others = budgets.iter().copied().zip(speeds).map(device);
         Task {
@@ -97,6 +118,7 @@ impl Recipe {
             layers: layers.collect(),
             devices: [device((0, cpu))].into_iter().chain(others).collect(),
             head: self.ends as f64,
+            rungs: (0..10).map(|i| 1 << i).collect(),
             wishes: self.wishes,
         }
     }
@@ -187,6 +209,30 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn streaming_makes_prompts_faster_or_is_left_out(
+        recipe in recipes(), share in 0.0..1.0f64, bytes in 0..40_000u64, upload in 0.01..20.0f64,
+    ) {
+        let recipe = Recipe { wishes: Wishes::default(), streams: Some((bytes, upload)), ..recipe };
+        let budget = (share * recipe.all() as f64) as u64;
+        let task = recipe.task(&[budget, budget / 2]);
+        let with = plan(&task);
+        let without = plan(&Recipe { streams: None, ..recipe.clone() }.task(&[budget, budget / 2]));
+        for (facts, bytes) in task.devices.iter().zip(&with.devices) {
+            prop_assert!(bytes.total() <= facts.budget);
+        }
+        prop_assert!(with.prompt.unwrap() <= without.prompt.unwrap());
+        prop_assert!(with.seconds <= prompt::SLOWER * without.seconds);
+        prop_assert!(not_slower(with.seconds, plan_whole_layers(&task).seconds));
+        let streams = with.stream_from.iter().any(Option::is_some);
+        prop_assert!(streams || with == without);
+        prop_assert!(with.stream_from.iter().flatten().all(|&n| n > hal::op::MOST_COUNTED));
+    }
+}
+
 /// Found by the property: one layer fits whole and leaves no room for half of the other one, and layers on the CPU at
 /// the end of a run were counted as if the residual came back.
 #[test]
@@ -220,6 +266,7 @@ fn usual() -> Recipe {
         devices: vec![(20.0, 0.5)],
         ends: 30_000,
         wishes: Wishes::default(),
+        streams: None,
     }
 }
 

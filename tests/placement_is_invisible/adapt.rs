@@ -9,7 +9,7 @@ use super::budgets::greedy;
 use super::*;
 
 /// Neurons know two topics: the first half of a layer's fires for one, the second for the other.
-fn two_topics() -> Tiny {
+pub(super) fn two_topics() -> Tiny {
     Tiny { marked: true, topics: true, n_vocab: 96, ..Tiny::default() }
 }
 
@@ -42,7 +42,7 @@ fn tokens_of(model: &Model, positive: bool) -> Vec<u32> {
 }
 
 /// `n` tokens of a topic.
-fn topic(model: &Model, positive: bool, n: usize) -> Vec<u32> {
+pub(super) fn topic(model: &Model, positive: bool, n: usize) -> Vec<u32> {
     let ids = tokens_of(model, positive);
     (0..n).map(|i| ids[i * 7 % ids.len()]).collect()
 }
@@ -58,7 +58,7 @@ fn first_on_device(model: &Model, n: usize) -> Placement {
     Placement { embed: 1, head: 1, layers: vec![layer; model.hyper.n_layer] }
 }
 
-fn halves(model: &Model) -> Placement {
+pub(super) fn halves(model: &Model) -> Placement {
     first_on_device(model, model.hyper.n_ff / 2)
 }
 
@@ -323,7 +323,7 @@ fn experts_are_placed_by_how_often_they_are_used() {
     let share = |n: usize| if hot.contains(&(n / width)) { 0.6 } else { 0.04 };
     let uses: Vec<f32> = (0..model.hyper.n_ff).map(share).collect();
     let uses = Arc::new(vec![uses; model.hyper.n_layer]);
-    let cpu = Speed { dense: 1e8, sparse: 1e8, hand_off: 0.0, op: 0.0, refill: 1e-6 };
+    let cpu = Speed { dense: 1e8, sparse: 1e8, refill: 1e-6, ..Speed::default() };
     let card = Speed { dense: 2e9, sparse: 1e9, hand_off: 2e-6, ..cpu };
     let plans = |known: bool, budget: Bytes| {
         let uses = known.then(|| Arc::clone(&uses));

@@ -10,6 +10,7 @@ mod hand_off;
 mod loss;
 mod predictor;
 mod shares;
+mod stream;
 mod unified;
 
 use std::ops::Range;

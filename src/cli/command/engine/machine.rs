@@ -20,12 +20,29 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What an assumed device does where the user does not say: a card of the middle class.
-const ASSUMED: Speed =
-    Speed { dense: 400e9, sparse: 280e9, hand_off: 20e-6, op: 2e-6, refill: 5e-6 };
+const ASSUMED: Speed = Speed {
+    dense: 400e9,
+    sparse: 280e9,
+    hand_off: 20e-6,
+    op: 2e-6,
+    refill: 5e-6,
+    prompt: 400e9 * TOKENS,
+    upload: 6e9,
+};
+/// Tokens whose products take as long on an assumed device as reading the weights once.
+const TOKENS: f64 = 6.0;
 /// Said where neurons are split without knowing which are used most.
 pub(crate) const NO_PROFILE: &str = "which neurons are used most is not known, so all count the same; a profile of the model would put the hot ones on the device";
 /// Stands for a device that failed when it was measured: slower than anything, so that no plan takes it.
-const UNUSABLE: Speed = Speed { dense: 1.0, sparse: 1.0, hand_off: 1.0, op: 1.0, refill: 1.0 };
+const UNUSABLE: Speed = Speed {
+    dense: 1.0,
+    sparse: 1.0,
+    hand_off: 1.0,
+    op: 1.0,
+    refill: 1.0,
+    prompt: 1.0,
+    upload: 0.0,
+};
 /// Share of the bandwidth that single rows get on an assumed device.
 const ROWS: f64 = 0.7;
 
@@ -139,6 +156,8 @@ impl Machine {
                 hand_off: given.hand_off.unwrap_or(ASSUMED.hand_off),
                 op: given.op.unwrap_or(ASSUMED.op),
                 refill: ASSUMED.refill,
+                prompt: dense * TOKENS,
+                upload: ASSUMED.upload,
             }
         };
         let mut named: Vec<(Candidate, Speed)> = Vec::new();
@@ -149,7 +168,8 @@ impl Machine {
                     return Err(Failure::usage(message));
                 }
                 let op = given.op.unwrap_or(0.0);
-                machine.cpu_assumed = Some(Speed { hand_off: 0.0, op, ..speed(given) });
+                machine.cpu_assumed =
+                    Some(Speed { hand_off: 0.0, op, upload: 0.0, ..speed(given) });
                 continue;
             }
             let n = named.len();
@@ -348,5 +368,6 @@ fn shape(model: &Model, computation: &Computation) -> Shape {
         n_ff: model.hyper.n_ff,
         size: Bytes(model.file.size_bytes()),
         listed: predicts && computation.sparsity == Sparsity::Predicted,
+        skips: model.is_exactly_sparse() && computation.sparsity != Sparsity::Off,
     }
 }

@@ -246,6 +246,7 @@ pub(crate) fn settings(options: &ModelOptions, n_ctx: usize) -> EngineOptions {
         converted: None,
         placing: Placing { wishes: options.computation.devices.wishes, ..Placing::default() },
         adapt: options.computation.devices.adapt,
+        streaming: engine::Streaming::Measured,
     }
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Name of the file; another number where the meaning of a figure changes.
-const FILE: &str = "speeds-2.json";
+const FILE: &str = "speeds-3.json";
 
 /// Figures by device and what it was measured with.
 #[derive(Debug)]
@@ -43,9 +43,10 @@ impl Speeds {
         most: Bytes,
     ) -> hal::Result<Speed> {
         let info = backend.info();
-        let Shape { format, n_embd, n_ff, size, listed } = shape;
+        let Shape { format, n_embd, n_ff, size, listed, skips } = shape;
         let listed = if *listed { ", listed" } else { "" };
-        let weights = format!("{format} {n_embd}x{n_ff} of {size}{listed}");
+        let dense = if *skips { "" } else { ", all used" };
+        let weights = format!("{format} {n_embd}x{n_ff} of {size}{listed}{dense}");
         let key = format!("{} | {} | {threads} | {weights}", info.name, info.description);
         if let Some(kept) = self.known.get(&key).filter(|_| !self.anew).and_then(read) {
             return Ok(kept);
@@ -55,15 +56,15 @@ impl Speeds {
         let free = backend.memory().ok().and_then(|memory| memory.free);
         let room = free.unwrap_or(Bytes::MAX).min(most);
         let measured = speed(&device, shape, Some(room))?;
-        let Speed { dense, sparse, hand_off, op, refill } = measured;
-        let [dense, sparse] = [dense, sparse].map(steady);
+        let Speed { dense, sparse, hand_off, op, refill, prompt, upload } = measured;
+        let [dense, sparse, prompt, upload] = [dense, sparse, prompt, upload].map(steady);
         let [hand_off, op, refill] = [hand_off, op, refill].map(steady);
         self.known.insert(
             key,
-            json!({ "bytes_per_second": dense, "row_bytes_per_second": sparse, "hand_off_seconds": hand_off, "op_seconds": op, "refill_seconds": refill }),
+            json!({ "bytes_per_second": dense, "row_bytes_per_second": sparse, "hand_off_seconds": hand_off, "op_seconds": op, "refill_seconds": refill, "prompt_bytes_per_second": prompt, "upload_bytes_per_second": upload }),
         );
         self.changed = true;
-        Ok(Speed { dense, sparse, hand_off, op, refill })
+        Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
     }
 
     /// Keeps what was measured. Where it cannot be kept, it is measured again next time.
@@ -94,7 +95,9 @@ fn read(value: &Value) -> Option<Speed> {
     let (dense, sparse) = (number("bytes_per_second")?, number("row_bytes_per_second")?);
     let (hand_off, op) = (number("hand_off_seconds")?, number("op_seconds")?);
     let refill = number("refill_seconds")?;
-    (dense > 0.0 && sparse > 0.0).then_some(Speed { dense, sparse, hand_off, op, refill })
+    let (prompt, upload) = (number("prompt_bytes_per_second")?, number("upload_bytes_per_second")?);
+    let speed = Speed { dense, sparse, hand_off, op, refill, prompt, upload };
+    (dense > 0.0 && sparse > 0.0).then_some(speed)
 }
 
 #[cfg(test)]
@@ -124,7 +127,8 @@ mod tests {
                 Speeds::open(Some(folder.path()), false).known.values().all(|v| read(v).is_none())
             );
         }
-        let wrong = json!({ "bytes_per_second": -1.0, "row_bytes_per_second": 1.0, "hand_off_seconds": 0.0, "op_seconds": 0.0, "refill_seconds": 0.0 });
-        assert_eq!(read(&wrong), None);
+        let kept = |dense: f64| json!({ "bytes_per_second": dense, "row_bytes_per_second": 1.0, "hand_off_seconds": 0.0, "op_seconds": 0.0, "refill_seconds": 0.0, "prompt_bytes_per_second": 2.0, "upload_bytes_per_second": 3.0 });
+        assert_eq!(read(&kept(4.0)).map(|speed| speed.upload), Some(3.0));
+        assert_eq!(read(&kept(-1.0)), None);
     }
 }

@@ -1,0 +1,127 @@
+//! How fast a device is in prompts: blocks with many tokens, and neurons that are brought to it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
+use hal::{
+    Bytes, DeviceKind, HostRows, PackDesc, Queue, Result, Rows, Select, Source, Staging, Tensor,
+};
+
+use super::{EVERY, PASSES, Probe};
+
+/// Tokens of the first and of the largest step that is tried, and rows of the first.
+const TOKENS: [usize; 2] = [64, 512];
+const ROWS: usize = 64;
+/// A step that takes so long says enough.
+const LONG: f64 = 0.01;
+/// What comes to a device at once.
+const PIECE: usize = 8 << 20;
+
+impl Probe {
+    /// Bytes of neurons, times tokens, a second: steps of more rows and then of more tokens, until one takes a while.
+    pub(super) fn prompt(&self, queue: &mut Queue) -> Result<f64> {
+        let (mut n_tokens, mut n_rows) = (TOKENS[0], ROWS.min(self.n_ff));
+        loop {
+            let seconds = self.block(queue, n_tokens, n_rows)?;
+            let bytes = (3 * n_rows * self.shape.row()) as f64;
+            let most = (n_rows, n_tokens) == (self.n_ff, TOKENS[1]);
+            if seconds >= LONG || most {
+                return Ok(bytes * n_tokens as f64 / seconds);
+            }
+            match n_rows < self.n_ff {
+                true => n_rows = (4 * n_rows).min(self.n_ff),
+                false => n_tokens = (2 * n_tokens).min(TOKENS[1]),
+            }
+        }
+    }
+
+    /// Seconds of a block of so many neurons for so many tokens, of which each uses every eighth if neurons are skipped.
+    fn block(&self, queue: &mut Queue, n_tokens: usize, n_rows: usize) -> Result<f64> {
+        let (layer, n_ff, n_embd) = (&self.layers[0], self.n_ff, self.shape.n_embd);
+        let floats = |rows, cols| self.device.alloc_f32("probe", rows, cols);
+        let x = floats(n_tokens, n_embd)?;
+        queue.write(&x, bytemuck::cast_slice(&vec![0.5f32; n_tokens * n_embd]))?;
+        let y = floats(n_tokens, n_embd)?;
+        let active = floats(1, n_tokens)?;
+        queue.write(&active, bytemuck::cast_slice(&vec![0f32; n_tokens]))?;
+        let bias = match self.shape.skips {
+            true => {
+                let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
+                let bias = floats(1, n_rows)?;
+                let offsets: Vec<f32> = (0..n_rows).map(offset).collect();
+                queue.write(&bias, bytemuck::cast_slice(&offsets))?;
+                Some(bias)
+            }
+            false => None,
+        };
+        let op = SparseFfn {
+            gate: Some(layer.rows(0..n_rows)),
+            up: layer.rows(n_ff..n_ff + n_rows),
+            down: layer.rows(2 * n_ff..2 * n_ff + n_rows),
+            bias_gate: bias,
+            bias_up: None,
+            bias_down: None,
+            threshold: None,
+            group_weight: None,
+            rows: Rows::All,
+            x,
+            y,
+            active,
+            hits: None,
+            kind: FfnKind::Gated,
+            activation: if self.shape.skips { Activation::Relu } else { Activation::Silu },
+            skip: if self.shape.skips { Skip::NotPositive } else { Skip::Never },
+            orientation: Down::ByNeuron,
+            groups: None,
+            accumulate: false,
+        };
+        self.time(queue, &self.program(vec![op.into()])?)
+    }
+
+    /// Bytes of neurons a second that come to the device: every other row of gate and up, and as many neurons of down the
+    /// way such a model has it. 0 where no pack can be replaced.
+    pub(super) fn upload(&self, queue: &mut Queue) -> Result<f64> {
+        if self.device.info().kind == DeviceKind::Cpu {
+            return Ok(0.0);
+        }
+        let (row, n_embd, format) = (self.shape.row(), self.shape.n_embd, self.shape.format);
+        // Whole blocks of any format.
+        let n = (PIECE / 3 / row).min(self.n_ff) / 256 * 256;
+        let n = n.max(256);
+        let source = |rows: usize, cols: usize| {
+            let len = rows * format.row_bytes(cols).unwrap_or(0);
+            let bytes = Source::Owned(Arc::new(vec![0x3c_u8; len]));
+            HostRows::new(bytes, rows, cols, format)
+        };
+        let (rows, down) = (source(2 * n, n_embd)?, source(n_embd, 2 * n)?);
+        let half = Select::Rows((0..n as u32).map(|i| 2 * i).collect());
+        let by_row = PackDesc { select: half.clone(), ..PackDesc::whole(rows.desc()) };
+        let blocks = (n / format.block_values()) as u32;
+        let by_column = match self.shape.skips {
+            true => PackDesc { select: half, transpose: true, ..PackDesc::whole(down.desc()) },
+            false => PackDesc {
+                select: Select::ColumnBlocks((0..blocks).map(|i| 2 * i).collect()),
+                ..PackDesc::whole(down.desc())
+            },
+        };
+        let mut slots: Vec<(&PackDesc, &HostRows, Tensor, Option<Staging>)> = Vec::new();
+        for (pack, source) in [(&by_row, &rows), (&by_row, &rows), (&by_column, &down)] {
+            let Some(len) = self.device.packed_len(&pack.packed()?) else { return Ok(0.0) };
+            let staging = self.device.staging(Bytes(len as u64))?;
+            slots.push((pack, source, self.device.import("probe", pack, source)?, Some(staging)));
+        }
+        let mut least = f64::INFINITY;
+        for _ in 0..PASSES {
+            let begin = Instant::now();
+            for (pack, source, tensor, held) in &mut slots {
+                let Some(mut staging) = held.take() else { continue };
+                self.device.pack_into(pack, source, staging.bytes_mut())?;
+                *held = Some(queue.repack(staging, tensor)?.wait()?);
+            }
+            queue.finish()?;
+            least = least.min(begin.elapsed().as_secs_f64());
+        }
+        Ok((3 * n * row) as f64 / least.max(1e-9))
+    }
+}

@@ -1,0 +1,246 @@
+//! A piece on its way: neurons picked out of the file, packed as the device wants them, sent.
+
+use std::sync::Arc;
+
+use hal::op::Down;
+use hal::{
+    Bytes, Device, HostRows, Ledger, PackDesc, Queue, Reservation, Select, Source, Staging, Tensor,
+    Transfer,
+};
+
+use crate::placement::Neurons;
+
+use super::super::Result;
+use super::super::build::Plan;
+use super::super::ffn::chosen;
+use super::slots::{Part, PieceSize, Places};
+
+/// Host memory of one tensor of a set of slots.
+#[derive(Debug)]
+pub(super) struct Fill {
+    len: usize,
+    /// Whether the tensor is a pack, and no plain vector.
+    is_pack: bool,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Idle(Staging),
+    Flying(Transfer),
+    /// Its device was lost with it.
+    Gone,
+}
+
+impl Fill {
+    pub(super) fn new(device: &Device, tensor: &Tensor, is_pack: bool) -> hal::Result<Fill> {
+        let desc = tensor.whole();
+        let len = match is_pack {
+            true => device.packed_len(&desc).unwrap_or_default(),
+            false => 4 * desc.n_cols,
+        };
+        let staging = device.staging(Bytes(len as u64))?;
+        Ok(Fill { len, is_pack, state: State::Idle(staging) })
+    }
+
+    /// The bytes, once what they were sent to has them.
+    fn bytes_mut(&mut self, device: &Device) -> hal::Result<&mut [u8]> {
+        self.land()?;
+        if !matches!(self.state, State::Idle(_)) {
+            self.state = State::Idle(device.staging(Bytes(self.len as u64))?);
+        }
+        match &mut self.state {
+            State::Idle(staging) => Ok(staging.bytes_mut()),
+            State::Flying(_) | State::Gone => unreachable!("it has just been made idle"),
+        }
+    }
+
+    /// Sends them to `tensor`.
+    pub(super) fn launch(&mut self, queue: &mut Queue, tensor: &Tensor) -> hal::Result<()> {
+        let state = std::mem::replace(&mut self.state, State::Gone);
+        self.state = match (state, self.is_pack) {
+            (State::Idle(staging), true) => State::Flying(queue.repack(staging, tensor)?),
+            (State::Idle(staging), false) => State::Flying(queue.upload(staging, tensor)?),
+            (other @ (State::Flying(_) | State::Gone), _) => other,
+        };
+        Ok(())
+    }
+
+    /// Waits until they are there.
+    pub(super) fn land(&mut self) -> hal::Result<()> {
+        let state = std::mem::replace(&mut self.state, State::Gone);
+        self.state = match state {
+            State::Flying(transfer) => State::Idle(transfer.wait()?),
+            State::Idle(_) | State::Gone => state,
+        };
+        Ok(())
+    }
+
+    /// The same after an error, whatever became of them.
+    pub(super) fn settle(&mut self) {
+        // A lost device is told by the next call for it.
+        let _ = self.land();
+    }
+}
+
+/// Columns of down matrices between the file and a pack.
+#[derive(Debug)]
+pub(super) struct Columns {
+    bytes: Arc<Vec<u8>>,
+    _booked: Reservation,
+}
+
+impl Columns {
+    /// Room for a piece of any of these layers, booked at the host.
+    pub(super) fn new<'a>(
+        host: &Arc<Ledger>,
+        layers: impl Iterator<Item = &'a Sources>,
+        size: PieceSize,
+    ) -> hal::Result<Columns> {
+        let len = layers.map(|from| from.columns_len(size)).max().unwrap_or(0);
+        let booked = host.reserve("streamed columns", Bytes(len as u64))?;
+        Ok(Columns { bytes: Arc::new(Vec::with_capacity(len)), _booked: booked })
+    }
+
+    /// The blocks `blocks` of every row of `source`, filled up to `n_cols` columns with zeros.
+    fn take(&mut self, source: &HostRows, blocks: &[u32], n_cols: usize) -> hal::Result<HostRows> {
+        let desc = source.desc();
+        let block = desc.format.block_bytes();
+        let row = desc.format.row_bytes(n_cols).unwrap_or_default();
+        let from = source.rows(0..desc.n_rows)?;
+        // Packs are made before the next piece is, and let go of this.
+        let to = Arc::make_mut(&mut self.bytes);
+        to.resize(row * desc.n_rows, 0);
+        // Neighbours are copied together.
+        let runs: Vec<&[u32]> = blocks.chunk_by(|a, b| a + 1 == *b).collect();
+        let rows =
+            from.chunks_exact(source.row_bytes().max(1)).zip(to.chunks_exact_mut(row.max(1)));
+        for (from, to) in rows {
+            let mut at = 0;
+            for run in &runs {
+                let (first, n) = (run[0] as usize * block, run.len() * block);
+                to[at..at + n].copy_from_slice(&from[first..first + n]);
+                at += n;
+            }
+            to[at..].fill(0);
+        }
+        let bytes: Arc<Vec<u8>> = Arc::clone(&self.bytes);
+        HostRows::new(Source::Owned(bytes), desc.n_rows, n_cols, desc.format)
+    }
+}
+
+/// What the neurons of a layer are picked out of.
+#[derive(Debug)]
+pub(super) struct Sources {
+    gate: Option<HostRows>,
+    up: HostRows,
+    down: HostRows,
+    transpose: bool,
+    orientation: Down,
+    /// Values for all neurons, and what a slot has that holds none.
+    vectors: Vec<(Part, HostRows, f32)>,
+}
+
+impl Sources {
+    pub(super) fn new(plan: &Plan<'_>, device: &Device, index: usize) -> Sources {
+        let ffn = &plan.model.layers[index].ffn;
+        let packs = plan.mode.packs(device, ffn, &Neurons::All);
+        let transpose = packs.last().is_some_and(|down| down.pack.transpose);
+        let bias = |part: &crate::model::Affine| part.bias.clone();
+        let vectors = [
+            (Part::BiasGate, ffn.gate.as_ref().and_then(bias), 0.0),
+            (Part::BiasUp, bias(&ffn.up), 0.0),
+            // What no activation reaches.
+            (
+                Part::Threshold,
+                super::super::ffn::cuts(plan.options, index, &Neurons::All),
+                f32::MAX,
+            ),
+        ];
+        Sources {
+            gate: ffn.gate.as_ref().map(|gate| gate.w.clone()),
+            up: ffn.up.w.clone(),
+            down: ffn.down.w.clone(),
+            transpose,
+            orientation: plan.mode.orientation(ffn),
+            vectors: vectors
+                .into_iter()
+                .filter_map(|(part, all, none)| Some((part, all?, none)))
+                .collect(),
+        }
+    }
+
+    /// Neurons whose columns of down come together.
+    pub(super) fn block(&self) -> usize {
+        match self.by_columns() {
+            true => self.down.desc().format.block_values(),
+            false => 1,
+        }
+    }
+
+    /// Whether down is picked by columns.
+    fn by_columns(&self) -> bool {
+        self.transpose || self.orientation == Down::AcrossNeurons
+    }
+
+    /// Columns of down that a piece takes.
+    fn n_columns(&self, size: PieceSize) -> usize {
+        if self.transpose { size.width(self.block()) } else { size.n }
+    }
+
+    fn columns_len(&self, size: PieceSize) -> usize {
+        let desc = self.down.desc();
+        let row = desc.format.row_bytes(self.n_columns(size)).unwrap_or_default();
+        if self.by_columns() { row * desc.n_rows } else { 0 }
+    }
+
+    /// Packs `neurons` into the host memory of the slots at `places`.
+    pub(super) fn fill(
+        &self,
+        device: &Device,
+        neurons: &[u32],
+        (columns, size): (&mut Columns, PieceSize),
+        places: &Places,
+        fills: &mut [Fill],
+    ) -> Result<()> {
+        let rows: Arc<[u32]> = neurons.into();
+        let spare = size.n - neurons.len();
+        let pack_rows = |source: &HostRows, fill: &mut Fill| {
+            let select = Select::Rows(Arc::clone(&rows));
+            let pack = PackDesc { select, spare, ..PackDesc::whole(source.desc()) };
+            device.pack_into(&pack, source, fill.bytes_mut(device)?)
+        };
+        let at = |part| places.of(part).expect("a layer's kind has its parts");
+        if let Some(gate) = &self.gate {
+            pack_rows(gate, &mut fills[at(Part::Gate)])?;
+        }
+        pack_rows(&self.up, &mut fills[at(Part::Up)])?;
+        let down = &mut fills[at(Part::Down)];
+        match self.by_columns() {
+            false => pack_rows(&self.down, down)?,
+            true => {
+                let block = self.block() as u32;
+                let mut blocks: Vec<u32> = neurons.iter().map(|&n| n / block).collect();
+                blocks.dedup();
+                let taken = columns.take(&self.down, &blocks, self.n_columns(size))?;
+                let mut pack = PackDesc::whole(taken.desc());
+                if self.transpose {
+                    let number = |n: u32| blocks.partition_point(|&other| other < n / block) as u32;
+                    let columns = neurons.iter().map(|&n| number(n) * block + n % block);
+                    let select = Select::Rows(columns.collect());
+                    pack = PackDesc { select, transpose: true, spare, ..pack };
+                }
+                device.pack_into(&pack, &taken, down.bytes_mut(device)?)?;
+            }
+        }
+        let list = Neurons::List(rows);
+        for (part, all, none) in &self.vectors {
+            let values = chosen(all, &list);
+            let out = fills[at(*part)].bytes_mut(device)?;
+            let (some, rest) = out.split_at_mut(4 * neurons.len());
+            some.copy_from_slice(&values.rows(0..1)?);
+            rest.chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&none.to_le_bytes()));
+        }
+        Ok(())
+    }
+}

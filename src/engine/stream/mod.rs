@@ -1,0 +1,427 @@
+//! Prompts bring the CPU's neurons to the device: from some number of tokens on, a home computes a split layer's absent
+//! neurons itself, in pieces that come through two sets of slots, one after the other.
+//!
+//! A hand-off sends x to where the weights are, which suits few tokens: their weights are read once and multiplied once.
+//! With hundreds of tokens the CPU multiplies for much longer than it takes to bring the weights to the device. So the
+//! programs for many tokens are cut at split layers into legs, and behind a leg the layer's pieces run: the host packs one
+//! into staging while the device computes the one before. One queue keeps them in order, so nothing waits for anything
+//! but for a set of slots that is still in use.
+
+mod fill;
+mod slots;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hal::op::MOST_COUNTED;
+use hal::{Bytes, Program, Run, Tensor};
+
+use crate::model::Model;
+use crate::placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement};
+
+use super::build::{Layer, Plan};
+use super::lane::Lane;
+use super::options::Streaming;
+use super::record::{Ladder, Recording};
+use super::step::{Buffers, Part, StepSizes};
+use super::timeline::Work;
+use super::{Error, Result};
+
+use fill::{Columns, Fill, Sources};
+use slots::{PieceSize, Slots};
+
+/// A part of a segment whose programs are cut at layers that stream.
+#[derive(Debug)]
+pub(super) struct Leg {
+    pub(super) program: Program,
+    /// Layer behind each mailbox of the program, in order.
+    pub(super) handed: Vec<usize>,
+    /// What the parts of the program are.
+    pub(super) works: Vec<Work>,
+    /// The layer whose pieces run behind it.
+    pub(super) then: Option<usize>,
+}
+
+/// What lets the absent neurons of layers at home on one device come there in pieces.
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// The least rung of the ladder that is cut into legs.
+    pub(super) from: usize,
+    device: DeviceIndex,
+    size: PieceSize,
+    /// Layers in order; `None` for those that do not stream.
+    layers: Vec<Option<Streamed>>,
+    /// Two sets of slots, in turn.
+    sides: [Side; 2],
+    next: usize,
+    /// Columns of a down matrix on their way into a pack.
+    columns: Columns,
+    /// Slots of the step so far that held no neuron, where every slot is counted.
+    padded: usize,
+    counts_all: bool,
+}
+
+/// A layer whose absent neurons stream.
+#[derive(Debug)]
+struct Streamed {
+    /// Which of the shares and programs of a side are of its shape.
+    kind: usize,
+    /// Neurons that are not at home, ascending, and which of them each piece has.
+    absent: Vec<u32>,
+    pieces: Vec<Range<usize>>,
+    /// Whether the leg leaves something in y that the first piece is added to.
+    adds: bool,
+    from: Sources,
+    works: [Work; 1],
+}
+
+/// One set of slots.
+#[derive(Debug)]
+struct Side {
+    slots: Slots,
+    /// By kind: programs that add to y, and those that write it.
+    programs: Vec<[Ladder; 2]>,
+    /// Of each slot's tensor, the host memory that it is filled from.
+    fills: Vec<Fill>,
+}
+
+/// Work that was given to the queue and not waited for.
+struct Flight<'a> {
+    run: Run,
+    works: &'a [Work],
+    /// The set of slots that it reads.
+    side: Option<usize>,
+}
+
+/// What a streamed step works with besides its weights.
+pub(super) struct Stepping<'a> {
+    pub(super) lanes: &'a mut [Option<Lane>],
+    pub(super) layers: &'a [Layer],
+    pub(super) sizes: &'a StepSizes,
+    pub(super) buffers: &'a mut Buffers,
+    pub(super) interrupt: &'a AtomicBool,
+    /// Real tokens.
+    pub(super) n: usize,
+    pub(super) rung: usize,
+}
+
+impl Plan<'_> {
+    /// Whether the neurons of layer `index` can stream, wherever they are: a predictor's lists and experts stay with the
+    /// hand-off.
+    pub(super) fn streams(&self, index: usize) -> bool {
+        let weights = &self.model.layers[index];
+        self.mode.chosen(self.model, self.options, index).is_none()
+            && weights.ffn.n_expert.is_none()
+            && weights.frame.shared.is_none()
+    }
+
+    /// The least rung of the ladder from which on steps of `from` tokens and more stream; `None` if there is none.
+    pub(super) fn first_streamed(&self, from: usize) -> Option<usize> {
+        self.options.ladder().into_iter().find(|&n| n >= from.max(MOST_COUNTED + 1))
+    }
+
+    /// From how many tokens on absent neurons stream to each device, if they do: as it is forced, or as was planned. Says
+    /// why not where memory is short.
+    pub(super) fn streams_from(
+        &self,
+        placement: &Placement,
+        forecast: Option<&Forecast>,
+        told: &mut Vec<String>,
+    ) -> Vec<Option<usize>> {
+        let n_devices = self.devices.len();
+        let from: Vec<Option<usize>> = match (self.options.streaming, forecast) {
+            (Streaming::Forced { from, .. }, _) => vec![Some(from); n_devices],
+            (Streaming::Measured, Some(forecast)) => forecast.stream_from.clone(),
+            (Streaming::Off, _) | (Streaming::Measured, None) => vec![None; n_devices],
+        };
+        if from.iter().all(Option::is_none) {
+            return from;
+        }
+        // Pieces are packed out of the file again and again.
+        let absent = |(index, placed): (usize, &LayerPlacement)| {
+            let ffn = &self.model.layers[index].ffn;
+            let bytes = ffn.matrices().map(|(_, rows)| rows.desc().bytes().unwrap_or_default().0);
+            let n_ff = self.model.hyper.n_ff;
+            let elsewhere = placed.shares.iter().filter(|s| s.device != placed.home);
+            let n: usize = elsewhere.map(|share| share.neurons.len(n_ff)).sum();
+            bytes.sum::<u64>() / n_ff.max(1) as u64 * n as u64
+        };
+        let host = Bytes(placement.layers.iter().enumerate().map(absent).sum());
+        let free = self.devices[CPU].memory().ok().and_then(|memory| memory.free);
+        match free.filter(|free| *free < host) {
+            None => from,
+            Some(free) => {
+                told.push(format!("prompts leave the CPU's neurons on the CPU: to stream them, {host} of the model have to be in the host's memory, and {free} are free"));
+                vec![None; n_devices]
+            }
+        }
+    }
+
+    /// What streams to each device. Where a device has no room for it, that is told, and nothing streams there.
+    ///
+    /// # Errors
+    /// A lost device, a driver fault.
+    pub(super) fn streams_by(
+        &self,
+        recording: &Recording<'_>,
+        from: &[Option<usize>],
+        placed: (&Placement, &[Layer]),
+        lanes: &[Option<Lane>],
+        told: &mut Vec<String>,
+    ) -> Result<Vec<Option<Stream>>> {
+        let mut streams = Vec::new();
+        for (device, from) in from.iter().enumerate() {
+            let made = match from.filter(|_| device != CPU) {
+                Some(from) => self.stream(recording, device, from, placed, lanes),
+                None => Ok(None),
+            };
+            streams.push(match made {
+                Err(Error::Device(error @ hal::Error::OutOfMemory { .. })) => {
+                    told.push(format!("prompts leave the CPU's neurons on the CPU: {error}"));
+                    None
+                }
+                made => made?,
+            });
+        }
+        Ok(streams)
+    }
+
+    /// Streams for `device`, whose layers `layers` are placed, from steps of `from` tokens on. `None` where no layer's
+    /// neurons would.
+    ///
+    /// # Errors
+    /// Those of the device: no room for the slots.
+    pub(super) fn stream(
+        &self,
+        recording: &Recording<'_>,
+        device: DeviceIndex,
+        from: usize,
+        (placement, layers): (&Placement, &[Layer]),
+        lanes: &[Option<Lane>],
+    ) -> Result<Option<Stream>> {
+        let (Some(from), Some(lane)) = (self.first_streamed(from), &lanes[device]) else {
+            return Ok(None);
+        };
+        let size = self.piece_size();
+        let mut kinds = Vec::new();
+        let mut streamed = Vec::new();
+        for (index, (placed, layer)) in placement.layers.iter().zip(layers).enumerate() {
+            let at = match placed.home == device && self.streams(index) {
+                true => self.streamed(lane, index, (placed, layer), size, &mut kinds)?,
+                false => None,
+            };
+            streamed.push(at);
+        }
+        if kinds.is_empty() {
+            return Ok(None);
+        }
+        let cpu = self.devices[CPU].ledger();
+        let columns = Columns::new(cpu, streamed.iter().flatten().map(|at| &at.from), size)?;
+        let first = !streamed.iter().flatten().all(|at| at.adds);
+        let side = || self.side(recording, lane, from, &kinds, first);
+        let sides = [side()?, side()?];
+        Ok(Some(Stream {
+            from,
+            device,
+            size,
+            layers: streamed,
+            sides,
+            next: 0,
+            columns,
+            padded: 0,
+            counts_all: !self.mode.is_sparse(),
+        }))
+    }
+
+    /// What streams of a layer, and its kind, which is added to `kinds` if it is new. `None` where nothing does: where
+    /// all is at home, where a third device takes part, or where what down adds is elsewhere.
+    fn streamed(
+        &self,
+        lane: &Lane,
+        index: usize,
+        (placed, layer): (&LayerPlacement, &Layer),
+        size: PieceSize,
+        kinds: &mut Vec<slots::Kind>,
+    ) -> Result<Option<Streamed>> {
+        let [remote] = &layer.remotes[..] else { return Ok(None) };
+        let ffn = &self.model.layers[index].ffn;
+        let bias_elsewhere = ffn.down.bias.is_some() && remote.ffn.bias_down.is_some();
+        if remote.device != CPU || bias_elsewhere {
+            return Ok(None);
+        }
+        let kind = self.kind(&lane.device, index, size);
+        let number = kinds.iter().position(|known| *known == kind).unwrap_or(kinds.len());
+        if number == kinds.len() {
+            kinds.push(kind);
+        }
+        let parallel = self.model.spec.block == crate::model::BlockKind::Parallel;
+        let mut at = Streamed {
+            kind: number,
+            absent: Vec::new(),
+            pieces: Vec::new(),
+            adds: parallel || layer.own.is_some(),
+            from: Sources::new(self, &lane.device, index),
+            works: [Work::Neurons(index)],
+        };
+        at.place(placed, self.model.hyper.n_ff, size);
+        Ok(Some(at))
+    }
+
+    /// A set of slots with the programs over them; also programs that write y, if those are wanted.
+    fn side(
+        &self,
+        recording: &Recording<'_>,
+        lane: &Lane,
+        from: usize,
+        kinds: &[slots::Kind],
+        first: bool,
+    ) -> Result<Side> {
+        let slots = Slots::new(&lane.device, kinds)?;
+        let mut programs = Vec::new();
+        for share in &slots.shares {
+            let ladder = |adds| recording.piece(lane, from, share, adds);
+            programs.push([ladder(true)?, if first { ladder(false)? } else { Ladder::default() }]);
+        }
+        let tensors = slots.tensors.iter().zip(&slots.vectors);
+        let fill =
+            |(tensor, is_vector): (&Tensor, &bool)| Fill::new(&lane.device, tensor, !is_vector);
+        let fills = tensors.map(fill).collect::<hal::Result<_>>()?;
+        Ok(Side { slots, programs, fills })
+    }
+}
+
+impl Streamed {
+    /// Takes the neurons that are not at home, as they are placed now.
+    fn place(&mut self, placed: &LayerPlacement, n_ff: usize, size: PieceSize) {
+        self.absent.clear();
+        for share in placed.shares.iter().filter(|share| share.device != placed.home) {
+            match &share.neurons {
+                Neurons::All => self.absent.extend(0..n_ff as u32),
+                Neurons::List(list) => self.absent.extend_from_slice(list),
+            }
+        }
+        self.absent.sort_unstable();
+        self.pieces = size.pieces(&self.absent, self.from.block());
+    }
+}
+
+impl Stream {
+    /// Whether the absent neurons of a layer come here.
+    pub(super) fn has(&self, layer: usize) -> bool {
+        self.layers.get(layer).is_some_and(Option::is_some)
+    }
+
+    /// A layer's neurons live elsewhere from now on.
+    pub(super) fn place(&mut self, layer: usize, placed: &LayerPlacement, model: &Model) {
+        if let Some(Some(at)) = self.layers.get_mut(layer) {
+            at.place(placed, model.hyper.n_ff, self.size);
+        }
+    }
+
+    /// Begins a step.
+    pub(super) fn begin(&mut self) {
+        self.padded = 0;
+    }
+
+    /// Slots that the step counted although they held nothing.
+    pub(super) fn padded(&self) -> usize {
+        self.padded
+    }
+
+    pub(super) fn ladders(&self) -> impl Iterator<Item = &Ladder> {
+        self.sides[0].programs.iter().flatten()
+    }
+
+    /// Runs the legs of a segment with the pieces between them. On any error what is under way is given up, and nothing
+    /// is in flight any more.
+    pub(super) fn run(&mut self, legs: &[Leg], step: &mut Stepping<'_>) -> Result<()> {
+        let ran = self.run_legs(legs, step);
+        if ran.is_err() {
+            // The runs are gone by now, so these waits end.
+            self.sides.iter_mut().flat_map(|side| &mut side.fills).for_each(Fill::settle);
+        }
+        ran
+    }
+
+    fn run_legs(&mut self, legs: &[Leg], step: &mut Stepping<'_>) -> Result<()> {
+        let mut flights = VecDeque::new();
+        let device = self.device;
+        let Stream { layers, sides, next, columns, padded, size, counts_all, .. } = self;
+        for leg in legs {
+            let part = Part {
+                device,
+                program: &leg.program,
+                handed: &leg.handed,
+                works: &leg.works,
+                n: step.n,
+                rung: step.rung,
+            };
+            let Stepping { lanes, layers: all, sizes, buffers, interrupt, .. } = step;
+            let run = part.answered(lanes, all, sizes, buffers, interrupt)?;
+            flights.push_back(Flight { run, works: &leg.works, side: None });
+            let Some(at) = leg.then.and_then(|layer| layers[layer].as_ref()) else { continue };
+            for (number, piece) in at.pieces.iter().enumerate() {
+                if step.interrupt.load(Ordering::Relaxed) {
+                    return Err(Error::Interrupted);
+                }
+                let used = std::mem::replace(next, 1 - *next);
+                let side = &mut sides[used];
+                // What read these slots last must be over before they are filled again: two pieces are in flight.
+                if let Some(last) = flights.iter().rposition(|flight| flight.side == Some(used)) {
+                    land(&mut flights, last + 1, device, step.buffers)?;
+                }
+                let neurons = &at.absent[piece.clone()];
+                *padded += if *counts_all { size.n - neurons.len() } else { 0 };
+                let adds = at.adds || number > 0;
+                let run = side.start(at, neurons, adds, (columns, *size), step, device)?;
+                flights.push_back(Flight { run, works: &at.works, side: Some(used) });
+            }
+        }
+        let n = flights.len();
+        land(&mut flights, n, device, step.buffers)?;
+        sides.iter_mut().flat_map(|side| &mut side.fills).try_for_each(Fill::land)?;
+        match step.interrupt.load(Ordering::Relaxed) {
+            true => Err(Error::Interrupted),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Waits for the first `n` of what is under way.
+fn land(
+    flights: &mut VecDeque<Flight<'_>>,
+    n: usize,
+    device: DeviceIndex,
+    buffers: &mut Buffers,
+) -> Result<()> {
+    for Flight { run, works, .. } in flights.drain(..n) {
+        buffers.timeline.wait(device, works, run)?;
+    }
+    Ok(())
+}
+
+impl Side {
+    /// Fills the slots with some neurons of a layer and starts the program over them.
+    fn start(
+        &mut self,
+        at: &Streamed,
+        neurons: &[u32],
+        adds: bool,
+        (columns, size): (&mut Columns, PieceSize),
+        step: &mut Stepping<'_>,
+        device: DeviceIndex,
+    ) -> Result<Run> {
+        let lane = step.lanes[device].as_mut().expect("a used device has a lane");
+        let since = step.buffers.timeline.now();
+        let Side { slots, programs, fills } = self;
+        at.from.fill(&lane.device, neurons, (columns, size), &slots.places[at.kind], fills)?;
+        for &place in slots.places[at.kind].all() {
+            fills[place].launch(&mut lane.queue, &slots.tensors[place])?;
+        }
+        step.buffers.timeline.host(Work::Copy, since);
+        let ladder = &programs[at.kind][usize::from(!adds)];
+        let program = ladder.at_least(step.sizes.rungs[step.rung]).expect("recorded for the rung");
+        step.buffers.timeline.replay(&mut lane.queue, program)
+    }
+}

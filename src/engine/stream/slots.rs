@@ -1,0 +1,317 @@
+//! What pieces come into: sets of slots, their shapes and what they take.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hal::format::Format;
+use hal::op::Down;
+use hal::{
+    Bytes, Device, HostRows, PackDesc, Plan as Answer, Rows, Select, Source, Tensor, TensorDesc,
+};
+
+use crate::placement::{DeviceIndex, Neurons, StreamFacts};
+
+use super::super::Result;
+use super::super::build::Plan;
+use super::super::ffn::{FfnPlace, FfnShare, FfnTensors};
+use super::super::options::Streaming;
+
+/// What a piece brings, at most: long enough that starting it costs little, short enough that two sets of slots are a
+/// small part of a device.
+const PIECE: Bytes = Bytes(8 << 20);
+/// A piece is at most such a part of a layer.
+const PARTS: usize = 4;
+/// A piece of a transposed matrix takes its neurons out of so many times as many, since the tables of all of them come
+/// along.
+const REACH: usize = 2;
+
+/// How large pieces are, the same for all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct PieceSize {
+    /// Neurons, at most; whole blocks of every down matrix that lies across them.
+    pub(in super::super) n: usize,
+    /// Columns of a transposed matrix in blocks that come along.
+    pub(super) reach: usize,
+}
+
+impl PieceSize {
+    /// Cuts ascending neurons into pieces, of which none touches more blocks of `block` neurons than come along.
+    pub(super) fn pieces(self, neurons: &[u32], block: usize) -> Vec<Range<usize>> {
+        let mut pieces: Vec<Range<usize>> = Vec::new();
+        let (mut n_blocks, mut last) = (0, None);
+        for (i, &neuron) in neurons.iter().enumerate() {
+            let of = Some(neuron as usize / block);
+            let more = usize::from(of != last);
+            last = of;
+            match pieces.last_mut() {
+                Some(piece)
+                    if piece.len() < self.n && (n_blocks + more) * block <= self.width(block) =>
+                {
+                    piece.end = i + 1;
+                    n_blocks += more;
+                }
+                _ => {
+                    pieces.push(i..i + 1);
+                    n_blocks = 1;
+                }
+            }
+        }
+        pieces
+    }
+
+    /// Columns of a matrix in blocks of `block` that a piece takes its neurons out of.
+    pub(super) fn width(self, block: usize) -> usize {
+        if block > 1 { self.reach } else { self.n }
+    }
+}
+
+/// Which operand of the op a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Gate,
+    Up,
+    Down,
+    BiasGate,
+    BiasUp,
+    Threshold,
+}
+
+/// The shape of a share whose neurons come in pieces: which tensors, and how each is packed.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Kind {
+    parts: Vec<(Part, PackDesc)>,
+    orientation: Down,
+}
+
+/// Where the tensors of a kind are among those of a set of slots.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    parts: Vec<Part>,
+    places: Vec<usize>,
+}
+
+impl Places {
+    pub(super) fn of(&self, part: Part) -> Option<usize> {
+        self.parts.iter().position(|known| *known == part).map(|at| self.places[at])
+    }
+
+    pub(super) fn all(&self) -> &[usize] {
+        &self.places
+    }
+}
+
+/// A set of slots on a device, with one share for each kind.
+#[derive(Debug)]
+pub(super) struct Slots {
+    pub(super) tensors: Vec<Tensor>,
+    /// Which of them are values for each neuron.
+    pub(super) vectors: Vec<bool>,
+    pub(super) shares: Vec<FfnTensors>,
+    pub(super) places: Vec<Places>,
+}
+
+impl Part {
+    /// Whether it is a value for each neuron.
+    fn is_vector(self) -> bool {
+        match self {
+            Part::Gate | Part::Up | Part::Down => false,
+            Part::BiasGate | Part::BiasUp | Part::Threshold => true,
+        }
+    }
+}
+
+/// The distinct tensors of some kinds.
+fn distinct(kinds: &[Kind]) -> Vec<(Part, PackDesc)> {
+    let mut all: Vec<(Part, PackDesc)> = Vec::new();
+    for part in kinds.iter().flat_map(|kind| &kind.parts) {
+        if !all.contains(part) {
+            all.push(part.clone());
+        }
+    }
+    all
+}
+
+impl Slots {
+    pub(super) fn new(device: &Device, kinds: &[Kind]) -> Result<Slots> {
+        let all = distinct(kinds);
+        let tensors: Vec<Tensor> = all
+            .iter()
+            .map(|(part, pack)| match part.is_vector() {
+                true => device.alloc("streamed vector", pack.source),
+                false => device.import("streamed neurons", pack, &zeros(pack.source)?),
+            })
+            .collect::<hal::Result<_>>()?;
+        let places = |kind: &Kind| {
+            let at = |part| all.iter().position(|known| known == part).expect("listed above");
+            Places {
+                parts: kind.parts.iter().map(|(part, _)| *part).collect(),
+                places: kind.parts.iter().map(at).collect(),
+            }
+        };
+        let places: Vec<Places> = kinds.iter().map(places).collect();
+        let share = |(kind, places): (&Kind, &Places)| {
+            let of = |part| places.of(part).map(|at| tensors[at].clone());
+            FfnShare {
+                gate: of(Part::Gate),
+                up: of(Part::Up).expect("every block has one"),
+                down: of(Part::Down).expect("every block has one"),
+                bias_gate: of(Part::BiasGate),
+                bias_up: of(Part::BiasUp),
+                bias_down: None,
+                threshold: of(Part::Threshold),
+                groups: None,
+                orientation: kind.orientation,
+            }
+        };
+        let shares = kinds.iter().zip(&places).map(share).collect();
+        let vectors = all.iter().map(|(part, _)| part.is_vector()).collect();
+        Ok(Slots { tensors, vectors, shares, places })
+    }
+}
+
+fn zeros(desc: TensorDesc) -> hal::Result<HostRows> {
+    let len = desc.bytes().unwrap_or_default().0 as usize;
+    HostRows::new(Source::Owned(Arc::new(vec![0u8; len])), desc.n_rows, desc.n_cols, desc.format)
+}
+
+impl Plan<'_> {
+    pub(in super::super) fn piece_size(&self) -> PieceSize {
+        let most = match self.options.streaming {
+            Streaming::Forced { piece, .. } => piece,
+            Streaming::Measured | Streaming::Off => PIECE,
+        };
+        let n_ff = self.model.hyper.n_ff;
+        let layers = || self.model.layers.iter().map(|layer| &layer.ffn);
+        let size = |rows: &HostRows| rows.desc().bytes().unwrap_or_default().0;
+        let bytes = layers().map(|ffn| ffn.matrices().map(|(_, rows)| size(rows)).sum::<u64>());
+        let neuron = (bytes.max().unwrap_or(0) / n_ff.max(1) as u64).max(1);
+        let blocks = layers().map(|ffn| match ffn.down_by_neuron {
+            true => 1,
+            false => ffn.down.w.desc().format.block_values(),
+        });
+        let block = blocks.max().unwrap_or(1);
+        let n = ((most.0 / neuron) as usize).min(n_ff.div_ceil(PARTS)) / block * block;
+        let n = n.max(block).min(n_ff);
+        PieceSize { n, reach: (REACH * n).min(n_ff) }
+    }
+
+    /// The kind of layer `index` on `device`.
+    pub(super) fn kind(&self, device: &Device, index: usize, size: PieceSize) -> Kind {
+        let ffn = &self.model.layers[index].ffn;
+        let n = size.n;
+        let mut parts = Vec::new();
+        for packed in self.mode.packs(device, ffn, &Neurons::All) {
+            let TensorDesc { n_rows, n_cols, format, .. } = packed.rows.desc();
+            let whole = |rows, cols| PackDesc::whole(TensorDesc::new(rows, cols, format));
+            let part = match (packed.name, packed.pack.transpose, self.mode.orientation(ffn)) {
+                ("ffn_down", true, _) => {
+                    let first = Select::Rows((0..n as u32).collect());
+                    let width = size.width(format.block_values());
+                    (
+                        Part::Down,
+                        PackDesc { select: first, transpose: true, ..whole(n_rows, width) },
+                    )
+                }
+                ("ffn_down", false, Down::AcrossNeurons) => (Part::Down, whole(n_rows, n)),
+                ("ffn_down", false, Down::ByNeuron) => (Part::Down, whole(n, n_cols)),
+                ("ffn_gate", ..) => (Part::Gate, whole(n, n_cols)),
+                _ => (Part::Up, whole(n, n_cols)),
+            };
+            parts.push(part);
+        }
+        let shape = self.mode.shape(ffn, n);
+        let vectors = [
+            (Part::BiasGate, shape.bias_gate),
+            (Part::BiasUp, shape.bias_up),
+            (Part::Threshold, shape.threshold),
+        ];
+        let vector = PackDesc::whole(TensorDesc::new(1, n, Format::F32));
+        let there = vectors.into_iter().filter(|(_, shape)| shape.is_some());
+        parts.extend(there.map(|(part, _)| (part, vector.clone())));
+        Kind { parts, orientation: self.mode.orientation(ffn) }
+    }
+
+    /// What streaming would take on `device`; `None` where nothing can stream there.
+    pub(in super::super) fn stream_facts(&self, device: DeviceIndex) -> Option<StreamFacts> {
+        let (on, size) = (&self.devices[device], self.piece_size());
+        let mut kinds: Vec<Kind> = Vec::new();
+        for index in (0..self.model.layers.len()).filter(|&index| self.streams(index)) {
+            let kind = self.kind(on, index, size);
+            if kinds.contains(&kind) {
+                continue;
+            }
+            if !self.runs(on, index, &kind) {
+                return None;
+            }
+            kinds.push(kind);
+        }
+        let mut bytes = Bytes(0);
+        for (part, pack) in distinct(&kinds) {
+            let (len, size) = match part.is_vector() {
+                true => (4 * pack.source.n_cols, on.alloc_size(&pack.source)),
+                false => (on.packed_len(&pack.packed().ok()?)?, on.pack_size(&pack, false)),
+            };
+            bytes += size + Bytes(len as u64);
+        }
+        // Two sets, with the host memory that each is filled from.
+        let both = Bytes(2 * bytes.0);
+        (!kinds.is_empty()).then_some(StreamFacts { bytes: both, piece: size.n })
+    }
+
+    /// Whether a device can run pieces of a layer in the largest step.
+    fn runs(&self, on: &Device, index: usize, kind: &Kind) -> bool {
+        let shape = |wanted| {
+            let found = kind.parts.iter().find(|(part, _)| *part == wanted);
+            found.and_then(|(_, pack)| pack.packed().ok())
+        };
+        let (Some(up), Some(down)) = (shape(Part::Up), shape(Part::Down)) else { return false };
+        let n_tokens = self.options.n_ubatch;
+        let f32 = |rows, cols| TensorDesc::new(rows, cols, Format::F32);
+        let share = FfnShare {
+            gate: shape(Part::Gate),
+            up,
+            down,
+            bias_gate: shape(Part::BiasGate),
+            bias_up: shape(Part::BiasUp),
+            bias_down: None,
+            threshold: shape(Part::Threshold),
+            groups: None,
+            orientation: self.mode.orientation(&self.model.layers[index].ffn),
+        };
+        let place = FfnPlace {
+            x: f32(n_tokens, self.model.hyper.n_embd),
+            weights: None,
+            y: f32(n_tokens, self.model.hyper.n_embd),
+            active: f32(1, n_tokens),
+            hits: None,
+            accumulate: true,
+        };
+        let op = self.mode.op(&share, Rows::All, place);
+        matches!(on.plan(&op.into()), Answer::Yes { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_hold_every_neuron_once_and_touch_few_blocks() {
+        let size = PieceSize { n: 64, reach: 128 };
+        for step in [1, 2, 3, 7, 50] {
+            let neurons: Vec<u32> = (5..1000).step_by(step).collect();
+            for block in [1, 32] {
+                let pieces = size.pieces(&neurons, block);
+                let all: Vec<usize> = pieces.iter().cloned().flatten().collect();
+                assert_eq!(all, (0..neurons.len()).collect::<Vec<_>>());
+                for piece in pieces {
+                    let mut blocks: Vec<usize> =
+                        neurons[piece.clone()].iter().map(|&n| n as usize / block).collect();
+                    blocks.dedup();
+                    assert!(piece.len() <= 64 && blocks.len() * block <= size.width(block));
+                }
+            }
+        }
+        assert!(size.pieces(&[], 32).is_empty());
+    }
+}

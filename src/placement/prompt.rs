@@ -1,0 +1,94 @@
+//! The estimated time of a prompt, and from how many tokens on the CPU's neurons come to a device for it.
+//!
+//! With many tokens multiplying decides, not reading: `n` tokens take `n * bytes / prompt` of whatever they pass through.
+//! A split layer takes the longer of its two sides, and a hand-off. One whose absent neurons come to its home takes
+//! `bytes / upload` and the home's own time for all of them; that copies run beside work is left out of the account. All
+//! of it is bounded from the side of doubt: what is estimated to be faster is.
+
+use hal::Bytes;
+use hal::op::MOST_COUNTED;
+
+use super::estimate::{Choice, Spot};
+use super::facts::Task;
+use super::{CPU, DeviceIndex};
+
+/// Generated tokens may be slower by so much for prompts that are faster: what two sets of slots take of the hot set.
+pub(super) const SLOWER: f64 = 1.02;
+
+impl Task {
+    /// Whether absent neurons could come to a device, and all speeds that decide it are known.
+    pub(super) fn may_stream(&self, device: DeviceIndex) -> bool {
+        let (facts, cpu) = (&self.devices[device], &self.devices[CPU]);
+        let known = facts.speed.upload > 0.0 && facts.speed.prompt > 0.0 && cpu.speed.prompt > 0.0;
+        device != CPU && facts.stream.is_some() && known
+    }
+
+    /// The same with what streaming takes set aside on these devices.
+    pub(super) fn with_slots(&self, devices: &[DeviceIndex]) -> Task {
+        let mut task = self.clone();
+        for &device in devices {
+            let facts = &mut task.devices[device];
+            facts.fixed += facts.stream.map_or(Bytes(0), |stream| stream.bytes);
+        }
+        task
+    }
+
+    /// Seconds of `n` tokens in one layer at `spot`, whose absent neurons stream there or are computed by the CPU.
+    fn prompt_layer(&self, layer: usize, spot: Spot, n: usize, streamed: bool) -> f64 {
+        let (home, cpu) = (&self.devices[spot.home], &self.devices[CPU].speed);
+        let (speed, reads) = (&home.speed, &self.layers[layer].reads);
+        let n_home = self.cut.neurons(spot.groups);
+        let absent = (self.cut.n_ff - n_home) as f64;
+        let tokens = n as f64;
+        let frame = tokens * reads.frame / speed.prompt + reads.n_ops as f64 * speed.op;
+        let own = tokens * n_home as f64 * reads.prompt / speed.prompt;
+        match (absent > 0.0, home.stream.filter(|_| streamed && reads.streams)) {
+            (false, _) => frame + own,
+            (true, None) => {
+                frame + own.max(tokens * absent * reads.prompt / cpu.prompt) + speed.hand_off
+            }
+            (true, Some(stream)) => {
+                let n_pieces = (absent / stream.piece.max(1) as f64).ceil();
+                // A piece is started as a hand-off is.
+                let pieces = n_pieces * (speed.op + speed.hand_off);
+                let bytes = absent * reads.prompt;
+                frame + own + bytes / speed.upload + tokens * bytes / speed.prompt + pieces
+            }
+        }
+    }
+
+    /// Seconds of a prompt of `n` tokens; `None` where a speed that it needs is not known.
+    pub(super) fn prompt(&self, choice: &Choice, n: usize, from: &[Option<usize>]) -> Option<f64> {
+        let split = |spot: &Spot| spot.groups < self.cut.n_groups();
+        let homes = choice.layers.iter().map(|spot| spot.home);
+        let others = choice.layers.iter().any(split).then_some(CPU);
+        if homes.chain(others).any(|device| self.devices[device].speed.prompt <= 0.0) {
+            return None;
+        }
+        let layers = choice.layers.iter().enumerate();
+        let streamed =
+            |home: DeviceIndex| from.get(home).copied().flatten().is_some_and(|f| n >= f);
+        let layers = layers.map(|(i, spot)| self.prompt_layer(i, *spot, n, streamed(spot.home)));
+        Some(layers.sum::<f64>() + self.head_time(choice.head) + self.carries(choice))
+    }
+
+    /// From how many tokens on it is faster that absent neurons come to each device; `None` where it never is.
+    pub(super) fn stream_from(&self, choice: &Choice) -> Vec<Option<usize>> {
+        let of = |device: DeviceIndex| {
+            if !self.may_stream(device) {
+                return None;
+            }
+            let split: Vec<(usize, Spot)> = choice.layers.iter().copied().enumerate().collect();
+            let there = |(_, spot): &&(usize, Spot)| {
+                spot.home == device && spot.groups < self.cut.n_groups()
+            };
+            let seconds = |n: usize, streamed: bool| -> f64 {
+                let layers = split.iter().filter(there);
+                layers.map(|(i, spot)| self.prompt_layer(*i, *spot, n, streamed)).sum()
+            };
+            let long = self.rungs.iter().rev().take_while(|n| **n > MOST_COUNTED);
+            long.copied().take_while(|&n| seconds(n, true) < seconds(n, false)).last()
+        };
+        (0..self.devices.len()).map(of).collect()
+    }
+}

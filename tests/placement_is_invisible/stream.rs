@@ -1,0 +1,320 @@
+//! Prompts for which the CPU's neurons come to the device in pieces say the same words.
+
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use thermocline::engine::{Error, Streaming, Work};
+
+use super::adapt::{halves, topic, two_topics};
+use super::graphics::{built_in, graphics};
+use super::*;
+
+/// From 17 tokens on, in pieces of a few neurons.
+fn streaming(piece: u64) -> EngineOptions {
+    let streaming = Streaming::Forced { from: 8, piece: Bytes(piece) };
+    EngineOptions { n_ctx: 160, n_ubatch: 64, streaming, ..EngineOptions::default() }
+}
+
+fn handing() -> EngineOptions {
+    EngineOptions { streaming: Streaming::Off, ..streaming(1) }
+}
+
+fn load_with(
+    model: &Arc<Model>,
+    devices: Vec<Device>,
+    options: EngineOptions,
+    placement: Option<Placement>,
+) -> Engine {
+    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
+}
+
+fn text(model: &Model, n: usize) -> Vec<u32> {
+    (0..n).map(|i| TEXT[i % TEXT.len()] % model.n_vocab() as u32).collect()
+}
+
+fn sim(seed: u64, slow: u64) -> (Arc<SimBackend>, Device) {
+    sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(slow), seed)
+}
+
+/// In every layer each `nth` unit of neurons on device 1, the others on the CPU; without `nth`, all on the CPU.
+fn split(model: &Model, nth: Option<usize>) -> Placement {
+    let unit = unit(model);
+    let here = |n: usize| nth.is_some_and(|nth| (n / unit).is_multiple_of(nth));
+    let share = |device, there: bool| {
+        let all = 0..model.hyper.n_ff;
+        let neurons = all.filter(|&n| here(n) == there).map(|n| n as u32).collect();
+        Share { device, neurons: Neurons::List(neurons) }
+    };
+    let layer = LayerPlacement { home: 1, shares: vec![share(1, true), share(0, false)] };
+    Placement { embed: 1, head: 1, layers: vec![layer; model.hyper.n_layer] }
+}
+
+/// 70 tokens, of which 64 are one step.
+fn check(tiny: &Tiny) {
+    let model = tiny.model();
+    let text = text(&model, 70);
+    let whole = EngineOptions { n_ubatch: 64, n_ctx: 160, ..EngineOptions::default() };
+    let expected =
+        logits_of(&mut load_with(&model, vec![cpu_device(2)], whole, None), &text, &[70]);
+    for (round, nth) in [Some(2), Some(3), None, Some(5)].into_iter().enumerate() {
+        for piece in [1, 9_000] {
+            let devices = vec![cpu_device(1 + round), sim(round as u64, 30).1];
+            let placement = split(&model, nth);
+            let mut engine = load_with(&model, devices, streaming(piece), Some(placement));
+            let got = logits_of(&mut engine, &text, &[70]);
+            let difference = difference(&expected, &got);
+            assert!(difference <= bound(tiny.format), "{tiny:?} {nth:?}: {difference}");
+            assert_eq!(got, logits_of(&mut engine, &text, &[70]), "the same bits twice");
+        }
+    }
+}
+
+#[test]
+fn streamed_prompts_have_the_same_logits() {
+    within(LIMIT, || {
+        for (seed, format) in [Format::F32, Format::F16, Format::Q8_0, Format::Q4_0, Format::Q4_1]
+            .into_iter()
+            .enumerate()
+        {
+            let seed = seed as u64 + 31;
+            check(&Tiny { seed, format, n_ff: 160, ..Tiny::default() });
+            check(&Tiny { seed, format, n_ff: 160, activation: "silu", ..Tiny::default() });
+        }
+    });
+}
+
+#[test]
+fn streamed_prompts_of_other_layouts_too() {
+    within(LIMIT, || {
+        check(&Tiny { pwri: true, format: Format::Q8_0, ..Tiny::default() });
+        let wide = Tiny { n_embd: 256, n_ff: 768, format: Format::Q4_K, ..Tiny::default() };
+        check(&wide);
+        check(&Tiny { format: Format::Q6_K, activation: "silu", ..wide });
+    });
+}
+
+/// What counts: neurons that came to the device were computed there, whatever slots held nothing.
+#[test]
+fn streamed_neurons_count_as_the_devices() {
+    within(LIMIT, || {
+        for activation in ["relu", "silu"] {
+            let model =
+                Tiny { n_ff: 160, format: Format::Q8_0, activation, ..Tiny::default() }.model();
+            let text = text(&model, 64);
+            let run = |devices, options, placement| {
+                let mut engine = load_with(&model, devices, options, placement);
+                let mut session = engine.open();
+                let go_on = AtomicBool::new(false);
+                engine.feed(&mut session, &text, Want::Last, &go_on, &mut |_, _| {}).unwrap()
+            };
+            let alone = run(vec![cpu_device(2)], handing(), None);
+            let placed = || Some(split(&model, Some(3)));
+            let handed = run(vec![cpu_device(2), sim(1, 0).1], handing(), placed());
+            assert!(handed.off_cpu > 0.0 && handed.off_cpu < handed.active);
+            let streamed = run(vec![cpu_device(2), sim(1, 0).1], streaming(1), placed());
+            assert!((streamed.active / alone.active - 1.0).abs() < 2e-3, "{streamed:?} {alone:?}");
+            assert_eq!(streamed.off_cpu, streamed.active);
+            assert_eq!(streamed.neurons, alone.neurons);
+        }
+    });
+}
+
+/// Copies are the host's, pieces are the device's, layer by layer; a step of few tokens hands over as ever.
+#[test]
+fn a_trace_shows_the_pieces() {
+    within(LIMIT, || {
+        let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
+        let devices = vec![cpu_device(2), sim(1, 10).1];
+        let placement = split(&model, Some(2));
+        let mut engine = load_with(&model, devices, streaming(1), Some(placement));
+        let steps = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&steps);
+        engine.set_tracer(Some(Box::new(move |step| {
+            seen.lock().unwrap().push((step.n_tokens, step.events.to_vec()));
+        })));
+        logits_of(&mut engine, &text(&model, 68), &[64, 4]);
+        let steps = steps.lock().unwrap();
+        let [(64, streamed), (4, handed)] = &steps[..] else { panic!("{} steps", steps.len()) };
+        for layer in 0..model.hyper.n_layer {
+            let of = |events: &[thermocline::engine::Event], device, work| {
+                events.iter().filter(|e| e.device == device && e.work == work).count()
+            };
+            assert!(of(streamed, 1, Work::Neurons(layer)) > 2, "the home's own and the pieces");
+            assert_eq!(of(streamed, 0, Work::Neurons(layer)), 0);
+            assert_eq!(of(handed, 0, Work::Neurons(layer)), 1);
+        }
+        let copies = streamed.iter().filter(|e| e.device == 0 && e.work == Work::Copy).count();
+        assert!(copies > 2 * model.hyper.n_layer, "{copies}");
+    });
+}
+
+/// Where neurons live after an exchange is where pieces are packed from.
+#[test]
+fn pieces_follow_the_hot_set() {
+    within(LIMIT, || {
+        for format in [Format::F16, Format::Q8_0] {
+            let model = Tiny { format, ..two_topics() }.model();
+            let options = EngineOptions { n_ctx: 256, adapt: true, ..streaming(1) };
+            let alone = EngineOptions { n_ctx: 256, ..handing() };
+            let text = topic(&model, false, 230);
+            // Token by token, so that neurons are counted, then as a prompt.
+            let pieces: Vec<usize> = [vec![1; 128], vec![64, 1, 1, 36]].concat();
+            let expected =
+                logits_of(&mut load_with(&model, vec![cpu_device(2)], alone, None), &text, &pieces);
+            let devices = vec![cpu_device(2), sim(2, 0).1];
+            let mut engine = load_with(&model, devices, options, Some(halves(&model)));
+            let got = logits_of(&mut engine, &text, &pieces);
+            assert!(engine.exchanged().is_some_and(|done| done.neurons > 0));
+            let difference = difference(&expected, &got);
+            assert!(difference <= bound(format), "{format}: {difference}");
+        }
+    });
+}
+
+#[test]
+fn a_device_lost_while_neurons_come_is_left_out() {
+    within(LIMIT, || {
+        let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
+        let text = text(&model, 70);
+        let expected =
+            logits_of(&mut load_with(&model, vec![cpu_device(2)], handing(), None), &text, &[70]);
+        for lost_after in [0, 2, 9, 21, 40, 55, 77, 100, 130] {
+            for by_panic in [false, true] {
+                let (sim, device) = sim(lost_after, 20);
+                let devices = vec![cpu_device(2), device];
+                let placement = split(&model, Some(2));
+                let mut engine = load_with(&model, devices, streaming(1), Some(placement));
+                match by_panic {
+                    true => sim.panic_after(lost_after),
+                    false => sim.lose_after(lost_after),
+                }
+                let got = logits_of(&mut engine, &text, &[70]);
+                let difference = difference(&expected, &got);
+                assert!(difference <= bound(Format::Q8_0), "after {lost_after}: {difference}");
+            }
+        }
+    });
+}
+
+/// A step that is interrupted anywhere leaves everything as it was, and the host memory of pieces in its place.
+#[test]
+fn an_interrupted_stream_begins_anew() {
+    within(LIMIT, || {
+        let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
+        let text = text(&model, 64);
+        let (backend, device) = sim(7, 300);
+        let devices = vec![cpu_device(2), device.clone()];
+        let mut engine = load_with(&model, devices, streaming(1), Some(split(&model, Some(2))));
+        let expected = logits_of(&mut engine, &text, &[64]);
+        let (booked, held) = (device.ledger().used(), backend.counters().held);
+        let mut n_interrupted = 0;
+        for micros in [0, 200, 700, 1500, 3000, 5000, 9000] {
+            let stop = Arc::new(AtomicBool::new(false));
+            let flag = Arc::clone(&stop);
+            let stopper = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(micros));
+                flag.store(true, Ordering::Relaxed);
+            });
+            let mut session = engine.open();
+            let fed = engine.feed(&mut session, &text, Want::Last, &stop, &mut |_, _| {});
+            n_interrupted += usize::from(matches!(fed, Err(Error::Interrupted)));
+            stopper.join().unwrap();
+            engine.close(session);
+            assert_eq!(logits_of(&mut engine, &text, &[64]), expected, "after {micros} us");
+            assert_eq!((device.ledger().used(), backend.counters().held), (booked, held));
+        }
+        assert!(n_interrupted > 0);
+    });
+}
+
+#[test]
+fn budgets_hold_with_slots_in_them() {
+    within(LIMIT, || {
+        let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
+        let text = text(&model, 70);
+        let expected =
+            logits_of(&mut load_with(&model, vec![cpu_device(2)], handing(), None), &text, &[70]);
+        let (_, roomy) = sim(1, 0);
+        drop(load_with(&model, vec![cpu_device(2), roomy.clone()], streaming(1), None));
+        let all = roomy.ledger().peak().0 + 100_000;
+        let mut n_split = 0;
+        for step in 0..=24 {
+            let budget = Bytes(all * step / 24);
+            let (sim, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, step);
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let heard = Arc::clone(&told);
+            let notice: Notice =
+                Arc::new(move |text: &str| heard.lock().unwrap().push(text.to_owned()));
+            let devices = vec![cpu_device(2), device.clone()];
+            let model = Arc::clone(&model);
+            let mut engine =
+                Engine::load(model, devices, streaming(1), None, notice, &|_, _| {}).unwrap();
+            let held = sim.counters().held;
+            let got = logits_of(&mut engine, &text, &[70]);
+            assert!(difference(&expected, &got) <= bound(Format::Q8_0), "budget {budget}");
+            assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
+            assert!(sim.counters().peak <= budget, "physical peak over {budget}");
+            assert_eq!(sim.counters().held, held, "nothing is allocated for a prompt");
+            assert!(told.lock().unwrap().is_empty(), "{told:?}: what is planned fits");
+            n_split += usize::from(engine.placement().n_split() > 0);
+        }
+        assert!(n_split > 2, "{n_split}");
+    });
+}
+
+/// The slots find no room: that is said, and the CPU computes its neurons.
+#[test]
+fn without_room_for_slots_prompts_are_handed_over() {
+    within(LIMIT, || {
+        let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
+        let text = text(&model, 70);
+        let (_, roomy) = sim(1, 0);
+        let placement = split(&model, Some(2));
+        let load = |device, options| {
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let heard = Arc::clone(&told);
+            let notice: Notice =
+                Arc::new(move |text: &str| heard.lock().unwrap().push(text.to_owned()));
+            let (model, placement) = (Arc::clone(&model), Some(placement.clone()));
+            let devices = vec![cpu_device(2), device];
+            (Engine::load(model, devices, options, placement, notice, &|_, _| {}).unwrap(), told)
+        };
+        let (mut engine, _) = load(roomy.clone(), handing());
+        let expected = logits_of(&mut engine, &text, &[70]);
+        let needed = roomy.ledger().peak();
+        let (_, tight) = sim_device(1, needed, Duration::ZERO..Duration::ZERO, 1);
+        let (mut engine, told) = load(tight, streaming(1));
+        assert_eq!(logits_of(&mut engine, &text, &[70]), expected);
+        let told = told.lock().unwrap();
+        assert!(told.len() == 1 && told[0].contains("prompts leave the CPU's neurons"), "{told:?}");
+    });
+}
+
+/// A real driver, if only in software.
+#[test]
+fn a_graphics_device_streams_the_same_words() {
+    let Some(backend) = graphics() else { return };
+    within(Duration::from_secs(500), move || {
+        let model = built_in();
+        let text: Vec<u32> = (0..70).map(|i| 3 + i * 11 % 200).collect();
+        let run = |split_by: Option<usize>| {
+            let mut all = vec![cpu_device(2)];
+            let placement = split_by.map(|nth| {
+                all.push(Device::new(Arc::clone(&backend), DeviceId(1), Bytes::MAX));
+                split(&model, Some(nth))
+            });
+            let mut engine = load_with(&model, all, streaming(60_000), placement);
+            logits_of(&mut engine, &text, &[70])
+        };
+        let expected = run(None);
+        let got = run(Some(3));
+        let difference = difference(&expected, &got);
+        assert!(difference <= bound(Format::Q4_0), "{difference}");
+        let best = |row: &Vec<f32>| row.iter().copied().fold(f32::MIN, f32::max);
+        let same = expected.iter().zip(&got).filter(|(a, b)| {
+            let at = |row: &Vec<f32>| row.iter().position(|v| *v == best(row));
+            at(a) == at(b)
+        });
+        assert!(same.count() >= 66, "the best word is the same but for near ties");
+    });
+}
