@@ -78,6 +78,43 @@ fn exchanges_are_counted() {
     assert!(scratch(&follows) >= scratch(&fixed) + number(&needs["counter_bytes"]));
 }
 
+/// Where layers are split, the plan says from how many tokens on prompts bring the CPU's neurons to the card, or why they
+/// do not.
+#[test]
+fn prompts_stream_where_it_pays() {
+    let within = |mebibytes: u64, batch: &str| {
+        let budget = format!("{mebibytes}MiB");
+        plan(1 << 30, &["--vram-budget", &budget, "-ub", batch])
+    };
+    let rate = |prompt: &Value, key: &str| prompt[key].as_f64().unwrap();
+    let mut from = std::collections::BTreeSet::new();
+    for mebibytes in 64..80 {
+        let plan = within(mebibytes, "64");
+        let (prompt, card) = (&plan["prompt"], &plan["devices"][1]);
+        let lines = prompt["lines"].to_string();
+        assert!(number(&card["used"]) <= number(&card["budget"]), "{card}");
+        assert!(rate(prompt, "tokens_per_second") >= rate(prompt, "cpu_alone_tokens_per_second"));
+        let whole = rate(prompt, "whole_layers_tokens_per_second");
+        assert!(rate(prompt, "tokens_per_second") >= whole, "{prompt}");
+        match prompt["streams"][0]["from_tokens"].as_u64() {
+            Some(n) => {
+                from.insert(n);
+                assert!(
+                    lines.contains(&format!("from {n} tokens on the CPU's neurons come to card"))
+                );
+                assert!(number(&prompt["streams"][0]["slot_bytes"]) < number(&card["scratch"]));
+            }
+            None => assert!(!lines.contains("come to card in pieces of"), "{lines}"),
+        }
+        let few = within(mebibytes, "16");
+        assert!(few["prompt"]["streams"][0]["from_tokens"].is_null(), "few tokens are handed over");
+        let split = few["layers"].as_array().unwrap().iter().any(|layer| layer["kind"] == "split");
+        let why = few["prompt"]["lines"].to_string().contains("the CPU computes its neurons");
+        assert_eq!(split, why);
+    }
+    assert_eq!(from.into_iter().collect::<Vec<_>>(), [32]);
+}
+
 #[test]
 fn wishes_of_the_command_line() {
     let homes = |flags: &[&str]| -> Vec<String> {

@@ -60,6 +60,10 @@ impl Backend for Assumed {
         pack.packed().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
     }
 
+    fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
+        pack::plain_size(desc)
+    }
+
     fn alloc(&self, _label: &str, _desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
         Err(self.not_there())
     }

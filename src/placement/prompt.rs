@@ -40,7 +40,9 @@ impl Task {
         let n_home = self.cut.neurons(spot.groups);
         let absent = (self.cut.n_ff - n_home) as f64;
         let tokens = n as f64;
-        let frame = tokens * reads.frame / speed.prompt + reads.n_ops as f64 * speed.op;
+        // A cached value is multiplied as often as a weight, by each token.
+        let through = tokens * (reads.frame + reads.cache) / speed.prompt;
+        let frame = through + reads.n_ops as f64 * speed.op;
         let own = tokens * n_home as f64 * reads.prompt / speed.prompt;
         match (absent > 0.0, home.stream.filter(|_| streamed && reads.streams)) {
             (false, _) => frame + own,

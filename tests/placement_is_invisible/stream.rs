@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use thermocline::engine::{Error, Streaming, Work};
+use thermocline::placement::Speed;
 
 use super::adapt::{halves, topic, two_topics};
 use super::graphics::{built_in, graphics};
@@ -259,6 +260,52 @@ fn budgets_hold_with_slots_in_them() {
             n_split += usize::from(engine.placement().n_split() > 0);
         }
         assert!(n_split > 2, "{n_split}");
+    });
+}
+
+/// With speeds by which it pays, the plan streams, and what it says is what is loaded; with others it does not.
+#[test]
+fn the_plan_decides_by_measured_speeds() {
+    within(LIMIT, || {
+        let tiny = Tiny { n_embd: 128, n_ff: 2048, format: Format::Q8_0, ..Tiny::default() };
+        let model = tiny.model();
+        let text = text(&model, 70);
+        let expected =
+            logits_of(&mut load_with(&model, vec![cpu_device(2)], handing(), None), &text, &[70]);
+        let options = |upload: f64| {
+            let cpu = Speed { dense: 1e9, sparse: 1e9, prompt: 2e9, ..Speed::default() };
+            let card = Speed { dense: 2e10, sparse: 1e10, prompt: 2e11, upload, ..cpu };
+            let placing = Placing { speeds: vec![cpu, card], ..Placing::default() };
+            EngineOptions { placing, streaming: Streaming::Measured, ..streaming(1) }
+        };
+        let (_, roomy) = sim(1, 0);
+        drop(load_with(&model, vec![cpu_device(2), roomy.clone()], options(0.0), None));
+        let all = roomy.ledger().peak().0;
+        let mut n_streamed = 0;
+        for step in 0..=16 {
+            let budget = Bytes(all * step / 16);
+            let load = |upload| {
+                let (sim, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, step);
+                let devices = vec![cpu_device(2), device.clone()];
+                let mut engine = load_with(&model, devices, options(upload), None);
+                assert!(device.ledger().peak() <= budget && sim.counters().peak <= budget);
+                if let Some(forecast) = engine.forecast() {
+                    assert!(device.ledger().peak() <= forecast.devices[1].total());
+                }
+                assert!(difference(&expected, &logits_of(&mut engine, &text, &[70])) <= 8e-2);
+                engine.forecast().cloned()
+            };
+            let (slow, quick) = (load(1e5), load(1e10));
+            let [Some(slow), Some(quick)] = [slow, quick] else { continue };
+            assert_eq!(slow.stream_from, [None, None]);
+            assert!(quick.prompt.unwrap() <= slow.prompt.unwrap());
+            assert!(quick.seconds <= 1.02 * slow.seconds);
+            if let Some(from) = quick.stream_from[1] {
+                assert!(from > 16 && quick.placement.n_split() > 0);
+                n_streamed += 1;
+            }
+        }
+        assert!(n_streamed > 2, "{n_streamed}");
     });
 }
 

@@ -36,6 +36,7 @@ pub(super) fn report(report: &Report) -> Value {
             "counter_bytes": needs.counters.0,
             "every_tokens": exchange::EVERY,
         })),
+        "prompt": super::prompts::value(report),
         "why": report.why(),
         "notes": report.notes,
     })

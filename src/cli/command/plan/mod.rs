@@ -2,6 +2,7 @@
 //! is the plan that `run`, `bench` and all else follow.
 
 mod json;
+mod prompts;
 mod svg;
 mod text;
 
@@ -62,6 +63,8 @@ struct Report {
     can_split: bool,
     /// What it takes that neurons change sides; `None` where none does.
     exchange: Option<ExchangeNeeds>,
+    /// What decides whether the CPU's neurons come to devices for prompts.
+    streams: prompts::Streams,
     notes: Vec<String>,
 }
 
@@ -142,6 +145,11 @@ impl Report {
                 .iter()
                 .any(|other| other.device.info().hand_off && is_apart(other)),
             forecast,
+            streams: prompts::Streams::new(
+                &task,
+                settings.predicts(&model),
+                model.hyper.experts.is_some(),
+            ),
             model,
             exchange,
             notes,

@@ -35,6 +35,9 @@ pub(super) fn report(report: &Report) -> String {
         let share = 100.0 * forecast.off_cpu;
         let _ = writeln!(out, "{share:.0} % of the neurons that a token uses are on devices");
     }
+    for line in super::prompts::lines(report) {
+        let _ = writeln!(out, "{}", printable(&line));
+    }
     for reason in report.why() {
         let _ = writeln!(out, "why: {reason}");
     }

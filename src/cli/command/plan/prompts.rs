@@ -1,0 +1,107 @@
+//! What the plan says of prompts: how fast, and whether the CPU's neurons come to devices for them.
+
+use super::Report;
+use crate::placement::{Forecast, StreamFacts, Task};
+use serde_json::{Value, json};
+
+/// What decides it besides the forecast.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    /// What it takes on each device; `None` where nothing can stream.
+    facts: Vec<Option<StreamFacts>>,
+    /// Why no model like this streams.
+    never: Option<&'static str>,
+}
+
+impl Streams {
+    pub(super) fn new(task: &Task, predicts: bool, experts: bool) -> Streams {
+        let never = match (predicts, experts) {
+            (true, _) => Some("a predictor lists them for each token"),
+            (_, true) => Some("experts stay where they are"),
+            (false, false) => None,
+        };
+        Streams { facts: task.devices.iter().map(|device| device.stream).collect(), never }
+    }
+}
+
+/// Tokens a second of a forecast's prompts, for people.
+fn rate(forecast: &Forecast) -> String {
+    forecast.prompt_rate().map_or_else(|| "?".to_owned(), |rate| format!("{rate:.0}"))
+}
+
+/// Sentences; none where all is on the CPU.
+pub(super) fn lines(report: &Report) -> Vec<String> {
+    let forecast = &report.forecast;
+    let mut lines = Vec::new();
+    if report.devices.len() < 2 {
+        return lines;
+    }
+    if forecast.prompt.is_some() {
+        lines.push(format!(
+            "prompts of {} tokens: about {} tokens/s; whole layers only {}, the CPU alone {}",
+            forecast.n_prompt,
+            rate(forecast),
+            rate(&report.whole_layers),
+            rate(&report.cpu_alone)
+        ));
+    }
+    let layers = &forecast.placement.layers;
+    for device in 1..report.devices.len() {
+        let split = layers.iter().any(|layer| layer.home == device && layer.is_split());
+        if split {
+            lines.push(format!("prompts: {}", line(report, device)));
+        }
+    }
+    lines
+}
+
+/// Whether the CPU's neurons come to `device`, and why.
+fn line(report: &Report, device: usize) -> String {
+    let name = report.device(device);
+    let [cpu, speed] = [0, device].map(|n| report.devices[n].speed);
+    let facts = report.streams.facts.get(device).copied().flatten();
+    let from = report.forecast.stream_from.get(device).copied().flatten();
+    let measured = match cpu.prompt > 0.0 {
+        true => format!(
+            "measured: {name} multiplies {:.1} times as fast as the CPU, {:.1} GB/s of neurons get there",
+            speed.prompt / cpu.prompt,
+            speed.upload / 1e9
+        ),
+        false => "speeds in prompts are not known".to_owned(),
+    };
+    match (from.zip(facts), report.streams.never, facts) {
+        (Some((from, facts)), ..) => format!(
+            "from {from} tokens on the CPU's neurons come to {name} in pieces of {}, {} of slots ({measured})",
+            facts.piece, facts.bytes
+        ),
+        (None, Some(never), _) => format!("the CPU computes its neurons, since {never}"),
+        (None, None, None) => {
+            format!("the CPU computes its neurons, since {name} takes none in pieces")
+        }
+        (None, None, Some(facts)) => format!(
+            "the CPU computes its neurons: that they come to {name} in pieces would not be faster, or {} of slots would cost more than they bring ({measured})",
+            facts.bytes
+        ),
+    }
+}
+
+/// The same for programs.
+pub(super) fn value(report: &Report) -> Value {
+    let forecast = &report.forecast;
+    let streams = report.streams.facts.iter().enumerate().skip(1).map(|(device, facts)| {
+        json!({
+            "device": report.device(device),
+            "from_tokens": forecast.stream_from.get(device).copied().flatten(),
+            "neurons_at_once": facts.map(|facts| facts.piece),
+            "slot_bytes": facts.map(|facts| facts.bytes.0),
+        })
+    });
+    json!({
+        "tokens": forecast.n_prompt,
+        "tokens_per_second": forecast.prompt_rate(),
+        "whole_layers_tokens_per_second": report.whole_layers.prompt_rate(),
+        "cpu_alone_tokens_per_second": report.cpu_alone.prompt_rate(),
+        "streams": streams.collect::<Vec<_>>(),
+        "lines": lines(report),
+    })
+}
