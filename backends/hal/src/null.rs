@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::{
     Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, HostRows, MailboxShape, MemoryReport, Op,
     OpDesc, PackDesc, PlainStaging, Plan, Posted, RawBuffer, RawMailbox, RawProgram, RawRun,
-    RawStaging, RawTransfer, Result, Tensor, TensorDesc,
+    RawStaging, RawTransfer, Result, Tensor, TensorDesc, pack,
 };
 
 /// A device without memory or arithmetic.
@@ -68,6 +68,14 @@ impl Backend for NullBackend {
         _source: &HostRows,
     ) -> Result<Box<dyn RawBuffer>> {
         Ok(Box::new(Nothing))
+    }
+
+    fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
+        pack::plain_size(desc)
+    }
+
+    fn pack_into(&self, _pack: &PackDesc, _source: &HostRows, _out: &mut [u8]) -> Result<()> {
+        Ok(())
     }
 
     fn pack_row(&self, _pack: &PackDesc, source: &HostRows, _row: u32) -> Result<Vec<u8>> {
