@@ -185,6 +185,12 @@ impl Forecast {
         self.prompt.map(|seconds| self.n_prompt as f64 / seconds)
     }
 
+    /// Seconds of a prompt and as many generated tokens, where that is known.
+    #[must_use]
+    pub fn text(&self) -> Option<f64> {
+        self.prompt.map(|prompt| prompt + self.n_prompt as f64 * self.seconds)
+    }
+
     /// Generated tokens a second.
     #[must_use]
     pub fn rate(&self) -> f64 {

@@ -14,7 +14,6 @@ use super::estimate::Choice;
 use super::facts::{DeviceFacts, Task};
 use super::fill::{Filled, Filler};
 use super::forecast::Forecast;
-use super::prompt::SLOWER;
 use super::{CPU, DeviceIndex};
 
 /// Borders between the runs of several devices that are tried.
@@ -28,8 +27,8 @@ pub fn plan(task: &Task) -> Forecast {
     streaming(task, &without).unwrap_or(without)
 }
 
-/// The best placement beside slots in which the CPU's neurons come to devices for prompts, if that makes prompts faster
-/// than `without` and generated tokens hardly slower, and no slower than whole layers do.
+/// The best placement beside slots in which the CPU's neurons come to devices for prompts, if prompts gain more by it than
+/// generated tokens lose by what the slots take, and these are no slower than with whole layers only.
 fn streaming(task: &Task, without: &Forecast) -> Option<Forecast> {
     let mut there: Vec<DeviceIndex> = devices(task).filter(|&d| task.may_stream(d)).collect();
     while !there.is_empty() {
@@ -46,9 +45,10 @@ fn streaming(task: &Task, without: &Forecast) -> Option<Forecast> {
             continue;
         }
         let forecast = Forecast::new(&with, &choice, from);
-        let prompts = forecast.prompt? < without.prompt?;
-        let most = (SLOWER * without.seconds).min(plan_whole_layers(task).seconds);
-        return (prompts && forecast.seconds <= most.max(without.seconds)).then_some(forecast);
+        let faster = forecast.prompt? < without.prompt? && forecast.text()? < without.text()?;
+        let plain = || plan_whole_layers(task).seconds;
+        let slower = || forecast.seconds > without.seconds && forecast.seconds > plain();
+        return (faster && !slower()).then_some(forecast);
     }
     None
 }

@@ -12,9 +12,6 @@ use super::estimate::{Choice, Spot};
 use super::facts::Task;
 use super::{CPU, DeviceIndex};
 
-/// Generated tokens may be slower by so much for prompts that are faster: what two sets of slots take of the hot set.
-pub(super) const SLOWER: f64 = 1.02;
-
 impl Task {
     /// Whether absent neurons could come to a device, and all speeds that decide it are known.
     pub(super) fn may_stream(&self, device: DeviceIndex) -> bool {

@@ -20,7 +20,7 @@ use super::super::options::Streaming;
 /// small part of a device.
 const PIECE: Bytes = Bytes(8 << 20);
 /// A piece is at most such a part of a layer.
-const PARTS: usize = 4;
+const PARTS: usize = 16;
 /// A piece of a transposed matrix takes its neurons out of so many times as many, since the tables of all of them come
 /// along.
 const REACH: usize = 2;
