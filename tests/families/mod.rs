@@ -10,7 +10,7 @@ use hal::{Bytes, Device, KvCache};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
-use thermocline::engine::{Engine, EngineOptions, Sparsity};
+use thermocline::engine::{Engine, EngineOptions, Sparsity, Streaming};
 use thermocline::gguf::{Container, File};
 use thermocline::model::{Model, ModelOptions, arch};
 use thermocline::placement::Placement;
@@ -156,6 +156,37 @@ fn neurons_on_other_devices_change_nothing() {
                         fixture.name
                     );
                 }
+            }
+        }
+    });
+}
+
+/// Biases, blocks side by side, norms behind them, blocks without a gate: whatever a family has, also where the absent
+/// neurons come to the device for a prompt.
+#[test]
+fn neurons_that_come_in_pieces_change_nothing() {
+    within(LIMIT, || {
+        for (seed, fixture) in fixtures().into_iter().enumerate() {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed as u64);
+            for _ in 0..3 {
+                let sim = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1;
+                let placement = random_placement(&mut rng, &fixture.model, 2, unit(&fixture.model));
+                let run = &fixture.runs[0];
+                let options = EngineOptions {
+                    n_ctx: run.n_ctx,
+                    n_ubatch: 21,
+                    kv_formats: KvCache::both(Format::F32),
+                    streaming: Streaming::Forced { from: 17, piece: Bytes(1) },
+                    ..EngineOptions::default()
+                };
+                let (model, devices) = (Arc::clone(&fixture.model), vec![cpu_device(2), sim]);
+                let given = Some(placement.clone());
+                let mut engine =
+                    Engine::load(model, devices, options, given, quiet(), &|_, _| {}).unwrap();
+                let got = logits_of(&mut engine, &run.ids, &[run.ids.len()]);
+                let difference = difference(&run.logits, &got);
+                let name = &fixture.name;
+                assert!(difference <= fixture.bound, "{name}: {difference} by {placement:?}");
             }
         }
     });

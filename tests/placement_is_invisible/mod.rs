@@ -10,7 +10,7 @@ mod hand_off;
 mod loss;
 mod predictor;
 mod shares;
-mod stream;
+pub(crate) mod stream;
 mod unified;
 
 use std::ops::Range;

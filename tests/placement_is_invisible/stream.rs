@@ -38,7 +38,7 @@ fn sim(seed: u64, slow: u64) -> (Arc<SimBackend>, Device) {
 }
 
 /// In every layer each `nth` unit of neurons on device 1, the others on the CPU; without `nth`, all on the CPU.
-fn split(model: &Model, nth: Option<usize>) -> Placement {
+pub(crate) fn split(model: &Model, nth: Option<usize>) -> Placement {
     let unit = unit(model);
     let here = |n: usize| nth.is_some_and(|nth| (n / unit).is_multiple_of(nth));
     let share = |device, there: bool| {

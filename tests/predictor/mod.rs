@@ -7,12 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use thermocline::engine::{Engine, EngineOptions, Sparsity, StepStats, Want};
+use hal::Bytes;
+use thermocline::engine::{Engine, EngineOptions, Sparsity, StepStats, Streaming, Want};
 use thermocline::learned::{Learned, Section};
 use thermocline::model::{Model, ModelOptions};
+use thermocline::placement::Placement;
 use thermocline::predictor::{Chooser, Layers, Maker};
 use thermocline::{devices, embedded};
+
+use crate::placement_is_invisible::{sim_device, stream::split};
 
 /// A run of the command with a folder of its own for what is learnt.
 fn thermocline(folder: &Path, args: &[&str]) -> Output {
@@ -212,6 +217,28 @@ fn thresholds_drop_neurons_of_a_model_that_has_no_zeros() {
             }
         }
     }
+    // Thresholds come along with neurons that are brought to a device.
+    let long: Vec<u32> = tokens.iter().copied().cycle().take(64).collect();
+    let run = |placement: Option<Placement>| {
+        let options = EngineOptions {
+            n_ctx: 128,
+            n_ubatch: 64,
+            sparsity: Sparsity::Within(0.05),
+            chooser: Some(Arc::new(chooser.clone())),
+            streaming: Streaming::Forced { from: 17, piece: Bytes(50_000) },
+            ..EngineOptions::default()
+        };
+        let mut all = vec![devices::cpu(Some(2))];
+        let none = Duration::ZERO..Duration::ZERO;
+        all.extend(placement.is_some().then(|| sim_device(1, Bytes::MAX, none, 1).1));
+        let (model, quiet) = (Arc::clone(&model), Arc::new(|_: &str| {}));
+        let mut engine = Engine::load(model, all, options, placement, quiet, &|_, _| {}).unwrap();
+        logits(&mut engine, &long)
+    };
+    let ((alone, some), (streamed, there)) = (run(None), run(Some(split(&model, Some(3)))));
+    assert!(apart(&alone, &streamed) < 0.02, "{}", apart(&alone, &streamed));
+    assert!((there.active / some.active - 1.0).abs() < 0.01, "{there:?} {some:?}");
+    assert_eq!(there.off_cpu, there.active);
 }
 
 #[test]
