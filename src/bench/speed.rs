@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use hal::format::Format;
 use hal::op::{Activation, Add, Down, FfnKind, MatMul, Merge, Op, Post, Skip, SparseFfn};
 use hal::{
-    BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, HostRows, MailboxShape, PackDesc,
-    Program, Queue, Result, Rows, Select, Source, Tensor,
+    BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, Error, HostRows, MailboxShape,
+    PackDesc, Program, Queue, Result, Rows, Select, Source, Tensor,
 };
 
 use crate::placement::Speed;
@@ -90,9 +90,17 @@ pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Spee
         false => 0.0,
     };
     let refill = probe.refill(&mut queue)?;
-    let prompt = probe.prompt(&mut queue)?;
-    let upload = probe.upload(&mut queue)?;
+    let prompt = if_it_can(probe.prompt(&mut queue))?;
+    let upload = if_it_can(probe.upload(&mut queue))?;
     Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
+}
+
+/// 0 for what the device refuses, or has no room for: it is used without that.
+fn if_it_can(measured: Result<f64>) -> Result<f64> {
+    match measured {
+        Err(Error::Unsupported { .. } | Error::OutOfMemory { .. }) => Ok(0.0),
+        measured => measured,
+    }
 }
 
 /// `value` with two digits that count, so that plans made from it do not change from one measurement to the next.

@@ -94,6 +94,40 @@ fn streamed_prompts_of_other_layouts_too() {
     });
 }
 
+/// On three devices some layers stream, to one home or the other, and those with shares on both hand over between them.
+#[test]
+fn random_placements_stream_where_they_can() {
+    within(LIMIT, || {
+        for (seed, activation) in [(1, "relu"), (2, "silu"), (3, "relu")] {
+            let tiny =
+                Tiny { seed, activation, n_layer: 5, format: Format::F16, ..Tiny::default() };
+            let model = tiny.model();
+            let text = text(&model, 70);
+            let alone = vec![cpu_device(2)];
+            let expected = logits_of(&mut load_with(&model, alone, handing(), None), &text, &[70]);
+            for round in 0..4 {
+                let mut rng = ChaCha8Rng::seed_from_u64(100 * seed + round);
+                let mut placement = random_placement(&mut rng, &model, 3, unit(&model));
+                let two = |home: usize| {
+                    let mut layer = split(&model, Some(2 + round as usize)).layers[0].clone();
+                    layer.home = home;
+                    layer.shares[0].device = home;
+                    layer
+                };
+                (placement.layers[1], placement.layers[3]) = (two(1), two(2));
+                let slow = Duration::ZERO..Duration::from_micros(30);
+                let devices = [1, 2].map(|i| sim_device(i, Bytes::MAX, slow.clone(), round).1);
+                let devices = [cpu_device(2)].into_iter().chain(devices).collect();
+                let given = Some(placement.clone());
+                let mut engine = load_with(&model, devices, streaming(1), given);
+                let got = logits_of(&mut engine, &text, &[70]);
+                let difference = difference(&expected, &got);
+                assert!(difference <= bound(tiny.format), "{difference} by {placement:?}");
+            }
+        }
+    });
+}
+
 /// What counts: neurons that came to the device were computed there, whatever slots held nothing.
 #[test]
 fn streamed_neurons_count_as_the_devices() {
@@ -125,7 +159,8 @@ fn streamed_neurons_count_as_the_devices() {
 fn a_trace_shows_the_pieces() {
     within(LIMIT, || {
         let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
-        let devices = vec![cpu_device(2), sim(1, 10).1];
+        let delay = Duration::from_millis(1)..Duration::from_millis(2);
+        let devices = vec![cpu_device(2), sim_device(1, Bytes::MAX, delay, 1).1];
         let placement = split(&model, Some(2));
         let mut engine = load_with(&model, devices, streaming(1), Some(placement));
         let steps = Arc::new(Mutex::new(Vec::new()));
@@ -146,6 +181,18 @@ fn a_trace_shows_the_pieces() {
         }
         let copies = streamed.iter().filter(|e| e.device == 0 && e.work == Work::Copy).count();
         assert!(copies > 2 * model.hyper.n_layer, "{copies}");
+        // The first of a layer is the home's own. Beside one piece the next is packed, layers through.
+        let mut pieces: Vec<&thermocline::engine::Event> = Vec::new();
+        for layer in 0..model.hyper.n_layer {
+            let work = Work::Neurons(layer);
+            let of_layer = streamed.iter().filter(|e| e.device == 1 && e.work == work);
+            pieces.extend(of_layer.skip(1));
+        }
+        let packed = streamed.iter().filter(|e| e.device == 0 && e.work == Work::Copy).skip(1);
+        let packed: Vec<_> = packed.take(pieces.len()).collect();
+        for (piece, next) in pieces.iter().zip(&packed[1..]) {
+            assert!(next.end < piece.end, "{piece:?} waits for {next:?}");
+        }
     });
 }
 

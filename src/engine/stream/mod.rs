@@ -23,7 +23,7 @@ use crate::placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Plac
 use super::build::{Layer, Plan};
 use super::lane::Lane;
 use super::options::Streaming;
-use super::record::{Ladder, Recording};
+use super::record::{Ladder, Recording, lane};
 use super::step::{Buffers, Part, StepSizes};
 use super::timeline::Work;
 use super::{Error, Result};
@@ -367,14 +367,14 @@ impl Stream {
                 }
                 let used = std::mem::replace(next, 1 - *next);
                 let side = &mut sides[used];
-                // What read these slots last must be over before they are filled again: two pieces are in flight.
+                let neurons = &at.absent[piece.clone()];
+                side.fill(at, neurons, (columns, *size), step, device)?;
+                *padded += if *counts_all { size.n - neurons.len() } else { 0 };
+                // Two pieces are in flight: what reads these slots is to be over before they are filled again.
                 if let Some(last) = flights.iter().rposition(|flight| flight.side == Some(used)) {
                     land(&mut flights, last + 1, device, step.buffers)?;
                 }
-                let neurons = &at.absent[piece.clone()];
-                *padded += if *counts_all { size.n - neurons.len() } else { 0 };
-                let adds = at.adds || number > 0;
-                let run = side.start(at, neurons, adds, (columns, *size), step, device)?;
+                let run = side.start(at, at.adds || number > 0, step, device)?;
                 flights.push_back(Flight { run, works: &at.works, side: Some(used) });
             }
         }
@@ -402,26 +402,39 @@ fn land(
 }
 
 impl Side {
-    /// Fills the slots with some neurons of a layer and starts the program over them.
-    fn start(
+    /// Packs some neurons of a layer into the host memory of the slots, which what was there before has left.
+    fn fill(
         &mut self,
         at: &Streamed,
         neurons: &[u32],
-        adds: bool,
         (columns, size): (&mut Columns, PieceSize),
         step: &mut Stepping<'_>,
         device: DeviceIndex,
-    ) -> Result<Run> {
-        let lane = step.lanes[device].as_mut().expect("a used device has a lane");
+    ) -> Result<()> {
+        let Side { slots, fills, .. } = self;
+        let (places, on) = (&slots.places[at.kind], lane(step.lanes, device));
+        places.all().iter().try_for_each(|&place| fills[place].land())?;
         let since = step.buffers.timeline.now();
-        let Side { slots, programs, fills } = self;
-        at.from.fill(&lane.device, neurons, (columns, size), &slots.places[at.kind], fills)?;
-        for &place in slots.places[at.kind].all() {
-            fills[place].launch(&mut lane.queue, &slots.tensors[place])?;
-        }
+        at.from.fill(&on.device, neurons, (columns, size), places, fills)?;
         step.buffers.timeline.host(Work::Copy, since);
+        Ok(())
+    }
+
+    /// Sends it to the slots and starts the program over them.
+    fn start(
+        &mut self,
+        at: &Streamed,
+        adds: bool,
+        step: &mut Stepping<'_>,
+        device: DeviceIndex,
+    ) -> Result<Run> {
+        let queue = &mut step.lanes[device].as_mut().expect("a used device has a lane").queue;
+        let Side { slots, programs, fills } = self;
+        for &place in slots.places[at.kind].all() {
+            fills[place].launch(queue, &slots.tensors[place])?;
+        }
         let ladder = &programs[at.kind][usize::from(!adds)];
         let program = ladder.at_least(step.sizes.rungs[step.rung]).expect("recorded for the rung");
-        step.buffers.timeline.replay(&mut lane.queue, program)
+        step.buffers.timeline.replay(queue, program)
     }
 }

@@ -61,9 +61,9 @@ fn line(report: &Report, device: usize) -> String {
     let [cpu, speed] = [0, device].map(|n| report.devices[n].speed);
     let facts = report.streams.facts.get(device).copied().flatten();
     let from = report.forecast.stream_from.get(device).copied().flatten();
-    let measured = match cpu.prompt > 0.0 {
+    let speeds = match cpu.prompt > 0.0 {
         true => format!(
-            "measured: {name} multiplies {:.1} times as fast as the CPU, {:.1} GB/s of neurons get there",
+            "speeds: {name} multiplies {:.1} times as fast as the CPU, {:.1} GB/s of neurons get there",
             speed.prompt / cpu.prompt,
             speed.upload / 1e9
         ),
@@ -71,7 +71,7 @@ fn line(report: &Report, device: usize) -> String {
     };
     match (from.zip(facts), report.streams.never, facts) {
         (Some((from, facts)), ..) => format!(
-            "from {from} tokens on the CPU's neurons come to {name} in pieces of {}, {} of slots ({measured})",
+            "from {from} tokens on the CPU's neurons come to {name} in pieces of {}, {} of slots ({speeds})",
             facts.piece, facts.bytes
         ),
         (None, Some(never), _) => format!("the CPU computes its neurons, since {never}"),
@@ -79,7 +79,7 @@ fn line(report: &Report, device: usize) -> String {
             format!("the CPU computes its neurons, since {name} takes none in pieces")
         }
         (None, None, Some(facts)) => format!(
-            "the CPU computes its neurons: that they come to {name} in pieces would not be faster, or {} of slots would cost more than they bring ({measured})",
+            "the CPU computes its neurons: that they come to {name} in pieces would not be faster, or {} of slots would cost more than they bring ({speeds})",
             facts.bytes
         ),
     }
