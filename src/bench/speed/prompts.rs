@@ -12,7 +12,7 @@ use super::{EVERY, PASSES, Probe};
 
 /// Tokens of the first and of the largest step that is tried, and rows of the first.
 const TOKENS: [usize; 2] = [64, 512];
-const ROWS: usize = 64;
+const ROWS: usize = 256;
 /// A step that takes so long says enough.
 const LONG: f64 = 0.01;
 /// What comes to a device at once.
@@ -55,10 +55,19 @@ impl Probe {
             }
             false => None,
         };
+        // A model without zeros has down as the file has it, which many tokens are multiplied with much faster.
+        let across = !self.shape.skips && n_rows.is_multiple_of(self.shape.format.block_values());
+        let down = match across {
+            true => {
+                let rows = self.source(n_embd, n_rows)?;
+                self.device.import("probe", &PackDesc::whole(rows.desc()), &rows)?
+            }
+            false => layer.rows(2 * n_ff..2 * n_ff + n_rows),
+        };
         let op = SparseFfn {
             gate: Some(layer.rows(0..n_rows)),
             up: layer.rows(n_ff..n_ff + n_rows),
-            down: layer.rows(2 * n_ff..2 * n_ff + n_rows),
+            down,
             bias_gate: bias,
             bias_up: None,
             bias_down: None,
@@ -72,11 +81,18 @@ impl Probe {
             kind: FfnKind::Gated,
             activation: if self.shape.skips { Activation::Relu } else { Activation::Silu },
             skip: if self.shape.skips { Skip::NotPositive } else { Skip::Never },
-            orientation: Down::ByNeuron,
+            orientation: if across { Down::AcrossNeurons } else { Down::ByNeuron },
             groups: None,
             accumulate: false,
         };
         self.time(queue, &self.program(vec![op.into()])?)
+    }
+
+    /// A matrix of the format; whatever it holds is nobody's matter.
+    fn source(&self, n_rows: usize, n_cols: usize) -> Result<HostRows> {
+        let format = self.shape.format;
+        let len = n_rows * format.row_bytes(n_cols).unwrap_or(0);
+        HostRows::new(Source::Owned(Arc::new(vec![0x3c_u8; len])), n_rows, n_cols, format)
     }
 
     /// Bytes of neurons a second that come to the device: every other row of gate and up, and as many neurons of down the
@@ -89,12 +105,7 @@ impl Probe {
         // Whole blocks of any format.
         let n = (PIECE / 3 / row).min(self.n_ff) / 256 * 256;
         let n = n.max(256);
-        let source = |rows: usize, cols: usize| {
-            let len = rows * format.row_bytes(cols).unwrap_or(0);
-            let bytes = Source::Owned(Arc::new(vec![0x3c_u8; len]));
-            HostRows::new(bytes, rows, cols, format)
-        };
-        let (rows, down) = (source(2 * n, n_embd)?, source(n_embd, 2 * n)?);
+        let (rows, down) = (self.source(2 * n, n_embd)?, self.source(n_embd, 2 * n)?);
         let half = Select::Rows((0..n as u32).map(|i| 2 * i).collect());
         let by_row = PackDesc { select: half.clone(), ..PackDesc::whole(rows.desc()) };
         let blocks = (n / format.block_values()) as u32;
