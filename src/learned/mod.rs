@@ -28,6 +28,8 @@ const FINGERPRINT_KEY: &str = "thermocline.learned.fingerprint";
 const VERSION: u32 = 1;
 /// How names of such files end.
 pub const SUFFIX: &str = ".thermocline.gguf";
+/// What the source of a profile and the recipe of a predictor begin with that nobody asked for: a command may replace them.
+pub const FIRST_USE: &str = "first use: ";
 
 /// A part of the file that is made and replaced by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

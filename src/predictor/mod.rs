@@ -27,7 +27,7 @@ pub use import::requantised;
 pub use judge::{Curve, ERRORS, Verdict};
 pub use make::{Block, Kind, RANK_STEP, Settings, Stage, Texts, predictor, thresholds};
 pub use seen::{Part, Seen};
-pub use store::{FIRST_USE, Maker};
+pub use store::Maker;
 
 use hal::HostRows;
 

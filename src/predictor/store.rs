@@ -8,7 +8,7 @@ use hal::HostRows;
 use super::judge::{Curve, ERRORS, Verdict};
 use super::{Chooser, Error, LayerPredictor, LayerThresholds, Layers, Levels, Result};
 use crate::gguf::{Container, TensorType};
-use crate::learned::{self, Contents, Learned, Section};
+use crate::learned::{self, Contents, FIRST_USE, Learned, Section};
 use crate::model::{Model, Predictor};
 
 /// Version of what the sections hold.
@@ -31,9 +31,6 @@ fn section(layers: &Layers) -> Section {
         Layers::Thresholds(_) => Section::Thresholds,
     }
 }
-
-/// What the recipe of a run begins with that nobody asked for: any other run may replace it.
-pub const FIRST_USE: &str = "first use: ";
 
 /// The sizes that a section has to agree with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,9 +81,7 @@ impl Chooser {
             }),
         }
     }
-}
 
-impl Chooser {
     /// Whether what is kept of `model` was made without being asked for ([`FIRST_USE`]).
     ///
     /// # Errors

@@ -37,6 +37,12 @@ impl Text {
         Text { windows, source: format!("text {:016x}", hash.finish()) }
     }
 
+    /// The same text, of which a profile says besides why it was taken.
+    #[must_use]
+    pub fn because(self, why: &str) -> Text {
+        Text { source: format!("{why}{}", self.source), ..self }
+    }
+
     /// The windows, in order.
     pub fn windows(&self) -> impl Iterator<Item = &[u32]> {
         self.windows.iter().map(Vec::as_slice)

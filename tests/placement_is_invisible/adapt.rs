@@ -21,15 +21,6 @@ fn frozen() -> EngineOptions {
     EngineOptions { adapt: false, ..adapting() }
 }
 
-fn load_with(
-    model: &Arc<Model>,
-    devices: Vec<Device>,
-    options: EngineOptions,
-    placement: Option<Placement>,
-) -> Engine {
-    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
-}
-
 /// Tokens of the topic whose mark is positive, or of the other.
 fn tokens_of(model: &Model, positive: bool) -> Vec<u32> {
     let table = &model.token_embd;

@@ -63,7 +63,16 @@ fn options() -> EngineOptions {
 }
 
 fn load(model: &Arc<Model>, devices: Vec<Device>, placement: Option<Placement>) -> Engine {
-    Engine::load(Arc::clone(model), devices, options(), placement, quiet(), &|_, _| {}).unwrap()
+    load_with(model, devices, options(), placement)
+}
+
+fn load_with(
+    model: &Arc<Model>,
+    devices: Vec<Device>,
+    options: EngineOptions,
+    placement: Option<Placement>,
+) -> Engine {
+    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
 }
 
 /// The text in pieces of the given sizes, logits of every token.

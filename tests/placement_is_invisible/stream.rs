@@ -20,15 +20,6 @@ fn handing() -> EngineOptions {
     EngineOptions { streaming: Streaming::Off, ..streaming(1) }
 }
 
-fn load_with(
-    model: &Arc<Model>,
-    devices: Vec<Device>,
-    options: EngineOptions,
-    placement: Option<Placement>,
-) -> Engine {
-    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
-}
-
 fn text(model: &Model, n: usize) -> Vec<u32> {
     (0..n).map(|i| TEXT[i % TEXT.len()] % model.n_vocab() as u32).collect()
 }

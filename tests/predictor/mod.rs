@@ -347,7 +347,8 @@ fn the_first_use_learns_by_itself_and_a_command_replaces_it() {
         Learned::open(&path, &model(None).file).unwrap()
     };
     let learned = kept();
-    assert!(learned.has(Section::Profile), "devices are filled by it");
+    let source = |learned: &Learned| learned.text(Section::Profile, "source").unwrap().to_owned();
+    assert!(source(&learned).starts_with("first use: "), "devices are filled by it");
     let Layers::Predictors(layers) = chooser(Path::new(learned.name()), &model(None)).layers else {
         panic!("a predictor")
     };
@@ -362,6 +363,8 @@ fn the_first_use_learns_by_itself_and_a_command_replaces_it() {
         panic!("a predictor")
     };
     assert!(layers.iter().all(|layer| layer.fc1.is_some()));
+    stdout(&thermocline(folder.path(), &["profile", "--tokens", "1024"]));
+    assert!(source(&kept()).starts_with("text "));
     let refused = thermocline(folder.path(), &["predictor", "--kind", "sign"]);
     assert_eq!(refused.status.code(), Some(1), "what was asked for is replaced by --restart alone");
 }

@@ -65,7 +65,7 @@ pub(crate) struct PlacementArgs {
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_FFN_ACTIVATION")]
     pub(crate) ffn_activation: Option<FfnActivation>,
     /// exact skips neurons that cannot count; balanced and fast, or the relative error that a feed-forward block may have
-    /// (0.05), skip more by what `predictor` has learnt; predicted computes what the file's own predictor wants, if it
+    /// (0.05), skip more by what `predictor` has learnt, or `run` and `chat` learn the first time; predicted computes what the file's own predictor wants, if it
     /// has one (PowerInfer's files do), else as exact; off computes all of them
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_SPARSITY", default_value = "predicted")]
     #[arg(value_parser = parse::sparsity)]

@@ -8,7 +8,11 @@ use crate::cli::config::{PredictorOptions, ProfileOptions};
 use crate::cli::failure::Failure;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
-use crate::predictor::{FIRST_USE, Kind, Settings};
+use crate::learned::{self, FIRST_USE, Learned, Section};
+use crate::model::Model;
+use crate::predictor::{Kind, Settings};
+use crate::profile::Profile;
+use std::path::Path;
 
 /// Tokens of the text that are read: enough for lines, of which signs are made in seconds.
 const TOKENS: usize = 8192;
@@ -33,37 +37,42 @@ pub(super) fn learn(
     }
     let kind = [Kind::Signs, Kind::Factors].into_iter();
     let kind = kind.into_iter().find(|kind| predictor::check(model, *kind).is_ok());
-    let Some(kind) = kind.filter(|_| options.computation.folder.is_some()) else { return Ok(()) };
+    let folder = options.computation.folder.as_ref().map(|folder| folder.path.as_path());
+    // In the user's folder: beside the model only a command puts files.
+    let out = folder.and_then(|folder| learned::places(&model.file, Some(folder)).pop());
+    let (Some(kind), Some(out)) = (kind, out) else { return Ok(()) };
     // What is there and damaged is told by whoever reads it next.
     if is_learnt(model, &options.computation).unwrap_or(true) {
         return Ok(());
     }
-    let made = match model.is_exactly_sparse() {
-        true => "a profile and a predictor",
-        false => "thresholds",
+    let profiles = model.is_exactly_sparse() && lacks_profile(model, folder);
+    let made = match (model.is_exactly_sparse(), profiles) {
+        (true, true) => "a profile and a predictor",
+        (true, false) => "a predictor",
+        (false, _) => "thresholds",
     };
     terminal.note(&format!(
-        "nothing is known of this model's neurons yet: {made} are made now, once, of {TOKENS} tokens of a text that comes with the program; `thermocline predictor -f TEXT` learns more from yours, --no-auto-profile forbids this"
+        "nobody has learnt yet which neurons of this model can be skipped: {made} are made now, once, of {TOKENS} tokens of a text that comes with the program; `thermocline predictor -f TEXT` learns more from yours, --no-auto-profile forbids this"
     ));
     let profiling = ProfileOptions {
         model: options.clone(),
         text: None,
         tokens: Some(TOKENS),
-        out: None,
+        out: Some(out.clone()),
         restart: false,
         import: None,
         compare: None,
         plot: None,
         json: false,
     };
-    if model.is_exactly_sparse() {
-        profile::make(&profiling, opened, machine, interrupt, terminal)?;
+    if profiles {
+        profile::make(&profiling, FIRST_USE, opened, machine, interrupt, terminal)?;
     }
     let learning = PredictorOptions {
         model: options.clone(),
         text: None,
         import: None,
-        out: None,
+        out: Some(out),
         restart: false,
         n_tokens: TOKENS,
         settings: Settings { kind, target: TARGET, n_steps: 0, rank: None },
@@ -71,4 +80,16 @@ pub(super) fn learn(
     let machine = Machine::cpu(options, terminal);
     predictor::make(&learning, FIRST_USE, opened, machine, interrupt, terminal)?;
     Ok(())
+}
+
+/// Whether nobody has taken a profile, or begun one. What is there and damaged is told by whoever reads it next.
+fn lacks_profile(model: &Model, folder: Option<&Path>) -> bool {
+    match Learned::find(&model.file, folder, Section::Profile) {
+        Ok(None) => true,
+        Ok(Some(found)) => match Profile::read(&found, model) {
+            Ok(profile) => profile.is_none_or(|profile| profile::is_unasked(&profile)),
+            Err(_) => false,
+        },
+        Err(_) => false,
+    }
 }

@@ -31,7 +31,7 @@ pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), F
     let machine = Machine::new(&options.model, terminal)?;
     let path = options.model.path.as_deref();
     let opened = engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
-    let (job, profile) = make(options, &opened, &machine, &interrupt, terminal)?;
+    let (job, profile) = make(options, "", &opened, &machine, &interrupt, terminal)?;
     if let Some(path) = &options.plot {
         let name = Path::new(job.opened.model.file.name());
         let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy();
@@ -46,18 +46,19 @@ pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), F
     out.flush()
 }
 
-/// Makes what is missing of the profile of `opened`, and saves it.
+/// Makes what is missing of the profile of `opened`, and saves it. `why` is a part of its source.
 ///
 /// # Errors
 /// As [`run`].
 pub(super) fn make<'a>(
     options: &'a ProfileOptions,
+    why: &'a str,
     opened: &'a Opened,
     machine: &Machine,
     interrupt: &Interrupt,
     terminal: &'a Terminal,
 ) -> Result<(Job<'a>, Profile), Failure> {
-    let job = Job { options, terminal, place: place(options, opened)?, opened };
+    let job = Job { options, why, terminal, place: place(options, opened)?, opened };
     let found = job.found()?;
     let profile = match &options.import {
         Some(folder) => {
@@ -68,6 +69,12 @@ pub(super) fn make<'a>(
         None => job.measure(found, machine, interrupt)?,
     };
     Ok((job, profile))
+}
+
+/// Whether nobody asked for a profile, so that nobody minds when another takes its place.
+pub(super) fn is_unasked(profile: &Profile) -> bool {
+    profile.source() == super::auto_profile::SOURCE
+        || profile.source().starts_with(learned::FIRST_USE)
 }
 
 /// Where the profile is or shall be.
@@ -84,6 +91,7 @@ fn place(options: &ProfileOptions, opened: &Opened) -> Result<PathBuf, Failure> 
 #[derive(Debug)]
 pub(super) struct Job<'a> {
     options: &'a ProfileOptions,
+    why: &'a str,
     terminal: &'a Terminal,
     opened: &'a Opened,
     place: PathBuf,
@@ -113,15 +121,13 @@ impl Job<'_> {
             Some(profile) if text.continues(&profile) => Ok(profile),
             Some(profile)
                 if profile.is_finished()
-                    && profile.source() != super::auto_profile::SOURCE
+                    && !is_unasked(&profile)
                     && !self.options.names_a_text() =>
             {
                 Ok(profile)
             }
             Some(profile)
-                if !profile.is_finished()
-                    && profile.source() != super::auto_profile::SOURCE
-                    && !self.options.restart =>
+                if !profile.is_finished() && !is_unasked(&profile) && !self.options.restart =>
             {
                 let message = format!(
                     "{} has an unfinished profile of another text: {} of {} tokens",
@@ -153,7 +159,7 @@ impl Job<'_> {
         }
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
         let n_ctx = engine::fixed_context(self.options.model.n_ctx, model, self.terminal);
-        let text = Text::new(&tokens, bos, n_ctx, self.options.tokens);
+        let text = Text::new(&tokens, bos, n_ctx, self.options.tokens).because(self.why);
         let mut profile = self.begun(found, &text)?;
         if profile.is_finished() {
             return Ok(profile);
