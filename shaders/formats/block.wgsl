@@ -1,5 +1,5 @@
 // What the formats share: codes of 32 values as eight words, four values in each, and how planes of bits become such.
-// `backends/wgpu/src/layout/planes.rs` lays the planes down.
+// `backends/layout/src/planes.rs` lays the planes down.
 
 // Group g of four values is word g: 0 to 3 in `lo`, 4 to 7 in `hi`.
 struct Codes { lo: vec4<u32>, hi: vec4<u32> }

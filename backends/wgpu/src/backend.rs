@@ -77,15 +77,15 @@ impl Backend for WgpuBackend {
     }
 
     fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
-        layout::packed_len(desc)
+        ::layout::packed_len(desc)
     }
 
     fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
-        layout::pack_into(pack, source, out)
+        ::layout::pack_into(pack, source, out)
     }
 
     fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
-        layout::row(pack, source, row)
+        ::layout::pack_row(pack, source, row)
     }
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {

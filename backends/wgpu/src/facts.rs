@@ -3,7 +3,7 @@
 use hal::{Bytes, TensorDesc};
 
 use crate::buffer::{rounded, stored_size};
-use crate::layout::imported_size;
+use layout::imported_size;
 
 /// Bytes of numbers that every dispatch may carry; all drivers offer at least these.
 pub(crate) const IMMEDIATES: u32 = 128;

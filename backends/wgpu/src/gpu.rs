@@ -23,7 +23,7 @@ pub(crate) struct Gpu {
     pub(crate) health: Arc<Health>,
     /// What is bound where an op has no operand.
     pub(crate) nothing: wgpu::Buffer,
-    /// What formats look codes up in ([`crate::layout::tables`]).
+    /// What formats look codes up in ([`layout::tables`]).
     pub(crate) tables: wgpu::Buffer,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Compiled shaders of former runs, which this one adds to.
@@ -46,7 +46,7 @@ impl Gpu {
         kept: Option<KeptPipelines>,
     ) -> Result<Gpu> {
         let nothing = storage(&device, &health, "nothing", 256)?;
-        let words = crate::layout::tables();
+        let words = layout::tables();
         let tables = storage(&device, &health, "tables", 4 * words.len() as u64)?;
         queue.write_buffer(&tables, 0, bytemuck::cast_slice(&words));
         let pipelines = Mutex::default();

@@ -7,9 +7,9 @@ use hal::{Operand, Result, Tensor, TensorDesc};
 use crate::buffer::{RowLayout, Span, raw};
 use crate::error::driver;
 use crate::facts::Facts;
-use crate::layout::{has_tables, needs_tables, row_words};
 use crate::lowering::Lowering;
 use crate::shader::Source;
+use layout::{has_tables, needs_tables, stride};
 
 /// Some rows of a weight, as many as a binding reaches.
 #[derive(Clone, Debug)]
@@ -135,14 +135,6 @@ pub(super) fn include(
         Use::Tile => source,
         Use::Fours => source.include(name, "formats/four_q8"),
     })
-}
-
-/// Words from one row to the next of a weight as it is imported; `None` if it cannot exist.
-pub(super) fn stride(desc: &TensorDesc) -> Option<usize> {
-    match has_tables(desc) {
-        true => transposed(desc).ok().map(|layout| layout.row_bytes / 4),
-        false => row_words(desc.format, desc.n_cols),
-    }
 }
 
 /// Rows of one part, a multiple of `step`; 0 if not even so many fit a binding.

@@ -15,7 +15,8 @@ const IQ4: usize = 8448;
 const N_WORDS: usize = 8704;
 
 /// Whether the codes of a format's rows are places in a table.
-pub(crate) fn needs_tables(format: Format) -> bool {
+#[must_use]
+pub fn needs_tables(format: Format) -> bool {
     match format {
         Format::IQ2_XXS | Format::IQ2_XS | Format::IQ2_S | Format::IQ3_XXS | Format::IQ3_S => true,
         Format::IQ1_S | Format::IQ1_M | Format::IQ4_NL | Format::IQ4_XS => true,
@@ -29,7 +30,8 @@ pub(crate) fn needs_tables(format: Format) -> bool {
 /// All tables. A word holds four values, the first in the lowest byte; entries of eight values are two words. The
 /// values of IQ1 are eighths, before one of them is added or taken off. An entry of IQ4 stands for a byte: the code of
 /// its lower nibble in the lowest byte, that of the upper one 16 bits above.
-pub(crate) fn tables() -> Vec<u32> {
+#[must_use]
+pub fn tables() -> Vec<u32> {
     let mut words = vec![0; N_WORDS];
     // The place stands in byte 2 of the block, and in further bits of another byte.
     let place = |format, at: usize, n: usize, n_values: usize, less: i8, upper: Upper| {

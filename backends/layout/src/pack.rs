@@ -7,19 +7,19 @@ use hal::format::Format;
 use hal::pack::{pack_plain, pack_row_plain, plain_size, transposed};
 use hal::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
 
-use super::{has_tables, imported_size, planes, row_words};
+use crate::{has_tables, imported_size, planes, row_words};
 
 /// Bytes that are handed over at once.
 const STRETCH: usize = 8 << 20;
 
 /// Places in a buffer and which of the given bytes go there.
-pub(super) type Writes = Vec<(u64, Range<usize>)>;
+pub type Writes = Vec<(u64, Range<usize>)>;
 
 /// Makes the device's bytes of `pack` and hands them to `sink` with their place, in order and without gaps.
 ///
 /// # Errors
 /// [`Error::Shape`] if the pack does not fit, what a paged source or `sink` reports.
-pub(super) fn pack(
+pub fn pack(
     pack: &PackDesc,
     source: &HostRows,
     sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
@@ -55,7 +55,7 @@ pub(super) fn pack(
 ///
 /// # Errors
 /// As [`pack`], and for a length that is not the pack's.
-pub(super) fn pack_into(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+pub fn pack_into(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
     let packed = pack.packed()?;
     if imported_size(&packed) != Some(out.len() as u64) {
         return Err(Error::shape("pack", "out", packed, format!("{} bytes", out.len())));
@@ -146,7 +146,7 @@ fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
 ///
 /// # Errors
 /// As [`pack`].
-pub(super) fn pack_row(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+pub fn pack_row(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
     let packed = pack.packed()?;
     if has_tables(&packed) {
         return pack_row_plain(pack, source, row);
@@ -164,7 +164,7 @@ pub(super) fn pack_row(pack: &PackDesc, source: &HostRows, row: u32) -> Result<V
 ///
 /// # Errors
 /// [`Error::Shape`] if they are not one row's bytes.
-pub(super) fn refill(desc: &TensorDesc, slot: usize, bytes: &[u8]) -> Result<Writes> {
+pub fn refill(desc: &TensorDesc, slot: usize, bytes: &[u8]) -> Result<Writes> {
     let wrong =
         || Error::shape("refill", "bytes", "one packed row", format!("{} bytes", bytes.len()));
     let inside = slot < desc.n_rows;

@@ -1,0 +1,58 @@
+//! Weights brought to the device, and slots filled anew, in the layout of the `layout` crate.
+
+use hal::{Bytes, HostRows, PackDesc, Result, Tensor};
+
+use crate::buffer::{RowLayout, Span, WgpuBuffer, raw, rounded};
+use crate::copies::write;
+use crate::gpu::Gpu;
+
+/// Bytes that a pack takes on the device.
+pub(crate) fn size(pack: &PackDesc) -> Bytes {
+    layout::pack_size(pack).map_or(Bytes::MAX, rounded)
+}
+
+/// Brings weights to the device.
+///
+/// # Errors
+/// [`hal::Error::OutOfMemory`], a lost device, what a paged source reports.
+pub(crate) fn import(
+    gpu: &Gpu,
+    label: &str,
+    pack: &PackDesc,
+    source: &HostRows,
+) -> Result<WgpuBuffer> {
+    let buffer = gpu.storage(label, size(pack).0)?;
+    layout::pack(pack, source, &mut |at, bytes| {
+        gpu.queue.write_buffer(&buffer, at, bytes);
+        // What is on its way is host memory too.
+        gpu.wait(&gpu.submit(None))
+    })?;
+    let layout = match pack.source.format.quants() {
+        None => RowLayout::Plain,
+        Some(_) => RowLayout::Packed,
+    };
+    Ok(WgpuBuffer { buffer, layout })
+}
+
+/// Puts a row from [`layout::pack_row`] into a slot.
+///
+/// # Errors
+/// [`hal::Error::Shape`] for bytes that are not one row of the pack.
+pub(crate) fn refill(gpu: &Gpu, tensor: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+    let slot = tensor.first_row() + slot;
+    for (offset, part) in layout::refill(&tensor.whole(), slot, bytes)? {
+        let buffer = raw(tensor)?.buffer.clone();
+        let span = Span { buffer, offset, size: part.len() as u64 };
+        write(gpu, &span, 0, &bytes[part])?;
+    }
+    Ok(())
+}
+
+/// Replaces all that a pack holds: before what is submitted next, after what was before.
+///
+/// # Errors
+/// A driver fault.
+pub(crate) fn repack(gpu: &Gpu, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
+    let span = Span { buffer: raw(tensor)?.buffer.clone(), offset: 0, size: bytes.len() as u64 };
+    write(gpu, &span, 0, bytes)
+}
