@@ -89,6 +89,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("backends/cpu/src/buffer.rs", "tensor memory that threads share"),
     ("backends/cpu/src/team.rs", "a job lent to the workers"),
     ("backends/cpu/src/program.rs", "the views of a program are made"),
+    ("backends/simt/src/driver.rs", "the calls of a driver, and what they want to be promised"),
     ("backends/wgpu/src/native.rs", "free memory and kept pipelines: not wgpu's business"),
     ("src/main.rs", "an environment variable, before there are threads"),
 ];

@@ -1,0 +1,128 @@
+//! Tensors on the device: memory, and where their rows are.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hal::pack::plain_size;
+use hal::{Bytes, Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
+
+use crate::driver::{DevicePtr, Driver};
+use crate::error::driver;
+
+/// Memory is taken in these steps, which drivers align to.
+const STEP: u64 = 256;
+
+/// How rows lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowLayout {
+    /// As the host has them, each filled up to whole words.
+    Plain,
+    /// As the `layout` crate packs weights.
+    Packed,
+}
+
+/// Device memory that is given back when it is dropped.
+pub(crate) struct Memory<D: Driver> {
+    driver: Arc<D>,
+    pub(crate) at: DevicePtr,
+    pub(crate) len: u64,
+}
+
+impl<D: Driver> fmt::Debug for Memory<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({:#x}, {} bytes)", self.at, self.len)
+    }
+}
+
+impl<D: Driver> Memory<D> {
+    /// # Errors
+    /// [`hal::Error::OutOfMemory`], a lost device.
+    pub(crate) fn new(driver: &Arc<D>, label: &str, len: u64) -> Result<Memory<D>> {
+        let at = driver.alloc(label, len)?;
+        Ok(Memory { driver: Arc::clone(driver), at, len })
+    }
+
+    pub(crate) fn span(&self) -> Span {
+        Span { at: self.at, size: self.len }
+    }
+}
+
+impl<D: Driver> Drop for Memory<D> {
+    fn drop(&mut self) {
+        self.driver.free(self.at);
+    }
+}
+
+/// Device memory of one tensor. What it is made of is nobody's business but its owner's.
+#[derive(Debug)]
+pub(crate) struct SimtBuffer {
+    pub(crate) span: Span,
+    pub(crate) layout: RowLayout,
+    /// Keeps the memory.
+    pub(crate) _memory: Box<dyn Keep>,
+}
+
+/// Something that is kept for what it holds.
+pub(crate) trait Keep: fmt::Debug + Send + Sync {}
+
+impl<T: fmt::Debug + Send + Sync> Keep for T {}
+
+impl RawBuffer for SimtBuffer {}
+
+/// Part of the device's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) at: DevicePtr,
+    pub(crate) size: u64,
+}
+
+impl Span {
+    /// What an operand that is missing has.
+    pub(crate) const NONE: Span = Span { at: 0, size: 0 };
+
+    /// A part of this part.
+    pub(crate) fn part(self, offset: u64, size: u64) -> Span {
+        debug_assert!(offset + size <= self.size, "{offset} + {size} of {}", self.size);
+        Span { at: self.at + offset, size }
+    }
+}
+
+/// Rounded up to what is taken.
+pub(crate) fn rounded(bytes: u64) -> Bytes {
+    Bytes(bytes.max(1).div_ceil(STEP).saturating_mul(STEP))
+}
+
+/// Bytes of a plain row on the device; `None` if it is not whole blocks.
+pub(crate) fn plain_stride(desc: &TensorDesc) -> Option<u64> {
+    let bytes = desc.format.row_bytes(desc.n_cols)? as u64;
+    Some(bytes.div_ceil(4) * 4)
+}
+
+/// Bytes that a tensor of this shape takes, before rounding; `None` if it cannot exist.
+pub(crate) fn stored_size(desc: &TensorDesc) -> Option<u64> {
+    match desc.layout {
+        Layout::Rows => plain_stride(desc)?.checked_mul(desc.n_rows as u64),
+        Layout::Transposed { .. } => plain_size(desc).map(|size| size as u64),
+    }
+}
+
+/// The backend's own part of a tensor.
+///
+/// # Errors
+/// [`hal::Error::Driver`] for another backend's tensor, which `hal` refuses before.
+pub(crate) fn raw(tensor: &Tensor) -> Result<&SimtBuffer> {
+    tensor.raw().ok_or_else(|| driver("bind", "a tensor of another backend"))
+}
+
+/// Where the rows of a plain view lie.
+///
+/// # Errors
+/// [`hal::Error::Driver`] for a tensor that is packed.
+pub(crate) fn plain(tensor: &Tensor) -> Result<Span> {
+    let (raw, desc) = (raw(tensor)?, tensor.desc());
+    let stride = match (raw.layout, plain_stride(&desc)) {
+        (RowLayout::Plain, Some(stride)) => stride,
+        _ => return Err(driver("bind", format!("{desc} is packed, the op wants plain rows"))),
+    };
+    Ok(raw.span.part(stride * tensor.first_row() as u64, stride * desc.n_rows as u64))
+}

@@ -1,0 +1,21 @@
+//! What CUDA and HIP share: memory, queues, programs, hand-offs, and every op as launches of kernels.
+//!
+//! A backend is this crate over a [`Driver`], which names the vendor's calls and nothing else. Kernels are written once,
+//! in `kernels-cuda/`, against a dialect (`dialect.h`) of which there is one for each vendor and one for tests.
+//!
+//! An op is lowered once, when its program is compiled, to launches; a program is recorded as a graph where that is
+//! faster. What changes from step to step is read from the [`hal::Batch`] on the device, so grids have the size of the
+//! program and leave early.
+
+#![allow(dead_code, reason = "being built: taken out with the last kernel")]
+
+mod buffer;
+mod driver;
+mod error;
+mod facts;
+mod lowering;
+mod ops;
+pub mod units;
+
+pub use driver::{Arg, DevicePtr, Driver, Geometry, HostBlock};
+pub use facts::Facts;

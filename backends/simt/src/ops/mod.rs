@@ -1,0 +1,65 @@
+//! Each op as launches: what it asks for when it is planned, and what it becomes when it is compiled.
+
+mod attention;
+mod elementwise;
+mod norm;
+mod recurrent;
+mod rope;
+mod route;
+mod weights;
+
+use hal::{Op, OpDesc, Plan, Result};
+
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+
+/// Whether a device of these facts runs this op.
+pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
+    match op {
+        Op::Post(_) | Op::Merge(_) => Plan::yes(),
+        Op::Add(op) => elementwise::plan_add(op, facts),
+        Op::Gather(op) => elementwise::plan_gather(op, facts),
+        Op::Norm(op) => norm::plan(op, facts),
+        Op::Rope(op) => rope::plan(op, facts),
+        Op::CopyHeads(op) => elementwise::plan_copy_heads(op, facts),
+        Op::StoreKv(op) => attention::plan_store(op, facts),
+        Op::Attention(op) => attention::plan(op, facts),
+        Op::SoftCap(op) => elementwise::plan_soft_cap(op, facts),
+        Op::ShortConv(op) => recurrent::plan_short_conv(op, facts),
+        Op::GatedDelta(op) => recurrent::plan_gated_delta(op, facts),
+        Op::SsmScan(op) => recurrent::plan_ssm_scan(op, facts),
+        Op::GetRows(op) => weights::plan_get_rows(op, facts),
+        Op::AddPositions(op) => weights::plan_add_positions(op, facts),
+        Op::MatMul(op) => weights::plan_matmul(op, facts),
+        Op::SparseFfn(op) => weights::plan_ffn(op, facts),
+        Op::Predict(op) => weights::plan_predict(op, facts),
+        Op::Route(op) => route::plan(op, facts),
+    }
+}
+
+/// The launches of an op that `plan` said yes to. `Post` and `Merge` are the program's business.
+///
+/// # Errors
+/// What cannot be bound.
+pub(crate) fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
+    match op {
+        Op::Post(_) | Op::Merge(_) => Ok(()),
+        Op::Add(op) => elementwise::add(op, out),
+        Op::Gather(op) => elementwise::gather(op, out),
+        Op::Norm(op) => norm::lower(op, out),
+        Op::Rope(op) => rope::lower(op, out),
+        Op::CopyHeads(op) => elementwise::copy_heads(op, out),
+        Op::StoreKv(op) => attention::lower_store(op, out),
+        Op::Attention(op) => attention::lower(op, out),
+        Op::SoftCap(op) => elementwise::soft_cap(op, out),
+        Op::ShortConv(op) => recurrent::short_conv(op, out),
+        Op::GatedDelta(op) => recurrent::gated_delta(op, out),
+        Op::SsmScan(op) => recurrent::ssm_scan(op, out),
+        Op::GetRows(op) => weights::lower_get_rows(op, out),
+        Op::AddPositions(op) => weights::lower_add_positions(op, out),
+        Op::MatMul(op) => weights::lower_matmul(op, out),
+        Op::SparseFfn(op) => weights::lower_ffn(op, out),
+        Op::Predict(op) => weights::lower_predict(op, out),
+        Op::Route(op) => route::lower(op, out),
+    }
+}

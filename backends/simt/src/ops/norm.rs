@@ -1,0 +1,16 @@
+//! Norms.
+
+use hal::op::Norm;
+use hal::{Plan, Result, Tensor, TensorDesc};
+
+use crate::error::driver;
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+
+pub(crate) fn plan(_op: &Norm<TensorDesc>, _facts: &Facts) -> Plan {
+    Plan::No("there is no kernel for it yet".to_owned())
+}
+
+pub(crate) fn lower(_op: &Norm<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
+    Err(driver("compile", "an op that plan refuses"))
+}

@@ -1,0 +1,16 @@
+//! Routing.
+
+use hal::op::Route;
+use hal::{Plan, Result, Tensor, TensorDesc};
+
+use crate::error::driver;
+use crate::facts::Facts;
+use crate::lowering::Lowering;
+
+pub(crate) fn plan(_op: &Route<TensorDesc>, _facts: &Facts) -> Plan {
+    Plan::No("there is no kernel for it yet".to_owned())
+}
+
+pub(crate) fn lower(_op: &Route<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
+    Err(driver("compile", "an op that plan refuses"))
+}

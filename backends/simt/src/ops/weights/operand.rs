@@ -1,0 +1,78 @@
+//! A weight as kernels see it.
+
+use hal::pack::transposed;
+use hal::{Operand, Result, Tensor, TensorDesc};
+use layout::{has_tables, needs_tables, stride};
+
+use crate::buffer::{RowLayout, Span, raw};
+use crate::error::driver;
+use crate::lowering::Lowering;
+
+/// A weight that an op reads.
+#[derive(Clone, Debug)]
+pub(super) struct Weight {
+    pub(super) desc: TensorDesc,
+    /// Words from one row to the next.
+    pub(super) row_words: usize,
+    /// All of its rows.
+    pub(super) span: Span,
+    /// The first row in its memory: slots of side tables count from there.
+    pub(super) first_row: usize,
+    /// All of the memory, and what it holds.
+    memory: Span,
+    whole: TensorDesc,
+}
+
+/// Where groups, scales and minimums of a transposed weight begin, and words of a row of scales. Null for others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Side {
+    pub(super) groups: Span,
+    pub(super) scales: Span,
+    pub(super) mins: Span,
+    pub(super) row_words: usize,
+}
+
+impl Weight {
+    /// # Errors
+    /// [`hal::Error::Driver`] for what was not imported as a weight.
+    pub(super) fn new(tensor: &Tensor) -> Result<Weight> {
+        let (raw, desc) = (raw(tensor)?, tensor.desc());
+        // Blocks that were not imported lie as the host has them.
+        let packed = raw.layout == RowLayout::Packed || desc.format.quants().is_none();
+        let words = if packed { stride(&desc) } else { None };
+        let Some(row_words) = words else {
+            return Err(driver("bind", format!("{desc} was not imported as a weight")));
+        };
+        let row = 4 * row_words as u64;
+        let first_row = tensor.first_row();
+        let span = raw.span.part(row * first_row as u64, row * desc.n_rows as u64);
+        Ok(Weight { desc, row_words, span, first_row, memory: raw.span, whole: tensor.whole() })
+    }
+
+    /// The tables of a transposed weight.
+    ///
+    /// # Errors
+    /// [`hal::Error::Shape`] for a matrix that cannot exist.
+    pub(super) fn side(&self) -> Result<Side> {
+        if !has_tables(&self.desc) {
+            let none = Span::NONE;
+            return Ok(Side { groups: none, scales: none, mins: none, row_words: 0 });
+        }
+        let layout = transposed(&self.whole)?;
+        let from = |at: usize| self.memory.part(at as u64, self.memory.size - at as u64);
+        Ok(Side {
+            groups: from(layout.groups_at),
+            scales: from(layout.scales_at),
+            mins: from(layout.mins_at),
+            row_words: layout.table_row_bytes / 4,
+        })
+    }
+
+    /// The tables of its format's codes, if it has some.
+    pub(super) fn tables(&self, out: &Lowering<'_>) -> Span {
+        match needs_tables(self.desc.format) && !has_tables(&self.desc) {
+            true => out.tables(),
+            false => Span::NONE,
+        }
+    }
+}
