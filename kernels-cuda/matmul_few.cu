@@ -8,7 +8,7 @@ template <unsigned R, unsigned T>
 DEVICE void matmul_few_tokens(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                               unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
                               unsigned relu) {
-    const unsigned per = block_size() / lanes;
+    const unsigned per = block_size().x / lanes;
     const unsigned lane = thread() & (lanes - 1);
     const unsigned group = thread() / lanes;
     const unsigned x_words = W::FLOAT ? n_cols : n_cols / 32 * Q8_WORDS;
@@ -48,9 +48,17 @@ KERNEL(matmul_one)(const unsigned* weight, const unsigned* tables, const unsigne
 }
 EXPORT(matmul_one)
 
-// Up to 16.
-KERNEL(matmul_few)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
-                   unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned relu) {
+// Up to 4, and up to 8 at a time: weights are taken apart once for so many.
+KERNEL(matmul_four)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
+                    unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
+                    unsigned relu) {
     matmul_few_tokens<2, 4>(weight, tables, x, bias, y, n_rows, row_words, n_cols, n_tokens, lanes, relu);
 }
-EXPORT(matmul_few)
+EXPORT(matmul_four)
+
+KERNEL(matmul_eight)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
+                     unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
+                     unsigned relu) {
+    matmul_few_tokens<2, 8>(weight, tables, x, bias, y, n_rows, row_words, n_cols, n_tokens, lanes, relu);
+}
+EXPORT(matmul_eight)
