@@ -160,7 +160,7 @@ int Block::pick() {
             }
         }
         if (n_returned == n_threads) return -1;
-        if (n_at_barrier == 0 || n_at_barrier + n_returned != n_threads) stuck();
+        if (n_at_barrier != n_threads) stuck();
         for (unsigned t = 0; t < n_threads; t++) {
             if (states[t] == AtBarrier) {
                 states[t] = Ready;
@@ -278,7 +278,7 @@ void fill(unsigned char* at, size_t len) {
     for (size_t i = 0; i < len; i += 4) memcpy(at + i, &POISON, len - i < 4 ? len - i : 4);
 }
 
-bool is_filled(const unsigned char* at, size_t len) {
+[[maybe_unused]] bool is_filled(const unsigned char* at, size_t len) {
     unsigned char clean[GUARD];
     fill(clean, len);
     return memcmp(at, clean, len) == 0;
@@ -305,7 +305,7 @@ void Block::start() {
 #endif
 }
 
-void Block::spoilt(const char* format, ...) {
+[[maybe_unused]] void Block::spoilt(const char* format, ...) {
     va_list args;
     va_start(args, format);
     say(format, args);
@@ -348,7 +348,7 @@ void Block::wait_for_wave(int line) {
 struct sigaction before;
 
 /// A kernel that reaches memory that is not there ends, as it does on a device.
-void on_signal(int signal, siginfo_t* info, void* context) {
+[[maybe_unused]] void on_signal(int signal, siginfo_t* info, void* context) {
     View* v = view;
     if (v != nullptr && static_cast<Block*>(v)->kernel != nullptr) {
         Block& b = *static_cast<Block*>(v);

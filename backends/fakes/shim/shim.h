@@ -1,8 +1,8 @@
 #pragma once
 // Runs kernels on one thread of the CPU: a fibre for each thread of a block that waits, blocks one after another.
 //
-// Found as errors: a barrier that not all threads of a block reach which have not returned; a wave's operation that not
-// all its lanes reach, or at different lines; writes past the end of shared memory; a stack that is too deep.
+// Found as errors: a barrier that not all threads of a block reach, or not at the same line; a wave's operation that not all
+// its lanes reach, or not at the same line; writes past the end of shared memory; a stack that is too deep.
 // Made likely to be found: a missing barrier, since a seed shuffles blocks, waves and lanes at each step; reads of what
 // nobody wrote, since shared memory begins as NaN.
 // Not modelled: the order in which other blocks and other devices see writes, time, registers, banks, caches.
