@@ -13,9 +13,15 @@ mod buffer;
 mod driver;
 mod error;
 mod facts;
+mod found;
 mod lowering;
+mod missing;
+pub mod native;
 mod ops;
 pub mod units;
 
 pub use driver::{Arg, DevicePtr, Driver, Geometry, HostBlock};
 pub use facts::Facts;
+pub use found::{Found, in_order, slot};
+pub use missing::Missing;
+pub use native::Outcome;
