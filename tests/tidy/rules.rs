@@ -96,6 +96,8 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("backends/hip/src/library.rs", "functions of HIP"),
     ("backends/hip/src/compiler.rs", "functions of ROCm's compiler"),
     ("backends/hip/src/vendor.rs", "a device of HIP"),
+    ("backends/simt/src/pinned.rs", "memory that a driver hands out and a device shares"),
+    ("backends/simt/src/stream.rs", "what a driver wants to be promised is kept here"),
     ("backends/wgpu/src/native.rs", "free memory and kept pipelines: not wgpu's business"),
     ("src/main.rs", "an environment variable, before there are threads"),
 ];

@@ -1,11 +1,12 @@
 //! Which devices there are, and how one is opened.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use hal::{Bytes, DeviceKind, Error};
 use simt::native::Native;
-use simt::{Facts, Found, Missing, Outcome, in_order, slot};
+use simt::{Facts, Found, Missing, Options, Outcome, SimtBackend, in_order, slot};
 
 use crate::library::Library;
 use crate::vendor::Cuda;
@@ -33,9 +34,17 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
 /// Opens a device.
 ///
 /// # Errors
+/// Those of [`open_with`].
+pub fn open(found: &Found) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
+    open_with(found, Options::default())
+}
+
+/// Opens a device, given work in a way that is set: tests look at all of them.
+///
+/// # Errors
 /// [`Error::Unsupported`] for one that is too old, [`Error::OutOfMemory`] where no context fits,
 /// [`Error::MissingLibrary`] and [`Error::Driver`].
-pub fn open(found: &Found) -> hal::Result<Native<Cuda>> {
+pub fn open_with(found: &Found, options: Options) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
     if let Some(reason) = found.refusal.clone() {
         let device = found.name.clone();
         return Err(Error::Unsupported { op: "open", device, reason });
@@ -56,7 +65,7 @@ pub fn open(found: &Found) -> hal::Result<Native<Cuda>> {
         }
     }
     let calls = library.calls.clone();
-    Ok(Native::new(Cuda { library, device, context }, calls, facts))
+    SimtBackend::open_with(Native::new(Cuda { library, device, context }, calls, facts), options)
 }
 
 /// A driver that the kernels can be loaded with.

@@ -8,5 +8,5 @@ mod devices;
 mod library;
 mod vendor;
 
-pub use devices::{devices, open};
+pub use devices::{devices, open, open_with};
 pub use vendor::Cuda;

@@ -2,11 +2,12 @@
 
 use std::ffi::c_int;
 use std::path::Path;
+use std::sync::Arc;
 
 use hal::{Bytes, DeviceKind};
 use hip_sys::hiprt::hipDeviceAttribute_t as Attribute;
 use simt::native::Native;
-use simt::{Facts, Found, Missing, in_order, slot};
+use simt::{Facts, Found, Missing, Options, SimtBackend, in_order, slot};
 
 use crate::library::Library;
 use crate::vendor::Hip;
@@ -31,14 +32,27 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
 /// Opens a device. Compiled kernels are kept in `folder`.
 ///
 /// # Errors
+/// Those of [`open_with`].
+pub fn open(found: &Found, folder: Option<&Path>) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
+    open_with(found, folder, Options::default())
+}
+
+/// Opens a device, given work in a way that is set: tests look at all of them.
+///
+/// # Errors
 /// [`hal::Error::Driver`].
-pub fn open(found: &Found, folder: Option<&Path>) -> hal::Result<Native<Hip>> {
+pub fn open_with(
+    found: &Found,
+    folder: Option<&Path>,
+    options: Options,
+) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
     let library = ready()?;
     let compiler = library.compiler()?;
     let device = found.ordinal;
     let (arch, facts) = (library.arch(device)?, facts(&library, found)?);
     let (calls, folder) = (library.calls.clone(), folder.map(Path::to_owned));
-    Ok(Native::new(Hip { library, device, arch, compiler, folder }, calls, facts))
+    let vendor = Hip { library, device, arch, compiler, folder };
+    SimtBackend::open_with(Native::new(vendor, calls, facts), options)
 }
 
 /// A ROCm that can be used.

@@ -14,5 +14,5 @@ mod library;
 mod sources;
 mod vendor;
 
-pub use devices::{devices, open};
+pub use devices::{devices, open, open_with};
 pub use vendor::Hip;
