@@ -8,7 +8,7 @@ template <unsigned R, unsigned T>
 DEVICE void matmul_few_tokens(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                               unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
                               unsigned relu) {
-    const unsigned per = block_size() / lanes;
+    const unsigned per = block_size().x / lanes;
     const unsigned lane = thread() & (lanes - 1);
     const unsigned group = thread() / lanes;
     const unsigned x_words = W::FLOAT ? n_cols : n_cols / 32 * Q8_WORDS;
