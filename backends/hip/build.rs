@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 /// Folders that kernels include from, and what they are called there. `kernels-hip` has HIP's dialect, and kernels that
 /// take the place of those in `kernels-cuda`.
-const FOLDERS: [(&str, &str); 4] = [
+const FOLDERS: [(&str, &str); 5] = [
     ("kernels-cuda", ""),
+    ("kernels-cuda/cache", "cache/"),
     ("kernels-cuda/lib", "lib/"),
     ("kernels-cuda/formats", "formats/"),
     ("kernels-hip", ""),

@@ -52,6 +52,8 @@ pub fn open_with(found: &Found, options: Options) -> hal::Result<Arc<SimtBackend
     let library = ready()?;
     let device = library.device(found.ordinal)?;
     let facts = facts(&library, device, found)?;
+    let (major, minor) = capability(&library, device)?;
+    let target = (10 * major + minor).max(0) as u32;
     let (call, code, context) = library.retain(device);
     match Outcome::of(code) {
         Outcome::Done => {}
@@ -65,7 +67,10 @@ pub fn open_with(found: &Found, options: Options) -> hal::Result<Arc<SimtBackend
         }
     }
     let calls = library.calls.clone();
-    SimtBackend::open_with(Native::new(Cuda { library, device, context }, calls, facts), options)
+    SimtBackend::open_with(
+        Native::new(Cuda { library, device, context, target }, calls, facts),
+        options,
+    )
 }
 
 /// A driver that the kernels can be loaded with.
@@ -80,13 +85,17 @@ fn ready() -> Result<Library, Missing> {
     }
 }
 
+/// Compute capability, 7 and 5 for 7.5.
+fn capability(library: &Library, device: c_int) -> Result<(c_int, c_int), Missing> {
+    let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+    Ok((library.attribute(major, device)?, library.attribute(minor, device)?))
+}
+
 fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
     let device = library.device(ordinal)?;
     let memory = Bytes(library.total(device)?);
-    let major =
-        library.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)?;
-    let minor =
-        library.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)?;
+    let (major, minor) = capability(library, device)?;
     let name = library.name(device)?;
     let refusal = ((major, minor) < OLDEST).then(|| {
         let (needed, and) = OLDEST;

@@ -4,15 +4,37 @@
 
 use std::borrow::Cow;
 use std::ffi::{c_int, c_uint};
+use std::io::Read as _;
 
 use cudarc::driver::sys;
+use flate2::read::DeflateDecoder;
 use hal::{Error, Result};
 use simt::native::{Raw, Vendor};
 
 use crate::library::Library;
 
-/// Kernels by unit, each text ended by NUL.
-const PTX: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+/// A unit of kernels.
+#[derive(Debug)]
+struct Ptx {
+    unit: &'static str,
+    /// What it was compiled for: devices of this architecture and later ones run it.
+    target: u32,
+    /// Its text, deflated.
+    packed: &'static [u8],
+}
+
+/// All of them, by unit and target.
+const PTX: &[Ptx] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+
+impl Ptx {
+    /// The text, ended by NUL as the driver wants it.
+    fn text(&self) -> std::io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        DeflateDecoder::new(self.packed).read_to_end(&mut text)?;
+        text.push(0);
+        Ok(text)
+    }
+}
 
 /// A device's primary context.
 #[derive(Debug)]
@@ -20,6 +42,8 @@ pub struct Cuda {
     pub(crate) library: Library,
     pub(crate) device: c_int,
     pub(crate) context: Raw,
+    /// Its architecture: 75 for compute capability 7.5.
+    pub(crate) target: u32,
 }
 
 // SAFETY: a context may be made current in any thread.
@@ -45,12 +69,15 @@ impl Vendor for Cuda {
     }
 
     fn image(&self, unit: &str) -> Result<Cow<'static, [u8]>> {
-        let found = PTX.binary_search_by(|(name, _)| (*name).cmp(unit)).map(|at| PTX[at].1);
-        found.map(|text| Cow::Borrowed(text.as_bytes())).map_err(|_| Error::Driver {
-            call: "cuModuleLoadDataEx".to_owned(),
+        let refuse = |message: String| Error::Driver {
+            call: format!("cuModuleLoadDataEx of {unit}"),
             code: 0,
-            message: format!("this program has no kernels {unit}"),
-        })
+            message,
+        };
+        let mut fit = PTX.iter().filter(|ptx| ptx.unit == unit && ptx.target <= self.target);
+        let ptx =
+            fit.next_back().ok_or_else(|| refuse("this program has no such kernels".into()))?;
+        ptx.text().map(Cow::Owned).map_err(|error| refuse(error.to_string()))
     }
 }
 
@@ -65,11 +92,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_in_order_and_end_as_the_driver_wants() {
-        assert!(PTX.windows(2).all(|pair| pair[0].0 < pair[1].0));
-        for (unit, text) in PTX {
-            assert!(text.starts_with(&format!("// unit {unit}\n")), "{unit}");
-            assert!(text.ends_with('\0') && text.contains(".target sm_75"), "{unit}");
+    fn every_text_is_whole_and_says_what_it_is() {
+        assert!(
+            PTX.windows(2)
+                .all(|pair| (pair[0].unit, pair[0].target) < (pair[1].unit, pair[1].target))
+        );
+        for ptx in PTX {
+            let text = String::from_utf8(ptx.text().unwrap()).unwrap();
+            assert!(text.starts_with(&format!("// unit {}\n", ptx.unit)), "{}", ptx.unit);
+            assert!(text.contains(&format!(".target sm_{}", ptx.target)), "{}", ptx.unit);
+            assert!(text.ends_with('\0'), "{}", ptx.unit);
         }
     }
 }

@@ -51,7 +51,10 @@ pub fn open_with(
     let device = found.ordinal;
     let (arch, facts) = (library.arch(device)?, facts(&library, found)?);
     let (calls, folder) = (library.calls.clone(), folder.map(Path::to_owned));
-    let vendor = Hip { library, device, arch, compiler, folder };
+    // ROCm before 5.4 does not know the question.
+    let clock = library.attribute(Attribute::hipDeviceAttributeWallClockRate, device).ok();
+    let clock = clock.filter(|khz| *khz > 0);
+    let vendor = Hip { library, device, arch, compiler, clock, folder };
     SimtBackend::open_with(Native::new(vendor, calls, facts), options)
 }
 

@@ -22,6 +22,8 @@ pub struct Hip {
     pub(crate) device: c_int,
     pub(crate) arch: String,
     pub(crate) compiler: Compiler,
+    /// Ticks of the clock that kernels read in a millisecond, where the driver tells.
+    pub(crate) clock: Option<c_int>,
     /// Where compiled kernels are kept.
     pub(crate) folder: Option<PathBuf>,
 }
@@ -50,6 +52,9 @@ impl Vendor for Hip {
             // Products and sums are joined where the kernels say so, as on every other device.
             "-ffp-contract=off".to_owned(),
         ];
+        if let Some(khz) = self.clock {
+            options.push(format!("-DWALL_CLOCK_KHZ={khz}"));
+        }
         options.extend_from_slice(&source.names);
         let kept = self.folder.as_ref().map(|folder| {
             let (options, version) = (options.join(" "), self.compiler.version());
