@@ -31,31 +31,31 @@ struct Span {
     DEVICE size_t row(unsigned i) const { return (i < 32 ? rows[0] : rows[1]) + i % 32; }
 };
 
-// Adds up what `lanes` neighbours have of N sums; each of them ends with N / lanes (at least one) of the sums, from `kept` on.
-template <unsigned N> DEVICE void share_sums(float* v, unsigned lanes, unsigned& kept) {
-    kept = 0;
-    unsigned o = 1;
-#pragma unroll
-    for (unsigned n = N / 2; n >= 1; n /= 2) {
-        if (o >= lanes) return;
+// Adds up what `lanes` neighbours have of N sums; each of them ends with N / lanes (at least one) of the sums, from the
+// returned one on. `o` is 1 at first.
+template <unsigned N> DEVICE unsigned share_sums(float* v, unsigned lanes, unsigned o) {
+    if constexpr (N > 1) {
+        if (o >= lanes) return 0;
         const bool upper = lane() & o;
 #pragma unroll
-        for (unsigned i = 0; i < n; i++) {
-            const float gone = upper ? v[i] : v[i + n];
-            v[i] = (upper ? v[i + n] : v[i]) + shfl_xor(gone, o);
+        for (unsigned i = 0; i < N / 2; i++) {
+            const float gone = upper ? v[i] : v[i + N / 2];
+            v[i] = (upper ? v[i + N / 2] : v[i]) + shfl_xor(gone, o);
         }
-        if (upper) kept += n;
-        o *= 2;
+        return (upper ? N / 2 : 0) + share_sums<N / 2>(v, lanes, 2 * o);
+    } else {
+        for (; o < lanes; o *= 2) v[0] += shfl_xor(v[0], o);
+        return 0;
     }
-    for (; o < lanes; o *= 2) v[0] += shfl_xor(v[0], o);
 }
 
 // Scores of the chunk: `scores[position][head]`, LOW where a position does not count.
 template <unsigned HEADS>
 DEVICE void score_chunk(const Span& span, const float4* queries, const unsigned* k, float* scores, unsigned first_value,
-    unsigned d_head, unsigned k_words, unsigned lanes, float scale, float softcap, bool wide) {
+    unsigned d_head, unsigned k_words, unsigned lanes, float scale, bool wide) {
     const unsigned n_pieces = (d_head + PIECE - 1) / PIECE;
     const unsigned near = thread() % lanes;
+#pragma unroll 1
     for (unsigned base = 0; base < CHUNK; base += THREADS / lanes * AT_ONCE) {
         const unsigned i = base + thread() / lanes * AT_ONCE;
         const unsigned* rows[AT_ONCE];
@@ -68,9 +68,10 @@ DEVICE void score_chunk(const Span& span, const float4* queries, const unsigned*
         float sums[AT_ONCE * HEADS];
 #pragma unroll
         for (unsigned s = 0; s < AT_ONCE * HEADS; s++) sums[s] = 0.0f;
+#pragma unroll 1
         for (unsigned piece = near; piece < n_pieces; piece += lanes) {
             float keys[AT_ONCE][PIECE];
-            if (wide) {
+            if (Keys::WHOLE || wide) {
 #pragma unroll
                 for (unsigned a = 0; a < AT_ONCE; a++) Keys::eight(rows[a], first_value + PIECE * piece, keys[a]);
             } else {
@@ -96,25 +97,32 @@ DEVICE void score_chunk(const Span& span, const float4* queries, const unsigned*
                 }
             }
         }
-        unsigned kept;
-        share_sums<AT_ONCE * HEADS>(sums, lanes, kept);
+        const unsigned kept = share_sums<AT_ONCE * HEADS>(sums, lanes, 1);
 #pragma unroll
         for (unsigned s = 0; s < AT_ONCE * HEADS; s++) {
             const unsigned at = i + (kept + s) / HEADS;
             // Where lanes are more than sums, several have the same one.
             if (s * lanes < AT_ONCE * HEADS && at < CHUNK) {
-                const bool counts = at >= span.from() && at < span.to();
-                scores[i * HEADS + kept + s] = counts ? capped(scale * sums[s], softcap) : LOW;
+                scores[i * HEADS + kept + s] = at >= span.from() && at < span.to() ? scale * sums[s] : LOW;
             }
         }
     }
 }
 
 // Scores to weights, a head to a wave: largest, total and the factor on what was summed before.
-template <unsigned HEADS> DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* factor) {
+template <unsigned HEADS>
+DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* factor, float softcap) {
+#pragma unroll 1
     for (unsigned h = thread() / WAVE; h < HEADS; h += THREADS / WAVE) {
         float most = largest[h];
-        for (unsigned i = lane(); i < CHUNK; i += WAVE) most = fmaxf(most, scores[i * HEADS + h]);
+        for (unsigned i = lane(); i < CHUNK; i += WAVE) {
+            float score = scores[i * HEADS + h];
+            if (softcap != 0.0f && score != LOW) {
+                score = capped(score, softcap);
+                scores[i * HEADS + h] = score;
+            }
+            most = fmaxf(most, score);
+        }
         for (unsigned o = WAVE / 2; o > 0; o /= 2) most = fmaxf(most, shfl_xor(most, o));
         float sum = 0.0f;
         for (unsigned i = lane(); i < CHUNK; i += WAVE) {
@@ -138,6 +146,7 @@ template <unsigned HEADS>
 DEVICE void add_chunk(const Span& span, const float* weights, const unsigned* v, float (*sums)[PIECE], unsigned first_value,
     unsigned i, unsigned d_value, unsigned v_words, unsigned lanes, bool wide) {
     const unsigned step = THREADS / lanes;
+#pragma unroll 1
     for (unsigned base = span.from() / step * step; base < span.to(); base += AT_ONCE * step) {
         float values[AT_ONCE][PIECE];
 #pragma unroll
@@ -165,14 +174,18 @@ DEVICE void add_chunk(const Span& span, const float* weights, const unsigned* v,
 
 // The sums of all threads that have the same columns, in their order: `shared[wave][head][column]` of `lanes` pieces.
 template <unsigned HEADS> DEVICE void gather_sums(float (*sums)[PIECE], float* shared, unsigned lanes) {
+#pragma unroll 1
+    for (unsigned o = lanes; o < WAVE; o *= 2) {
 #pragma unroll
-    for (unsigned h = 0; h < HEADS; h++) {
+        for (unsigned h = 0; h < HEADS; h++) {
 #pragma unroll
-        for (unsigned j = 0; j < PIECE; j++) {
-            for (unsigned o = lanes; o < WAVE; o *= 2) sums[h][j] += shfl_xor(sums[h][j], o);
-            if (lane() < lanes) shared[((thread() / WAVE * HEADS + h) * lanes + lane()) * PIECE + j] = sums[h][j];
+            for (unsigned j = 0; j < PIECE; j++) sums[h][j] += shfl_xor(sums[h][j], o);
         }
     }
+    if (lane() >= lanes) return;
+    float* own = shared + (thread() / WAVE * HEADS * lanes + lane()) * PIECE;
+#pragma unroll
+    for (unsigned h = 0; h < HEADS; h++) store_piece(own + h * lanes * PIECE, sums[h]);
 }
 
 // Blocks: x spans; y heads that share keys, tiles of HEADS of these, tiles of the values' columns; z tokens.
@@ -201,6 +214,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     const unsigned n_heads = per_group - tile * HEADS < HEADS ? per_group - tile * HEADS : HEADS;
     const unsigned n_pieces = (d_head + PIECE - 1) / PIECE;
     float* scores = reinterpret_cast<float*>(queries + 2 * HEADS * n_pieces);
+#pragma unroll 1
     for (unsigned i = thread(); i < HEADS * n_pieces; i += THREADS) {
         const unsigned h = i / n_pieces, piece = i % n_pieces;
         float own[PIECE] = {};
@@ -225,10 +239,9 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     for (unsigned start = span.first / CHUNK * CHUNK; start < span.end; start += CHUNK) {
         span.look_at(start, blocks);
         barrier();
-        score_chunk<HEADS>(
-            span, queries, k, scores, g * d_head, d_head, k_words, lanes_k, scale, softcap, wide & WIDE_K);
+        score_chunk<HEADS>(span, queries, k, scores, g * d_head, d_head, k_words, lanes_k, scale, wide & WIDE_K);
         barrier();
-        weigh_chunk<HEADS>(scores, largest, total, factor);
+        weigh_chunk<HEADS>(scores, largest, total, factor, softcap);
         barrier();
 #pragma unroll
         for (unsigned h = 0; h < HEADS; h++) {
@@ -244,6 +257,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     const Parts parts(all_parts, n_rows, n_head, n_spans, d_value);
     const size_t first_part = (size_t(t) * n_head + head) * n_spans + at_span;
     const unsigned n_cols = lanes_v * PIECE;
+#pragma unroll 1
     for (unsigned i = thread(); i < n_heads * n_cols; i += THREADS) {
         const unsigned h = i / n_cols, c = first_col + i % n_cols;
         float sum = shared[i];

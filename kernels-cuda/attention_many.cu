@@ -25,12 +25,6 @@ struct Rows {
     unsigned token[ROWS], seq[ROWS], first[ROWS], end[ROWS];
 };
 
-// Loads part of the rows' queries or of the positions' keys: eight values to a thread.
-DEVICE void keep_piece(float* to, const float* own) {
-    store4(to, make_float4(own[0], own[1], own[2], own[3]));
-    store4(to + 4, make_float4(own[4], own[5], own[6], own[7]));
-}
-
 // What a block needs to find its rows and positions.
 struct Walk {
     const float* q;
@@ -58,15 +52,15 @@ DEVICE void multiply_keys(const Walk& walk, const Rows& rows, float* queries, fl
         float own[PIECE] = {};
         barrier();
         if (asks && depth + piece < walk.d_head) load_query(query, depth + piece, walk.d_head, walk.wide & WIDE_Q, own);
-        keep_piece(queries + row * DEPTH_STRIDE + piece, own);
+        store_piece(queries + row * DEPTH_STRIDE + piece, own);
 #pragma unroll
         for (unsigned j = 0; j < PIECE; j++) own[j] = 0.0f;
         if (counts && depth + piece < walk.d_head) {
             load_piece<Keys>(key, walk.first_k, depth + piece, walk.d_head, walk.wide & WIDE_K, own);
         }
-        keep_piece(keys + row * DEPTH_STRIDE + piece, own);
+        store_piece(keys + row * DEPTH_STRIDE + piece, own);
         barrier();
-#pragma unroll 2
+#pragma unroll 1
         for (unsigned c = 0; c < DEPTH; c += 4) {
             float4 a[OWN], b[OWN];
 #pragma unroll
@@ -102,7 +96,9 @@ DEVICE void weigh(const Rows& rows, unsigned seq, unsigned start, float scale, f
         for (unsigned j = 0; j < OWN; j++) {
             const unsigned pos = start + tc + SIDE * j;
             counts[j] = pos >= first && pos < end;
-            scores[i][j] = counts[j] ? capped(scale * scores[i][j], softcap) : LOW;
+            scores[i][j] *= scale;
+            if (softcap != 0.0f) scores[i][j] = capped(scores[i][j], softcap);
+            if (!counts[j]) scores[i][j] = LOW;
             most = fmaxf(most, scores[i][j]);
         }
         most = max_near(most, SIDE);
@@ -138,10 +134,10 @@ DEVICE void add_values(const Walk& walk, const float* weights, float* values, un
                 const unsigned* row = walk.v + walk.cache_row(pos) * walk.v_words;
                 load_piece<Values>(row, walk.first_v, col, walk.d_value, walk.wide & WIDE_V, own);
             }
-            keep_piece(values + at, own);
+            store_piece(values + at, own);
         }
         barrier();
-#pragma unroll 2
+#pragma unroll 1
         for (unsigned p = 0; p < AT_ONCE; p += 4) {
             float4 a[OWN];
 #pragma unroll

@@ -5,6 +5,7 @@ namespace cache {
 
 struct bf16 {
     static constexpr unsigned PIECE = 2;
+    static constexpr bool WHOLE = false;
 
     static DEVICE void store(const float* x, unsigned n, unsigned piece, unsigned* row) {
         const unsigned i = 2 * piece;
@@ -14,7 +15,7 @@ struct bf16 {
     }
 
     static DEVICE float one(const unsigned* row, unsigned i) {
-        return from_bits(i % 2 ? row[i / 2] & 0xffff0000u : row[i / 2] << 16);
+        return from_bits(unsigned(reinterpret_cast<const unsigned short*>(row)[i]) << 16);
     }
 
     static DEVICE void eight(const unsigned* row, unsigned i, float* out) {

@@ -3,6 +3,7 @@
 //
 //   PIECE                     values that are stored at once: whole words
 //   store(x, n, piece, row)   stores piece `piece` of the n values of x
+//   WHOLE                     whether eight can always be asked for
 //   one(row, i)               value i
 //   eight(row, i, out)        values i to i + 7 for i a multiple of 8, where the host has found rows and heads to lie so that
 //                             they are loaded at once

@@ -5,6 +5,7 @@ namespace cache {
 
 struct f16 {
     static constexpr unsigned PIECE = 2;
+    static constexpr bool WHOLE = false;
 
     static DEVICE void store(const float* x, unsigned n, unsigned piece, unsigned* row) {
         const unsigned i = 2 * piece;
@@ -14,7 +15,7 @@ struct f16 {
     }
 
     static DEVICE float one(const unsigned* row, unsigned i) {
-        return half_to_float(static_cast<unsigned short>(row[i / 2] >> (16 * (i % 2))));
+        return half_to_float(reinterpret_cast<const unsigned short*>(row)[i]);
     }
 
     static DEVICE void eight(const unsigned* row, unsigned i, float* out) {

@@ -5,6 +5,7 @@ namespace cache {
 
 struct f32 {
     static constexpr unsigned PIECE = 1;
+    static constexpr bool WHOLE = false;
 
     static DEVICE void store(const float* x, unsigned, unsigned piece, unsigned* row) { row[piece] = bits(x[piece]); }
 

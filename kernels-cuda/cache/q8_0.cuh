@@ -7,6 +7,7 @@ namespace cache {
 struct q8_0 {
     /// Two blocks are 17 words.
     static constexpr unsigned PIECE = 64;
+    static constexpr bool WHOLE = true;
 
     static DEVICE void store(const float* x, unsigned n, unsigned piece, unsigned* row) {
         // Half words of the row, put together two by two.
