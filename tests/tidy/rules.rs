@@ -90,6 +90,8 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("backends/cpu/src/team.rs", "a job lent to the workers"),
     ("backends/cpu/src/program.rs", "the views of a program are made"),
     ("backends/simt/src/driver.rs", "the calls of a driver, and what they want to be promised"),
+    ("backends/simt/src/pinned.rs", "memory that a driver hands out and a device shares"),
+    ("backends/simt/src/stream.rs", "what a driver wants to be promised is kept here"),
     ("backends/wgpu/src/native.rs", "free memory and kept pipelines: not wgpu's business"),
     ("src/main.rs", "an environment variable, before there are threads"),
 ];

@@ -5,17 +5,31 @@
 //!
 //! An op is lowered once, when its program is compiled, to launches; a program is recorded as a graph where that is
 //! faster. What changes from step to step is read from the [`hal::Batch`] on the device, so grids have the size of the
-//! program and leave early.
+//! program and leave early. The device waits for the answer of a hand-off itself, by a flag in memory that both sides see;
+//! where it cannot, a submission ends there.
 
 #![allow(dead_code, reason = "being built: taken out with the last kernel")]
 
+mod backend;
 mod buffer;
+mod card;
+mod copies;
 mod driver;
 mod error;
 mod facts;
 mod lowering;
+mod mailbox;
 mod ops;
+mod pinned;
+mod probe;
+mod program;
+mod queue;
+mod run;
+mod stream;
+mod timer;
 pub mod units;
 
+pub use backend::SimtBackend;
 pub use driver::{Arg, DevicePtr, Driver, Geometry, HostBlock};
 pub use facts::Facts;
+pub use probe::{Manners, Options};

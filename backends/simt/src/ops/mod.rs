@@ -15,6 +15,17 @@ use crate::lowering::Lowering;
 
 /// Whether a device of these facts runs this op.
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
+    let mut refusal = None;
+    op.visit(&mut |operand, _, desc| {
+        // Kernels count values of activations, and rows, in 32 bits; places in weights in 64.
+        let values = if desc.format.is_weight() { desc.n_rows } else { desc.n_rows * desc.n_cols };
+        if u32::try_from(values).is_err() {
+            refusal = Some(format!("operand {operand} has more than 2^32 values: {desc}"));
+        }
+    });
+    if let Some(reason) = refusal {
+        return Plan::No(reason);
+    }
     match op {
         Op::Post(_) | Op::Merge(_) => Plan::yes(),
         Op::Add(op) => elementwise::plan_add(op, facts),

@@ -1,0 +1,150 @@
+//! The device as the contract sees it.
+
+use std::sync::Arc;
+
+use hal::{
+    Backend, BackendQueue, Bytes, DeviceInfo, HostRows, MailboxShape, MemoryReport, Op, OpDesc,
+    PackDesc, Plan, RawBuffer, RawMailbox, RawProgram, RawStaging, Result, Tensor, TensorDesc,
+};
+
+use crate::buffer::{Memory, RowLayout, SimtBuffer, Span, rounded, stored_size};
+use crate::card::Card;
+use crate::driver::Driver;
+use crate::mailbox::SimtMailbox;
+use crate::ops;
+use crate::pinned::Pinned;
+use crate::probe::{Manners, Options};
+use crate::program::SimtProgram;
+use crate::queue::SimtQueue;
+
+/// A device behind a vendor's driver.
+#[derive(Debug)]
+pub struct SimtBackend<D: Driver> {
+    card: Arc<Card<D>>,
+    info: DeviceInfo,
+}
+
+impl<D: Driver> SimtBackend<D> {
+    /// Makes a device ready, and finds out how it wants to be given work.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn open(driver: D) -> Result<Arc<SimtBackend<D>>> {
+        SimtBackend::open_with(driver, Options::default())
+    }
+
+    /// [`SimtBackend::open`], given work in a way that is set: tests look at both.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn open_with(driver: D, options: Options) -> Result<Arc<SimtBackend<D>>> {
+        let facts = driver.facts();
+        let info = DeviceInfo {
+            name: facts.name.clone(),
+            description: facts.description.clone(),
+            kind: facts.kind,
+            max_binding: facts.total,
+            hand_off: true,
+        };
+        let card = Arc::new(Card::new(Arc::new(driver), options)?);
+        Ok(Arc::new(SimtBackend { card, info }))
+    }
+
+    /// How it is given work.
+    #[must_use]
+    pub fn manners(&self) -> Manners {
+        self.card.manners
+    }
+
+    fn memory_of(&self, label: &str, len: u64, layout: RowLayout) -> Result<SimtBuffer> {
+        let memory = Memory::new(&self.card.driver, label, len)?;
+        let span: Span = memory.span();
+        Ok(SimtBuffer { span, layout, _memory: Box::new(memory) })
+    }
+}
+
+impl<D: Driver> Backend for SimtBackend<D> {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        self.card.driver.memory()
+    }
+
+    fn held(&self) -> Bytes {
+        Bytes(self.card.tables.len)
+    }
+
+    fn plan(&self, op: &OpDesc) -> Plan {
+        ops::plan(op, self.card.driver.facts())
+    }
+
+    fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
+        stored_size(desc).map_or(Bytes::MAX, rounded)
+    }
+
+    fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
+        Ok(Box::new(self.memory_of(label, self.alloc_size(desc).0, RowLayout::Plain)?))
+    }
+
+    fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
+        layout::pack_size(pack).map_or(Bytes::MAX, rounded)
+    }
+
+    fn import(
+        &self,
+        label: &str,
+        pack: &PackDesc,
+        source: &HostRows,
+    ) -> Result<Box<dyn RawBuffer>> {
+        let layout = match pack.source.format.quants() {
+            None => RowLayout::Plain,
+            Some(_) => RowLayout::Packed,
+        };
+        let buffer = self.memory_of(label, self.pack_size(pack, false).0, layout)?;
+        let sink = &mut |at, bytes: &[u8]| self.card.bring(buffer.span, at, bytes);
+        match layout::pack(pack, source, sink) {
+            Ok(()) => Ok(Box::new(buffer)),
+            Err(error) => {
+                // What is on its way goes to memory that is given back now.
+                self.card.arrived()?;
+                Err(error)
+            }
+        }
+    }
+
+    fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
+        layout::packed_len(desc)
+    }
+
+    fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
+        layout::pack_into(pack, source, out)
+    }
+
+    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+        layout::pack_row(pack, source, row)
+    }
+
+    fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
+        Ok(Box::new(Pinned::new(&self.card.driver, "staging", len.0 as usize)?))
+    }
+
+    fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
+        Ok(Arc::new(SimtMailbox::new(&self.card.driver, shape)?))
+    }
+
+    fn compile(
+        &self,
+        _label: &str,
+        ops: &[Op],
+        mailboxes: &[Arc<dyn RawMailbox>],
+        workspace: Option<&Tensor>,
+    ) -> Result<Arc<dyn RawProgram>> {
+        Ok(Arc::new(SimtProgram::new(&self.card, ops, mailboxes, workspace)?))
+    }
+
+    fn queue(&self, _label: &str) -> Result<Box<dyn BackendQueue>> {
+        Ok(Box::new(SimtQueue::new(&self.card)?))
+    }
+}

@@ -1,0 +1,158 @@
+//! The open device that everything of a backend shares: kernels that are loaded, weights on their way.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hal::{RawStaging, Result};
+
+use crate::buffer::{Memory, Span};
+use crate::driver::Driver;
+use crate::pinned::Pinned;
+use crate::probe::{Manners, Options};
+use crate::stream::Stream;
+use crate::units::Unit;
+
+/// Bytes that are on their way at once; while one such stretch is copied, the next is made.
+const STRETCH: usize = 8 << 20;
+
+/// A device with its kernels.
+#[derive(Debug)]
+pub(crate) struct Card<D: Driver> {
+    pub(crate) driver: Arc<D>,
+    /// How programs are given to it.
+    pub(crate) manners: Manners,
+    /// What formats look codes up in (`layout::tables`).
+    pub(crate) tables: Memory<D>,
+    kernels: Arc<Kernels<D>>,
+    loader: Mutex<Loader<D>>,
+    /// The last step that was begun, on any queue.
+    steps: AtomicU32,
+}
+
+/// Kernels by unit and name, loaded when one is first asked for.
+#[derive(Debug)]
+pub(crate) struct Kernels<D: Driver> {
+    driver: Arc<D>,
+    units: Mutex<HashMap<String, D::Module>>,
+}
+
+impl<D: Driver> Kernels<D> {
+    pub(crate) fn new(driver: &Arc<D>) -> Arc<Kernels<D>> {
+        Arc::new(Kernels { driver: Arc::clone(driver), units: Mutex::default() })
+    }
+
+    /// # Errors
+    /// [`hal::Error::Driver`] for a unit or kernel that the driver refuses.
+    pub(crate) fn function(&self, unit: &Unit, kernel: &str) -> Result<D::Function> {
+        let mut units = lock(&self.units);
+        if !units.contains_key(unit.name()) {
+            let module = self.driver.module(unit.name())?;
+            units.insert(unit.name().to_owned(), module);
+        }
+        self.driver.function(&units[unit.name()], kernel)
+    }
+}
+
+/// A block that bytes are brought through, and the copy that was last made from it.
+#[derive(Debug)]
+struct Stretch<D: Driver> {
+    block: Pinned<D>,
+    copied: Option<D::Event>,
+}
+
+/// Brings bytes to the device through two pinned blocks.
+#[derive(Debug)]
+struct Loader<D: Driver> {
+    stream: Stream<D>,
+    blocks: [Option<Stretch<D>>; 2],
+    next: usize,
+    /// Whether something is on its way.
+    busy: bool,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<D: Driver> Card<D> {
+    /// # Errors
+    /// What the driver refuses.
+    pub(crate) fn new(driver: Arc<D>, options: Options) -> Result<Card<D>> {
+        let words = layout::tables();
+        let tables = Memory::new(&driver, "tables", 4 * words.len() as u64)?;
+        let kernels = Kernels::new(&driver);
+        let stream = Stream::new(&driver)?;
+        let manners = Manners::found(&driver, &kernels, options)?;
+        let loader = Loader { stream, blocks: [None, None], next: 0, busy: false };
+        let (loader, steps) = (Mutex::new(loader), AtomicU32::new(0));
+        let card = Card { driver, manners, tables, kernels, loader, steps };
+        card.bring(card.tables.span(), 0, bytemuck::cast_slice(&words))?;
+        card.arrived()?;
+        Ok(card)
+    }
+
+    pub(crate) fn function(&self, unit: &Unit, kernel: &str) -> Result<D::Function> {
+        self.kernels.function(unit, kernel)
+    }
+
+    pub(crate) fn kernels(&self) -> Arc<Kernels<D>> {
+        Arc::clone(&self.kernels)
+    }
+
+    /// The number of a step that begins now: larger than all before it.
+    pub(crate) fn begin_step(&self) -> u32 {
+        self.steps.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Starts to bring bytes to the device, at `offset` of `to`. The bytes are the caller's again at once.
+    ///
+    /// # Errors
+    /// A lost device, [`hal::Error::OutOfMemory`] for the blocks in between.
+    pub(crate) fn bring(&self, to: Span, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut loader = lock(&self.loader);
+        let mut at = offset;
+        for part in bytes.chunks(STRETCH) {
+            let next = loader.next;
+            let stretch = loader.blocks[next].take();
+            let Stretch { mut block, copied } = match stretch {
+                Some(stretch) => stretch,
+                None => {
+                    let block = Pinned::new(&self.driver, "staging of weights", STRETCH)?;
+                    Stretch { block, copied: None }
+                }
+            };
+            if let Some(copied) = copied {
+                self.driver.wait(&copied)?;
+            }
+            block.bytes_mut()[..part.len()].copy_from_slice(part);
+            loader.busy = true;
+            loader.stream.copy_in(to, at, &block, 0, part.len())?;
+            let copied = Some(loader.stream.mark(false)?);
+            loader.blocks[next] = Some(Stretch { block, copied });
+            loader.next = 1 - next;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was brought is there.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub(crate) fn arrived(&self) -> Result<()> {
+        let mut loader = lock(&self.loader);
+        if loader.busy {
+            loader.stream.finish()?;
+            loader.busy = false;
+        }
+        Ok(())
+    }
+}
+
+impl<D: Driver> Drop for Loader<D> {
+    fn drop(&mut self) {
+        // The blocks go next, and the device must not read them any more. A lost device does not.
+        let _ = self.stream.finish();
+    }
+}

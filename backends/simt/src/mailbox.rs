@@ -1,0 +1,164 @@
+//! Mailboxes: one pinned block that both sides reach, with flags that say whose turn it is.
+//!
+//! Words of a post: tokens, flag, length of the list, nothing; then x, weights, ids, members. Words of an answer: flag,
+//! poison, expired, nothing; then y. A flag is the number of the step that it belongs to, so nothing is ever reset.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use hal::{HostRowSet, MailboxShape, RawMailbox, Result};
+
+use crate::buffer::Span;
+use crate::card::lock;
+use crate::driver::Driver;
+use crate::error::driver;
+use crate::pinned::Pinned;
+
+/// Words before the values of either half.
+const HEAD: usize = 4;
+/// Either half, and each part of one, begins at a multiple of so many words.
+const STEP: usize = 16;
+
+/// A mailbox.
+#[derive(Debug)]
+pub(crate) struct SimtMailbox<D: Driver> {
+    pub(crate) shape: MailboxShape,
+    block: Pinned<D>,
+    pub(crate) places: Places,
+    /// The list of the post that the host looks at, kept so that a step allocates nothing.
+    pub(crate) rows: Mutex<HostRowSet>,
+}
+
+impl<D: Driver> RawMailbox for SimtMailbox<D> {}
+
+/// Where the parts begin, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Places {
+    pub(crate) x: usize,
+    pub(crate) weights: usize,
+    pub(crate) ids: usize,
+    pub(crate) members: usize,
+    /// The other half.
+    pub(crate) head: usize,
+    pub(crate) answer: usize,
+    /// All of it.
+    len: usize,
+}
+
+/// Words that a post writes before its values.
+pub(crate) const COUNT: usize = 2;
+
+impl Places {
+    fn new(shape: &MailboxShape, words: usize) -> Places {
+        let MailboxShape { max_tokens, n_in, n_weights, max_rows, n_out } = *shape;
+        let after = |at: usize, n: usize| (at + n).next_multiple_of(STEP);
+        let x = after(0, HEAD);
+        let weights = after(x, max_tokens * n_in);
+        let ids = after(weights, max_tokens * n_weights);
+        let members = after(ids, max_rows);
+        let head = after(members, max_rows * words);
+        let answer = after(head, HEAD);
+        let len = after(answer, max_tokens * n_out);
+        Places { x, weights, ids, members, head, answer, len }
+    }
+}
+
+/// The mailbox at `index` of a program.
+///
+/// # Errors
+/// [`hal::Error::Driver`] for another backend's, which `hal` refuses before.
+pub(crate) fn mailbox<D: Driver>(
+    mailboxes: &[Arc<dyn RawMailbox>],
+    index: usize,
+) -> Result<Arc<SimtMailbox<D>>> {
+    let any = mailboxes.get(index).map(|mailbox| Arc::clone(mailbox) as Arc<dyn Any + Send + Sync>);
+    let mailbox = any.and_then(|any| any.downcast().ok());
+    mailbox.ok_or_else(|| driver("compile", "a mailbox of another backend"))
+}
+
+impl<D: Driver> SimtMailbox<D> {
+    /// # Errors
+    /// [`hal::Error::OutOfMemory`], a lost device.
+    pub(crate) fn new(driver: &Arc<D>, shape: MailboxShape) -> Result<SimtMailbox<D>> {
+        let words = shape.max_tokens.div_ceil(32);
+        let rows = HostRowSet {
+            ids: Vec::with_capacity(shape.max_rows),
+            members: Vec::with_capacity(shape.max_rows * words),
+            words,
+        };
+        let places = Places::new(&shape, words);
+        let block = Pinned::new(driver, "mailbox", 4 * places.len)?;
+        Ok(SimtMailbox { shape, block, places, rows: Mutex::new(rows) })
+    }
+
+    /// Words of membership per row.
+    pub(crate) fn words(&self) -> usize {
+        self.shape.max_tokens.div_ceil(32)
+    }
+
+    /// Where the device sees it, from word `at` on.
+    pub(crate) fn span(&self, at: usize) -> Span {
+        let (at, len) = (4 * at as u64, 4 * self.places.len as u64);
+        Span { at: self.block.device() + at, size: len - at }
+    }
+
+    fn flag(&self, at: usize) -> &AtomicU32 {
+        self.block.word(at)
+    }
+
+    /// Whether the post of a step is there.
+    pub(crate) fn is_posted(&self, step: u32) -> bool {
+        self.flag(1).load(Ordering::Acquire) == step
+    }
+
+    /// Tokens of the post that is there.
+    pub(crate) fn n_tokens(&self) -> usize {
+        (self.flag(0).load(Ordering::Relaxed) as usize).min(self.shape.max_tokens)
+    }
+
+    /// Some floats of it.
+    pub(crate) fn floats(&self, at: usize, n: usize) -> &[f32] {
+        self.block.words(at, n)
+    }
+
+    /// Its list, of which each row has `held` words of membership, in `rows`.
+    pub(crate) fn read_rows(&self, held: usize, n_tokens: usize, rows: &mut HostRowSet) {
+        let count = (self.flag(COUNT).load(Ordering::Relaxed) as usize).min(self.shape.max_rows);
+        rows.words = n_tokens.div_ceil(32);
+        rows.ids.clear();
+        rows.ids.extend_from_slice(self.block.words(self.places.ids, count));
+        rows.members.clear();
+        let members: &[u32] = self.block.words(self.places.members, count * held);
+        for row in members.chunks_exact(held.max(1)) {
+            rows.members.extend_from_slice(&row[..rows.words]);
+        }
+    }
+
+    /// Answers the post of a step.
+    pub(crate) fn answer(&self, step: u32, y: &[f32]) {
+        let n = y.len().min(self.shape.max_tokens * self.shape.n_out);
+        self.block.put(self.places.answer, &y[..n]);
+        self.flag(self.places.head).store(step, Ordering::Release);
+    }
+
+    /// Ends the device's waits in this step and all before it.
+    pub(crate) fn poison(&self, step: u32) {
+        self.flag(self.places.head + 1).store(step, Ordering::Release);
+    }
+
+    /// Whether the device gave up waiting in a step.
+    pub(crate) fn has_expired(&self, step: u32) -> bool {
+        self.flag(self.places.head + 2).load(Ordering::Acquire) == step
+    }
+
+    /// Takes the list that is kept for reading posts.
+    pub(crate) fn take_rows(&self) -> HostRowSet {
+        std::mem::take(&mut lock(&self.rows))
+    }
+
+    /// Gives it back.
+    pub(crate) fn keep_rows(&self, rows: HostRowSet) {
+        *lock(&self.rows) = rows;
+    }
+}

@@ -1,0 +1,105 @@
+//! Pinned host memory that the device reaches: staging, and the blocks of hand-offs.
+
+#![allow(unsafe_code, reason = "memory that a driver hands out, and that a device shares")]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use hal::{RawStaging, Result};
+
+use crate::driver::{DevicePtr, Driver, HostBlock};
+
+/// A block, given back when it is dropped.
+pub(crate) struct Pinned<D: Driver> {
+    driver: Arc<D>,
+    block: HostBlock,
+    /// What its owner asked for.
+    len: usize,
+}
+
+// SAFETY: the block is host memory that belongs to this value alone; what the device does with it is ordered by whoever
+// gives it to a stream, and what both use at once is reached through atomics.
+unsafe impl<D: Driver> Send for Pinned<D> {}
+// SAFETY: as above; through a shared reference the memory is only read, or reached through atomics.
+unsafe impl<D: Driver> Sync for Pinned<D> {}
+
+impl<D: Driver> fmt::Debug for Pinned<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pinned({} bytes)", self.len)
+    }
+}
+
+impl<D: Driver> Pinned<D> {
+    /// `len` zero bytes.
+    ///
+    /// # Errors
+    /// [`hal::Error::OutOfMemory`], a lost device.
+    pub(crate) fn new(driver: &Arc<D>, label: &str, len: usize) -> Result<Pinned<D>> {
+        let block = driver.alloc_host(label, len.max(16))?;
+        let aligned = !block.host.is_null() && (block.host as usize).is_multiple_of(16);
+        assert!(block.len >= len && aligned, "{block:?} for {len} bytes");
+        Ok(Pinned { driver: Arc::clone(driver), block, len })
+    }
+
+    /// Where the device sees it.
+    pub(crate) fn device(&self) -> DevicePtr {
+        self.block.device
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.block.host
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.block.host
+    }
+
+    /// Word number `at`, which both sides may use at once.
+    pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
+        assert!(4 * at + 4 <= self.len, "word {at} of {} bytes", self.len);
+        // SAFETY: inside the block, which is aligned to words and lives as long as `self`; the words that are reached so
+        // are reached in no other way while they may change.
+        unsafe { AtomicU32::from_ptr(self.block.host.add(4 * at).cast()) }
+    }
+
+    /// `n` values from word `at` on. The device does not write them while they are looked at: it waits for the answer, or
+    /// the run is over.
+    pub(crate) fn words<T: bytemuck::Pod>(&self, at: usize, n: usize) -> &[T] {
+        assert!(
+            size_of::<T>() == 4 && 4 * (at + n) <= self.len,
+            "{at} + {n} of {} bytes",
+            self.len
+        );
+        // SAFETY: inside the block, which is aligned to words; any bits are a `T`.
+        unsafe { std::slice::from_raw_parts(self.block.host.add(4 * at).cast(), n) }
+    }
+
+    /// Writes values from word `at` on, which the device reads only after a flag that is set later.
+    pub(crate) fn put(&self, at: usize, values: &[f32]) {
+        assert!(4 * (at + values.len()) <= self.len, "{at} + {} values", values.len());
+        // SAFETY: inside the block; the protocol of the hand-off keeps everybody else away until the flag is set.
+        unsafe {
+            let to: *mut f32 = self.block.host.add(4 * at).cast();
+            to.copy_from_nonoverlapping(values.as_ptr(), values.len());
+        }
+    }
+}
+
+impl<D: Driver> RawStaging for Pinned<D> {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the block has that many bytes, and whoever holds staging memory holds it idle.
+        unsafe { std::slice::from_raw_parts(self.block.host, self.len) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and it is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.block.host, self.len) }
+    }
+}
+
+impl<D: Driver> Drop for Pinned<D> {
+    fn drop(&mut self) {
+        self.driver.free_host(self.block);
+    }
+}

@@ -1,0 +1,133 @@
+//! How a device wants to be given work, found by trying when it is opened: launches one by one or as a graph, hand-offs
+//! by flags or by ends of submissions.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use hal::Result;
+
+use crate::card::Kernels;
+use crate::driver::{Arg, Driver, Geometry};
+use crate::pinned::Pinned;
+use crate::program::Ready;
+use crate::stream::Stream;
+use crate::units::Unit;
+
+/// Launches of one try, as many as some layers have.
+const LAUNCHES: usize = 64;
+/// Tries of each way; the fastest counts.
+const TRIES: usize = 3;
+/// How long the device may take to see a flag that is set already, and the host to see the answer.
+const ECHO: Duration = Duration::from_millis(500);
+/// How long the device waits for an answer before it takes the host for dead.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What to do whatever was measured: tests look at both ways.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Programs as graphs.
+    pub graphs: Option<bool>,
+    /// Hand-offs by flags in memory that both sides see, inside one submission.
+    pub flags: Option<bool>,
+    /// How long the device waits for an answer.
+    pub patience: Option<Duration>,
+}
+
+/// How work is given to a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Manners {
+    /// Programs are graphs.
+    pub graphs: bool,
+    /// The device waits for answers itself; otherwise a submission ends before each.
+    pub flags: bool,
+    /// How long it waits.
+    pub patience: Duration,
+    /// What one of many launches took, one by one.
+    pub launch: Duration,
+    /// What one of them took in a graph, where there are graphs.
+    pub in_graph: Option<Duration>,
+    /// From a flag that the host sets to the device's that it sees, where flags work.
+    pub echo: Option<Duration>,
+}
+
+impl Manners {
+    /// # Errors
+    /// A lost device, or a driver that cannot even launch.
+    pub(crate) fn found<D: Driver>(
+        driver: &Arc<D>,
+        kernels: &Kernels<D>,
+        options: Options,
+    ) -> Result<Manners> {
+        let stream = Stream::new(driver)?;
+        let unit = Unit::plain("probe");
+        let ready = |kernel: &str, args: Vec<Arg>| -> Result<Ready<D>> {
+            let function = kernels.function(&unit, kernel)?;
+            Ok(Ready { function, geometry: Geometry { grid: [1; 3], block: 64, shared: 0 }, args })
+        };
+        let nothing = ready("probe_nothing", vec![Arg::Ptr(0)])?;
+        let all = || (0..LAUNCHES).try_for_each(|_| stream.launch(&nothing));
+        let launch = fastest(&stream, &all)?;
+        // A driver that cannot record, or not this, is one without graphs.
+        let graph = stream.capture(all).ok();
+        let graph = graph.map(|graph| fastest(&stream, &|| stream.launch_graph(&graph)));
+        let in_graph = graph.and_then(Result::ok);
+        let block = Pinned::new(driver, "probe", 64)?;
+        let limit = Arg::U32(ECHO.as_millis() as u32);
+        let echo = ready("probe_echo", vec![Arg::Ptr(block.device()), limit])?;
+        // A system that ends long kernels would end one that waits.
+        let echo = match driver.facts().watchdog {
+            true => None,
+            false => fastest_echo(&stream, &block, &echo)?,
+        };
+        Ok(Manners {
+            graphs: options.graphs.unwrap_or(in_graph.is_some_and(|graph| graph < launch)),
+            flags: options.flags.unwrap_or(echo.is_some()),
+            patience: options.patience.unwrap_or(PATIENCE),
+            launch: launch / LAUNCHES as u32,
+            in_graph: in_graph.map(|time| time / LAUNCHES as u32),
+            echo,
+        })
+    }
+}
+
+/// What it takes until all is done that `give` gives.
+fn fastest<D: Driver>(stream: &Stream<D>, give: &dyn Fn() -> Result<()>) -> Result<Duration> {
+    let mut fastest = Duration::MAX;
+    for _ in 0..=TRIES {
+        let began = Instant::now();
+        give()?;
+        stream.finish()?;
+        fastest = fastest.min(began.elapsed());
+    }
+    Ok(fastest)
+}
+
+/// Sets a flag that a kernel waits for, and waits for its own. `None` where one side does not see the other's in time.
+fn fastest_echo<D: Driver>(
+    stream: &Stream<D>,
+    block: &Pinned<D>,
+    ready: &Ready<D>,
+) -> Result<Option<Duration>> {
+    let (asked, heard) = (block.word(0), block.word(1));
+    let mut fastest = Duration::MAX;
+    for _ in 0..=TRIES {
+        asked.store(0, Ordering::Release);
+        heard.store(0, Ordering::Release);
+        stream.launch(ready)?;
+        // It has begun to wait by then, or nearly.
+        std::thread::sleep(Duration::from_micros(200));
+        let began = Instant::now();
+        asked.store(1, Ordering::Release);
+        while heard.load(Ordering::Acquire) != 1 && began.elapsed() < ECHO {
+            std::thread::yield_now();
+        }
+        let seen = heard.load(Ordering::Acquire) == 1;
+        fastest = fastest.min(began.elapsed());
+        stream.finish()?;
+        if !seen {
+            return Ok(None);
+        }
+    }
+    Ok(Some(fastest))
+}

@@ -1,0 +1,308 @@
+//! An in-order queue: what cannot be submitted yet waits behind the run that waits for an answer.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use hal::{BackendQueue, RawProgram, RawRun, RawStaging, RawTransfer, Result, Tensor};
+
+use crate::buffer::{Span, raw};
+use crate::card::{Card, lock};
+use crate::copies::{self, Rows};
+use crate::driver::Driver;
+use crate::error::driver;
+use crate::pinned::Pinned;
+use crate::program::SimtProgram;
+use crate::run::{Progress, SimtRun};
+use crate::stream::Stream;
+use crate::timer::Timer;
+
+/// How long a wait for another thread sleeps before it looks again.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A queue and what it still has to submit; runs and transfers share it.
+#[derive(Debug)]
+pub(crate) struct Core<D: Driver> {
+    pub(crate) card: Arc<Card<D>>,
+    stream: Stream<D>,
+    state: Mutex<State<D>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State<D: Driver> {
+    works: VecDeque<Work<D>>,
+    /// What is under way, with what it needs.
+    flying: VecDeque<Flying<D>>,
+    /// Pinned blocks of refills that are done.
+    idle: Vec<Pinned<D>>,
+}
+
+/// Work in the order in which it was given.
+#[derive(Debug)]
+enum Work<D: Driver> {
+    Run(Arc<Progress<D>>),
+    Copy { way: Way, bytes: Box<dyn RawStaging>, tensor: Tensor, done: Arc<CopyState<D>> },
+    Refill { pack: Tensor, slot: usize, bytes: Vec<u8> },
+    CopyRows { src: Tensor, dst: Tensor },
+}
+
+/// Which way staging is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Upload,
+    Download,
+    /// As bytes of a whole pack.
+    Repack,
+}
+
+/// Something that the device works on.
+#[derive(Debug)]
+enum Flying<D: Driver> {
+    Run(Arc<Progress<D>>),
+    Copy { done: D::Event, block: Option<Pinned<D>>, _tensors: Vec<Tensor> },
+}
+
+/// What became of a copy.
+#[derive(Debug)]
+struct CopyState<D: Driver>(Mutex<Option<Result<Copied<D>>>>);
+
+#[derive(Debug)]
+struct Copied<D: Driver> {
+    staging: Box<dyn RawStaging>,
+    done: D::Event,
+    _tensor: Tensor,
+}
+
+impl<D: Driver> Core<D> {
+    /// Adds work and submits what can be.
+    fn give(&self, work: Work<D>) -> Result<()> {
+        // What a program reads, or a copy changes, was brought before.
+        self.card.arrived()?;
+        let mut state = lock(&self.state);
+        state.works.push_back(work);
+        self.pump(&mut state)
+    }
+
+    /// Submits what can be, from the front.
+    pub(crate) fn advance(&self) -> Result<()> {
+        self.pump(&mut lock(&self.state))
+    }
+
+    fn pump(&self, state: &mut State<D>) -> Result<()> {
+        self.land(state);
+        let mut moved = false;
+        while let Some(work) = state.works.pop_front() {
+            match work {
+                Work::Run(run) => {
+                    if !run.submit(&self.stream, || self.card.begin_step())? {
+                        state.works.push_front(Work::Run(run));
+                        break;
+                    }
+                    state.flying.push_back(Flying::Run(run));
+                }
+                Work::Copy { way, bytes, tensor, done } => {
+                    let copied = self.copy(way, bytes, tensor);
+                    *lock(&done.0) = Some(copied);
+                }
+                Work::Refill { pack, slot, bytes } => self.refill(state, pack, slot, &bytes)?,
+                Work::CopyRows { src, dst } => {
+                    copies::copy_rows(&self.stream, &src, &dst)?;
+                    let (done, _tensors) = (self.stream.mark(false)?, vec![src, dst]);
+                    state.flying.push_back(Flying::Copy { done, block: None, _tensors });
+                }
+            }
+            moved = true;
+        }
+        if moved {
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Lets go of what is done.
+    fn land(&self, state: &mut State<D>) {
+        let driver = &*self.card.driver;
+        while let Some(first) = state.flying.front() {
+            let done = match first {
+                Flying::Run(run) => run.is_done(driver),
+                Flying::Copy { done, .. } => driver.has_happened(done).unwrap_or(true),
+            };
+            if !done {
+                return;
+            }
+            if let Some(Flying::Copy { block: Some(block), .. }) = state.flying.pop_front() {
+                state.idle.push(block);
+            }
+        }
+    }
+
+    fn copy(
+        &self,
+        way: Way,
+        mut staging: Box<dyn RawStaging>,
+        tensor: Tensor,
+    ) -> Result<Copied<D>> {
+        let any: &mut dyn Any = &mut *staging;
+        let Some(pinned) = any.downcast_mut::<Pinned<D>>() else {
+            return Err(driver("copy", "staging of another backend"));
+        };
+        match way {
+            Way::Upload => copies::upload(&self.stream, pinned, &Rows::of(&tensor)?)?,
+            Way::Download => copies::download(&self.stream, pinned, &Rows::of(&tensor)?)?,
+            Way::Repack => {
+                let (to, len) = (raw(&tensor)?.span, pinned.bytes().len());
+                self.stream.copy_in(to, 0, pinned, 0, len)?;
+            }
+        }
+        Ok(Copied { staging, done: self.stream.mark(false)?, _tensor: tensor })
+    }
+
+    fn refill(&self, state: &mut State<D>, pack: Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+        let to: Span = raw(&pack)?.span;
+        let slot = pack.first_row() + slot;
+        let places = layout::refill(&pack.whole(), slot, bytes)?;
+        let idle = state.idle.iter().position(|block| block.bytes().len() == bytes.len());
+        let mut block = match idle {
+            Some(at) => state.idle.swap_remove(at),
+            None => Pinned::new(&self.card.driver, "refill", bytes.len())?,
+        };
+        block.bytes_mut().copy_from_slice(bytes);
+        for (at, part) in places {
+            self.stream.copy_in(to, at, &block, part.start, part.len())?;
+        }
+        let (done, _tensors) = (self.stream.mark(false)?, vec![pack]);
+        state.flying.push_back(Flying::Copy { done, block: Some(block), _tensors });
+        Ok(())
+    }
+
+    /// Waits until `there` gives something; it is asked again when work was submitted, and told whether all was.
+    fn until<T>(&self, mut there: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
+        let mut state = lock(&self.state);
+        loop {
+            self.pump(&mut state)?;
+            if let Some(found) = there(state.works.is_empty())? {
+                return Ok(found);
+            }
+            let waited = self.changed.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl<D: Driver> Drop for Core<D> {
+    fn drop(&mut self) {
+        // Runs hold it, so all of them are over or given up; what they use goes next. A lost device uses nothing.
+        let _ = self.stream.finish();
+    }
+}
+
+/// The queue as the contract sees it.
+#[derive(Debug)]
+pub(crate) struct SimtQueue<D: Driver> {
+    core: Arc<Core<D>>,
+}
+
+impl<D: Driver> SimtQueue<D> {
+    /// # Errors
+    /// What the driver refuses.
+    pub(crate) fn new(card: &Arc<Card<D>>) -> Result<SimtQueue<D>> {
+        let stream = Stream::new(&card.driver)?;
+        let (works, flying, idle) = (VecDeque::new(), VecDeque::new(), Vec::new());
+        let state = Mutex::new(State { works, flying, idle });
+        let core = Core { card: Arc::clone(card), stream, state, changed: Condvar::new() };
+        Ok(SimtQueue { core: Arc::new(core) })
+    }
+
+    fn start(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        timer: Option<Timer<D>>,
+    ) -> Result<Box<dyn RawRun>> {
+        let any: &dyn Any = &**program;
+        let program = any.downcast_ref::<SimtProgram<D>>();
+        let program = program.ok_or_else(|| driver("replay", "another backend's program"))?;
+        let progress = Arc::new(Progress::new(&program.0, timer));
+        self.core.give(Work::Run(Arc::clone(&progress)))?;
+        Ok(Box::new(SimtRun::new(&self.core, progress)))
+    }
+
+    fn copy(
+        &self,
+        way: Way,
+        bytes: Box<dyn RawStaging>,
+        tensor: &Tensor,
+    ) -> Result<Box<dyn RawTransfer>> {
+        let done = Arc::new(CopyState(Mutex::new(None)));
+        let (tensor, told) = (tensor.clone(), Arc::clone(&done));
+        self.core.give(Work::Copy { way, bytes, tensor, done: told })?;
+        Ok(Box::new(SimtTransfer { core: Arc::clone(&self.core), done }))
+    }
+}
+
+impl<D: Driver> BackendQueue for SimtQueue<D> {
+    fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
+        self.start(program, None)
+    }
+
+    fn replay_timed(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        cuts: &[usize],
+    ) -> Result<Box<dyn RawRun>> {
+        self.start(program, Some(Timer::new(cuts)))
+    }
+
+    fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        self.copy(Way::Upload, src, dst)
+    }
+
+    fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>> {
+        self.copy(Way::Download, dst, src)
+    }
+
+    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+        self.core.give(Work::Refill { pack: pack.clone(), slot, bytes: bytes.to_vec() })
+    }
+
+    fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
+        self.copy(Way::Repack, src, dst)
+    }
+
+    fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
+        self.core.give(Work::CopyRows { src: src.clone(), dst: dst.clone() })
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.core.until(|idle| Ok(idle.then_some(())))?;
+        self.core.stream.finish()?;
+        self.core.advance()
+    }
+}
+
+/// A copy under way.
+#[derive(Debug)]
+struct SimtTransfer<D: Driver> {
+    core: Arc<Core<D>>,
+    done: Arc<CopyState<D>>,
+}
+
+impl<D: Driver> RawTransfer for SimtTransfer<D> {
+    fn is_done(&self) -> bool {
+        if self.core.advance().is_err() {
+            return true;
+        }
+        match &*lock(&self.done.0) {
+            None => false,
+            Some(Err(_)) => true,
+            Some(Ok(copied)) => self.core.card.driver.has_happened(&copied.done).unwrap_or(true),
+        }
+    }
+
+    fn wait(self: Box<Self>) -> Result<Box<dyn RawStaging>> {
+        let copied = self.core.until(|_| lock(&self.done.0).take().transpose())?;
+        self.core.card.driver.wait(&copied.done)?;
+        Ok(copied.staging)
+    }
+}

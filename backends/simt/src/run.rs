@@ -1,0 +1,296 @@
+//! A program under way: segments are submitted as far as answers are there, posts are seen by their flags and shown.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use hal::{Error, HostRowSet, Posted, RawRun, Result, Times};
+
+use crate::card::lock;
+use crate::driver::Driver;
+use crate::error::driver;
+use crate::program::{PostOf, Steps};
+use crate::queue::Core;
+use crate::stream::Stream;
+use crate::timer::Timer;
+
+/// How far a run is; its queue submits, its owner answers.
+#[derive(Debug)]
+pub(crate) struct Progress<D: Driver> {
+    pub(crate) steps: Arc<Steps<D>>,
+    state: Mutex<State<D>>,
+}
+
+#[derive(Debug)]
+struct State<D: Driver> {
+    /// The number of the step; 0 before it begins.
+    step: u32,
+    /// The next segment to submit.
+    next: usize,
+    /// Present if the run is timed.
+    timer: Option<Timer<D>>,
+    /// Mailboxes whose answers are there.
+    answered: Vec<usize>,
+    /// Posts that were shown.
+    shown: usize,
+    /// Behind the last segment that was submitted.
+    last: Option<Arc<D::Event>>,
+    cancelled: bool,
+}
+
+/// What a run has come to.
+enum Stand<D: Driver> {
+    /// This post is there.
+    Post(u32, usize),
+    End,
+    /// Nothing yet: behind this event, if something was submitted.
+    Under(Option<Arc<D::Event>>),
+}
+
+impl<D: Driver> Progress<D> {
+    pub(crate) fn new(steps: &Arc<Steps<D>>, timer: Option<Timer<D>>) -> Progress<D> {
+        let state = State {
+            step: 0,
+            next: 0,
+            timer,
+            answered: Vec::new(),
+            shown: 0,
+            last: None,
+            cancelled: false,
+        };
+        Progress { steps: Arc::clone(steps), state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<D>> {
+        lock(&self.state)
+    }
+
+    /// Submits what can be, as step number `step` if it begins now; whether the next work may follow. One whose answers
+    /// the device waits for is done with when they are all there: so no two runs wait at once, and a poison that is meant
+    /// for one reaches no other.
+    pub(crate) fn submit(&self, stream: &Stream<D>, step: impl FnOnce() -> u32) -> Result<bool> {
+        let steps = &*self.steps;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if state.cancelled {
+            return Ok(true);
+        }
+        if state.step == 0 {
+            state.step = step();
+            if !steps.posts.is_empty() {
+                stream.fill(steps.step.part(0, 4), state.step)?;
+            }
+        }
+        while let Some(segment) = steps.segments.get(state.next) {
+            if segment.merge.is_some_and(|merge| !state.answered.contains(&merge)) {
+                return Ok(false);
+            }
+            match &mut state.timer {
+                Some(timer) => timer.give(segment, stream)?,
+                None => segment.give(stream)?,
+            }
+            state.last = Some(Arc::new(stream.mark(false)?));
+            state.next += 1;
+        }
+        Ok(state.answered.len() >= steps.merges.len())
+    }
+
+    /// Whether everything of it that was submitted is done.
+    pub(crate) fn is_done(&self, driver: &D) -> bool {
+        let last = self.lock().last.clone();
+        // A lost device reads and writes nothing any more.
+        last.is_none_or(|last| driver.has_happened(&last).unwrap_or(true))
+    }
+
+    /// How far it is, without waiting.
+    fn stand(&self) -> Result<Stand<D>> {
+        let steps = &*self.steps;
+        let state = self.lock();
+        if state.cancelled {
+            return Err(Error::Cancelled);
+        }
+        let here = steps.posts.get(state.shown);
+        let n_merged = here.map_or(steps.merges.len(), |post| post.n_merged);
+        // Nobody will answer a post that was shown and passed over.
+        let open = |(merge, _): &(usize, _)| !state.answered.contains(merge);
+        if steps.merges[..n_merged].iter().any(open) {
+            return Err(Error::Cancelled);
+        }
+        Ok(match here {
+            Some(post) if state.next > post.segment && post.mailbox.is_posted(state.step) => {
+                Stand::Post(state.step, state.shown)
+            }
+            None if state.next == steps.segments.len() => match &state.last {
+                Some(last) => Stand::Under(Some(Arc::clone(last))),
+                None => Stand::End,
+            },
+            Some(_) | None => Stand::Under(state.last.clone()),
+        })
+    }
+
+    /// Whether all is submitted and all posts were shown.
+    fn is_over(&self) -> bool {
+        let state = self.lock();
+        state.shown == self.steps.posts.len() && state.next == self.steps.segments.len()
+    }
+
+    /// Whether an event behind the segment of the next post says that it must be there.
+    fn is_late(&self) -> bool {
+        let state = self.lock();
+        let post = self.steps.posts.get(state.shown);
+        post.is_some_and(|post| state.next > post.segment && !post.mailbox.is_posted(state.step))
+    }
+
+    fn check_expired(&self) -> Result<()> {
+        let step = self.lock().step;
+        match self.steps.merges.iter().any(|(_, mailbox)| mailbox.has_expired(step)) {
+            true => Err(driver("merge", "the device waited too long for an answer")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A run as its owner holds it.
+#[derive(Debug)]
+pub(crate) struct SimtRun<D: Driver> {
+    core: Arc<Core<D>>,
+    progress: Arc<Progress<D>>,
+    /// The list of the post that is shown, and whose mailbox it belongs to.
+    rows: Option<(usize, HostRowSet)>,
+}
+
+/// Waits for something that comes soon or late: first without letting the thread go.
+struct Patience(u32);
+
+impl Patience {
+    /// Rounds that only look, and those that let others run.
+    const LOOKS: u32 = 200;
+    const YIELDS: u32 = 2_000;
+
+    /// Waits a little; whether it is worth asking the driver by now.
+    fn wait(&mut self) -> bool {
+        self.0 = self.0.saturating_add(1);
+        if self.0 < Patience::LOOKS {
+            std::hint::spin_loop();
+            return false;
+        }
+        if self.0 < Patience::LOOKS + Patience::YIELDS {
+            std::thread::yield_now();
+            return self.0.is_multiple_of(16);
+        }
+        std::thread::sleep(Duration::from_micros(50));
+        true
+    }
+}
+
+impl<D: Driver> SimtRun<D> {
+    pub(crate) fn new(core: &Arc<Core<D>>, progress: Arc<Progress<D>>) -> SimtRun<D> {
+        SimtRun { core: Arc::clone(core), progress, rows: None }
+    }
+
+    /// Gives the list of the last post back to its mailbox.
+    fn close(&mut self) {
+        if let Some((post, rows)) = self.rows.take() {
+            self.progress.steps.posts[post].mailbox.keep_rows(rows);
+        }
+    }
+
+    /// Waits until there is a post, or nothing more to come.
+    fn next(&self) -> Result<Option<(u32, usize)>> {
+        let (core, driver_) = (&*self.core, &*self.core.card.driver);
+        let mut patience = Patience(0);
+        loop {
+            let under = match self.progress.stand()? {
+                Stand::Post(step, post) => return Ok(Some((step, post))),
+                Stand::End => return Ok(None),
+                Stand::Under(under) => under,
+            };
+            if !patience.wait() {
+                continue;
+            }
+            core.advance()?;
+            let Some(last) = under else { continue };
+            if !driver_.has_happened(&last)? {
+                continue;
+            }
+            if self.progress.is_over() {
+                self.progress.check_expired()?;
+                return Ok(None);
+            }
+            // What it wrote was there before the event.
+            if self.progress.is_late() {
+                return Err(driver("post", "a segment ended without its post"));
+            }
+        }
+    }
+}
+
+impl<D: Driver> RawRun for SimtRun<D> {
+    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+        self.close();
+        let Some((_, number)) = self.next()? else { return Ok(None) };
+        self.progress.lock().shown += 1;
+        let post: &PostOf<D> = &self.progress.steps.posts[number];
+        let (mailbox, places) = (&post.mailbox, post.mailbox.places);
+        let n_tokens = mailbox.n_tokens().min(post.n_rows);
+        if let Some(held) = post.row_words {
+            let mut rows = mailbox.take_rows();
+            mailbox.read_rows(held, n_tokens, &mut rows);
+            self.rows = Some((number, rows));
+        }
+        let shape = mailbox.shape;
+        Ok(Some(Posted {
+            mailbox: post.index,
+            n_tokens,
+            x: mailbox.floats(places.x, n_tokens * shape.n_in),
+            rows: self.rows.as_ref().map(|(_, rows)| rows),
+            weights: mailbox.floats(places.weights, n_tokens * shape.n_weights),
+        }))
+    }
+
+    fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()> {
+        self.close();
+        let mut state = self.progress.lock();
+        if let Some((_, of)) = self.progress.steps.merges.iter().find(|(i, _)| *i == mailbox) {
+            of.answer(state.step, y);
+        }
+        state.answered.push(mailbox);
+        drop(state);
+        self.core.advance()
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.close();
+        match self.next()? {
+            Some(_) => {
+                self.cancel();
+                Err(Error::Cancelled)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn times(&mut self) -> Result<Times> {
+        let timer = self.progress.lock().timer.take();
+        timer.map_or(Ok(Times::none()), |timer| timer.times(&self.core.card.driver))
+    }
+
+    fn cancel(&mut self) {
+        self.close();
+        let mut state = self.progress.lock();
+        state.cancelled = true;
+        if state.step > 0 && self.progress.steps.flags {
+            for (_, mailbox) in &self.progress.steps.merges {
+                mailbox.poison(state.step);
+            }
+        }
+        drop(state);
+        // What waited behind this run goes on; a fault of it is the next caller's.
+        let _ = self.core.advance();
+    }
+}
+
+impl<D: Driver> Drop for SimtRun<D> {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
