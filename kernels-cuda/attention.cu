@@ -1,6 +1,6 @@
 // Attention of a few tokens: a block takes a span of positions of one token and up to HEADS heads that share keys and values,
-// so that these are read once. Online softmax over chunks of the span, which ends in its largest score, its sum of weights and
-// its weighted values; attention_merge puts the spans together.
+// so that these are read once. A span is every n-th chunk. Online softmax over its chunks; it ends in its largest score, its sum
+// of weights and its weighted values, and attention_merge puts the spans together.
 // Source: Flash attention (Dao et al.), split over positions as in Flash-Decoding.
 #include "lib/attention.cuh"
 
@@ -13,15 +13,15 @@ static constexpr unsigned AT_ONCE = 4;
 typedef cache::K_FORMAT Keys;
 typedef cache::V_FORMAT Values;
 
-// What a span is about.
-struct Span {
-    // Positions first..end, and the chunk that is looked at.
+// What of the cache is looked at.
+struct Chunk {
+    // Positions that the token sees, and where the chunk begins.
     unsigned first, end, start;
     // Rows of the cache of the chunk's two halves.
     unsigned rows[2];
 
-    DEVICE void look_at(unsigned chunk, const unsigned* blocks) {
-        start = chunk;
+    DEVICE void look_at(unsigned from, const unsigned* blocks) {
+        start = from;
         rows[0] = blocks[start / 32] * 32;
         rows[1] = start + 32 < end ? blocks[start / 32 + 1] * 32 : rows[0];
     }
@@ -51,7 +51,7 @@ template <unsigned N> DEVICE unsigned share_sums(float* v, unsigned lanes, unsig
 
 // Scores of the chunk: `scores[position][head]`, LOW where a position does not count.
 template <unsigned HEADS>
-DEVICE void score_chunk(const Span& span, const float4* queries, const unsigned* k, float* scores, unsigned first_value,
+DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigned* k, float* scores, unsigned first_value,
     unsigned d_head, unsigned k_words, unsigned lanes, float scale, bool wide) {
     const unsigned n_pieces = (d_head + PIECE - 1) / PIECE;
     const unsigned near = thread() % lanes;
@@ -62,8 +62,8 @@ DEVICE void score_chunk(const Span& span, const float4* queries, const unsigned*
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
             // Others are read as the nearest one that counts.
-            const unsigned at = i + a < span.from() ? span.from() : i + a < span.to() ? i + a : span.to() - 1;
-            rows[a] = k + span.row(at) * k_words;
+            const unsigned at = i + a < chunk.from() ? chunk.from() : i + a < chunk.to() ? i + a : chunk.to() - 1;
+            rows[a] = k + chunk.row(at) * k_words;
         }
         float sums[AT_ONCE * HEADS];
 #pragma unroll
@@ -103,7 +103,7 @@ DEVICE void score_chunk(const Span& span, const float4* queries, const unsigned*
             const unsigned at = i + (kept + s) / HEADS;
             // Where lanes are more than sums, several have the same one.
             if (s * lanes < AT_ONCE * HEADS && at < CHUNK) {
-                scores[i * HEADS + kept + s] = at >= span.from() && at < span.to() ? scale * sums[s] : LOW;
+                scores[i * HEADS + kept + s] = at >= chunk.from() && at < chunk.to() ? scale * sums[s] : LOW;
             }
         }
     }
@@ -143,19 +143,19 @@ DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* fact
 
 // Weighted values of the chunk, eight columns to a thread.
 template <unsigned HEADS>
-DEVICE void add_chunk(const Span& span, const float* weights, const unsigned* v, float (*sums)[PIECE], unsigned first_value,
+DEVICE void add_chunk(const Chunk& chunk, const float* weights, const unsigned* v, float (*sums)[PIECE], unsigned first_value,
     unsigned i, unsigned d_value, unsigned v_words, unsigned lanes, bool wide) {
     const unsigned step = THREADS / lanes;
 #pragma unroll 1
-    for (unsigned base = span.from() / step * step; base < span.to(); base += AT_ONCE * step) {
+    for (unsigned base = chunk.from() / step * step; base < chunk.to(); base += AT_ONCE * step) {
         float values[AT_ONCE][PIECE];
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
             const unsigned at = base + a * step + thread() / lanes;
-            const bool counts = at >= span.from() && at < span.to() && i < d_value;
+            const bool counts = at >= chunk.from() && at < chunk.to() && i < d_value;
 #pragma unroll
             for (unsigned j = 0; j < PIECE; j++) values[a][j] = 0.0f;
-            if (counts) load_piece<Values>(v + span.row(at) * v_words, first_value, i, d_value, wide, values[a]);
+            if (counts) load_piece<Values>(v + chunk.row(at) * v_words, first_value, i, d_value, wide, values[a]);
         }
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
@@ -193,7 +193,7 @@ template <unsigned HEADS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts,
     unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,
     unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans,
-    unsigned span_size, unsigned window, float scale, float softcap, unsigned wide) {
+    unsigned window, float scale, float softcap, unsigned wide) {
     // Queries and scores; in the end the sums of waves.
     DYNAMIC_SHARED(float4, queries);
     SHARED(float, largest, HEADS);
@@ -202,11 +202,12 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     const Batch facts{batch, max_tokens};
     const unsigned t = block_index().z, at_span = block_index().x;
     if (t >= real_tokens(batch, n_rows)) return;
-    const unsigned pos = facts.pos(t), seen = first_seen(pos, window);
-    Span span;
-    span.first = at_span * span_size > seen ? at_span * span_size : seen;
-    span.end = (at_span + 1) * span_size < pos + 1 ? (at_span + 1) * span_size : pos + 1;
-    if (span.first >= span.end) return;
+    const unsigned pos = facts.pos(t);
+    Chunk chunk;
+    chunk.first = first_seen(pos, window);
+    chunk.end = pos + 1;
+    const unsigned first_start = first_chunk(chunk.first, at_span, n_spans);
+    if (first_start >= chunk.end) return;
     const unsigned per_group = n_head / n_head_kv, n_tiles = (per_group + HEADS - 1) / HEADS;
     const unsigned g = block_index().y % n_head_kv, tile = block_index().y / n_head_kv % n_tiles;
     const unsigned first_col = block_index().y / n_head_kv / n_tiles * lanes_v * PIECE;
@@ -236,10 +237,10 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
         for (unsigned j = 0; j < PIECE; j++) sums[h][j] = 0.0f;
     }
     const unsigned* blocks = facts.blocks(facts.seq(t), max_seqs, max_blocks);
-    for (unsigned start = span.first / CHUNK * CHUNK; start < span.end; start += CHUNK) {
-        span.look_at(start, blocks);
+    for (unsigned start = first_start; start < chunk.end; start += n_spans * CHUNK) {
+        chunk.look_at(start, blocks);
         barrier();
-        score_chunk<HEADS>(span, queries, k, scores, g * d_head, d_head, k_words, lanes_k, scale, wide & WIDE_K);
+        score_chunk<HEADS>(chunk, queries, k, scores, g * d_head, d_head, k_words, lanes_k, scale, wide & WIDE_K);
         barrier();
         weigh_chunk<HEADS>(scores, largest, total, factor, softcap);
         barrier();
@@ -248,7 +249,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
 #pragma unroll
             for (unsigned j = 0; j < PIECE; j++) sums[h][j] *= factor[h];
         }
-        add_chunk<HEADS>(span, scores, v, sums, g * d_value, col, d_value, v_words, lanes_v, wide & WIDE_V);
+        add_chunk<HEADS>(chunk, scores, v, sums, g * d_value, col, d_value, v_words, lanes_v, wide & WIDE_V);
     }
     barrier();
     float* shared = reinterpret_cast<float*>(queries);
@@ -275,9 +276,9 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     KERNEL(attention_##heads)(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* parts,         \
         unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,       \
         unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v,               \
-        unsigned n_spans, unsigned span_size, unsigned window, float scale, float softcap, unsigned wide) {                      \
+        unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide) {                                          \
         attend<heads>(q, k, v, batch, parts, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, d_head, d_value,       \
-            k_words, v_words, lanes_k, lanes_v, n_spans, span_size, window, scale, softcap, wide);                               \
+            k_words, v_words, lanes_k, lanes_v, n_spans, window, scale, softcap, wide);                                          \
     }                                                                                                                            \
     EXPORT(attention_##heads)
 

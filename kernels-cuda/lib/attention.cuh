@@ -56,6 +56,13 @@ DEVICE float capped(float score, float softcap) {
 /// The first position that a token at `pos` sees.
 DEVICE unsigned first_seen(unsigned pos, unsigned window) { return window != 0 && pos + 1 > window ? pos + 1 - window : 0; }
 
+/// The first chunk from the one of position `first` on that is a span's: spans take chunks by turns, so that they have equally
+/// much to do however long a sequence is.
+DEVICE unsigned first_chunk(unsigned first, unsigned at_span, unsigned n_spans) {
+    const unsigned chunk = first / CHUNK;
+    return (chunk + (at_span + n_spans - chunk % n_spans) % n_spans) * CHUNK;
+}
+
 /// Where what a span ends in lies: weighted values of all spans, and behind them the largest score and the sum of weights.
 struct Parts {
     float *sums, *facts;

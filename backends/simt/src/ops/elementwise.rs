@@ -13,24 +13,9 @@ use crate::units::Unit;
 const FLAT: u32 = 256;
 
 /// Launches `kernel` of the unit of that name with a thread for each of `n` things.
-pub(super) fn each(
-    kernel: &'static str,
-    n: usize,
-    args: &[Arg],
-    out: &mut Lowering<'_>,
-) {
-    each_of(Unit::plain(kernel), kernel, n, args, out);
-}
-
-/// [`each`] in a unit of another name.
-pub(super) fn each_of(
-    unit: Unit,
-    kernel: &'static str,
-    n: usize,
-    args: &[Arg],
-    out: &mut Lowering<'_>,
-) {
-    out.launch(unit, kernel, [n.div_ceil(FLAT as usize), 1, 1], FLAT, args);
+pub(super) fn each(kernel: &'static str, n: usize, args: &[Arg], out: &mut Lowering<'_>) {
+    let grid = [n.div_ceil(FLAT as usize), 1, 1];
+    out.launch(Unit::plain(kernel), kernel, grid, FLAT, args);
 }
 
 fn n_values(tensor: &Tensor) -> usize {
