@@ -21,6 +21,7 @@ struct Transposed {
     static constexpr bool FLOAT = false;
     static constexpr bool TRANSPOSED = true;
     static constexpr bool TABLES = false;
+    static constexpr bool FOUR_BITS = NIBBLES;
 
     static DEVICE float4 table(const unsigned* row, unsigned q, unsigned wide) {
         if (wide != 0) {
