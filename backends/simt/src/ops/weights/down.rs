@@ -97,7 +97,8 @@ impl SecondHalf<'_> {
         let partial = self.rooms.partial.span(out)?;
         if self.n_tokens > FEW {
             let (weight, n_tokens, h) = (&weight, self.n_tokens, self.h);
-            return DownMany { weight, n_out, n_tokens, h, slice, groups: None, partial }.lower(out);
+            return DownMany { weight, n_out, n_tokens, h, slice, groups: None, partial }
+                .lower(out);
         }
         let (side, side_numbers) = side(&weight)?;
         let mut args = vec![ptr(weight.span), ptr(weight.tables(out))];
@@ -256,7 +257,8 @@ impl DownMany<'_> {
         ]);
         args.extend(side_numbers);
         let slices = if n_group > 0 { n_group } else { n_rows.div_ceil(self.slice) };
-        let tiles = [self.n_out.div_ceil(TILE_COLUMNS), self.n_tokens.div_ceil(TILE_TOKENS), slices];
+        let tiles =
+            [self.n_out.div_ceil(TILE_COLUMNS), self.n_tokens.div_ceil(TILE_TOKENS), slices];
         out.launch(Unit::down("down_many", &weight.desc), "down_many", tiles, BLOCK, &args);
         Ok(())
     }

@@ -178,7 +178,12 @@ impl Experts<'_> {
         Ok(())
     }
 
-    fn group_tokens(&self, rows: Span, most_rows: usize, out: &Lowering<'_>) -> Result<GroupTokens> {
+    fn group_tokens(
+        &self,
+        rows: Span,
+        most_rows: usize,
+        out: &Lowering<'_>,
+    ) -> Result<GroupTokens> {
         let pairs = self.rooms.pairs.span(out)?;
         let n_group = self.sizes.n_group;
         Ok(GroupTokens { pairs, rows, n_group, most_rows, x_by_pair: false })
@@ -239,7 +244,8 @@ impl Experts<'_> {
         }
         let weight = &Weight::new(&self.op.down)?;
         let n_out = self.op.y.desc().n_cols;
-        let groups = GroupTokens { x_by_pair: true, ..self.group_tokens(self.outputs, n_out, out)? };
+        let groups =
+            GroupTokens { x_by_pair: true, ..self.group_tokens(self.outputs, n_out, out)? };
         let (n_tokens, bias, groups) = (self.sizes.n_tokens, Span::NONE, Some(groups));
         let y = self.rooms.partial.span(out)?;
         Product { weight, x, n_tokens, bias, relu: false, groups, y }.lower(out);

@@ -1,7 +1,7 @@
 //! Feed-forward blocks: for few tokens gate first and only what counts, for many by tiles.
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
+use hal::op::{Activation, FfnKind, Groups, Skip, SparseFfn};
 use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
 use layout::stride;
 
@@ -210,10 +210,9 @@ impl Few<'_> {
             Some(gate) if gate.desc.format == up.desc.format => {
                 vec![Stage { test: Some(gate), up: Some(&up) }]
             }
-            Some(gate) => vec![
-                Stage { test: Some(gate), up: None },
-                Stage { test: None, up: Some(&up) },
-            ],
+            Some(gate) => {
+                vec![Stage { test: Some(gate), up: None }, Stage { test: None, up: Some(&up) }]
+            }
         };
         stages.iter().try_for_each(|stage| self.stage(stage, x, h, counts, out))
     }
