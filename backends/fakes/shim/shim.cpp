@@ -14,7 +14,6 @@
 #include <string.h>
 #include <time.h>
 
-#include <memory>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -30,8 +29,8 @@ __thread View* view = nullptr;
 namespace {
 
 constexpr unsigned MOST_THREADS = 1024, MOST_WAVES = 32, MOST_LANES = 64, MOST_ARRAYS = 16;
-/// What a block may have without asking for more.
-constexpr size_t MOST_SHARED = 48 * 1024;
+/// Room for what any device gives a block without being asked for more.
+constexpr size_t ROOM = 64 * 1024;
 /// Behind each array in shared memory.
 constexpr size_t GUARD = 64;
 /// A NaN as a float and as two halves, and a number far off as an integer.
@@ -76,15 +75,16 @@ struct Block : View {
 
     Array arrays[MOST_ARRAYS];
     unsigned n_arrays;
-    size_t used, dynamic_len;
-    alignas(64) unsigned char memory[2 * MOST_SHARED + (MOST_ARRAYS + 2) * (GUARD + 16)];
+    size_t used, dynamic_len, most_shared;
+    alignas(64) unsigned char memory[ROOM + (MOST_ARRAYS + 2) * (GUARD + 64)];
 
     Fault fault;
     char text[512];
     sigjmp_buf on_fault;
 
+    Block* next_idle;
+
     Block();
-    ~Block();
     void reset_fibres();
     unsigned draw(unsigned below);
     bool run();
@@ -103,7 +103,34 @@ struct Block : View {
     [[noreturn]] static void work();
 };
 
-thread_local std::unique_ptr<Block> own;
+/// What a thread holds of those that were made: the stacks of an ended thread serve another one.
+struct Own {
+    Block* block = nullptr;
+    ~Own();
+    void take();
+};
+pthread_mutex_t idle_mutex = PTHREAD_MUTEX_INITIALIZER;
+Block* idle = nullptr;
+thread_local Own own;
+
+Own::~Own() {
+    view = nullptr;
+    if (block == nullptr) return;
+    pthread_mutex_lock(&idle_mutex);
+    block->next_idle = idle;
+    idle = block;
+    pthread_mutex_unlock(&idle_mutex);
+}
+
+void Own::take() {
+    pthread_mutex_lock(&idle_mutex);
+    block = idle;
+    if (block != nullptr) idle = block->next_idle;
+    pthread_mutex_unlock(&idle_mutex);
+    if (block == nullptr) block = new Block;
+    block->reset_fibres();
+    view = block;
+}
 
 Block& here() { return *static_cast<Block*>(view); }
 
@@ -114,12 +141,7 @@ Block::Block() {
     stacks = static_cast<char*>(at);
     for (unsigned i = 0; i < MOST_THREADS; i++) pool[i].stack = stacks + i * Fibre::SIZE;
     n_threads = 0;
-    view = this;
-}
-
-Block::~Block() {
-    view = nullptr;
-    munmap(stacks, Fibre::SIZE * MOST_THREADS);
+    kernel = nullptr;
 }
 
 void Block::reset_fibres() {
@@ -377,13 +399,21 @@ void catch_faults() {
         sigaction(SIGSEGV, &ours, &before);
     });
     // The handler runs on a stack of its own: the one that faulted may be too small for it.
-    static thread_local std::unique_ptr<char[]> handler;
     stack_t had = {};
     if (sigaltstack(nullptr, &had) == 0 && (had.ss_flags & SS_DISABLE)) {
+        static thread_local struct Handler {
+            char* stack = nullptr;
+            ~Handler() {
+                stack_t none = {};
+                none.ss_flags = SS_DISABLE;
+                sigaltstack(&none, nullptr);
+                delete[] stack;
+            }
+        } handler;
         const size_t len = 64 * 1024;
-        handler.reset(new char[len]);
+        if (handler.stack == nullptr) handler.stack = new char[len];
         stack_t stack = {};
-        stack.ss_sp = handler.get();
+        stack.ss_sp = handler.stack;
         stack.ss_size = len;
         sigaltstack(&stack, nullptr);
     }
@@ -483,7 +513,7 @@ void* shared(const void* key, size_t len, size_t align) {
     const size_t at = (b.used + align - 1) / align * align;
     size_t total = b.dynamic_len + len;
     for (unsigned i = 0; i < b.n_arrays; i++) total += b.arrays[i].len;
-    if (total > MOST_SHARED) b.stop("%zu bytes of shared memory, of at most %zu", total, MOST_SHARED);
+    if (total > b.most_shared) b.stop("%zu bytes of shared memory, of at most %zu", total, b.most_shared);
     b.arrays[b.n_arrays++] = {key, b.memory + at, len};
     b.used = at + len + GUARD;
     ASAN_UNPOISON_MEMORY_REGION(b.memory + at, len);
@@ -508,14 +538,11 @@ uint64_t nanoseconds() {
 }
 
 Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
-    if (!own) {
-        own.reset(new Block);
-        own->reset_fibres();
-    }
-    Block& b = *own;
+    if (own.block == nullptr) own.take();
+    Block& b = *own.block;
     const bool block_fits = l.block.x > 0 && l.block.x <= MOST_THREADS && l.block.x % 64 == 0 && l.block.y == 1 && l.block.z == 1;
     if (!block_fits || l.grid.x == 0 || l.grid.y == 0 || l.grid.z == 0 || (l.wave != 32 && l.wave != 64) ||
-        l.shared > MOST_SHARED) {
+        l.most_shared > ROOM || l.shared > l.most_shared) {
         snprintf(b.text, sizeof b.text, "%s of unit %s: blocks (%u, %u, %u) of (%u, %u, %u) threads with %zu bytes are none",
                  kernel.name, kernel.unit, l.grid.x, l.grid.y, l.grid.z, l.block.x, l.block.y, l.block.z, l.shared);
         return {Fault::Geometry, b.text};
@@ -528,6 +555,7 @@ Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
     b.n_threads = l.block.x;
     b.n_waves = l.block.x / l.wave;
     b.dynamic_len = l.shared;
+    b.most_shared = l.most_shared;
     b.seed = l.seed;
     b.random = l.seed * 0x9e3779b97f4a7c15u | 1;
     b.fault = Fault::None;

@@ -88,6 +88,8 @@ struct Launch {
     unsigned wave;
     /// 0: everything in order.
     uint64_t seed;
+    /// Bytes that a block may have in all.
+    size_t most_shared = 48 * 1024;
 };
 
 /// Why a launch failed.
