@@ -26,7 +26,7 @@ const DROPPED: u32 = 0x8000_0000;
 const MAX_GROUPS: usize = 1024;
 /// Threads of a block of `ffn_few`, blocks of each multiprocessor, and neurons that a group of lanes tests at once.
 const BLOCK: u32 = 128;
-const PER_UNIT: u32 = 8;
+const PER_UNIT: u32 = 5;
 const NEURONS: usize = 2;
 
 /// The ways to compute a block.
