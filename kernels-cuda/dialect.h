@@ -1,4 +1,7 @@
-#pragma once
+// One guard for all dialects: the first one that is included is the one.
+#ifndef DIALECT
+#define DIALECT
+
 // The words kernels are written in, for CUDA: nvrtc and nvcc, sm_75 and later. The same words stand in
 // kernels-hip/dialect.h and, for tests on the CPU, in backends/fakes/shim/dialect.h; the path for includes decides.
 // Nothing else in this folder knows a vendor.
@@ -151,3 +154,5 @@ DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2]) {
     }
 #endif
 }
+
+#endif

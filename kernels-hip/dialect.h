@@ -1,4 +1,7 @@
-#pragma once
+// One guard for all dialects: the first one that is included is the one.
+#ifndef DIALECT
+#define DIALECT
+
 // The words kernels are written in, for HIP: hiprtc and clang, of ROCm 5 to 7. kernels-cuda/dialect.h says what they mean.
 // Kernels themselves are in kernels-cuda/; this folder holds what is AMD's own.
 
@@ -111,3 +114,5 @@ DEVICE unsigned long long nanoseconds() {
     return ticks / WALL_CLOCK_KHZ * 1000000 + ticks % WALL_CLOCK_KHZ * 1000000 / WALL_CLOCK_KHZ;
 }
 DEVICE void pause() { __builtin_amdgcn_s_sleep(4); }
+
+#endif

@@ -89,6 +89,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("backends/cpu/src/buffer.rs", "tensor memory that threads share"),
     ("backends/cpu/src/team.rs", "a job lent to the workers"),
     ("backends/cpu/src/program.rs", "the views of a program are made"),
+    ("backends/fakes/", "a test's functions in a fake driver, and the vendors' in its tests"),
     ("backends/simt/src/driver.rs", "the calls of a driver, and what they want to be promised"),
     ("backends/simt/src/native/", "the calls of a driver are made, its handles kept"),
     ("backends/cuda/src/library.rs", "functions of CUDA's driver"),

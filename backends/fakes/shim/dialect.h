@@ -1,4 +1,7 @@
-#pragma once
+// One guard for all dialects: the first one that is included is the one.
+#ifndef DIALECT
+#define DIALECT
+
 // The words kernels are written in, for tests on the CPU. kernels-cuda/dialect.h says what they mean; what is an error on a
 // device, or works by luck there, is found here: see shim.h.
 
@@ -114,3 +117,5 @@ DEVICE void pause() { shim::pause(); }
 DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     shim::mma_s8(d, a, b, line);
 }
+
+#endif
