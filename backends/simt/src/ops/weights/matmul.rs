@@ -20,7 +20,12 @@ const TILE_TOKENS: usize = 64;
 const SMALL_TILE_ROWS: usize = 32;
 
 pub(crate) fn plan_matmul(op: &MatMul<TensorDesc>, _facts: &Facts) -> Plan {
-    plan_of(refusal("w", &op.w), products_workspace(&op.w, op.x.n_rows))
+    plan_of(refuse_products(&op.w), products_workspace(&op.w, op.x.n_rows))
+}
+
+/// Why products of a weight cannot be made; `None` if they can.
+pub(crate) fn refuse_products(w: &TensorDesc) -> Option<String> {
+    refusal("w", w)
 }
 
 /// Bytes of workspace that [`products`] takes.

@@ -11,7 +11,7 @@ mod rows;
 mod scratch;
 
 pub(crate) use ffn::{lower_ffn, plan_ffn};
-pub(crate) use matmul::{lower_matmul, plan_matmul, products, products_workspace};
+pub(crate) use matmul::{lower_matmul, plan_matmul, products, products_workspace, refuse_products};
 pub(crate) use predict::{lower_predict, plan_predict};
 pub(crate) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, plan_get_rows};
 
