@@ -50,3 +50,50 @@ impl Unit {
 pub fn format_name(format: Format) -> String {
     format!("{format:?}").to_lowercase()
 }
+
+/// Formats that keys and values are kept in, as their units name them.
+const CACHE: [&str; 4] = ["bf16", "f16", "f32", "q8_0"];
+
+/// The file of a unit, and the names that are set while it is compiled, by the list of files in `kernels-cuda/UNITS`.
+#[must_use]
+pub fn source<'a>(list: &'a str, unit: &'a str) -> Option<(&'a str, Vec<(&'static str, &'a str)>)> {
+    let (file, variant) = unit.split_once('.').unwrap_or((unit, ""));
+    let lines = list.lines().filter_map(|line| line.trim().split_once(' '));
+    let (_, kind) =
+        lines.filter(|(name, _)| !name.starts_with('#')).find(|(name, _)| *name == file)?;
+    let names = match kind.trim() {
+        "plain" if variant.is_empty() => Vec::new(),
+        "weight" | "down" | "half" if !variant.is_empty() => vec![("FORMAT", variant)],
+        "cache" => {
+            let halves = |k: &&'static str| Some((*k, variant.strip_prefix(k)?.strip_prefix('_')?));
+            let mut pairs = CACHE.iter().filter_map(halves).filter(|(_, v)| CACHE.contains(v));
+            let (k, v) = pairs.next()?;
+            vec![("K_FORMAT", k), ("V_FORMAT", v)]
+        }
+        _ => return None,
+    };
+    Some((file, names))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_tells_what_it_is_compiled_with() {
+        let list = "# every file\n\nadd plain\nmatmul_few weight\nattention cache\n";
+        assert_eq!(source(list, "add"), Some(("add", Vec::new())));
+        let few = source(list, "matmul_few.q4_0");
+        assert_eq!(few, Some(("matmul_few", vec![("FORMAT", "q4_0")])));
+        for (k, v) in [("f16", "q8_0"), ("q8_0", "q8_0"), ("bf16", "f32"), ("q8_0", "bf16")] {
+            let unit = format!("attention.{k}_{v}");
+            let names = vec![("K_FORMAT", k), ("V_FORMAT", v)];
+            assert_eq!(source(list, &unit), Some(("attention", names)));
+        }
+        for wrong in
+            ["", "#", "add.q4_0", "matmul_few", "attention.f16", "attention.f16_q4_0", "none"]
+        {
+            assert_eq!(source(list, wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Which devices there are, and how one is opened.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use hal::{Bytes, DeviceKind, Error};
+use simt::native::Native;
+use simt::{Facts, Found, Missing, Options, Outcome, SimtBackend, in_order, slot};
+
+use crate::library::Library;
+use crate::vendor::Cuda;
+
+/// What the kernels were compiled for.
+const NEEDED: c_int = 12000;
+/// The oldest architecture that the kernels run on.
+const OLDEST: (c_int, c_int) = (7, 5);
+
+/// Every device that the driver shows, in the order of their slots, those that cannot be used among them. Starts the
+/// driver, which takes a while where cards sleep.
+///
+/// # Errors
+/// [`Missing`], if there is no driver that works, or no device.
+pub fn devices() -> Result<Vec<Found>, Missing> {
+    let library = ready()?;
+    let found: Result<Vec<Found>, Missing> =
+        (0..library.count()?).map(|ordinal| look_at(&library, ordinal)).collect();
+    match found?.as_slice() {
+        [] => Err(Missing::Device),
+        found => Ok(in_order("CUDA", found.to_vec())),
+    }
+}
+
+/// Opens a device.
+///
+/// # Errors
+/// Those of [`open_with`].
+pub fn open(found: &Found) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
+    open_with(found, Options::default())
+}
+
+/// Opens a device, given work in a way that is set: tests look at all of them.
+///
+/// # Errors
+/// [`Error::Unsupported`] for one that is too old, [`Error::OutOfMemory`] where no context fits,
+/// [`Error::MissingLibrary`] and [`Error::Driver`].
+pub fn open_with(found: &Found, options: Options) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
+    if let Some(reason) = found.refusal.clone() {
+        let device = found.name.clone();
+        return Err(Error::Unsupported { op: "open", device, reason });
+    }
+    let library = ready()?;
+    let device = library.device(found.ordinal)?;
+    let facts = facts(&library, device, found)?;
+    let (major, minor) = capability(&library, device)?;
+    let target = (10 * major + minor).max(0) as u32;
+    let (call, code, context) = library.retain(device);
+    match Outcome::of(code) {
+        Outcome::Done => {}
+        Outcome::OutOfMemory => {
+            let (device, label) = (found.name.clone(), "a context".to_owned());
+            return Err(Error::OutOfMemory { device, label, wanted: Bytes(0), free: Bytes(0) });
+        }
+        Outcome::Pending | Outcome::Lost | Outcome::Refused => {
+            let message = library.text(code);
+            return Err(Error::Driver { call: call.to_owned(), code: i64::from(code), message });
+        }
+    }
+    let calls = library.calls.clone();
+    SimtBackend::open_with(
+        Native::new(Cuda { library, device, context, target }, calls, facts),
+        options,
+    )
+}
+
+/// A driver that the kernels can be loaded with.
+fn ready() -> Result<Library, Missing> {
+    let library = Library::open()?;
+    match library.version()? {
+        version if version < NEEDED => Err(Missing::Version {
+            found: format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
+            needed: "CUDA 12.0 (driver 525 or newer)",
+        }),
+        _ => Ok(library),
+    }
+}
+
+/// Compute capability, 7 and 5 for 7.5.
+fn capability(library: &Library, device: c_int) -> Result<(c_int, c_int), Missing> {
+    let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+    Ok((library.attribute(major, device)?, library.attribute(minor, device)?))
+}
+
+fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
+    let device = library.device(ordinal)?;
+    let memory = Bytes(library.total(device)?);
+    let (major, minor) = capability(library, device)?;
+    let name = library.name(device)?;
+    let refusal = ((major, minor) < OLDEST).then(|| {
+        let (needed, and) = OLDEST;
+        format!("it has compute capability {major}.{minor}, kernels need {needed}.{and} (Turing) or newer")
+    });
+    Ok(Found {
+        name: String::new(),
+        description: format!("{name}, compute capability {major}.{minor}, {memory}"),
+        memory,
+        // A device without a slot is one all the same.
+        pci: library.slot(device).map(|text| slot(&text)).unwrap_or_default(),
+        refusal,
+        ordinal,
+    })
+}
+
+fn facts(library: &Library, device: c_int, found: &Found) -> Result<Facts, Missing> {
+    let ask = |which| library.attribute(which, device).map(|value| value.max(0) as u32);
+    let integrated = ask(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
+    Ok(Facts {
+        name: found.name.clone(),
+        description: found.description.clone(),
+        kind: if integrated { DeviceKind::Integrated } else { DeviceKind::Discrete },
+        total: found.memory,
+        wave: ask(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
+        n_units: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
+        shared: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
+        mma: true,
+        watchdog: ask(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
+    })
+}

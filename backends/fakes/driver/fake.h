@@ -1,0 +1,223 @@
+#pragma once
+// What the fake drivers of CUDA and HIP share: devices whose memory is the host's and whose kernels run through the shim.
+// Only for tests. Nothing here tells how a device behaves, let alone how fast it is.
+
+#include "../shim/shim.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fake {
+
+/// Codes of CUDA's driver; HIP has the same numbers.
+enum Code : int {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    NOT_REGISTERED = 713,
+    LAUNCH_FAILED = 719,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_UNMATCHED = 903,
+    CAPTURED_EVENT = 907,
+};
+const char* code_name(int code);
+
+/// What a test sets, for a device.
+struct Settings {
+    uint64_t memory = uint64_t(4) << 30;
+    /// For the order of lanes, waves and blocks; 0 is in order.
+    uint64_t seed = 1;
+    /// Before each piece of work.
+    uint64_t delay_us = 0;
+    /// The launch after so many is the last one; graphs' kernels count.
+    uint64_t lost_after = UINT64_MAX;
+    uint64_t lost_code = LAUNCH_FAILED;
+    /// The launch after so many is refused, by the call itself, once.
+    uint64_t refuse_after = UINT64_MAX;
+    uint64_t refuse_code = 701;
+    /// Kernels after so many wait until `release`.
+    uint64_t hang_after = UINT64_MAX;
+    uint64_t watchdog = 0;
+    uint64_t integrated = 0;
+    uint64_t units = 4;
+    uint64_t major = 8, minor = 6;
+};
+
+/// What a test sets, for the library.
+struct Library {
+    uint64_t devices = 1;
+    uint64_t version = 0;
+    uint64_t init = SUCCESS;
+    uint64_t wave = 32;
+    /// Whether hiprtc refuses all it is given.
+    uint64_t refuse_compiling = 0;
+    std::string arch = "gfx1100";
+    /// A folder to write launches to.
+    std::string record;
+};
+
+struct Stream;
+
+struct Device {
+    int ordinal = 0;
+    Settings settings;
+    std::mutex mutex;
+    std::condition_variable changed;
+    uint64_t used = 0;
+    int lost = SUCCESS;
+    std::set<std::shared_ptr<Stream>> streams;
+    std::shared_ptr<Stream> default_stream;
+    /// What tests ask for.
+    uint64_t n_launches = 0, n_refusals = 0, n_graphs = 0, n_copies = 0, bytes_in = 0, bytes_out = 0;
+    uint64_t most_used = 0;
+
+    /// Nothing works from here on.
+    void lose(int code, const std::string& why);
+    int state();
+};
+
+constexpr int MOST_DEVICES = 8;
+
+struct World {
+    /// "CUDA" or "HIP".
+    const char* vendor;
+    /// Shared memory of a block.
+    size_t most_shared;
+    Library library;
+    Device devices[MOST_DEVICES];
+
+    World(const char* vendor, const char* variable, size_t most_shared, uint64_t version);
+    /// Sets `key=value` and `N:key=value` (device N only), parted by blanks; false where something is unknown.
+    bool configure(const char* text);
+    bool set(Device* device, const std::string& key, const std::string& value);
+    uint64_t count(int device, const std::string& what);
+    Device* device(int ordinal);
+};
+/// Of this library.
+World& world();
+
+// Memory.
+
+enum class Kind { Device, Pinned };
+struct Allocation {
+    uintptr_t at;
+    size_t len;
+    Kind kind;
+    Device* device;
+    /// All that is mapped for it, with pages before and after that fault.
+    void* mapped;
+    size_t mapped_len;
+};
+int allocate(Device& device, Kind kind, size_t len, uintptr_t* at);
+int free_memory(Kind kind, uintptr_t at);
+/// Whether a range lies in one allocation.
+bool is_live(uintptr_t at, size_t len);
+/// The allocation around an address, or nothing with length 0.
+Allocation find_allocation(uintptr_t at);
+
+// Work.
+
+/// Gives a code, which ends the device unless it is 0.
+struct Op {
+    std::function<int(Device&)> run;
+};
+
+struct Stream {
+    Device& device;
+    bool is_capturing = false, capture_is_invalid = false;
+    int capture_mode = 0;
+    std::vector<Op> captured;
+
+    explicit Stream(Device& device);
+    ~Stream();
+    void push(Op op);
+    void finish();
+    bool is_idle();
+    static std::shared_ptr<Stream> start(Device& device);
+    void end();
+
+  private:
+    struct Queue;
+    std::shared_ptr<Queue> queue;
+};
+
+/// Adds to a recording, or to the work.
+int enqueue(Stream& stream, std::function<int(Device&)> run);
+/// Waits for all of a device.
+void finish_all(Device& device);
+
+struct Moment {
+    std::mutex mutex;
+    std::condition_variable happened;
+    bool is_done = false;
+    uint64_t at = 0;
+};
+struct Event {
+    Device& device;
+    bool is_timed;
+    bool is_captured = false;
+    std::shared_ptr<Moment> moment;
+};
+int record(Event& event, Stream& stream);
+int query(Event& event);
+int wait(Event& event);
+int elapsed(float* milliseconds, Event& from, Event& to);
+int wait_in(Stream& stream, Event& event);
+
+struct Module {
+    Device& device;
+    std::string unit;
+    std::map<std::string, std::unique_ptr<struct Function>> functions;
+};
+struct Function {
+    Device& device;
+    const shim::Kernel* kernel;
+};
+/// A module from a text whose first line is `// unit NAME`.
+int load(Device& device, const char* image, Module** module, std::string* log);
+int function(Module& module, const char* name, Function** out);
+
+struct Graph {
+    std::vector<Op> ops;
+};
+int begin_capture(Stream& stream, int mode);
+int end_capture(Stream& stream, Graph** graph);
+int launch_graph(Stream& stream, const Graph& graph);
+
+int copy(Stream& stream, uintptr_t dst, bool dst_on_device, uintptr_t src, bool src_on_device, size_t len);
+int fill(Stream& stream, uintptr_t dst, uint32_t value, size_t size_of_value, size_t n);
+int launch(Stream& stream, Function& function, shim::Index grid, shim::Index block, size_t shared, void** params);
+
+// Handles: what a test has ended must not be used again.
+
+enum class Type { Stream, Event, Module, Function, Graph, ReadyGraph, Program };
+void* add_handle(Type type, void* object);
+bool is_handle(Type type, void* object);
+bool remove_handle(Type type, void* object);
+uint64_t n_handles(Type type);
+
+/// The device of this thread's calls.
+extern thread_local Device* current;
+/// What stops any call: no device chosen, or one that is lost.
+int ready();
+
+} // namespace fake

@@ -1,0 +1,136 @@
+// Device memory and pinned memory: the host's, each allocation between pages that fault.
+
+#include "fake.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <deque>
+
+namespace fake {
+
+namespace {
+
+/// What nobody wrote: a NaN as a float and as two halves, a number far off as an integer.
+constexpr uint32_t POISON = 0xffe1ffe1;
+/// Larger allocations are poisoned at both ends only: pages that nobody uses cost nothing.
+constexpr size_t MOST_POISONED = size_t(16) << 20;
+/// Freed address ranges that stay unused for a while, so that who uses them still is found.
+constexpr size_t N_RESTING = 256;
+
+struct Memory {
+    std::mutex mutex;
+    std::map<uintptr_t, Allocation> live;
+    std::deque<std::pair<void*, size_t>> resting;
+};
+Memory& memory() {
+    static Memory* all = new Memory;
+    return *all;
+}
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+void poison(uintptr_t at, size_t len) {
+    unsigned char* bytes = reinterpret_cast<unsigned char*>(at);
+    for (size_t i = 0; i < len; i += 4) memcpy(bytes + i, &POISON, len - i < 4 ? len - i : 4);
+}
+
+bool is_poison(uintptr_t at, size_t len) {
+    const unsigned char* bytes = reinterpret_cast<unsigned char*>(at);
+    for (size_t i = 0; i < len; i++) {
+        if (bytes[i] != reinterpret_cast<const unsigned char*>(&POISON)[i % 4]) return false;
+    }
+    return true;
+}
+
+} // namespace
+
+int allocate(Device& device, Kind kind, size_t len, uintptr_t* at) {
+    if (len == 0) return INVALID_VALUE;
+    // As on devices, in steps; what is too large for a number is too large.
+    const size_t step = 512;
+    if (len > SIZE_MAX / 2) return OUT_OF_MEMORY;
+    const size_t booked = kind == Kind::Device ? round_up(len, step) : 0;
+    {
+        std::lock_guard<std::mutex> lock(device.mutex);
+        if (booked > device.settings.memory || device.used > device.settings.memory - booked) return OUT_OF_MEMORY;
+        device.used += booked;
+        if (device.used > device.most_used) device.most_used = device.used;
+    }
+    const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    const size_t inner = round_up(len, page), outer = inner + 2 * page;
+    void* mapped = mmap(nullptr, outer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const bool fine = mapped != MAP_FAILED &&
+                      mprotect(static_cast<char*>(mapped) + page, inner, PROT_READ | PROT_WRITE) == 0;
+    if (!fine) {
+        if (mapped != MAP_FAILED) munmap(mapped, outer);
+        std::lock_guard<std::mutex> lock(device.mutex);
+        device.used -= booked;
+        return OUT_OF_MEMORY;
+    }
+    // At the end of its pages, as far as alignment lets it.
+    const uintptr_t first = reinterpret_cast<uintptr_t>(mapped) + page;
+    const uintptr_t start = first + inner - round_up(len, 256);
+    poison(first, start - first);
+    const size_t n_poisoned = len < 2 * MOST_POISONED ? len : MOST_POISONED;
+    poison(start, n_poisoned);
+    if (n_poisoned < len) poison(start + (len - MOST_POISONED) / 4 * 4, MOST_POISONED);
+    poison(start + round_up(len, 4), round_up(len, 256) - round_up(len, 4));
+    std::lock_guard<std::mutex> lock(memory().mutex);
+    memory().live[start] = {start, len, kind, &device, mapped, outer};
+    *at = start;
+    return SUCCESS;
+}
+
+int free_memory(Kind kind, uintptr_t at) {
+    Allocation gone;
+    {
+        std::lock_guard<std::mutex> lock(memory().mutex);
+        auto found = memory().live.find(at);
+        if (found == memory().live.end() || found->second.kind != kind) return INVALID_VALUE;
+        gone = found->second;
+    }
+    // Drivers wait for the device before they take memory away.
+    finish_all(*gone.device);
+    const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    const uintptr_t first = reinterpret_cast<uintptr_t>(gone.mapped) + page;
+    const uintptr_t end = gone.at + round_up(gone.len, 4);
+    const bool whole = is_poison(first, gone.at - first) && is_poison(end, gone.at + round_up(gone.len, 256) - end);
+    {
+        std::lock_guard<std::mutex> lock(memory().mutex);
+        memory().live.erase(at);
+        mprotect(gone.mapped, gone.mapped_len, PROT_NONE);
+        madvise(gone.mapped, gone.mapped_len, MADV_DONTNEED);
+        memory().resting.emplace_back(gone.mapped, gone.mapped_len);
+        if (memory().resting.size() > N_RESTING) {
+            munmap(memory().resting.front().first, memory().resting.front().second);
+            memory().resting.pop_front();
+        }
+    }
+    if (gone.kind == Kind::Device) {
+        std::lock_guard<std::mutex> lock(gone.device->mutex);
+        gone.device->used -= round_up(gone.len, 512);
+    }
+    if (!whole) {
+        gone.device->lose(ILLEGAL_ADDRESS, "a write beside an allocation of " + std::to_string(gone.len) + " bytes");
+        return ILLEGAL_ADDRESS;
+    }
+    return SUCCESS;
+}
+
+Allocation find_allocation(uintptr_t at) {
+    std::lock_guard<std::mutex> lock(memory().mutex);
+    auto after = memory().live.upper_bound(at);
+    if (after == memory().live.begin()) return {};
+    const Allocation& before = std::prev(after)->second;
+    return at - before.at < before.len ? before : Allocation{};
+}
+
+bool is_live(uintptr_t at, size_t len) {
+    const Allocation found = find_allocation(at);
+    return found.len > 0 && len <= found.len - (at - found.at);
+}
+
+} // namespace fake

@@ -1,0 +1,344 @@
+// Streams, each a thread; events; graphs; and the work that they do.
+
+#include "fake.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <thread>
+
+namespace fake {
+
+thread_local Device* current = nullptr;
+
+int ready() {
+    if (current == nullptr) return INVALID_CONTEXT;
+    return current->state();
+}
+
+int Device::state() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return lost;
+}
+
+void Device::lose(int code, const std::string& why) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (lost != SUCCESS) return;
+    lost = code;
+    fprintf(stderr, "FAKE %s device %d: %s: %s\n", world().vendor, ordinal, code_name(code), why.c_str());
+}
+
+struct Stream::Queue {
+    Device& device;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Op> ops;
+    bool is_busy = false, is_ended = false;
+
+    explicit Queue(Device& device) : device(device) {}
+
+    void work() {
+        for (;;) {
+            Op op;
+            {
+                std::unique_lock<std::mutex> lock(mutex);
+                is_busy = false;
+                changed.notify_all();
+                changed.wait(lock, [&] { return !ops.empty() || is_ended; });
+                if (ops.empty()) return;
+                op = std::move(ops.front());
+                ops.pop_front();
+                is_busy = true;
+            }
+            uint64_t delay = 0;
+            {
+                std::lock_guard<std::mutex> lock(device.mutex);
+                delay = device.settings.delay_us;
+            }
+            if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+            const int code = op.run(device);
+            if (code != SUCCESS) device.lose(code, "work in a stream failed");
+        }
+    }
+};
+
+Stream::Stream(Device& device) : device(device), queue(std::make_shared<Queue>(device)) {
+    std::thread([queue = queue] { queue->work(); }).detach();
+}
+
+Stream::~Stream() { end(); }
+
+void Stream::end() {
+    std::lock_guard<std::mutex> lock(queue->mutex);
+    queue->is_ended = true;
+    queue->changed.notify_all();
+}
+
+std::shared_ptr<Stream> Stream::start(Device& device) {
+    auto stream = std::make_shared<Stream>(device);
+    std::lock_guard<std::mutex> lock(device.mutex);
+    device.streams.insert(stream);
+    return stream;
+}
+
+void Stream::push(Op op) {
+    std::lock_guard<std::mutex> lock(queue->mutex);
+    queue->ops.push_back(std::move(op));
+    queue->changed.notify_all();
+}
+
+void Stream::finish() {
+    std::unique_lock<std::mutex> lock(queue->mutex);
+    queue->changed.wait(lock, [&] { return queue->ops.empty() && !queue->is_busy; });
+}
+
+bool Stream::is_idle() {
+    std::lock_guard<std::mutex> lock(queue->mutex);
+    return queue->ops.empty() && !queue->is_busy;
+}
+
+int enqueue(Stream& stream, std::function<int(Device&)> run) {
+    // Work that was given before the device was lost is not done any more either; events still happen.
+    if (stream.is_capturing) {
+        if (stream.capture_is_invalid) return CAPTURE_INVALIDATED;
+        stream.captured.push_back({std::move(run)});
+        return SUCCESS;
+    }
+    stream.push({std::move(run)});
+    return SUCCESS;
+}
+
+void finish_all(Device& device) {
+    std::vector<std::shared_ptr<Stream>> streams;
+    {
+        std::lock_guard<std::mutex> lock(device.mutex);
+        streams.assign(device.streams.begin(), device.streams.end());
+    }
+    for (auto& stream : streams) stream->finish();
+}
+
+int record(Event& event, Stream& stream) {
+    if (&event.device != &stream.device) return INVALID_HANDLE;
+    event.is_captured = stream.is_capturing;
+    auto moment = std::make_shared<Moment>();
+    event.moment = moment;
+    return enqueue(stream, [moment](Device&) {
+        std::lock_guard<std::mutex> lock(moment->mutex);
+        moment->is_done = true;
+        moment->at = shim::nanoseconds();
+        moment->happened.notify_all();
+        return SUCCESS;
+    });
+}
+
+int query(Event& event) {
+    if (event.is_captured) return CAPTURED_EVENT;
+    if (!event.moment) return SUCCESS;
+    std::lock_guard<std::mutex> lock(event.moment->mutex);
+    return event.moment->is_done ? SUCCESS : NOT_READY;
+}
+
+int wait(Event& event) {
+    if (event.is_captured) return CAPTURED_EVENT;
+    if (!event.moment) return SUCCESS;
+    auto moment = event.moment;
+    std::unique_lock<std::mutex> lock(moment->mutex);
+    moment->happened.wait(lock, [&] { return moment->is_done; });
+    return SUCCESS;
+}
+
+int elapsed(float* milliseconds, Event& from, Event& to) {
+    if (!from.is_timed || !to.is_timed || !from.moment || !to.moment) return INVALID_HANDLE;
+    for (Event* event : {&from, &to}) {
+        if (const int code = query(*event)) return code;
+    }
+    *milliseconds = float(double(int64_t(to.moment->at - from.moment->at)) / 1e6);
+    return SUCCESS;
+}
+
+int wait_in(Stream& stream, Event& event) {
+    // Recordings of several streams in one are not modelled.
+    if (stream.is_capturing || event.is_captured) return CAPTURE_UNSUPPORTED;
+    if (!event.moment) return SUCCESS;
+    auto moment = event.moment;
+    return enqueue(stream, [moment](Device&) {
+        std::unique_lock<std::mutex> lock(moment->mutex);
+        moment->happened.wait(lock, [&] { return moment->is_done; });
+        return SUCCESS;
+    });
+}
+
+int begin_capture(Stream& stream, int mode) {
+    if (stream.is_capturing) return INVALID_VALUE;
+    if (mode < 0 || mode > 2) return INVALID_VALUE;
+    stream.is_capturing = true;
+    stream.capture_is_invalid = false;
+    stream.capture_mode = mode;
+    stream.captured.clear();
+    return SUCCESS;
+}
+
+int end_capture(Stream& stream, Graph** graph) {
+    if (!stream.is_capturing) return CAPTURE_UNMATCHED;
+    stream.is_capturing = false;
+    *graph = nullptr;
+    if (stream.capture_is_invalid) return CAPTURE_INVALIDATED;
+    *graph = new Graph{std::move(stream.captured)};
+    stream.captured.clear();
+    return SUCCESS;
+}
+
+int launch_graph(Stream& stream, const Graph& graph) {
+    // A graph in a recording would be a node of its own.
+    if (stream.is_capturing) return CAPTURE_UNSUPPORTED;
+    auto ops = std::make_shared<std::vector<Op>>(graph.ops);
+    return enqueue(stream, [ops](Device& device) {
+        {
+            std::lock_guard<std::mutex> lock(device.mutex);
+            device.n_graphs++;
+        }
+        for (const Op& op : *ops) {
+            if (const int code = op.run(device)) return code;
+        }
+        return int(SUCCESS);
+    });
+}
+
+int copy(Stream& stream, uintptr_t dst, bool dst_on_device, uintptr_t src, bool src_on_device, size_t len) {
+    return enqueue(stream, [=](Device& device) {
+        if (device.state() != SUCCESS || len == 0) return int(SUCCESS);
+        const bool fine = (!dst_on_device || is_live(dst, len)) && (!src_on_device || is_live(src, len));
+        if (!fine) {
+            device.lose(ILLEGAL_ADDRESS, "a copy of " + std::to_string(len) + " bytes leaves its allocation");
+            return int(ILLEGAL_ADDRESS);
+        }
+        {
+            std::lock_guard<std::mutex> lock(device.mutex);
+            device.n_copies++;
+            device.bytes_in += src_on_device ? 0 : len;
+            device.bytes_out += dst_on_device ? 0 : len;
+        }
+        memmove(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), len);
+        return int(SUCCESS);
+    });
+}
+
+int fill(Stream& stream, uintptr_t dst, uint32_t value, size_t size_of_value, size_t n) {
+    if (dst % size_of_value != 0) return INVALID_VALUE;
+    return enqueue(stream, [=](Device& device) {
+        if (device.state() != SUCCESS || n == 0) return int(SUCCESS);
+        if (n > SIZE_MAX / size_of_value || !is_live(dst, n * size_of_value)) {
+            device.lose(ILLEGAL_ADDRESS, "a fill leaves its allocation");
+            return int(ILLEGAL_ADDRESS);
+        }
+        char* at = reinterpret_cast<char*>(dst);
+        for (size_t i = 0; i < n; i++) memcpy(at + i * size_of_value, &value, size_of_value);
+        return int(SUCCESS);
+    });
+}
+
+namespace {
+
+/// Writes a launch with all the memory it can reach, for scripts/check_kernels_asan: words are little-endian.
+void write_launch(const std::string& folder, const shim::Kernel& kernel, const shim::Launch& l, void** params) {
+    static std::mutex mutex;
+    static std::map<std::string, unsigned> written;
+    constexpr unsigned MOST_PER_KERNEL = 6;
+    constexpr size_t MOST_BYTES = size_t(4) << 20;
+    std::lock_guard<std::mutex> lock(mutex);
+    const std::string name = std::string(kernel.unit) + "-" + kernel.name;
+    if (written[name] >= MOST_PER_KERNEL) return;
+    std::map<uintptr_t, Allocation> reached;
+    size_t total = 0;
+    for (size_t i = 0; kernel.kinds[i] != 0; i++) {
+        if (kernel.kinds[i] != 'p') continue;
+        const Allocation found = find_allocation(*static_cast<uintptr_t*>(params[i]));
+        if (found.len > 0 && reached.emplace(found.at, found).second) total += found.len;
+    }
+    if (total > MOST_BYTES) return;
+    const std::string path = folder + "/" + name + "-" + std::to_string(getpid()) + "-" + std::to_string(written[name]++);
+    FILE* file = fopen((path + ".part").c_str(), "wb");
+    if (file == nullptr) return;
+    const auto word = [&](uint64_t v) { fwrite(&v, 8, 1, file); };
+    const auto text = [&](const char* v) {
+        word(strlen(v));
+        fwrite(v, 1, strlen(v), file);
+    };
+    text(kernel.unit);
+    text(kernel.name);
+    for (uint64_t v : {uint64_t(l.grid.x), uint64_t(l.grid.y), uint64_t(l.grid.z), uint64_t(l.block.x), uint64_t(l.shared),
+                       uint64_t(l.wave), uint64_t(l.seed)}) {
+        word(v);
+    }
+    word(reached.size());
+    for (const auto& [at, allocation] : reached) {
+        word(at);
+        word(allocation.len);
+        fwrite(reinterpret_cast<const void*>(at), 1, allocation.len, file);
+    }
+    text(kernel.kinds);
+    for (size_t i = 0; kernel.kinds[i] != 0; i++) {
+        uint64_t v = 0;
+        memcpy(&v, params[i], shim::size_of(kernel.kinds[i]));
+        word(v);
+    }
+    fclose(file);
+    rename((path + ".part").c_str(), path.c_str());
+}
+
+} // namespace
+
+int launch(Stream& stream, Function& function, shim::Index grid, shim::Index block, size_t shared, void** params) {
+    Device& device = stream.device;
+    if (&function.device != &device) return INVALID_HANDLE;
+    const uint64_t n_threads = uint64_t(block.x) * block.y * block.z;
+    if (n_threads == 0 || n_threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0) return INVALID_VALUE;
+    if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535 || shared > world().most_shared) return INVALID_VALUE;
+    {
+        std::lock_guard<std::mutex> lock(device.mutex);
+        if (device.n_refusals++ == device.settings.refuse_after) return int(device.settings.refuse_code);
+    }
+    const shim::Kernel* kernel = function.kernel;
+    // As drivers do: the values are taken now.
+    auto values = std::make_shared<std::vector<uint64_t>>();
+    for (size_t i = 0; kernel->kinds[i] != 0; i++) {
+        if (params == nullptr || params[i] == nullptr) return INVALID_VALUE;
+        uint64_t value = 0;
+        memcpy(&value, params[i], shim::size_of(kernel->kinds[i]));
+        values->push_back(value);
+    }
+    return enqueue(stream, [=](Device& device) {
+        uint64_t number, seed, lost_after, lost_code;
+        {
+            std::unique_lock<std::mutex> lock(device.mutex);
+            if (device.lost != SUCCESS) return int(SUCCESS);
+            number = device.n_launches++;
+            device.changed.wait(lock, [&] { return number < device.settings.hang_after || device.lost != SUCCESS; });
+            seed = device.settings.seed;
+            lost_after = device.settings.lost_after;
+            lost_code = device.settings.lost_code;
+        }
+        if (number >= lost_after) {
+            device.lose(int(lost_code), "as the test wants it");
+            return int(lost_code);
+        }
+        std::vector<void*> pointers;
+        for (uint64_t& value : *values) pointers.push_back(&value);
+        const uint64_t order = seed == 0 ? 0 : (seed << 32 | (number & 0xffffffffu)) | uint64_t(1) << 63;
+        const unsigned wave = unsigned(world().library.wave);
+        const shim::Launch how = {grid, block, shared, wave, order, world().most_shared};
+        if (!world().library.record.empty()) write_launch(world().library.record, *kernel, how, pointers.data());
+        const shim::Outcome outcome = shim::launch(*kernel, how, pointers.data());
+        if (outcome.fault == shim::Fault::None) return int(SUCCESS);
+        const int code = outcome.fault == shim::Fault::Address ? ILLEGAL_ADDRESS : LAUNCH_FAILED;
+        device.lose(code, outcome.text);
+        return code;
+    });
+}
+
+} // namespace fake

@@ -1,0 +1,123 @@
+// One guard for all dialects: the first one that is included is the one.
+#ifndef DIALECT
+#define DIALECT
+
+// The words kernels are written in, for tests on the CPU. kernels-cuda/dialect.h says what they mean; what is an error on a
+// device, or works by luck there, is found here: see shim.h.
+
+#include "shim.h"
+
+#include <math.h>
+#include <string.h>
+
+#define KERNEL(name) static void name
+#define EXPORT(name) static const shim::Export export_##name(SHIM_UNIT, #name, name);
+#define DEVICE inline
+
+#define SHARED(T, name, n)   \
+    static char key_##name; \
+    T(&name)[n] = *static_cast<T(*)[n]>(shim::shared(&key_##name, sizeof(T) * (n), alignof(T)))
+#define DYNAMIC_SHARED(T, name) T* const name = reinterpret_cast<T*>(shim::view->dynamic)
+
+#define WAVE (shim::view->wave)
+#if !defined(HAS_MMA)
+#define HAS_MMA 1
+#endif
+
+// Aligned as on devices, so that a sanitiser sees what would be misaligned there.
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+typedef shim::Index uint3;
+DEVICE uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+DEVICE uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
+DEVICE uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+DEVICE int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+DEVICE float2 make_float2(float x, float y) { return {x, y}; }
+DEVICE float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+DEVICE unsigned thread() { return shim::view->thread; }
+DEVICE uint3 block_index() { return shim::view->block; }
+DEVICE uint3 block_size() { return shim::view->size; }
+DEVICE uint3 grid_size() { return shim::view->grid; }
+DEVICE unsigned lane() { return shim::view->thread & (WAVE - 1); }
+
+// A caller's line tells lanes that took different ways from lanes that did not.
+DEVICE void barrier(int line = __builtin_LINE()) { shim::barrier(line); }
+
+DEVICE unsigned bits(float v) {
+    unsigned u;
+    memcpy(&u, &v, 4);
+    return u;
+}
+DEVICE float from_bits(unsigned u) {
+    float v;
+    memcpy(&v, &u, 4);
+    return v;
+}
+
+DEVICE unsigned shfl(unsigned v, unsigned from, int line = __builtin_LINE()) {
+    return shim::exchange(v, from & (WAVE - 1), line);
+}
+DEVICE int shfl(int v, unsigned from, int line = __builtin_LINE()) { return int(shfl(unsigned(v), from, line)); }
+DEVICE float shfl(float v, unsigned from, int line = __builtin_LINE()) { return from_bits(shfl(bits(v), from, line)); }
+template <class T> DEVICE T shfl_xor(T v, unsigned offset, int line = __builtin_LINE()) {
+    return shfl(v, lane() ^ offset, line);
+}
+template <class T> DEVICE T shfl_down(T v, unsigned offset, int line = __builtin_LINE()) {
+    const unsigned from = lane() + offset;
+    return shfl(v, from < WAVE ? from : lane(), line);
+}
+DEVICE unsigned long long ballot(bool p, int line = __builtin_LINE()) { return shim::ballot(p, line); }
+DEVICE bool any(bool p, int line = __builtin_LINE()) { return shim::ballot(p, line) != 0; }
+DEVICE unsigned popc(unsigned v) { return __builtin_popcount(v); }
+DEVICE unsigned popcll(unsigned long long v) { return __builtin_popcountll(v); }
+
+DEVICE int dot4(int a, int b, int c) {
+    for (int i = 0; i < 32; i += 8) {
+        c += int((signed char)(unsigned(a) >> i)) * int((signed char)(unsigned(b) >> i));
+    }
+    return c;
+}
+
+DEVICE float half_to_float(unsigned short h) {
+    // The exponent's bias is put right by a product, which makes subnormal numbers normal too.
+    const float wide = from_bits((h & 0x7fffu) << 13) * from_bits(0x77800000u);
+    const unsigned infinite = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
+    return from_bits(bits(wide) | infinite | (h & 0x8000u) << 16);
+}
+DEVICE unsigned short float_to_half(float v) {
+    const unsigned sign = bits(v) >> 16 & 0x8000u, size = bits(v) & 0x7fffffffu;
+    if (size > 0x7f800000u) return sign | 0x7e00u | (size >> 13 & 0x3ffu);
+    if (size >= 0x477ff000u) return sign | 0x7c00u;
+    // One half has the last place that subnormal halves have: the sum rounds to it.
+    if (size < 0x38800000u) return sign | (bits(from_bits(size) + 0.5f) - 0x3f000000u);
+    const unsigned even = size + 0xfffu + (size >> 13 & 1);
+    return sign | (even - 0x38000000u) >> 13;
+}
+DEVICE float divide(float a, float b) { return a / b; }
+
+template <class T> DEVICE T load_stream(const T* at) { return *at; }
+
+DEVICE unsigned atomic_add(unsigned* at, unsigned v) { return __atomic_fetch_add(at, v, __ATOMIC_RELAXED); }
+DEVICE unsigned atomic_or(unsigned* at, unsigned v) { return __atomic_fetch_or(at, v, __ATOMIC_RELAXED); }
+DEVICE unsigned atomic_max(unsigned* at, unsigned v) {
+    unsigned old = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (old < v && !__atomic_compare_exchange_n(at, &old, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return old;
+}
+
+DEVICE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+DEVICE unsigned load_system(const volatile unsigned* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+DEVICE void store_system(volatile unsigned* at, unsigned v) { __atomic_store_n(at, v, __ATOMIC_RELAXED); }
+DEVICE unsigned long long nanoseconds() { return shim::nanoseconds(); }
+DEVICE void pause() { shim::pause(); }
+
+DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
+    shim::mma_s8(d, a, b, line);
+}
+
+#endif

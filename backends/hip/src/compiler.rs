@@ -1,0 +1,168 @@
+//! ROCm's compiler for kernels, hiprtc.
+
+#![allow(unsafe_code, reason = "functions of a C library")]
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr;
+use std::sync::Mutex;
+
+use hal::{Error, Result};
+use libloading::Library;
+use simt::Missing;
+use simt::native::{Function, Raw};
+
+use crate::sources::Source;
+
+/// Program, source, name, number of headers, their texts, their names.
+type Create = unsafe extern "C" fn(
+    *mut Raw,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+/// Program, where a size goes.
+type Size = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
+/// Program, where bytes go.
+type Get = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
+
+/// The compiler. Programs are compiled one after the other: versions of it differ in what they bear.
+#[derive(Debug)]
+pub(crate) struct Compiler {
+    version: Function<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>,
+    create: Function<Create>,
+    compile: Function<unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> c_int>,
+    log_size: Function<Size>,
+    log: Function<Get>,
+    code_size: Function<Size>,
+    code: Function<Get>,
+    destroy: Function<unsafe extern "C" fn(*mut Raw) -> c_int>,
+    text: Function<unsafe extern "C" fn(c_int) -> *const c_char>,
+    turn: Mutex<()>,
+}
+
+impl Compiler {
+    /// Looks the compiler up in a library that is never closed.
+    ///
+    /// # Errors
+    /// [`Missing::Function`].
+    pub(crate) fn find(library: &'static Library) -> std::result::Result<Compiler, Missing> {
+        // SAFETY: the types are those of `hiprtc.h`, in which no version has changed them.
+        unsafe {
+            Ok(Compiler {
+                version: Function::find(library, "hiprtcVersion")?,
+                create: Function::find(library, "hiprtcCreateProgram")?,
+                compile: Function::find(library, "hiprtcCompileProgram")?,
+                log_size: Function::find(library, "hiprtcGetProgramLogSize")?,
+                log: Function::find(library, "hiprtcGetProgramLog")?,
+                code_size: Function::find(library, "hiprtcGetCodeSize")?,
+                code: Function::find(library, "hiprtcGetCode")?,
+                destroy: Function::find(library, "hiprtcDestroyProgram")?,
+                text: Function::find(library, "hiprtcGetErrorString")?,
+                turn: Mutex::new(()),
+            })
+        }
+    }
+
+    /// What the compiler says of its version.
+    pub(crate) fn version(&self) -> String {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both are written during the call only.
+        let code = unsafe { (self.version.call)(&raw mut major, &raw mut minor) };
+        if code == 0 { format!("{major}.{minor}") } else { "unknown".to_owned() }
+    }
+
+    /// Code of a unit.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] with what the compiler wrote.
+    pub(crate) fn compile(&self, source: &Source, options: &[String]) -> Result<Vec<u8>> {
+        let refuse = |call: &str, code: c_int, message: String| Error::Driver {
+            call: format!("{call} of {}", source.unit),
+            code: i64::from(code),
+            message,
+        };
+        let text = |text: &str| {
+            CString::new(text)
+                .map_err(|_| refuse("hiprtcCreateProgram", 0, "a NUL in a text".to_owned()))
+        };
+        let (unit, code) = (text(&source.unit)?, text(&source.text)?);
+        let options: Vec<CString> =
+            options.iter().map(|option| text(option)).collect::<Result<_>>()?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // A turn that ended in a panic has left nothing half done here.
+        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut program = Program { raw: ptr::null_mut(), destroy: self.destroy };
+        let done = |call: &str, code: c_int| match code {
+            0 => Ok(()),
+            _ => Err(refuse(call, code, self.text(code))),
+        };
+        // SAFETY: texts end in NUL and live during the call; there are no headers.
+        let made = unsafe {
+            let raw = &raw mut program.raw;
+            (self.create.call)(raw, code.as_ptr(), unit.as_ptr(), 0, ptr::null(), ptr::null())
+        };
+        done(self.create.name, made)?;
+        // SAFETY: as many options as it is told, which live during the call.
+        let compiled =
+            unsafe { (self.compile.call)(program.raw, options.len() as c_int, options.as_ptr()) };
+        if compiled != 0 {
+            let log = self.bytes(&program, self.log_size, self.log).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
+            let message = format!("{}: {log}", self.text(compiled));
+            return Err(refuse(self.compile.name, compiled, message));
+        }
+        self.bytes(&program, self.code_size, self.code)
+            .map_err(|(call, code)| refuse(call, code, self.text(code)))
+    }
+
+    /// A text or code of a program.
+    fn bytes(
+        &self,
+        program: &Program,
+        size: Function<Size>,
+        get: Function<Get>,
+    ) -> std::result::Result<Vec<u8>, (&'static str, c_int)> {
+        let mut length = 0;
+        // SAFETY: a program that lives; the size is written during the call only.
+        let code = unsafe { (size.call)(program.raw, &raw mut length) };
+        if code != 0 {
+            return Err((size.name, code));
+        }
+        // One more than it says: it is not said whether a log's length counts its NUL.
+        let mut bytes = vec![0u8; length + 1];
+        // SAFETY: as many bytes as it has said, and more.
+        let code = unsafe { (get.call)(program.raw, bytes.as_mut_ptr().cast()) };
+        if code != 0 {
+            return Err((get.name, code));
+        }
+        bytes.truncate(length);
+        Ok(bytes)
+    }
+
+    fn text(&self, code: c_int) -> String {
+        // SAFETY: it gives a text that is never freed, or nothing.
+        let text = unsafe { (self.text.call)(code) };
+        if text.is_null() {
+            return format!("unknown code {code}");
+        }
+        // SAFETY: as above; it ends in NUL.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+/// A program of the compiler's, ended when it is dropped.
+struct Program {
+    raw: Raw,
+    destroy: Function<unsafe extern "C" fn(*mut Raw) -> c_int>,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: it was made, and nobody has it any more.
+            let _ = unsafe { (self.destroy.call)(&raw mut self.raw) };
+        }
+    }
+}

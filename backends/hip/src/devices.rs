@@ -1,0 +1,103 @@
+//! Which devices there are, and how one is opened.
+
+use std::ffi::c_int;
+use std::path::Path;
+use std::sync::Arc;
+
+use hal::{Bytes, DeviceKind};
+use hip_sys::hiprt::hipDeviceAttribute_t as Attribute;
+use simt::native::Native;
+use simt::{Facts, Found, Missing, Options, SimtBackend, in_order, slot};
+
+use crate::library::Library;
+use crate::vendor::Hip;
+
+/// The oldest version of HIP.
+const NEEDED: c_int = 50_000_000;
+
+/// Every device that ROCm shows, in the order of their slots.
+///
+/// # Errors
+/// [`Missing`], if there is no ROCm that works, or no device.
+pub fn devices() -> Result<Vec<Found>, Missing> {
+    let library = ready()?;
+    let found: Result<Vec<Found>, Missing> =
+        (0..library.count()?).map(|ordinal| look_at(&library, ordinal)).collect();
+    match found?.as_slice() {
+        [] => Err(Missing::Device),
+        found => Ok(in_order("HIP", found.to_vec())),
+    }
+}
+
+/// Opens a device. Compiled kernels are kept in `folder`.
+///
+/// # Errors
+/// Those of [`open_with`].
+pub fn open(found: &Found, folder: Option<&Path>) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
+    open_with(found, folder, Options::default())
+}
+
+/// Opens a device, given work in a way that is set: tests look at all of them.
+///
+/// # Errors
+/// [`hal::Error::Driver`].
+pub fn open_with(
+    found: &Found,
+    folder: Option<&Path>,
+    options: Options,
+) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
+    let library = ready()?;
+    let compiler = library.compiler()?;
+    let device = found.ordinal;
+    let (arch, facts) = (library.arch(device)?, facts(&library, found)?);
+    let (calls, folder) = (library.calls.clone(), folder.map(Path::to_owned));
+    // ROCm before 5.4 does not know the question.
+    let clock = library.attribute(Attribute::hipDeviceAttributeWallClockRate, device).ok();
+    let clock = clock.filter(|khz| *khz > 0);
+    let vendor = Hip { library, device, arch, compiler, clock, folder };
+    SimtBackend::open_with(Native::new(vendor, calls, facts), options)
+}
+
+/// A ROCm that can be used.
+fn ready() -> Result<Library, Missing> {
+    let library = Library::open()?;
+    match library.runtime()? {
+        version if version < NEEDED => Err(Missing::Version {
+            found: format!("HIP {}.{}", version / 10_000_000, version / 100_000 % 100),
+            needed: "ROCm 5.0",
+        }),
+        _ => Ok(library),
+    }
+}
+
+fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
+    let memory = Bytes(library.total(ordinal)?);
+    let (name, arch) = (library.name(ordinal)?, library.arch(ordinal)?);
+    // What follows are settings of the card.
+    let arch = arch.split(':').next().unwrap_or_default();
+    Ok(Found {
+        name: String::new(),
+        description: format!("{name}, {arch}, {memory}"),
+        memory,
+        // A device without a slot is one all the same.
+        pci: library.slot(ordinal).map(|text| slot(&text)).unwrap_or_default(),
+        refusal: None,
+        ordinal,
+    })
+}
+
+fn facts(library: &Library, found: &Found) -> Result<Facts, Missing> {
+    let ask = |which| library.attribute(which, found.ordinal).map(|value| value.max(0) as u32);
+    let integrated = ask(Attribute::hipDeviceAttributeIntegrated)? != 0;
+    Ok(Facts {
+        name: found.name.clone(),
+        description: found.description.clone(),
+        kind: if integrated { DeviceKind::Integrated } else { DeviceKind::Discrete },
+        total: found.memory,
+        wave: ask(Attribute::hipDeviceAttributeWarpSize)?,
+        n_units: ask(Attribute::hipDeviceAttributeMultiprocessorCount)?.max(1),
+        shared: ask(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock)?,
+        mma: false,
+        watchdog: ask(Attribute::hipDeviceAttributeKernelExecTimeout)? != 0,
+    })
+}

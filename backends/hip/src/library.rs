@@ -1,0 +1,267 @@
+//! HIP's library: what is called of it.
+
+#![allow(unsafe_code, reason = "functions of a C library")]
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::mem::offset_of;
+
+use hip_sys::hiprt;
+use libloading::Library as File;
+use simt::native::{Calls, Function};
+use simt::{Missing, Outcome};
+
+use crate::compiler::Compiler;
+
+/// Text about a device: where to, its size, of what.
+type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+/// Text about a code.
+type About = unsafe extern "C" fn(c_int) -> *const c_char;
+/// Properties of a device.
+type Ask = unsafe extern "C" fn(*mut Properties, c_int) -> c_int;
+
+/// Ends of the names that libraries of a version have, the newest first.
+const VERSIONS: [&str; 4] = [".7", ".6", ".5", ""];
+
+/// Room for properties of a device, of which every version has a little more.
+#[repr(C, align(16))]
+struct Properties([u8; 8 << 10]);
+
+/// Where the name of the architecture stands in them: up to ROCm 5, and since (`hipDeviceProp_tR0600`).
+const ARCH_BEFORE_6: usize = offset_of!(hiprt::hipDeviceProp_t, gcnArchName);
+const ARCH: usize = 1160;
+
+/// HIP, started.
+#[derive(Clone, Debug)]
+pub(crate) struct Library {
+    file: &'static File,
+    /// End of the library's name.
+    version: &'static str,
+    count: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
+    runtime: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
+    name: Function<Text>,
+    slot: Function<Text>,
+    attribute: Function<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>,
+    total: Function<unsafe extern "C" fn(*mut usize, c_int) -> c_int>,
+    properties: (Function<Ask>, usize),
+    pub(crate) set_device: Function<unsafe extern "C" fn(c_int) -> c_int>,
+    error_name: Function<About>,
+    error_text: Function<About>,
+    pub(crate) calls: Calls,
+}
+
+/// Opens the newest of the libraries of this name.
+fn open(name: &str, versions: &[&'static str]) -> Option<(&'static File, &'static str)> {
+    versions.iter().find_map(|version| {
+        // SAFETY: opening a library runs its code; what lies under this name in the system's folders is ROCm's.
+        let file = unsafe { File::new(format!("{name}.so{version}")) }.ok()?;
+        // Never closed: its threads would go on without it.
+        Some((&*Box::leak(Box::new(file)), *version))
+    })
+}
+
+impl Library {
+    /// Opens and starts HIP.
+    ///
+    /// # Errors
+    /// [`Missing`] says what is wrong with it.
+    pub(crate) fn open() -> Result<Library, Missing> {
+        let missing = Missing::Library { name: "libamdhip64.so" };
+        let (file, version) = open("libamdhip64", &VERSIONS).ok_or(missing)?;
+        let init: Function<unsafe extern "C" fn(c_uint) -> c_int> = find(file, "hipInit")?;
+        let properties = match find(file, "hipGetDevicePropertiesR0600") {
+            Ok(ask) => (ask, ARCH),
+            Err(_) => (find(file, "hipGetDeviceProperties")?, ARCH_BEFORE_6),
+        };
+        let library = Library {
+            file,
+            version,
+            count: find(file, "hipGetDeviceCount")?,
+            runtime: find(file, "hipRuntimeGetVersion")?,
+            name: find(file, "hipDeviceGetName")?,
+            slot: find(file, "hipDeviceGetPCIBusId")?,
+            attribute: find(file, "hipDeviceGetAttribute")?,
+            total: find(file, "hipDeviceTotalMem")?,
+            properties,
+            set_device: find(file, "hipSetDevice")?,
+            error_name: find(file, "hipGetErrorName")?,
+            error_text: find(file, "hipGetErrorString")?,
+            calls: calls(file)?,
+        };
+        // SAFETY: no flags exist.
+        let code = unsafe { (init.call)(0) };
+        library.check_any(&init, code)?;
+        Ok(library)
+    }
+
+    /// The compiler of the same ROCm: a library of its own, or a part of this one, as in old versions.
+    ///
+    /// # Errors
+    /// [`Missing::Library`].
+    pub(crate) fn compiler(&self) -> Result<Compiler, Missing> {
+        let same = open("libhiprtc", &[self.version]).map(|(file, _)| Compiler::find(file));
+        if let Some(Ok(compiler)) = same {
+            return Ok(compiler);
+        }
+        if let Ok(compiler) = Compiler::find(self.file) {
+            return Ok(compiler);
+        }
+        let (file, _) =
+            open("libhiprtc", &VERSIONS).ok_or(Missing::Library { name: "libhiprtc.so" })?;
+        Compiler::find(file)
+    }
+
+    /// The version of HIP, 50221153 for 5.2.
+    pub(crate) fn runtime(&self) -> Result<c_int, Missing> {
+        let mut version = 0;
+        // SAFETY: written during the call only.
+        let code = unsafe { (self.runtime.call)(&raw mut version) };
+        self.check(&self.runtime, code).map(|()| version)
+    }
+
+    /// How many devices there are.
+    pub(crate) fn count(&self) -> Result<c_int, Missing> {
+        let mut count = 0;
+        // SAFETY: written during the call only.
+        let code = unsafe { (self.count.call)(&raw mut count) };
+        self.check_any(&self.count, code).map(|()| count)
+    }
+
+    /// What HIP calls a device.
+    pub(crate) fn name(&self, device: c_int) -> Result<String, Missing> {
+        self.device_text(&self.name, device)
+    }
+
+    /// A device's slot.
+    pub(crate) fn slot(&self, device: c_int) -> Result<String, Missing> {
+        self.device_text(&self.slot, device)
+    }
+
+    fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, Missing> {
+        let mut text: [c_char; 256] = [0; 256];
+        // SAFETY: it writes less than it is told that there is, during the call only.
+        let code = unsafe { (call.call)(text.as_mut_ptr(), 255, device) };
+        self.check(call, code)?;
+        // SAFETY: the last byte is zero whatever the call has written before it.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+        Ok(text.to_string_lossy().trim().to_owned())
+    }
+
+    /// What code for a device is compiled for: `gfx90a:sramecc+:xnack-`.
+    pub(crate) fn arch(&self, device: c_int) -> Result<String, Missing> {
+        let (ask, at) = &self.properties;
+        let mut properties = Box::new(Properties([0; 8 << 10]));
+        // SAFETY: there is room for several times what any version writes.
+        let code = unsafe { (ask.call)(&raw mut *properties, device) };
+        self.check(ask, code)?;
+        let name = &properties.0[*at..*at + 256];
+        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        Ok(String::from_utf8_lossy(&name[..end]).trim().to_owned())
+    }
+
+    /// A fact about a device.
+    pub(crate) fn attribute(
+        &self,
+        which: hiprt::hipDeviceAttribute_t,
+        device: c_int,
+    ) -> Result<c_int, Missing> {
+        let mut value = 0;
+        // SAFETY: written during the call only.
+        let code = unsafe { (self.attribute.call)(&raw mut value, which as c_int, device) };
+        self.check(&self.attribute, code).map(|()| value)
+    }
+
+    /// Physical memory of a device.
+    pub(crate) fn total(&self, device: c_int) -> Result<u64, Missing> {
+        let mut bytes = 0;
+        // SAFETY: written during the call only.
+        let code = unsafe { (self.total.call)(&raw mut bytes, device) };
+        self.check(&self.total, code).map(|()| bytes as u64)
+    }
+
+    /// Name and meaning of a code.
+    pub(crate) fn text(&self, code: c_int) -> String {
+        let parts: Vec<String> = [&self.error_name, &self.error_text]
+            .into_iter()
+            .filter_map(|about| {
+                // SAFETY: it gives a text that is never freed, or nothing.
+                let text = unsafe { (about.call)(code) };
+                // SAFETY: as above; it ends in NUL.
+                (!text.is_null())
+                    .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+            })
+            .collect();
+        if parts.is_empty() { format!("unknown code {code}") } else { parts.join(", ") }
+    }
+
+    fn check<F>(&self, call: &Function<F>, code: c_int) -> Result<(), Missing> {
+        if Outcome::of(code) == Outcome::Done {
+            return Ok(());
+        }
+        Err(Missing::Driver { call: call.name, code, text: self.text(code) })
+    }
+
+    /// [`Library::check`] where there may be no device: old versions say so from the first call on.
+    fn check_any<F>(&self, call: &Function<F>, code: c_int) -> Result<(), Missing> {
+        use hiprt::hipError_t::{hipErrorInvalidDevice, hipErrorNoDevice};
+        match code {
+            code if code == hipErrorNoDevice as c_int => Err(Missing::Device),
+            code if code == hipErrorInvalidDevice as c_int => Err(Missing::Device),
+            code => self.check(call, code),
+        }
+    }
+}
+
+/// What a function of the library is called there.
+fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, Missing> {
+    // SAFETY: the library is never closed; `F` is what HIP's headers say from version 5 to 7, with handles as pointers
+    // and enums as numbers, which is how they are passed.
+    unsafe { Function::find(file, name) }
+}
+
+/// What CUDA has by other names.
+fn calls(file: &'static File) -> Result<Calls, Missing> {
+    Ok(Calls {
+        memory: find(file, "hipMemGetInfo")?,
+        alloc: find(file, "hipMalloc")?,
+        free: find(file, "hipFree")?,
+        alloc_host: find(file, "hipHostMalloc")?,
+        device_pointer: find(file, "hipHostGetDevicePointer")?,
+        free_host: find(file, "hipHostFree")?,
+        stream: find(file, "hipStreamCreateWithFlags")?,
+        destroy_stream: find(file, "hipStreamDestroy")?,
+        finish: find(file, "hipStreamSynchronize")?,
+        event: find(file, "hipEventCreateWithFlags")?,
+        destroy_event: find(file, "hipEventDestroy")?,
+        record: find(file, "hipEventRecord")?,
+        query: find(file, "hipEventQuery")?,
+        wait: find(file, "hipEventSynchronize")?,
+        elapsed: find(file, "hipEventElapsedTime")?,
+        copy_in: find(file, "hipMemcpyHtoDAsync")?,
+        copy_out: find(file, "hipMemcpyDtoHAsync")?,
+        copy: find(file, "hipMemcpyDtoDAsync")?,
+        fill: find(file, "hipMemsetD32Async")?,
+        load: find(file, "hipModuleLoadDataEx")?,
+        unload: find(file, "hipModuleUnload")?,
+        function: find(file, "hipModuleGetFunction")?,
+        launch: find(file, "hipModuleLaunchKernel")?,
+        begin_capture: find(file, "hipStreamBeginCapture")?,
+        end_capture: find(file, "hipStreamEndCapture")?,
+        instantiate: find(file, "hipGraphInstantiateWithFlags")?,
+        destroy_graph: find(file, "hipGraphDestroy")?,
+        destroy_ready: find(file, "hipGraphExecDestroy")?,
+        launch_graph: find(file, "hipGraphLaunch")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn properties_are_those_of_rocm_5() {
+        assert_eq!(ARCH_BEFORE_6, 396);
+        assert!(
+            ARCH_BEFORE_6 + 256 <= size_of::<Properties>() && ARCH + 256 <= size_of::<Properties>()
+        );
+    }
+}

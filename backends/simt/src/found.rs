@@ -1,0 +1,75 @@
+//! What a vendor's driver shows before anything is opened.
+
+use std::ffi::c_int;
+
+use hal::Bytes;
+
+/// A device that a vendor's driver shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// `CUDA0`, `HIP1`, ...: counted in the order of their slots.
+    pub name: String,
+    /// What the driver calls it, its architecture and its memory.
+    pub description: String,
+    /// Physical memory.
+    pub memory: Bytes,
+    /// Its slot, `0000:01:00.0`; empty where the driver does not tell it.
+    pub pci: String,
+    /// Why it cannot be used, if it cannot.
+    pub refusal: Option<String>,
+    /// The driver's number of it.
+    pub ordinal: c_int,
+}
+
+/// Puts devices into the order of their slots and names them, `CUDA0` first.
+pub fn in_order(prefix: &str, mut found: Vec<Found>) -> Vec<Found> {
+    found.sort_by(|a, b| (&a.pci, a.ordinal).cmp(&(&b.pci, b.ordinal)));
+    for (number, device) in found.iter_mut().enumerate() {
+        device.name = format!("{prefix}{number}");
+    }
+    found
+}
+
+/// A slot as all drivers and the system write it: `00000000:3B:00.0` is `0000:3b:00.0`.
+#[must_use]
+pub fn slot(text: &str) -> String {
+    let text = text.trim().to_lowercase();
+    match text.split_once(':') {
+        Some((domain, rest)) => {
+            let short = domain.trim_start_matches('0');
+            format!("{short:0>4}:{rest}")
+        }
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_have_one_spelling() {
+        for text in ["00000000:3B:00.0", "0000:3b:00.0", "0:3b:00.0\n"] {
+            assert_eq!(slot(text), "0000:3b:00.0");
+        }
+        assert_eq!(slot("00010000:01:00.0"), "10000:01:00.0");
+        assert_eq!(slot(""), "");
+    }
+
+    #[test]
+    fn devices_are_counted_by_slot() {
+        let found = |ordinal, pci: &str| Found {
+            name: String::new(),
+            description: String::new(),
+            memory: Bytes(1),
+            pci: pci.to_owned(),
+            refusal: None,
+            ordinal,
+        };
+        let three = vec![found(0, "0000:81:00.0"), found(1, "0000:01:00.0"), found(2, "")];
+        let named: Vec<_> =
+            in_order("CUDA", three).into_iter().map(|f| (f.name, f.ordinal)).collect();
+        let want = [("CUDA0", 2), ("CUDA1", 1), ("CUDA2", 0)];
+        assert_eq!(named, want.map(|(name, ordinal)| (name.to_owned(), ordinal)));
+    }
+}

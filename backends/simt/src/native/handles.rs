@@ -1,0 +1,134 @@
+//! What a driver made and takes back when it is dropped.
+
+#![allow(unsafe_code, reason = "handles of a driver")]
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+
+use super::calls::{Raw, Takes};
+use super::health::{Health, Outcome};
+use super::{Calls, Vendor};
+
+/// An open device, kept by all that was made on it.
+#[derive(Debug)]
+pub(super) struct Shared<V> {
+    pub(super) vendor: V,
+    pub(super) calls: Calls,
+    pub(super) health: Health,
+}
+
+impl<V: Vendor> Shared<V> {
+    /// Makes the device the one that this thread's calls are about.
+    ///
+    /// # Errors
+    /// [`hal::Error::DeviceLost`], [`hal::Error::Driver`].
+    pub(super) fn ready(&self) -> hal::Result<&Calls> {
+        self.health.check()?;
+        self.check(V::ENTER, self.vendor.enter())?;
+        Ok(&self.calls)
+    }
+
+    /// What a code says, as an error of the contract.
+    ///
+    /// # Errors
+    /// See [`crate::Driver`].
+    pub(super) fn check(&self, call: &str, code: c_int) -> hal::Result<()> {
+        match Outcome::of(code) {
+            Outcome::Done => Ok(()),
+            Outcome::OutOfMemory => Err(self.out_of_memory(call, 0)),
+            Outcome::Lost => {
+                Err(self.health.lose(format!("{call} failed: {}", self.vendor.text(code))))
+            }
+            Outcome::Pending | Outcome::Refused => Err(hal::Error::Driver {
+                call: call.to_owned(),
+                code: i64::from(code),
+                message: self.vendor.text(code),
+            }),
+        }
+    }
+
+    pub(super) fn out_of_memory(&self, label: &str, wanted: u64) -> hal::Error {
+        let free = self.memory().map_or(0, |(free, _)| free);
+        hal::Error::OutOfMemory {
+            device: self.health.device.clone(),
+            label: label.to_owned(),
+            wanted: hal::Bytes(wanted),
+            free: hal::Bytes(free as u64),
+        }
+    }
+
+    /// Free and total memory as the driver tells it, if it does.
+    pub(super) fn memory(&self) -> Result<(usize, usize), c_int> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are written during the call only.
+        match unsafe { (self.calls.memory.call)(&raw mut free, &raw mut total) } {
+            0 => Ok((free, total)),
+            code => Err(code),
+        }
+    }
+}
+
+/// Something that the driver made.
+pub(super) struct Handle<V: Vendor> {
+    pub(super) raw: Raw,
+    end: Takes,
+    shared: Arc<Shared<V>>,
+}
+
+impl<V: Vendor> Handle<V> {
+    /// Takes what a call has just made; `end` is the call that takes it back.
+    pub(super) fn new(shared: &Arc<Shared<V>>, raw: Raw, end: Takes) -> Handle<V> {
+        Handle { raw, end, shared: Arc::clone(shared) }
+    }
+}
+
+impl<V: Vendor> fmt::Debug for Handle<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of {}", self.raw, self.shared.health.device)
+    }
+}
+
+impl<V: Vendor> Drop for Handle<V> {
+    fn drop(&mut self) {
+        if self.shared.ready().is_ok() {
+            // SAFETY: the driver made it for this, and nobody has it any more. What the driver says about that helps
+            // nobody: a lost device shows at the next call.
+            let _ = unsafe { (self.end.call)(self.raw) };
+        }
+    }
+}
+
+// SAFETY: handles of both drivers may be used and ended from any thread.
+unsafe impl<V: Vendor> Send for Handle<V> {}
+// SAFETY: as above.
+unsafe impl<V: Vendor> Sync for Handle<V> {}
+
+/// A stream.
+#[derive(Debug)]
+pub struct Stream<V: Vendor>(pub(super) Handle<V>);
+
+/// An event.
+#[derive(Debug)]
+pub struct Event<V: Vendor>(pub(super) Handle<V>);
+
+/// A module.
+#[derive(Debug)]
+pub struct Module<V: Vendor>(pub(super) Handle<V>);
+
+/// A kernel of a module.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel(pub(super) Raw);
+
+// SAFETY: a number to the driver, which any thread may hand in.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// Recorded work, ready to start.
+#[derive(Debug)]
+pub struct Graph<V: Vendor> {
+    pub(super) ready: Handle<V>,
+    /// What it was made from: old versions of HIP still look there.
+    pub(super) _recorded: Handle<V>,
+}

@@ -1,0 +1,374 @@
+//! [`Driver`] for both vendors: HIP's calls are CUDA's by other names, so what differs is a table of functions, how
+//! kernels are compiled, and how a thread says which device it means ([`Vendor`]).
+
+#![allow(unsafe_code, reason = "calls of a driver")]
+
+mod calls;
+mod handles;
+mod health;
+
+use std::borrow::Cow;
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use hal::{Bytes, Error, MemoryReport, Result};
+
+use crate::driver::{Arg, DevicePtr, Driver, Geometry, HostBlock};
+use crate::error::driver;
+use crate::facts::Facts;
+pub use calls::{Calls, Function, Launch, Raw, Takes};
+pub use handles::{Event, Graph, Kernel, Module, Stream};
+use handles::{Handle, Shared};
+use health::Health;
+pub use health::Outcome;
+
+/// What differs between two vendors. Gives back what it holds of the device when it is dropped, after all that was made
+/// on it.
+pub trait Vendor: fmt::Debug + Send + Sync + 'static {
+    /// What [`Vendor::enter`] calls.
+    const ENTER: &'static str;
+    /// Flags for pinned host memory that the device reaches, coherently.
+    const HOST_FLAGS: c_uint;
+    /// Numbers of the options that ask for a log of errors when kernels are loaded: where to, and how long.
+    const LOG: Option<[c_int; 2]>;
+
+    /// Makes this device the one that the thread's calls are about. Returns the driver's code.
+    fn enter(&self) -> c_int;
+
+    /// What the driver says about a code: its name, and a sentence.
+    fn text(&self, code: c_int) -> String;
+
+    /// A unit of kernels as the driver loads it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if there is no such unit, or it does not compile.
+    fn image(&self, unit: &str) -> Result<Cow<'static, [u8]>>;
+}
+
+/// Most arguments of a kernel.
+const MOST_ARGS: usize = 64;
+/// Bytes of a compiler's log.
+const LOG_BYTES: usize = 8 << 10;
+/// Streams that do not wait for the default one.
+const NON_BLOCKING: c_uint = 1;
+/// Events without a time.
+const NO_TIME: c_uint = 2;
+/// A recording that forbids no thread anything.
+const RELAXED: c_int = 2;
+
+/// A device of a vendor.
+#[derive(Debug)]
+pub struct Native<V: Vendor> {
+    shared: Arc<Shared<V>>,
+    facts: Facts,
+}
+
+impl<V: Vendor> Native<V> {
+    /// A device that the vendor's part has opened.
+    #[must_use]
+    pub fn new(vendor: V, calls: Calls, facts: Facts) -> Native<V> {
+        let health = Health::new(&facts.name);
+        Native { shared: Arc::new(Shared { vendor, calls, health }), facts }
+    }
+
+    fn check<F>(&self, call: &Function<F>, code: c_int) -> Result<()> {
+        self.shared.check(call.name, code)
+    }
+
+    fn take(&self, raw: Raw, end: Takes) -> Handle<V> {
+        Handle::new(&self.shared, raw, end)
+    }
+}
+
+impl<V: Vendor> Driver for Native<V> {
+    type Stream = Stream<V>;
+    type Event = Event<V>;
+    type Module = Module<V>;
+    type Function = Kernel;
+    type Graph = Graph<V>;
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        let calls = self.shared.ready()?;
+        match self.shared.memory() {
+            Ok((free, total)) => {
+                let [free, total] = [free, total].map(|n| Some(Bytes(n as u64)));
+                Ok(MemoryReport { total, free })
+            }
+            Err(code) => {
+                self.check(&calls.memory, code)?;
+                Ok(MemoryReport { total: Some(self.facts.total), free: None })
+            }
+        }
+    }
+
+    fn alloc(&self, label: &str, len: u64) -> Result<DevicePtr> {
+        let calls = self.shared.ready()?;
+        let mut at = 0;
+        let size = usize::try_from(len).unwrap_or(usize::MAX);
+        // SAFETY: `at` is written during the call only.
+        let code = unsafe { (calls.alloc.call)(&raw mut at, size) };
+        if Outcome::of(code) == Outcome::OutOfMemory {
+            return Err(self.shared.out_of_memory(label, len));
+        }
+        self.check(&calls.alloc, code).map(|()| at)
+    }
+
+    fn free(&self, at: DevicePtr) {
+        if let Ok(calls) = self.shared.ready() {
+            // SAFETY: it is memory of this device (the owner gives it back once), and both drivers wait for the work
+            // that was given before. A device that is lost shows at the next call.
+            let _ = unsafe { (calls.free.call)(at) };
+        }
+    }
+
+    fn alloc_host(&self, label: &str, len: usize) -> Result<HostBlock> {
+        let calls = self.shared.ready()?;
+        let mut at: Raw = ptr::null_mut();
+        // SAFETY: `at` is written during the call only.
+        let code = unsafe { (calls.alloc_host.call)(&raw mut at, len, V::HOST_FLAGS) };
+        if Outcome::of(code) == Outcome::OutOfMemory {
+            // What is short is memory of the host that can be pinned, of which the driver tells nothing.
+            let (device, label) = (self.facts.name.clone(), format!("{label} (pinned)"));
+            let (wanted, free) = (Bytes(len as u64), Bytes(0));
+            return Err(Error::OutOfMemory { device, label, wanted, free });
+        }
+        self.check(&calls.alloc_host, code)?;
+        let mut device = 0;
+        // SAFETY: `at` is the block just made, mapped as its flags say.
+        let code = unsafe { (calls.device_pointer.call)(&raw mut device, at, 0) };
+        if let Err(error) = self.check(&calls.device_pointer, code) {
+            // SAFETY: nobody has it yet.
+            let _ = unsafe { (calls.free_host.call)(at) };
+            return Err(error);
+        }
+        // SAFETY: `len` bytes that nobody else has yet.
+        unsafe { ptr::write_bytes(at.cast::<u8>(), 0, len) };
+        Ok(HostBlock { host: at.cast(), device, len })
+    }
+
+    fn free_host(&self, block: HostBlock) {
+        if let Ok(calls) = self.shared.ready() {
+            // SAFETY: it came from `alloc_host`, and its owner gives it back once.
+            let _ = unsafe { (calls.free_host.call)(block.host.cast()) };
+        }
+    }
+
+    fn stream(&self) -> Result<Stream<V>> {
+        let calls = self.shared.ready()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is written during the call only.
+        let code = unsafe { (calls.stream.call)(&raw mut raw, NON_BLOCKING) };
+        self.check(&calls.stream, code)?;
+        Ok(Stream(self.take(raw, calls.destroy_stream)))
+    }
+
+    fn finish(&self, stream: &Stream<V>) -> Result<()> {
+        let calls = self.shared.ready()?;
+        // SAFETY: a stream that lives.
+        let code = unsafe { (calls.finish.call)(stream.0.raw) };
+        self.check(&calls.finish, code)
+    }
+
+    fn event(&self, timed: bool) -> Result<Event<V>> {
+        let calls = self.shared.ready()?;
+        let mut raw = ptr::null_mut();
+        let flags = if timed { 0 } else { NO_TIME };
+        // SAFETY: `raw` is written during the call only.
+        let code = unsafe { (calls.event.call)(&raw mut raw, flags) };
+        self.check(&calls.event, code)?;
+        Ok(Event(self.take(raw, calls.destroy_event)))
+    }
+
+    fn record(&self, event: &Event<V>, stream: &Stream<V>) -> Result<()> {
+        let calls = self.shared.ready()?;
+        // SAFETY: both live.
+        let code = unsafe { (calls.record.call)(event.0.raw, stream.0.raw) };
+        self.check(&calls.record, code)
+    }
+
+    fn has_happened(&self, event: &Event<V>) -> Result<bool> {
+        let calls = self.shared.ready()?;
+        // SAFETY: an event that lives.
+        let code = unsafe { (calls.query.call)(event.0.raw) };
+        if Outcome::of(code) == Outcome::Pending {
+            return Ok(false);
+        }
+        self.check(&calls.query, code).map(|()| true)
+    }
+
+    fn wait(&self, event: &Event<V>) -> Result<()> {
+        let calls = self.shared.ready()?;
+        // SAFETY: an event that lives.
+        let code = unsafe { (calls.wait.call)(event.0.raw) };
+        self.check(&calls.wait, code)
+    }
+
+    fn seconds(&self, from: &Event<V>, to: &Event<V>) -> Result<f64> {
+        let calls = self.shared.ready()?;
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both live, and the number is written during the call only.
+        let code = unsafe { (calls.elapsed.call)(&raw mut milliseconds, from.0.raw, to.0.raw) };
+        self.check(&calls.elapsed, code)?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+
+    unsafe fn copy_in(
+        &self,
+        stream: &Stream<V>,
+        dst: DevicePtr,
+        src: *const u8,
+        len: usize,
+    ) -> Result<()> {
+        let calls = self.shared.ready()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (calls.copy_in.call)(dst, src.cast(), len, stream.0.raw) };
+        self.check(&calls.copy_in, code)
+    }
+
+    unsafe fn copy_out(
+        &self,
+        stream: &Stream<V>,
+        dst: *mut u8,
+        src: DevicePtr,
+        len: usize,
+    ) -> Result<()> {
+        let calls = self.shared.ready()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (calls.copy_out.call)(dst.cast(), src, len, stream.0.raw) };
+        self.check(&calls.copy_out, code)
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: &Stream<V>,
+        dst: DevicePtr,
+        src: DevicePtr,
+        len: usize,
+    ) -> Result<()> {
+        let calls = self.shared.ready()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (calls.copy.call)(dst, src, len, stream.0.raw) };
+        self.check(&calls.copy, code)
+    }
+
+    unsafe fn fill(
+        &self,
+        stream: &Stream<V>,
+        dst: DevicePtr,
+        word: u32,
+        n_words: usize,
+    ) -> Result<()> {
+        let calls = self.shared.ready()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (calls.fill.call)(dst, word, n_words, stream.0.raw) };
+        self.check(&calls.fill, code)
+    }
+
+    fn module(&self, unit: &str) -> Result<Module<V>> {
+        let image = self.shared.vendor.image(unit)?;
+        let calls = self.shared.ready()?;
+        let mut log = vec![0u8; LOG_BYTES];
+        let mut options = V::LOG.unwrap_or_default();
+        // The second option's value is a number, not where one is.
+        let mut values: [Raw; 2] =
+            [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES)];
+        let n_options = if V::LOG.is_some() { 2 } else { 0 };
+        let mut raw = ptr::null_mut();
+        // SAFETY: the image is a whole one as the vendor's part made it, and lives during the call, as do the options.
+        let code = unsafe {
+            let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
+            (calls.load.call)(&raw mut raw, image.as_ptr().cast(), n_options, options, values)
+        };
+        self.check(&calls.load, code).map_err(|error| about(error, unit, &log))?;
+        Ok(Module(self.take(raw, calls.unload)))
+    }
+
+    fn function(&self, module: &Module<V>, name: &str) -> Result<Kernel> {
+        let calls = self.shared.ready()?;
+        let text = CString::new(name).map_err(|_| driver(calls.function.name, "a NUL"))?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the module lives, and the name ends in NUL.
+        let code = unsafe { (calls.function.call)(&raw mut raw, module.0.raw, text.as_ptr()) };
+        let named = |error| about(error, name, &[]);
+        self.check(&calls.function, code).map_err(named).map(|()| Kernel(raw))
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: &Stream<V>,
+        function: Kernel,
+        geometry: Geometry,
+        args: &[Arg],
+    ) -> Result<()> {
+        let calls = self.shared.ready()?;
+        let mut pointers: [Raw; MOST_ARGS] = [ptr::null_mut(); MOST_ARGS];
+        if args.len() > MOST_ARGS {
+            return Err(driver(calls.launch.name, format!("{} arguments", args.len())));
+        }
+        for (pointer, arg) in pointers.iter_mut().zip(args) {
+            *pointer = value(arg);
+        }
+        let Geometry { grid: [x, y, z], block, shared } = geometry;
+        // SAFETY: as many pointers as there are arguments, to values of the kinds that the caller promised, which the
+        // driver copies before it returns.
+        let code = unsafe {
+            let (to, stream) = (pointers.as_mut_ptr(), stream.0.raw);
+            let none = ptr::null_mut();
+            (calls.launch.call)(function.0, x, y, z, block, 1, 1, shared, stream, to, none)
+        };
+        self.check(&calls.launch, code)
+    }
+
+    fn begin_capture(&self, stream: &Stream<V>) -> Result<()> {
+        let calls = self.shared.ready()?;
+        // SAFETY: a stream that lives.
+        let code = unsafe { (calls.begin_capture.call)(stream.0.raw, RELAXED) };
+        self.check(&calls.begin_capture, code)
+    }
+
+    fn end_capture(&self, stream: &Stream<V>) -> Result<Graph<V>> {
+        let calls = self.shared.ready()?;
+        let mut graph = ptr::null_mut();
+        // SAFETY: a stream that lives, and a pointer that is written during the call only.
+        let code = unsafe { (calls.end_capture.call)(stream.0.raw, &raw mut graph) };
+        self.check(&calls.end_capture, code)?;
+        let recorded = self.take(graph, calls.destroy_graph);
+        let mut ready = ptr::null_mut();
+        // SAFETY: the graph was made by the call above.
+        let code = unsafe { (calls.instantiate.call)(&raw mut ready, recorded.raw, 0) };
+        self.check(&calls.instantiate, code)?;
+        Ok(Graph { ready: self.take(ready, calls.destroy_ready), _recorded: recorded })
+    }
+
+    unsafe fn launch_graph(&self, stream: &Stream<V>, graph: &Graph<V>) -> Result<()> {
+        let calls = self.shared.ready()?;
+        // SAFETY: both live; the rest is the caller's promise.
+        let code = unsafe { (calls.launch_graph.call)(graph.ready.raw, stream.0.raw) };
+        self.check(&calls.launch_graph, code)
+    }
+}
+
+/// Where the value of an argument is.
+fn value(arg: &Arg) -> Raw {
+    match arg {
+        Arg::Ptr(at) => ptr::from_ref(at).cast_mut().cast(),
+        Arg::U32(number) => ptr::from_ref(number).cast_mut().cast(),
+        Arg::F32(number) => ptr::from_ref(number).cast_mut().cast(),
+    }
+}
+
+/// Adds what a call was about, and what the driver's compiler wrote.
+fn about(error: Error, what: &str, log: &[u8]) -> Error {
+    let Error::Driver { call, code, message } = error else { return error };
+    let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+    let log = String::from_utf8_lossy(&log[..end]);
+    let log = log.lines().map(str::trim).filter(|line| !line.is_empty());
+    let message = [message.as_str()].into_iter().chain(log).collect::<Vec<_>>().join("; ");
+    Error::Driver { call: format!("{call} of {what}"), code, message }
+}

@@ -1,0 +1,277 @@
+// Attention of many tokens: a block takes rows, which are tokens and the heads that share keys and values, and walks over the
+// positions that any of them sees. Products of 64 rows and 64 positions at a time, online softmax between them.
+// Source: Flash attention (Dao et al.).
+#include "lib/attention.cuh"
+
+using namespace attention;
+
+static constexpr unsigned THREADS = 256;
+static constexpr unsigned ROWS = 64;
+// A thread has the rows tr + 16 i and the positions tc + 16 j, for i and j below OWN.
+static constexpr unsigned SIDE = 16, OWN = 4;
+// Values of a head that are multiplied between two barriers, and what a row of them takes: neighbours meet other banks.
+static constexpr unsigned DEPTH = 32, DEPTH_STRIDE = DEPTH + 4;
+static constexpr unsigned WEIGHT_STRIDE = CHUNK + SIDE;
+// Floats of values that are held at once.
+static constexpr unsigned HELD = 4096;
+static constexpr unsigned NOBODY = 0xffffffffu;
+
+typedef cache::K_FORMAT Keys;
+typedef cache::V_FORMAT Values;
+
+// What the rows of the block are.
+struct Rows {
+    // Token, its sequence (NOBODY for none), and the positions that it sees.
+    unsigned token[ROWS], seq[ROWS], first[ROWS], end[ROWS];
+};
+
+// What a block needs to find its rows and positions.
+struct Walk {
+    const float* q;
+    const unsigned *k, *v, *blocks;
+    unsigned n_head, head, n_heads, shift, first_k, first_v, first_col, d_head, d_value, k_words, v_words, wide;
+
+    DEVICE size_t cache_row(unsigned pos) const { return size_t(blocks[pos / 32]) * 32 + pos % 32; }
+};
+
+// Products of rows and positions start..start + CHUNK, of which those from..end are read.
+DEVICE void multiply_keys(const Walk& walk, const Rows& rows, float* queries, float* keys, unsigned start, unsigned from,
+    unsigned end, float (*scores)[OWN]) {
+    const unsigned tr = thread() / SIDE, tc = thread() % SIDE;
+    const unsigned row = thread() / (DEPTH / PIECE), piece = thread() % (DEPTH / PIECE) * PIECE;
+    const unsigned h = row & ((1u << walk.shift) - 1), pos = start + row;
+    const bool asks = rows.seq[row] != NOBODY && h < walk.n_heads, counts = pos >= from && pos < end;
+    const float* query = asks ? walk.q + (size_t(rows.token[row]) * walk.n_head + walk.head + h) * walk.d_head : walk.q;
+    const unsigned* key = counts ? walk.k + walk.cache_row(pos) * walk.k_words : walk.k;
+#pragma unroll
+    for (unsigned i = 0; i < OWN; i++) {
+#pragma unroll
+        for (unsigned j = 0; j < OWN; j++) scores[i][j] = 0.0f;
+    }
+    for (unsigned depth = 0; depth < walk.d_head; depth += DEPTH) {
+        float own[PIECE] = {};
+        barrier();
+        if (asks && depth + piece < walk.d_head) load_query(query, depth + piece, walk.d_head, walk.wide & WIDE_Q, own);
+        store_piece(queries + row * DEPTH_STRIDE + piece, own);
+#pragma unroll
+        for (unsigned j = 0; j < PIECE; j++) own[j] = 0.0f;
+        if (counts && depth + piece < walk.d_head) {
+            load_piece<Keys>(key, walk.first_k, depth + piece, walk.d_head, walk.wide & WIDE_K, own);
+        }
+        store_piece(keys + row * DEPTH_STRIDE + piece, own);
+        barrier();
+#pragma unroll 1
+        for (unsigned c = 0; c < DEPTH; c += 4) {
+            float4 a[OWN], b[OWN];
+#pragma unroll
+            for (unsigned i = 0; i < OWN; i++) a[i] = load4(queries + (tr + SIDE * i) * DEPTH_STRIDE + c);
+#pragma unroll
+            for (unsigned j = 0; j < OWN; j++) b[j] = load4(keys + (tc + SIDE * j) * DEPTH_STRIDE + c);
+#pragma unroll
+            for (unsigned i = 0; i < OWN; i++) {
+#pragma unroll
+                for (unsigned j = 0; j < OWN; j++) {
+                    float sum = fmaf(a[i].x, b[j].x, scores[i][j]);
+                    sum = fmaf(a[i].y, b[j].y, sum);
+                    sum = fmaf(a[i].z, b[j].z, sum);
+                    scores[i][j] = fmaf(a[i].w, b[j].w, sum);
+                }
+            }
+        }
+    }
+}
+
+// Scores to weights, in shared memory; what was summed before counts by `factor` now.
+DEVICE void weigh(const Rows& rows, unsigned seq, unsigned start, float scale, float softcap, float (*scores)[OWN],
+    float* weights, float* largest, float* total, float* factor) {
+    const unsigned tr = thread() / SIDE, tc = thread() % SIDE;
+#pragma unroll
+    for (unsigned i = 0; i < OWN; i++) {
+        const unsigned row = tr + SIDE * i;
+        const bool asks = rows.seq[row] == seq;
+        const unsigned first = asks ? rows.first[row] : 0, end = asks ? rows.end[row] : 0;
+        float most = largest[i];
+        bool counts[OWN];
+#pragma unroll
+        for (unsigned j = 0; j < OWN; j++) {
+            const unsigned pos = start + tc + SIDE * j;
+            counts[j] = pos >= first && pos < end;
+            scores[i][j] *= scale;
+            if (softcap != 0.0f) scores[i][j] = capped(scores[i][j], softcap);
+            if (!counts[j]) scores[i][j] = LOW;
+            most = fmaxf(most, scores[i][j]);
+        }
+        most = max_near(most, SIDE);
+        float sum = 0.0f;
+#pragma unroll
+        for (unsigned j = 0; j < OWN; j++) {
+            const float weight = counts[j] ? expf(scores[i][j] - most) : 0.0f;
+            weights[row * WEIGHT_STRIDE + tc + SIDE * j] = weight;
+            sum += weight;
+        }
+        factor[i] = expf(largest[i] - most);
+        total[i] = fmaf(total[i], factor[i], sum_near(sum, SIDE));
+        largest[i] = most;
+    }
+}
+
+// Adds the weighted values of positions start..start + CHUNK, of which those from..end are read. A thread has the columns
+// 4 tc + 64 c.
+template <unsigned COLS>
+DEVICE void add_values(const Walk& walk, const float* weights, float* values, unsigned start, unsigned from, unsigned end,
+    float (*sums)[4 * COLS]) {
+    const unsigned tr = thread() / SIDE, tc = thread() % SIDE;
+    constexpr unsigned WIDTH = 64 * COLS, AT_ONCE = HELD / WIDTH;
+    for (unsigned base = 0; base < CHUNK && start + base < end; base += AT_ONCE) {
+        if (start + base + AT_ONCE <= from) continue;
+        barrier();
+#pragma unroll
+        for (unsigned n = 0; n < HELD / PIECE / THREADS; n++) {
+            const unsigned at = (n * THREADS + thread()) * PIECE;
+            const unsigned pos = start + base + at / WIDTH, col = walk.first_col + at % WIDTH;
+            float own[PIECE] = {};
+            if (pos >= from && pos < end && col < walk.d_value) {
+                const unsigned* row = walk.v + walk.cache_row(pos) * walk.v_words;
+                load_piece<Values>(row, walk.first_v, col, walk.d_value, walk.wide & WIDE_V, own);
+            }
+            store_piece(values + at, own);
+        }
+        barrier();
+#pragma unroll 1
+        for (unsigned p = 0; p < AT_ONCE; p += 4) {
+            float4 a[OWN];
+#pragma unroll
+            for (unsigned i = 0; i < OWN; i++) a[i] = load4(weights + (tr + SIDE * i) * WEIGHT_STRIDE + base + p);
+#pragma unroll
+            for (unsigned c = 0; c < COLS; c++) {
+#pragma unroll
+                for (unsigned s = 0; s < 4; s++) {
+                    const float4 b = load4(values + (p + s) * WIDTH + 64 * c + 4 * tc);
+#pragma unroll
+                    for (unsigned i = 0; i < OWN; i++) {
+                        const float weight = s == 0 ? a[i].x : s == 1 ? a[i].y : s == 2 ? a[i].z : a[i].w;
+                        sums[i][4 * c] = fmaf(weight, b.x, sums[i][4 * c]);
+                        sums[i][4 * c + 1] = fmaf(weight, b.y, sums[i][4 * c + 1]);
+                        sums[i][4 * c + 2] = fmaf(weight, b.z, sums[i][4 * c + 2]);
+                        sums[i][4 * c + 3] = fmaf(weight, b.w, sums[i][4 * c + 3]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Blocks: x spans, each of every n-th chunk; y heads that share keys, tiles of 2^shift of these, tiles of the values' columns; z tiles of tokens. With
+// one span the result goes to y, else to parts.
+template <unsigned COLS>
+DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,
+    float* all_parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,
+    unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned n_spans,
+    unsigned window, float scale, float softcap, unsigned wide) {
+    // Queries and keys by turns with values, and weights.
+    SHARED(float4, shared, (2 * ROWS * DEPTH_STRIDE + ROWS * WEIGHT_STRIDE) / 4);
+    SHARED(Rows, all_rows, 1);
+    Rows& rows = all_rows[0];
+    float* queries = reinterpret_cast<float*>(shared);
+    float* keys = queries + ROWS * DEPTH_STRIDE;
+    float* weights = keys + ROWS * DEPTH_STRIDE;
+    const Batch facts{batch, max_tokens};
+    const unsigned heads = 1u << shift, n_tokens = real_tokens(batch, n_rows), at_span = block_index().x;
+    const unsigned first_token = block_index().z * (ROWS >> shift);
+    if (first_token >= n_tokens) return;
+    const unsigned per_group = n_head / n_head_kv, n_tiles = (per_group + heads - 1) >> shift;
+    const unsigned g = block_index().y % n_head_kv, tile = block_index().y / n_head_kv % n_tiles;
+    Walk walk;
+    walk.q = q, walk.k = k, walk.v = v;
+    walk.n_head = n_head, walk.shift = shift, walk.head = g * per_group + tile * heads;
+    walk.n_heads = per_group - tile * heads < heads ? per_group - tile * heads : heads;
+    walk.first_k = g * d_head, walk.first_v = g * d_value;
+    walk.first_col = block_index().y / n_head_kv / n_tiles * 64 * COLS;
+    walk.d_head = d_head, walk.d_value = d_value, walk.k_words = k_words, walk.v_words = v_words, walk.wide = wide;
+    if (thread() < ROWS) {
+        const unsigned t = first_token + (thread() >> shift);
+        const bool real = t < n_tokens;
+        const unsigned pos = real ? facts.pos(t) : 0;
+        rows.token[thread()] = t;
+        rows.first[thread()] = first_seen(pos, window);
+        rows.end[thread()] = pos + 1;
+        rows.seq[thread()] = real ? facts.seq(t) : NOBODY;
+    }
+    barrier();
+    float sums[OWN][4 * COLS], largest[OWN], total[OWN], factor[OWN];
+#pragma unroll
+    for (unsigned i = 0; i < OWN; i++) {
+        largest[i] = LOW;
+        total[i] = 0.0f;
+#pragma unroll
+        for (unsigned c = 0; c < 4 * COLS; c++) sums[i][c] = 0.0f;
+    }
+    // One sequence after the other, most often one; what rows of others get then counts for nothing.
+    for (unsigned asking = 0; asking < ROWS; asking += heads) {
+        const unsigned seq = rows.seq[asking];
+        unsigned from = NOBODY, end = 0;
+        bool new_one = seq != NOBODY;
+        for (unsigned row = 0; row < ROWS; row += heads) {
+            if (rows.seq[row] != seq) continue;
+            if (row < asking) new_one = false;
+            from = rows.first[row] < from ? rows.first[row] : from;
+            end = rows.end[row] > end ? rows.end[row] : end;
+        }
+        if (!new_one) continue;
+        walk.blocks = facts.blocks(seq, max_seqs, max_blocks);
+        for (unsigned start = first_chunk(from, at_span, n_spans); start < end; start += n_spans * CHUNK) {
+            float scores[OWN][OWN];
+            multiply_keys(walk, rows, queries, keys, start, from, end, scores);
+            weigh(rows, seq, start, scale, softcap, scores, weights, largest, total, factor);
+#pragma unroll
+            for (unsigned i = 0; i < OWN; i++) {
+#pragma unroll
+                for (unsigned c = 0; c < 4 * COLS; c++) sums[i][c] *= factor[i];
+            }
+            add_values<COLS>(walk, weights, queries, start, from, end, sums);
+        }
+    }
+    const unsigned tr = thread() / SIDE, tc = thread() % SIDE;
+    const Parts parts(all_parts, n_rows, n_head, n_spans, d_value);
+#pragma unroll
+    for (unsigned i = 0; i < OWN; i++) {
+        const unsigned row = tr + SIDE * i, h = row & (heads - 1);
+        if (rows.seq[row] == NOBODY || h >= walk.n_heads) continue;
+        const size_t at = size_t(rows.token[row]) * n_head + walk.head + h;
+        float share = 1.0f;
+        float* to = parts.sums + (at * n_spans + at_span) * d_value;
+        if (n_spans == 1) {
+            const float sink = sinks ? sinks[walk.head + h] : LOW;
+            const float most = fmaxf(largest[i], sink), own = expf(largest[i] - most);
+            share = own / (total[i] * own + (sinks ? expf(sink - most) : 0.0f));
+            to = y + at * d_value;
+        } else if (walk.first_col == 0 && tc == 0) {
+            float* own = parts.facts + 2 * (at * n_spans + at_span);
+            own[0] = largest[i];
+            own[1] = total[i];
+        }
+#pragma unroll
+        for (unsigned c = 0; c < COLS; c++) {
+#pragma unroll
+            for (unsigned s = 0; s < 4; s++) {
+                const unsigned col = walk.first_col + 64 * c + 4 * tc + s;
+                if (col < d_value) to[col] = sums[i][4 * c + s] * share;
+            }
+        }
+    }
+}
+
+#define ATTENTION(cols, most)                                                                                                    \
+    KERNEL(attention_##most)(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,    \
+        float* parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,   \
+        unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words,               \
+        unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide) {                                          \
+        attend<cols>(q, k, v, batch, sinks, parts, y, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, shift,        \
+            d_head, d_value, k_words, v_words, n_spans, window, scale, softcap, wide);                                           \
+    }                                                                                                                            \
+    EXPORT(attention_##most)
+
+ATTENTION(1, 64)
+ATTENTION(2, 128)
+ATTENTION(4, 256)
+#undef ATTENTION

@@ -1,0 +1,35 @@
+#pragma once
+#include "dialect.h"
+
+namespace cache {
+
+struct bf16 {
+    static constexpr bool WHOLE = false;
+
+    static DEVICE unsigned threads(unsigned n) { return (n + 1) / 2; }
+
+    static DEVICE void store(const float* x, unsigned n, unsigned i, unsigned* row, bool live) {
+        if (!live) return;
+        const unsigned upper = 2 * i + 1 < n ? to_bf16(x[2 * i + 1]) : 0;
+        row[i] = to_bf16(x[2 * i]) | upper << 16;
+    }
+
+    static DEVICE float one(const unsigned* row, unsigned i) {
+        return from_bits(unsigned(reinterpret_cast<const unsigned short*>(row)[i]) << 16);
+    }
+
+    static DEVICE void eight(const unsigned* row, unsigned i, float* out) {
+        const uint4 words = *reinterpret_cast<const uint4*>(row + i / 2);
+        two(words.x, out);
+        two(words.y, out + 2);
+        two(words.z, out + 4);
+        two(words.w, out + 6);
+    }
+
+    static DEVICE void two(unsigned word, float* out) {
+        out[0] = from_bits(word << 16);
+        out[1] = from_bits(word & 0xffff0000u);
+    }
+};
+
+}  // namespace cache

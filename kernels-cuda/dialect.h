@@ -1,0 +1,158 @@
+// One guard for all dialects: the first one that is included is the one.
+#ifndef DIALECT
+#define DIALECT
+
+// The words kernels are written in, for CUDA: nvrtc and nvcc, sm_75 and later. The same words stand in
+// kernels-hip/dialect.h and, for tests on the CPU, in backends/fakes/shim/dialect.h; the path for includes decides.
+// Nothing else in this folder knows a vendor.
+//
+// What holds in all three:
+// - Blocks are one-dimensional, a multiple of 64 threads.
+// - shfl*, ballot, any and mma_s8 are for whole waves: every lane is there, none has returned.
+// - shfl takes the lane modulo WAVE; shfl_xor wants an offset below WAVE; past the last lane, shfl_down gives the own value.
+// - Atomics give the old value, and order nothing else.
+// - Products are fused only where fmaf says so: this is compiled with -fmad=false.
+
+/// A kernel: KERNEL(add)(const float* a, float* x, unsigned n) { ... }, and after it EXPORT(add).
+#define KERNEL(name) extern "C" __global__ void name
+#define EXPORT(name)
+#define DEVICE __device__ __forceinline__
+
+/// Memory of a block, undefined at first.
+#define SHARED(T, name, n) __shared__ T name[n]
+/// Memory of a block, as much as the launch says; one per kernel, aligned for everything.
+#define DYNAMIC_SHARED(T, name)                                     \
+    extern __shared__ __align__(16) unsigned char dynamic_shared[]; \
+    T* name = reinterpret_cast<T*>(dynamic_shared)
+
+/// Threads that run in step.
+#define WAVE 32u
+/// Whether there is mma_s8.
+#define HAS_MMA 1
+
+DEVICE unsigned thread() { return threadIdx.x; }
+DEVICE uint3 block_index() { return blockIdx; }
+DEVICE dim3 block_size() { return blockDim; }
+DEVICE dim3 grid_size() { return gridDim; }
+DEVICE unsigned lane() { return threadIdx.x % WAVE; }
+
+/// Waits for all threads of the block that have not returned, and makes their writes visible to each other.
+DEVICE void barrier() { __syncthreads(); }
+
+// T: unsigned, int, float.
+template <class T> DEVICE T shfl(T v, unsigned from) { return __shfl_sync(~0u, v, from); }
+template <class T> DEVICE T shfl_xor(T v, unsigned offset) { return __shfl_xor_sync(~0u, v, offset); }
+template <class T> DEVICE T shfl_down(T v, unsigned offset) { return __shfl_down_sync(~0u, v, offset); }
+
+// CUDA's headers still have functions of these names, out of use since waves need not run in step.
+#define ballot ballot_of_wave
+#define any any_of_wave
+
+/// A bit for each lane.
+DEVICE unsigned long long ballot(bool p) { return __ballot_sync(~0u, p); }
+DEVICE bool any(bool p) { return __any_sync(~0u, p); }
+DEVICE unsigned popc(unsigned v) { return __popc(v); }
+DEVICE unsigned popcll(unsigned long long v) { return __popcll(v); }
+
+/// c and the products of 4 signed bytes each.
+DEVICE int dot4(int a, int b, int c) {
+    int v;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); // nvrtc 12.0 does not know __dp4a
+    return v;
+}
+
+DEVICE unsigned bits(float v) { return __float_as_uint(v); }
+DEVICE float from_bits(unsigned v) { return __uint_as_float(v); }
+
+DEVICE float half_to_float(unsigned short v) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
+    return f;
+}
+
+/// To the nearest, ties to even.
+DEVICE unsigned short float_to_half(float v) {
+    unsigned short h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
+    return h;
+}
+
+/// Correctly rounded.
+DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
+
+// Reads what this launch reads once and nobody writes: it shall not push other things out of the caches.
+DEVICE unsigned load_stream(const unsigned* at) {
+    unsigned v;
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(at));
+    return v;
+}
+DEVICE uint2 load_stream(const uint2* at) {
+    uint2 v;
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+    return v;
+}
+DEVICE uint4 load_stream(const uint4* at) {
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(at));
+    return v;
+}
+DEVICE float load_stream(const float* at) { return from_bits(load_stream(reinterpret_cast<const unsigned*>(at))); }
+DEVICE float4 load_stream(const float4* at) {
+    const uint4 v = load_stream(reinterpret_cast<const uint4*>(at));
+    return make_float4(from_bits(v.x), from_bits(v.y), from_bits(v.z), from_bits(v.w));
+}
+
+DEVICE unsigned atomic_add(unsigned* at, unsigned v) { return atomicAdd(at, v); }
+DEVICE unsigned atomic_or(unsigned* at, unsigned v) { return atomicOr(at, v); }
+DEVICE unsigned atomic_max(unsigned* at, unsigned v) { return atomicMax(at, v); }
+
+// Hand-offs with the host, through memory that both see.
+
+/// What this thread wrote before is seen, by the host too, before what it writes after; and the same for reads.
+DEVICE void fence_system() { __threadfence_system(); }
+DEVICE unsigned load_system(const volatile unsigned* at) {
+    unsigned v;
+    asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
+DEVICE void store_system(volatile unsigned* at, unsigned v) {
+    asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
+}
+/// A clock that only goes forward, in steps of up to some microseconds.
+DEVICE unsigned long long nanoseconds() {
+    unsigned long long v;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v)::"memory");
+    return v;
+}
+/// Lets others work; for loops that wait.
+DEVICE void pause() { __nanosleep(100); }
+
+// D (16 x 8, int) += A (16 x 32, signed bytes) * B (32 x 8, signed bytes), by a wave of 32. Who holds what, with
+// g = lane / 4, t = lane % 4, and i = 0..3 for the bytes of a word, lowest first:
+//
+//   a[0]: A[g    ][4 t + i]        b[0]: B[4 t + i     ][g]       d[0]: D[g    ][2 t    ]
+//   a[1]: A[g + 8][4 t + i]        b[1]: B[4 t + i + 16][g]       d[1]: D[g    ][2 t + 1]
+//   a[2]: A[g    ][4 t + i + 16]                                  d[2]: D[g + 8][2 t    ]
+//   a[3]: A[g + 8][4 t + i + 16]                                  d[3]: D[g + 8][2 t + 1]
+//
+// So a row of A and a column of B lie in memory as they are read: word t, and word t + 4, of 32 bytes in a row.
+// Source: PTX ISA, "Matrix Fragments for mma.m16n8k32". Before sm_80 it is four of m8n8k16, whose fragments are quarters of
+// these; integers, so the same bits.
+DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    for (int i = 0; i < 4; i++) {
+        const int low = i % 2 * 2;
+        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+r"(d[low]), "+r"(d[low + 1])
+            : "r"(a[i]), "r"(b[i / 2]));
+    }
+#endif
+}
+
+#endif

@@ -1,0 +1,219 @@
+// The values of neurons for few tokens: gate first, up only where the gate shows that it counts. A fixed number of lanes,
+// at least 4, to a neuron, two neurons to a group of lanes, over all rows, those of a list, or those of the groups that are used.
+//
+// Where gate and up have different formats, the gate's unit writes test values where the values will be (`up` null), and
+// up's goes on from there (`test` null).
+
+#include "dialect.h"
+#include "lib/dots.cuh"
+#include "lib/ffn.cuh"
+#include "lib/groups.cuh"
+
+typedef FORMAT W;
+
+struct FfnMatrix {
+    const unsigned* at;
+    const float* bias;
+};
+
+// What the values of a step are made of.
+struct FfnStep {
+    FfnMatrix test, up;
+    const unsigned* tables;
+    const unsigned* x;
+    const unsigned* ids;
+    const unsigned* count;
+    const unsigned* members;
+    const float* threshold;
+    const float* group_weight;
+    const unsigned* starts;
+    unsigned* h;
+    unsigned* counts;
+    unsigned n_rows, row_words, n_cols, n_tokens, lanes;
+    // Most that a list holds, the words of its membership bits, and the bit of the first token.
+    unsigned capacity, words, bit;
+    unsigned n_group;
+    // Where rows are walked by group, most of one; else 0.
+    unsigned most_rows;
+    FfnRule rule;
+    float limit;
+};
+
+// By what a row, number i of the list, counts for a token: 0 where it does not.
+static DEVICE float factor(const FfnStep& p, unsigned i, unsigned row, unsigned group, unsigned token) {
+    if (row >= p.n_rows || token >= p.n_tokens) return 0.0f;
+    if (p.ids != nullptr && (p.members[(size_t)i * p.words] >> (p.bit + token) & 1u) == 0) return 0.0f;
+    return p.n_group == 0 ? 1.0f : p.group_weight[(size_t)token * p.n_group + group];
+}
+
+// Products of a matrix's row with T tokens, with its bias.
+template <unsigned T>
+static DEVICE void row_values(float (&values)[T], const FfnStep& p, const FfnMatrix& matrix, unsigned row, bool wanted,
+                              unsigned lane, const Rows& x) {
+    float sums[1][T] = {};
+    if (wanted) {
+        const unsigned* const rows[1] = {matrix.at + (size_t)row * p.row_words};
+        row_dots<W, 1, T>(sums, rows, p.n_cols, lane, p.lanes, x, p.tables);
+    }
+    const float bias = wanted && matrix.bias != nullptr ? matrix.bias[row] : 0.0f;
+#pragma unroll
+    for (unsigned j = 0; j < T; j++) values[j] = lanes_sum(sums[0][j], p.lanes) + bias;
+}
+
+// The same of two rows of one matrix, or of one row of two.
+template <unsigned T>
+static DEVICE void two_rows(float (&first)[T], float (&second)[T], const FfnStep& p, const FfnMatrix (&matrices)[2],
+                            const unsigned (&rows)[2], const bool (&wanted)[2], unsigned lane, const Rows& x) {
+    float sums[2][T] = {};
+    if (wanted[0] || wanted[1]) {
+        const unsigned* const at[2] = {matrices[0].at + (size_t)rows[wanted[0] ? 0 : 1] * p.row_words,
+                                       matrices[1].at + (size_t)rows[wanted[1] ? 1 : 0] * p.row_words};
+        row_dots<W, 2, T>(sums, at, p.n_cols, lane, p.lanes, x, p.tables);
+    }
+    const float bias0 = wanted[0] && matrices[0].bias != nullptr ? matrices[0].bias[rows[0]] : 0.0f;
+    const float bias1 = wanted[1] && matrices[1].bias != nullptr ? matrices[1].bias[rows[1]] : 0.0f;
+#pragma unroll
+    for (unsigned j = 0; j < T; j++) {
+        first[j] = lanes_sum(sums[0][j], p.lanes) + bias0;
+        second[j] = lanes_sum(sums[1][j], p.lanes) + bias1;
+    }
+}
+
+// One or two neurons of a group of lanes: their numbers, rows and groups.
+struct FfnNeuron {
+    unsigned i, row, group;
+};
+
+static DEVICE FfnNeuron neuron_of(const FfnStep& p, const unsigned* used, unsigned i, unsigned n) {
+    FfnNeuron at = {i, p.n_rows, 0};
+    if (i >= n) return at;
+    if (p.most_rows != 0) {
+        at.group = used[i / p.most_rows];
+        const unsigned row = p.starts[at.group] + i % p.most_rows;
+        if (row < p.starts[at.group + 1]) at.row = row;
+        return at;
+    }
+    at.row = p.ids != nullptr ? p.ids[i] : i;
+    if (p.n_group != 0 && at.row < p.n_rows) at.group = group_of(p.starts, p.n_group, at.row);
+    return at;
+}
+
+// Of T tokens, each lane looks after one; so many neighbours have them all.
+template <unsigned T>
+static DEVICE bool of_any_token(bool mine) {
+    unsigned some = mine ? 1 : 0;
+#pragma unroll
+    for (unsigned by = 1; by < T; by <<= 1) some |= shfl_xor(some, by);
+    return some != 0;
+}
+
+template <unsigned T>
+static DEVICE bool is_wanted(const FfnStep& p, const FfnNeuron& at, unsigned my_token) {
+    return of_any_token<T>(factor(p, at.i, at.row, at.group, my_token) != 0.0f);
+}
+
+template <unsigned T>
+static DEVICE float pick(const float (&values)[T], unsigned j) {
+    float value = values[0];
+#pragma unroll
+    for (unsigned k = 1; k < T; k++) value = j == k ? values[k] : value;
+    return value;
+}
+
+// What a neuron becomes for T tokens once its tests are known: reads its row of up if one of them needs it.
+template <unsigned T>
+static DEVICE void finish_neuron(const FfnStep& p, const FfnNeuron& at, unsigned my_token, float test,
+                                 const float (&known_ups)[T], bool ups_are_known, unsigned lane, const Rows& x,
+                                 unsigned* carried) {
+    const bool here = at.row < p.n_rows;
+    const float limit = here && p.threshold != nullptr ? p.threshold[at.row] : p.limit;
+    float by = factor(p, at.i, at.row, at.group, my_token);
+    if (by != 0.0f && is_dropped(p.rule, test, limit, 0.0f)) by = 0.0f;
+    float ups[T];
+#pragma unroll
+    for (unsigned j = 0; j < T; j++) ups[j] = known_ups[j];
+    const bool alive = of_any_token<T>(by != 0.0f);
+    if (p.up.at != nullptr && !ups_are_known) row_values<T>(ups, p, p.up, at.row, alive, lane, x);
+    if (!here || lane >= T || my_token >= p.n_tokens) return;
+    unsigned word = DROPPED;
+    if (by != 0.0f && p.up.at == nullptr && p.rule.kind != 0) {
+        word = carried_word(test);
+    } else if (by != 0.0f) {
+        word = carried_word(by * neuron(p.rule, test, pick<T>(ups, lane % T)));
+        atomic_add(carried + my_token, 1u);
+    }
+    p.h[(size_t)my_token * p.n_rows + at.row] = word;
+}
+
+template <unsigned T>
+static DEVICE void ffn_few_tokens(const FfnStep& p) {
+    SHARED(unsigned, carried, 16);
+    SHARED(unsigned, masks, 32);
+    SHARED(unsigned, used, MAX_LISTED_GROUPS);
+    const unsigned t = thread();
+    if (t < 16) carried[t] = 0;
+    unsigned n = p.n_rows;
+    if (p.ids != nullptr) n = *p.count < p.capacity ? *p.count : p.capacity;
+    if (p.most_rows != 0) {
+        const FfnStep* step = &p;
+        n = p.most_rows * list_used(p.n_group, used, masks, [step](unsigned g) {
+                return step->starts[g] < step->starts[g + 1] &&
+                       is_used(step->group_weight, step->n_group, step->n_tokens, g);
+            });
+    }
+    barrier();
+    // Where nothing is dropped, a row of each matrix at once; else two neurons' tests.
+    const bool together = p.rule.skip == 0 && p.test.at != nullptr && p.up.at != nullptr;
+    const unsigned each = together ? 1 : 2;
+    const FfnMatrix matrices[2] = {p.test, together ? p.up : p.test};
+    const unsigned per = each * (block_size().x / p.lanes), lane = t & (p.lanes - 1);
+    const unsigned x_words = W::FLOAT ? p.n_cols : p.n_cols / 32 * Q8_WORDS;
+    for (unsigned base = per * block_index().x; base < n; base += per * grid_size().x) {
+        const unsigned first = base + each * (t / p.lanes);
+        const FfnNeuron neurons[2] = {neuron_of(p, used, first, n), neuron_of(p, used, first + each - 1, n)};
+        for (unsigned token = 0; token < p.n_tokens; token += T) {
+            const Rows x = {p.x + (size_t)token * x_words, x_words, p.n_tokens - token};
+            const unsigned my_token = token + lane % T;
+            const bool wanted[2] = {is_wanted<T>(p, neurons[0], my_token), is_wanted<T>(p, neurons[1], my_token)};
+            float values[2][T] = {};
+            if (p.test.at != nullptr) {
+                const unsigned rows[2] = {neurons[0].row, neurons[1].row};
+                two_rows<T>(values[0], values[1], p, matrices, rows, wanted, lane, x);
+            } else {
+                const size_t token_at = (size_t)(my_token < p.n_tokens ? my_token : token) * p.n_rows;
+                const float first_test = wanted[0] ? from_bits(p.h[token_at + neurons[0].row]) : 0.0f;
+                const float second_test = wanted[1] ? from_bits(p.h[token_at + neurons[1].row]) : 0.0f;
+#pragma unroll
+                for (unsigned j = 0; j < T; j++) values[0][j] = first_test, values[1][j] = second_test;
+            }
+#pragma unroll 1
+            for (unsigned r = 0; r < each; r++) {
+                const float test = r == 0 ? pick<T>(values[0], lane % T) : pick<T>(values[1], lane % T);
+                const FfnNeuron at = r == 0 ? neurons[0] : neurons[1];
+                finish_neuron<T>(p, at, my_token, test, values[1], together, lane, x, carried);
+            }
+        }
+    }
+    barrier();
+    if (t < p.n_tokens && carried[t] != 0) atomic_add(p.counts + t, carried[t]);
+}
+
+// Biases, thresholds, lists and groups are null where there are none.
+#define FFN_FEW(name, T)                                                                                                  \
+    KERNEL(name)(const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x,                     \
+                 const float* bias_test, const float* bias_up, const unsigned* ids, const unsigned* count,                \
+                 const unsigned* members, const float* threshold, const float* group_weight, const unsigned* starts,      \
+                 unsigned* h, unsigned* counts, unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens,  \
+                 unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group, unsigned most_rows,   \
+                 unsigned kind, unsigned activation, unsigned skip, float alpha, float limit, float cap) {                \
+        const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight,  \
+                              starts, h, counts, n_rows, row_words, n_cols, n_tokens, lanes, capacity, words, bit,        \
+                              n_group, most_rows, {kind, activation, skip, alpha, cap}, limit};                           \
+        ffn_few_tokens<T>(step);                                                                                          \
+    }                                                                                                                     \
+    EXPORT(name)
+
+// One token, and up to 16.
+FFN_FEW(ffn_one, 1)
+FFN_FEW(ffn_few, 4)
+#undef FFN_FEW

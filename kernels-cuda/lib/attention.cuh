@@ -1,0 +1,74 @@
+#pragma once
+// What both ways of attention share: sizes, loads of pieces of heads, where a span's result goes.
+#include "cache/cache.cuh"
+#include "lib/batch.cuh"
+#include "lib/sums.cuh"
+#include "lib/wide.cuh"
+
+namespace attention {
+
+/// Less than every score.
+static constexpr float LOW = -3.0e38f;
+/// Positions that are scored between two barriers: two blocks of the cache.
+static constexpr unsigned CHUNK = 64;
+/// Values that a thread loads at once.
+static constexpr unsigned PIECE = 8;
+
+/// Bits of `wide`: which of keys, values and queries lie so that pieces are loaded at once.
+static constexpr unsigned WIDE_K = 1, WIDE_V = 2, WIDE_Q = 4;
+
+/// Eight values of a head of `d` from value i on; zeros behind its end.
+template <class C> DEVICE void load_piece(const unsigned* row, unsigned first, unsigned i, unsigned d, bool wide, float* out) {
+    if constexpr (C::WHOLE) {
+        C::eight(row, first + i, out);
+    } else if (wide) {
+        C::eight(row, first + i, out);
+    } else {
+#pragma unroll
+        for (unsigned j = 0; j < PIECE; j++) out[j] = i + j < d ? C::one(row, first + i + j) : 0.0f;
+    }
+}
+
+/// Eight values of queries.
+DEVICE void load_query(const float* head, unsigned i, unsigned d, bool wide, float* out) {
+    if (wide) {
+        const float4 low = load4(head + i), high = load4(head + i + 4);
+        out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+        out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+        return;
+    }
+#pragma unroll
+    for (unsigned j = 0; j < PIECE; j++) out[j] = i + j < d ? head[i + j] : 0.0f;
+}
+
+DEVICE void store_piece(float* to, const float* own) {
+    store4(to, make_float4(own[0], own[1], own[2], own[3]));
+    store4(to + 4, make_float4(own[4], own[5], own[6], own[7]));
+}
+
+/// A score under its cap, which is not 0. The platforms' own hyperbolic tangent is exact near 0 too, and long.
+DEVICE float capped(float score, float softcap) {
+    const float e = expf(-2.0f * fabsf(score / softcap));
+    const float size = softcap * ((1.0f - e) / (1.0f + e));
+    return score < 0.0f ? -size : size;
+}
+
+/// The first position that a token at `pos` sees.
+DEVICE unsigned first_seen(unsigned pos, unsigned window) { return window != 0 && pos + 1 > window ? pos + 1 - window : 0; }
+
+/// The first chunk from the one of position `first` on that is a span's: spans take chunks by turns, so that they have equally
+/// much to do however long a sequence is.
+DEVICE unsigned first_chunk(unsigned first, unsigned at_span, unsigned n_spans) {
+    const unsigned chunk = first / CHUNK;
+    return (chunk + (at_span + n_spans - chunk % n_spans) % n_spans) * CHUNK;
+}
+
+/// Where what a span ends in lies: weighted values of all spans, and behind them the largest score and the sum of weights.
+struct Parts {
+    float *sums, *facts;
+
+    DEVICE Parts(float* parts, unsigned n_rows, unsigned n_head, unsigned n_spans, unsigned d_value)
+        : sums(parts), facts(parts + size_t(n_rows) * n_head * n_spans * d_value) {}
+};
+
+}  // namespace attention

@@ -1,0 +1,76 @@
+#pragma once
+// Feed-forward blocks: activation functions, what a neuron's value is, and which of them are dropped. The numbers are
+// those of `backends/simt/src/ops/weights/ffn.rs`.
+
+#include "dialect.h"
+
+// How a value comes from a test value (the gate, or up where there is none) and up. Kinds: plain, gated, both gated.
+struct FfnRule {
+    unsigned kind;
+    unsigned activation;
+    unsigned skip;
+    float alpha;
+    float cap;
+};
+
+// The word of a neuron that was dropped: minus zero, which no value that is carried has.
+constexpr unsigned DROPPED = 0x80000000u;
+
+DEVICE unsigned carried_word(float value) { return bits(value) == DROPPED ? 0u : bits(value); }
+
+DEVICE float sigmoid(float x) { return divide(1.0f, 1.0f + expf(-x)); }
+
+// Source: Abramowitz and Stegun 7.1.26, within 1.5e-7.
+DEVICE float error_function(float x) {
+    const float t = divide(1.0f, fmaf(0.3275911f, fabsf(x), 1.0f));
+    float series = fmaf(t, 1.061405429f, -1.453152027f);
+    series = fmaf(t, series, 1.421413741f);
+    series = fmaf(t, series, -0.284496736f);
+    series = t * fmaf(t, series, 0.254829592f);
+    const float size = 1.0f - series * expf(-(x * x));
+    return x < 0.0f ? -size : size;
+}
+
+DEVICE float activate(const FfnRule& rule, float x) {
+    switch (rule.activation) {
+        // Written so that a value that is no number stays none.
+        case 0: return x <= 0.0f ? 0.0f : x;
+        case 1: return x <= 0.0f ? 0.0f : x * x;
+        case 2: return x * sigmoid(x);
+        case 3: return 0.5f * x * (1.0f + tanhf(0.7978845608f * x * fmaf(0.044715f * x, x, 1.0f)));
+        case 4: return 0.5f * x * (1.0f + error_function(x * 0.7071067812f));
+        default: {
+            const float capped = x > rule.cap ? rule.cap : x;
+            return capped * sigmoid(rule.alpha * capped);
+        }
+    }
+}
+
+DEVICE float neuron(const FfnRule& rule, float test, float up) {
+    const float gate = activate(rule, test);
+    if (rule.kind == 0) return gate;
+    if (rule.kind == 2) return gate * activate(rule, up);
+    if (rule.activation == 5) return gate * (fminf(fmaxf(up, -rule.cap), rule.cap) + 1.0f);
+    return gate * up;
+}
+
+// Whether a test value shows that a neuron does not count. Ways to skip: never, not positive, below `limit` in size after
+// the activation, below the cut.
+DEVICE bool is_dropped(const FfnRule& rule, float test, float limit, float cut) {
+    switch (rule.skip) {
+        case 0: return false;
+        case 1: return test <= 0.0f;
+        case 2: return fabsf(activate(rule, test)) < limit;
+        default: return test < cut;
+    }
+}
+
+// The group of a row: the last one that begins at or before it and is not empty. `starts` has `n_group + 1` words.
+DEVICE unsigned group_of(const unsigned* starts, unsigned n_group, unsigned row) {
+    unsigned low = 0, high = n_group;
+    while (high - low > 1) {
+        const unsigned middle = (low + high) / 2;
+        if (starts[middle] <= row) low = middle; else high = middle;
+    }
+    return low;
+}

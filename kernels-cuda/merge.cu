@@ -1,0 +1,40 @@
+// Waits for the host's answer, and adds it.
+#include "lib/batch.cuh"
+#include "lib/wide.cuh"
+
+// head[0] is the step that was answered, head[1] the one that is given up (all ones: every one), head[2] the one whose wait
+// took too long, which is written here.
+KERNEL(merge_wait)(unsigned* head, const unsigned* step, unsigned limit_ms) {
+    if (thread() == 0) {
+        const unsigned awaited = *step;
+        const unsigned long long start = nanoseconds(), limit = limit_ms * 1000000ull;
+        for (;;) {
+            if (load_system(head) == awaited) break;
+            const unsigned poison = load_system(head + 1);
+            if (poison == awaited || poison == 0xffffffffu) break;
+            if (nanoseconds() - start > limit) {
+                store_system(head + 2, awaited);
+                break;
+            }
+            pause();
+        }
+    }
+    fence_system();
+}
+EXPORT(merge_wait)
+
+KERNEL(merge_add)(const float* answer, const unsigned* batch, float* y, unsigned n_rows, unsigned n_cols, unsigned accumulate) {
+    const size_t n = size_t(real_tokens(batch, n_rows)) * n_cols;
+    const size_t i = 4 * flat_index();
+    if (i + 4 <= n && is_wide(answer) && is_wide(y)) {
+        float4 value = load4(answer + i);
+        if (accumulate) {
+            const float4 before = load4(y + i);
+            value = make_float4(before.x + value.x, before.y + value.y, before.z + value.z, before.w + value.w);
+        }
+        store4(y + i, value);
+        return;
+    }
+    for (size_t j = i; j < i + 4 && j < n; j++) y[j] = accumulate ? y[j] + answer[j] : answer[j];
+}
+EXPORT(merge_add)

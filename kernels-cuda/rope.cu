@@ -1,0 +1,23 @@
+// Turns pairs of values of every head by position times frequency, in place; a thread to a pair.
+#include "lib/batch.cuh"
+#include "lib/turn.cuh"
+#include "lib/wide.cuh"
+
+// Pair j is the values j * pair_step and that plus pair_other of those that turn.
+KERNEL(rope)(const float* freqs, const unsigned* batch, float* x, unsigned max_tokens, unsigned n_rows, unsigned n_head,
+    unsigned d_head, unsigned first, unsigned n_pairs, unsigned pair_step, unsigned pair_other, float scale) {
+    const Batch facts{batch, max_tokens};
+    const size_t at = flat_index();
+    const unsigned j = unsigned(at % n_pairs);
+    const unsigned h = unsigned(at / n_pairs % n_head);
+    const size_t t = at / n_pairs / n_head;
+    if (t >= real_tokens(batch, n_rows)) return;
+    const float2 turned = turn(float(facts.pos(unsigned(t))) * freqs[j]);
+    const float cosine = scale * turned.x, sine = scale * turned.y;
+    float* one = x + (t * n_head + h) * d_head + first + j * pair_step;
+    float* other = one + pair_other;
+    const float a = *one, b = *other;
+    *one = fmaf(a, cosine, -(b * sine));
+    *other = fmaf(a, sine, b * cosine);
+}
+EXPORT(rope)

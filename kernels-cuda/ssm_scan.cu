@@ -1,0 +1,53 @@
+// The Mamba-2 recurrence: neighbours share a channel and hold its state from the first token to the last.
+#include "lib/batch.cuh"
+#include "lib/sums.cuh"
+
+// States of a channel that a thread holds.
+static constexpr unsigned SSM_HELD = 16;
+
+KERNEL(ssm_scan)(const float* x, const float* dt, const float* dt_bias, const float* a, const float* b, const float* c,
+    const float* d, const unsigned* batch, float* state, float* y, unsigned max_tokens, unsigned n_rows, unsigned n_head,
+    unsigned n_group, unsigned d_head, unsigned d_state, unsigned lanes) {
+    const Batch facts{batch, max_tokens};
+    const unsigned seq = block_index().y, n = n_head * d_head;
+    if (seq >= facts.seqs()) return;
+    const unsigned near = thread() % lanes;
+    const unsigned wanted = block_index().x * (block_size().x / lanes) + thread() / lanes;
+    // Waves stay whole: who has no channel follows the last one and writes nothing.
+    const bool inside = wanted < n;
+    const unsigned channel = inside ? wanted : n - 1;
+    const unsigned h = channel / d_head;
+    const unsigned group = unsigned(size_t(h) * n_group / n_head);
+    float* own = state + (size_t(seq) * n + channel) * d_state;
+    float held[SSM_HELD];
+#pragma unroll
+    for (unsigned r = 0; r < SSM_HELD; r++) held[r] = near + lanes * r < d_state ? own[near + lanes * r] : 0.0f;
+    const float rate = a[h], offset = dt_bias[h], skip = d[h];
+    const unsigned n_tokens = real_tokens(batch, n_rows);
+    for (unsigned t = 0; t < n_tokens; t++) {
+        if (facts.seq(t) != seq) continue;
+        const bool begins = facts.pos(t) == 0;
+        const float raw = dt[size_t(t) * n_head + h] + offset;
+        const float step = fmaxf(raw, 0.0f) + log1pf(expf(-fabsf(raw)));
+        const float factor = expf(step * rate);
+        const float value = x[size_t(t) * n + channel];
+        const size_t from = (size_t(t) * n_group + group) * d_state;
+        float sum = 0.0f;
+#pragma unroll
+        for (unsigned r = 0; r < SSM_HELD; r++) {
+            const unsigned i = near + lanes * r;
+            if (i < d_state) {
+                const float before = begins ? 0.0f : factor * held[r];
+                held[r] = fmaf(step * value, b[from + i], before);
+                sum = fmaf(held[r], c[from + i], sum);
+            }
+        }
+        sum = sum_near(sum, lanes);
+        if (inside && near == 0) y[size_t(t) * n + channel] = fmaf(skip, value, sum);
+    }
+#pragma unroll
+    for (unsigned r = 0; r < SSM_HELD; r++) {
+        if (inside && near + lanes * r < d_state) own[near + lanes * r] = held[r];
+    }
+}
+EXPORT(ssm_scan)
