@@ -1,6 +1,6 @@
 // Attention of a few tokens: a block takes a span of positions of one token and up to HEADS heads that share keys and values,
-// so that these are read once. Online softmax over chunks of the span, which ends in its largest score, its sum of weights and
-// its weighted values; attention_merge puts the spans together.
+// so that these are read once. A span is every n-th chunk. Online softmax over its chunks; it ends in its largest score, its sum
+// of weights and its weighted values, and attention_merge puts the spans together.
 // Source: Flash attention (Dao et al.), split over positions as in Flash-Decoding.
 #include "lib/attention.cuh"
 
@@ -13,15 +13,15 @@ static constexpr unsigned AT_ONCE = 4;
 typedef cache::K_FORMAT Keys;
 typedef cache::V_FORMAT Values;
 
-// What a span is about.
-struct Span {
-    // Positions first..end, and the chunk that is looked at.
+// What of the cache is looked at.
+struct Chunk {
+    // Positions that the token sees, and where the chunk begins.
     unsigned first, end, start;
     // Rows of the cache of the chunk's two halves.
     unsigned rows[2];
 
-    DEVICE void look_at(unsigned chunk, const unsigned* blocks) {
-        start = chunk;
+    DEVICE void look_at(unsigned from, const unsigned* blocks) {
+        start = from;
         rows[0] = blocks[start / 32] * 32;
         rows[1] = start + 32 < end ? blocks[start / 32 + 1] * 32 : rows[0];
     }
@@ -31,46 +31,47 @@ struct Span {
     DEVICE size_t row(unsigned i) const { return (i < 32 ? rows[0] : rows[1]) + i % 32; }
 };
 
-// Adds up what `lanes` neighbours have of N sums; each of them ends with N / lanes (at least one) of the sums, from `kept` on.
-template <unsigned N> DEVICE void share_sums(float* v, unsigned lanes, unsigned& kept) {
-    kept = 0;
-    unsigned o = 1;
-#pragma unroll
-    for (unsigned n = N / 2; n >= 1; n /= 2) {
-        if (o >= lanes) return;
+// Adds up what `lanes` neighbours have of N sums; each of them ends with N / lanes (at least one) of the sums, from the
+// returned one on. `o` is 1 at first.
+template <unsigned N> DEVICE unsigned share_sums(float* v, unsigned lanes, unsigned o) {
+    if constexpr (N > 1) {
+        if (o >= lanes) return 0;
         const bool upper = lane() & o;
 #pragma unroll
-        for (unsigned i = 0; i < n; i++) {
-            const float gone = upper ? v[i] : v[i + n];
-            v[i] = (upper ? v[i + n] : v[i]) + shfl_xor(gone, o);
+        for (unsigned i = 0; i < N / 2; i++) {
+            const float gone = upper ? v[i] : v[i + N / 2];
+            v[i] = (upper ? v[i + N / 2] : v[i]) + shfl_xor(gone, o);
         }
-        if (upper) kept += n;
-        o *= 2;
+        return (upper ? N / 2 : 0) + share_sums<N / 2>(v, lanes, 2 * o);
+    } else {
+        for (; o < lanes; o *= 2) v[0] += shfl_xor(v[0], o);
+        return 0;
     }
-    for (; o < lanes; o *= 2) v[0] += shfl_xor(v[0], o);
 }
 
 // Scores of the chunk: `scores[position][head]`, LOW where a position does not count.
 template <unsigned HEADS>
-DEVICE void score_chunk(const Span& span, const float4* queries, const unsigned* k, float* scores, unsigned first_value,
-    unsigned d_head, unsigned k_words, unsigned lanes, float scale, float softcap, bool wide) {
+DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigned* k, float* scores, unsigned first_value,
+    unsigned d_head, unsigned k_words, unsigned lanes, float scale, bool wide) {
     const unsigned n_pieces = (d_head + PIECE - 1) / PIECE;
     const unsigned near = thread() % lanes;
+#pragma unroll 1
     for (unsigned base = 0; base < CHUNK; base += THREADS / lanes * AT_ONCE) {
         const unsigned i = base + thread() / lanes * AT_ONCE;
         const unsigned* rows[AT_ONCE];
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
             // Others are read as the nearest one that counts.
-            const unsigned at = i + a < span.from() ? span.from() : i + a < span.to() ? i + a : span.to() - 1;
-            rows[a] = k + span.row(at) * k_words;
+            const unsigned at = i + a < chunk.from() ? chunk.from() : i + a < chunk.to() ? i + a : chunk.to() - 1;
+            rows[a] = k + chunk.row(at) * k_words;
         }
         float sums[AT_ONCE * HEADS];
 #pragma unroll
         for (unsigned s = 0; s < AT_ONCE * HEADS; s++) sums[s] = 0.0f;
+#pragma unroll 1
         for (unsigned piece = near; piece < n_pieces; piece += lanes) {
             float keys[AT_ONCE][PIECE];
-            if (wide) {
+            if (Keys::WHOLE || wide) {
 #pragma unroll
                 for (unsigned a = 0; a < AT_ONCE; a++) Keys::eight(rows[a], first_value + PIECE * piece, keys[a]);
             } else {
@@ -96,25 +97,32 @@ DEVICE void score_chunk(const Span& span, const float4* queries, const unsigned*
                 }
             }
         }
-        unsigned kept;
-        share_sums<AT_ONCE * HEADS>(sums, lanes, kept);
+        const unsigned kept = share_sums<AT_ONCE * HEADS>(sums, lanes, 1);
 #pragma unroll
         for (unsigned s = 0; s < AT_ONCE * HEADS; s++) {
             const unsigned at = i + (kept + s) / HEADS;
             // Where lanes are more than sums, several have the same one.
             if (s * lanes < AT_ONCE * HEADS && at < CHUNK) {
-                const bool counts = at >= span.from() && at < span.to();
-                scores[i * HEADS + kept + s] = counts ? capped(scale * sums[s], softcap) : LOW;
+                scores[i * HEADS + kept + s] = at >= chunk.from() && at < chunk.to() ? scale * sums[s] : LOW;
             }
         }
     }
 }
 
 // Scores to weights, a head to a wave: largest, total and the factor on what was summed before.
-template <unsigned HEADS> DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* factor) {
+template <unsigned HEADS>
+DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* factor, float softcap) {
+#pragma unroll 1
     for (unsigned h = thread() / WAVE; h < HEADS; h += THREADS / WAVE) {
         float most = largest[h];
-        for (unsigned i = lane(); i < CHUNK; i += WAVE) most = fmaxf(most, scores[i * HEADS + h]);
+        for (unsigned i = lane(); i < CHUNK; i += WAVE) {
+            float score = scores[i * HEADS + h];
+            if (softcap != 0.0f && score != LOW) {
+                score = capped(score, softcap);
+                scores[i * HEADS + h] = score;
+            }
+            most = fmaxf(most, score);
+        }
         for (unsigned o = WAVE / 2; o > 0; o /= 2) most = fmaxf(most, shfl_xor(most, o));
         float sum = 0.0f;
         for (unsigned i = lane(); i < CHUNK; i += WAVE) {
@@ -135,18 +143,19 @@ template <unsigned HEADS> DEVICE void weigh_chunk(float* scores, float* largest,
 
 // Weighted values of the chunk, eight columns to a thread.
 template <unsigned HEADS>
-DEVICE void add_chunk(const Span& span, const float* weights, const unsigned* v, float (*sums)[PIECE], unsigned first_value,
+DEVICE void add_chunk(const Chunk& chunk, const float* weights, const unsigned* v, float (*sums)[PIECE], unsigned first_value,
     unsigned i, unsigned d_value, unsigned v_words, unsigned lanes, bool wide) {
     const unsigned step = THREADS / lanes;
-    for (unsigned base = span.from() / step * step; base < span.to(); base += AT_ONCE * step) {
+#pragma unroll 1
+    for (unsigned base = chunk.from() / step * step; base < chunk.to(); base += AT_ONCE * step) {
         float values[AT_ONCE][PIECE];
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
             const unsigned at = base + a * step + thread() / lanes;
-            const bool counts = at >= span.from() && at < span.to() && i < d_value;
+            const bool counts = at >= chunk.from() && at < chunk.to() && i < d_value;
 #pragma unroll
             for (unsigned j = 0; j < PIECE; j++) values[a][j] = 0.0f;
-            if (counts) load_piece<Values>(v + span.row(at) * v_words, first_value, i, d_value, wide, values[a]);
+            if (counts) load_piece<Values>(v + chunk.row(at) * v_words, first_value, i, d_value, wide, values[a]);
         }
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
@@ -165,14 +174,18 @@ DEVICE void add_chunk(const Span& span, const float* weights, const unsigned* v,
 
 // The sums of all threads that have the same columns, in their order: `shared[wave][head][column]` of `lanes` pieces.
 template <unsigned HEADS> DEVICE void gather_sums(float (*sums)[PIECE], float* shared, unsigned lanes) {
+#pragma unroll 1
+    for (unsigned o = lanes; o < WAVE; o *= 2) {
 #pragma unroll
-    for (unsigned h = 0; h < HEADS; h++) {
+        for (unsigned h = 0; h < HEADS; h++) {
 #pragma unroll
-        for (unsigned j = 0; j < PIECE; j++) {
-            for (unsigned o = lanes; o < WAVE; o *= 2) sums[h][j] += shfl_xor(sums[h][j], o);
-            if (lane() < lanes) shared[((thread() / WAVE * HEADS + h) * lanes + lane()) * PIECE + j] = sums[h][j];
+            for (unsigned j = 0; j < PIECE; j++) sums[h][j] += shfl_xor(sums[h][j], o);
         }
     }
+    if (lane() >= lanes) return;
+    float* own = shared + (thread() / WAVE * HEADS * lanes + lane()) * PIECE;
+#pragma unroll
+    for (unsigned h = 0; h < HEADS; h++) store_piece(own + h * lanes * PIECE, sums[h]);
 }
 
 // Blocks: x spans; y heads that share keys, tiles of HEADS of these, tiles of the values' columns; z tokens.
@@ -180,7 +193,7 @@ template <unsigned HEADS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts,
     unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,
     unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans,
-    unsigned span_size, unsigned window, float scale, float softcap, unsigned wide) {
+    unsigned window, float scale, float softcap, unsigned wide) {
     // Queries and scores; in the end the sums of waves.
     DYNAMIC_SHARED(float4, queries);
     SHARED(float, largest, HEADS);
@@ -189,11 +202,12 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     const Batch facts{batch, max_tokens};
     const unsigned t = block_index().z, at_span = block_index().x;
     if (t >= real_tokens(batch, n_rows)) return;
-    const unsigned pos = facts.pos(t), seen = first_seen(pos, window);
-    Span span;
-    span.first = at_span * span_size > seen ? at_span * span_size : seen;
-    span.end = (at_span + 1) * span_size < pos + 1 ? (at_span + 1) * span_size : pos + 1;
-    if (span.first >= span.end) return;
+    const unsigned pos = facts.pos(t);
+    Chunk chunk;
+    chunk.first = first_seen(pos, window);
+    chunk.end = pos + 1;
+    const unsigned first_start = first_chunk(chunk.first, at_span, n_spans);
+    if (first_start >= chunk.end) return;
     const unsigned per_group = n_head / n_head_kv, n_tiles = (per_group + HEADS - 1) / HEADS;
     const unsigned g = block_index().y % n_head_kv, tile = block_index().y / n_head_kv % n_tiles;
     const unsigned first_col = block_index().y / n_head_kv / n_tiles * lanes_v * PIECE;
@@ -201,6 +215,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     const unsigned n_heads = per_group - tile * HEADS < HEADS ? per_group - tile * HEADS : HEADS;
     const unsigned n_pieces = (d_head + PIECE - 1) / PIECE;
     float* scores = reinterpret_cast<float*>(queries + 2 * HEADS * n_pieces);
+#pragma unroll 1
     for (unsigned i = thread(); i < HEADS * n_pieces; i += THREADS) {
         const unsigned h = i / n_pieces, piece = i % n_pieces;
         float own[PIECE] = {};
@@ -222,20 +237,19 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
         for (unsigned j = 0; j < PIECE; j++) sums[h][j] = 0.0f;
     }
     const unsigned* blocks = facts.blocks(facts.seq(t), max_seqs, max_blocks);
-    for (unsigned start = span.first / CHUNK * CHUNK; start < span.end; start += CHUNK) {
-        span.look_at(start, blocks);
+    for (unsigned start = first_start; start < chunk.end; start += n_spans * CHUNK) {
+        chunk.look_at(start, blocks);
         barrier();
-        score_chunk<HEADS>(
-            span, queries, k, scores, g * d_head, d_head, k_words, lanes_k, scale, softcap, wide & WIDE_K);
+        score_chunk<HEADS>(chunk, queries, k, scores, g * d_head, d_head, k_words, lanes_k, scale, wide & WIDE_K);
         barrier();
-        weigh_chunk<HEADS>(scores, largest, total, factor);
+        weigh_chunk<HEADS>(scores, largest, total, factor, softcap);
         barrier();
 #pragma unroll
         for (unsigned h = 0; h < HEADS; h++) {
 #pragma unroll
             for (unsigned j = 0; j < PIECE; j++) sums[h][j] *= factor[h];
         }
-        add_chunk<HEADS>(span, scores, v, sums, g * d_value, col, d_value, v_words, lanes_v, wide & WIDE_V);
+        add_chunk<HEADS>(chunk, scores, v, sums, g * d_value, col, d_value, v_words, lanes_v, wide & WIDE_V);
     }
     barrier();
     float* shared = reinterpret_cast<float*>(queries);
@@ -244,6 +258,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     const Parts parts(all_parts, n_rows, n_head, n_spans, d_value);
     const size_t first_part = (size_t(t) * n_head + head) * n_spans + at_span;
     const unsigned n_cols = lanes_v * PIECE;
+#pragma unroll 1
     for (unsigned i = thread(); i < n_heads * n_cols; i += THREADS) {
         const unsigned h = i / n_cols, c = first_col + i % n_cols;
         float sum = shared[i];
@@ -261,9 +276,9 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     KERNEL(attention_##heads)(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* parts,         \
         unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,       \
         unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v,               \
-        unsigned n_spans, unsigned span_size, unsigned window, float scale, float softcap, unsigned wide) {                      \
+        unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide) {                                          \
         attend<heads>(q, k, v, batch, parts, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, d_head, d_value,       \
-            k_words, v_words, lanes_k, lanes_v, n_spans, span_size, window, scale, softcap, wide);                               \
+            k_words, v_words, lanes_k, lanes_v, n_spans, window, scale, softcap, wide);                                          \
     }                                                                                                                            \
     EXPORT(attention_##heads)
 

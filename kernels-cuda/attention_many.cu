@@ -25,12 +25,6 @@ struct Rows {
     unsigned token[ROWS], seq[ROWS], first[ROWS], end[ROWS];
 };
 
-// Loads part of the rows' queries or of the positions' keys: eight values to a thread.
-DEVICE void keep_piece(float* to, const float* own) {
-    store4(to, make_float4(own[0], own[1], own[2], own[3]));
-    store4(to + 4, make_float4(own[4], own[5], own[6], own[7]));
-}
-
 // What a block needs to find its rows and positions.
 struct Walk {
     const float* q;
@@ -58,15 +52,15 @@ DEVICE void multiply_keys(const Walk& walk, const Rows& rows, float* queries, fl
         float own[PIECE] = {};
         barrier();
         if (asks && depth + piece < walk.d_head) load_query(query, depth + piece, walk.d_head, walk.wide & WIDE_Q, own);
-        keep_piece(queries + row * DEPTH_STRIDE + piece, own);
+        store_piece(queries + row * DEPTH_STRIDE + piece, own);
 #pragma unroll
         for (unsigned j = 0; j < PIECE; j++) own[j] = 0.0f;
         if (counts && depth + piece < walk.d_head) {
             load_piece<Keys>(key, walk.first_k, depth + piece, walk.d_head, walk.wide & WIDE_K, own);
         }
-        keep_piece(keys + row * DEPTH_STRIDE + piece, own);
+        store_piece(keys + row * DEPTH_STRIDE + piece, own);
         barrier();
-#pragma unroll 2
+#pragma unroll 1
         for (unsigned c = 0; c < DEPTH; c += 4) {
             float4 a[OWN], b[OWN];
 #pragma unroll
@@ -102,7 +96,9 @@ DEVICE void weigh(const Rows& rows, unsigned seq, unsigned start, float scale, f
         for (unsigned j = 0; j < OWN; j++) {
             const unsigned pos = start + tc + SIDE * j;
             counts[j] = pos >= first && pos < end;
-            scores[i][j] = counts[j] ? capped(scale * scores[i][j], softcap) : LOW;
+            scores[i][j] *= scale;
+            if (softcap != 0.0f) scores[i][j] = capped(scores[i][j], softcap);
+            if (!counts[j]) scores[i][j] = LOW;
             most = fmaxf(most, scores[i][j]);
         }
         most = max_near(most, SIDE);
@@ -138,10 +134,10 @@ DEVICE void add_values(const Walk& walk, const float* weights, float* values, un
                 const unsigned* row = walk.v + walk.cache_row(pos) * walk.v_words;
                 load_piece<Values>(row, walk.first_v, col, walk.d_value, walk.wide & WIDE_V, own);
             }
-            keep_piece(values + at, own);
+            store_piece(values + at, own);
         }
         barrier();
-#pragma unroll 2
+#pragma unroll 1
         for (unsigned p = 0; p < AT_ONCE; p += 4) {
             float4 a[OWN];
 #pragma unroll
@@ -165,13 +161,13 @@ DEVICE void add_values(const Walk& walk, const float* weights, float* values, un
     }
 }
 
-// Blocks: x spans; y heads that share keys, tiles of 2^shift of these, tiles of the values' columns; z tiles of tokens. With
+// Blocks: x spans, each of every n-th chunk; y heads that share keys, tiles of 2^shift of these, tiles of the values' columns; z tiles of tokens. With
 // one span the result goes to y, else to parts.
 template <unsigned COLS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,
     float* all_parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,
     unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned n_spans,
-    unsigned span_size, unsigned window, float scale, float softcap, unsigned wide) {
+    unsigned window, float scale, float softcap, unsigned wide) {
     // Queries and keys by turns with values, and weights.
     SHARED(float4, shared, (2 * ROWS * DEPTH_STRIDE + ROWS * WEIGHT_STRIDE) / 4);
     SHARED(Rows, all_rows, 1);
@@ -195,12 +191,11 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     if (thread() < ROWS) {
         const unsigned t = first_token + (thread() >> shift);
         const bool real = t < n_tokens;
-        const unsigned pos = real ? facts.pos(t) : 0, seen = first_seen(pos, window);
-        const unsigned end = pos + 1 < (at_span + 1) * span_size ? pos + 1 : (at_span + 1) * span_size;
+        const unsigned pos = real ? facts.pos(t) : 0;
         rows.token[thread()] = t;
-        rows.first[thread()] = at_span * span_size > seen ? at_span * span_size : seen;
-        rows.end[thread()] = end;
-        rows.seq[thread()] = real && rows.first[thread()] < end ? facts.seq(t) : NOBODY;
+        rows.first[thread()] = first_seen(pos, window);
+        rows.end[thread()] = pos + 1;
+        rows.seq[thread()] = real ? facts.seq(t) : NOBODY;
     }
     barrier();
     float sums[OWN][4 * COLS], largest[OWN], total[OWN], factor[OWN];
@@ -224,7 +219,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
         }
         if (!new_one) continue;
         walk.blocks = facts.blocks(seq, max_seqs, max_blocks);
-        for (unsigned start = from / CHUNK * CHUNK; start < end; start += CHUNK) {
+        for (unsigned start = first_chunk(from, at_span, n_spans); start < end; start += n_spans * CHUNK) {
             float scores[OWN][OWN];
             multiply_keys(walk, rows, queries, keys, start, from, end, scores);
             weigh(rows, seq, start, scale, softcap, scores, weights, largest, total, factor);
@@ -270,9 +265,9 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     KERNEL(attention_##most)(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,    \
         float* parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,   \
         unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words,               \
-        unsigned n_spans, unsigned span_size, unsigned window, float scale, float softcap, unsigned wide) {                      \
+        unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide) {                                          \
         attend<cols>(q, k, v, batch, sinks, parts, y, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, shift,        \
-            d_head, d_value, k_words, v_words, n_spans, span_size, window, scale, softcap, wide);                                \
+            d_head, d_value, k_words, v_words, n_spans, window, scale, softcap, wide);                                           \
     }                                                                                                                            \
     EXPORT(attention_##most)
 

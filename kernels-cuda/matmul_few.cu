@@ -48,9 +48,17 @@ KERNEL(matmul_one)(const unsigned* weight, const unsigned* tables, const unsigne
 }
 EXPORT(matmul_one)
 
-// Up to 16.
-KERNEL(matmul_few)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
-                   unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned relu) {
+// Up to 4, and up to 8 at a time: weights are taken apart once for so many.
+KERNEL(matmul_four)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
+                    unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
+                    unsigned relu) {
     matmul_few_tokens<2, 4>(weight, tables, x, bias, y, n_rows, row_words, n_cols, n_tokens, lanes, relu);
 }
-EXPORT(matmul_few)
+EXPORT(matmul_four)
+
+KERNEL(matmul_eight)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
+                     unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
+                     unsigned relu) {
+    matmul_few_tokens<2, 8>(weight, tables, x, bias, y, n_rows, row_words, n_cols, n_tokens, lanes, relu);
+}
+EXPORT(matmul_eight)

@@ -4,17 +4,18 @@
 namespace cache {
 
 struct bf16 {
-    static constexpr unsigned PIECE = 2;
+    static constexpr bool WHOLE = false;
 
-    static DEVICE void store(const float* x, unsigned n, unsigned piece, unsigned* row) {
-        const unsigned i = 2 * piece;
-        unsigned word = to_bf16(x[i]);
-        if (i + 1 < n) word |= to_bf16(x[i + 1]) << 16;
-        row[piece] = word;
+    static DEVICE unsigned threads(unsigned n) { return (n + 1) / 2; }
+
+    static DEVICE void store(const float* x, unsigned n, unsigned i, unsigned* row, bool live) {
+        if (!live) return;
+        const unsigned upper = 2 * i + 1 < n ? to_bf16(x[2 * i + 1]) : 0;
+        row[i] = to_bf16(x[2 * i]) | upper << 16;
     }
 
     static DEVICE float one(const unsigned* row, unsigned i) {
-        return from_bits(i % 2 ? row[i / 2] & 0xffff0000u : row[i / 2] << 16);
+        return from_bits(unsigned(reinterpret_cast<const unsigned short*>(row)[i]) << 16);
     }
 
     static DEVICE void eight(const unsigned* row, unsigned i, float* out) {

@@ -1,8 +1,9 @@
 #pragma once
 // What keys and values are cached in: `cache::f16` and so on. A row is the file's bytes, filled up to whole words. Each has
 //
-//   PIECE                     values that are stored at once: whole words
-//   store(x, n, piece, row)   stores piece `piece` of the n values of x
+//   threads(n)                threads that store a row of n values together
+//   store(x, n, i, row, live) thread i's part of n values of x; nothing unless live, but all of a wave call it
+//   WHOLE                     whether eight can always be asked for
 //   one(row, i)               value i
 //   eight(row, i, out)        values i to i + 7 for i a multiple of 8, where the host has found rows and heads to lie so that
 //                             they are loaded at once

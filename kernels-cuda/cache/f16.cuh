@@ -4,17 +4,18 @@
 namespace cache {
 
 struct f16 {
-    static constexpr unsigned PIECE = 2;
+    static constexpr bool WHOLE = false;
 
-    static DEVICE void store(const float* x, unsigned n, unsigned piece, unsigned* row) {
-        const unsigned i = 2 * piece;
-        unsigned word = float_to_half(x[i]);
-        if (i + 1 < n) word |= unsigned(float_to_half(x[i + 1])) << 16;
-        row[piece] = word;
+    static DEVICE unsigned threads(unsigned n) { return (n + 1) / 2; }
+
+    static DEVICE void store(const float* x, unsigned n, unsigned i, unsigned* row, bool live) {
+        if (!live) return;
+        const unsigned upper = 2 * i + 1 < n ? unsigned(float_to_half(x[2 * i + 1])) : 0;
+        row[i] = unsigned(float_to_half(x[2 * i])) | upper << 16;
     }
 
     static DEVICE float one(const unsigned* row, unsigned i) {
-        return half_to_float(static_cast<unsigned short>(row[i / 2] >> (16 * (i % 2))));
+        return half_to_float(reinterpret_cast<const unsigned short*>(row)[i]);
     }
 
     static DEVICE void eight(const unsigned* row, unsigned i, float* out) {

@@ -4,9 +4,13 @@
 namespace cache {
 
 struct f32 {
-    static constexpr unsigned PIECE = 1;
+    static constexpr bool WHOLE = false;
 
-    static DEVICE void store(const float* x, unsigned, unsigned piece, unsigned* row) { row[piece] = bits(x[piece]); }
+    static DEVICE unsigned threads(unsigned n) { return n; }
+
+    static DEVICE void store(const float* x, unsigned, unsigned i, unsigned* row, bool live) {
+        if (live) row[i] = bits(x[i]);
+    }
 
     static DEVICE float one(const unsigned* row, unsigned i) { return from_bits(row[i]); }
 

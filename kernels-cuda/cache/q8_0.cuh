@@ -1,33 +1,22 @@
 #pragma once
-#include "dialect.h"
+#include "lib/sums.cuh"
 
 namespace cache {
 
 /// Blocks of 34 bytes: a scale in 16 bits, then 32 codes. So they begin at half words only.
 struct q8_0 {
-    /// Two blocks are 17 words.
-    static constexpr unsigned PIECE = 64;
+    static constexpr bool WHOLE = true;
 
-    static DEVICE void store(const float* x, unsigned n, unsigned piece, unsigned* row) {
-        // Half words of the row, put together two by two.
-        unsigned held = 0;
-        const unsigned n_blocks = n / 32;
-        for (unsigned block = 2 * piece; block < 2 * piece + 2 && block < n_blocks; block++) {
-            const float* from = x + 32 * block;
-            float farthest = 0.0f;
-            for (unsigned i = 0; i < 32; i++) farthest = fmaxf(farthest, fabsf(from[i]));
-            const float scale = divide(farthest, 127.0f);
-            const float inverse = scale != 0.0f ? divide(1.0f, scale) : 0.0f;
-            for (unsigned h = 0; h < 17; h++) {
-                const unsigned half = h == 0 ? unsigned(float_to_half(scale))
-                                             : code(from[2 * h - 2] * inverse) | code(from[2 * h - 1] * inverse) << 8;
-                const unsigned at = 17 * block + h;
-                if (at % 2 == 0) held = half;
-                // A row of an odd number of blocks ends in half a word.
-                if (at % 2 == 1) row[at / 2] = held | half << 16;
-                else if (at + 1 == 17 * n_blocks) row[at / 2] = held;
-            }
-        }
+    static DEVICE unsigned threads(unsigned n) { return n; }
+
+    static DEVICE void store(const float* x, unsigned, unsigned i, unsigned* row, bool live) {
+        const float v = live ? x[i] : 0.0f;
+        const float scale = divide(max_near(fabsf(v), 32), 127.0f);
+        const float inverse = scale != 0.0f ? divide(1.0f, scale) : 0.0f;
+        const unsigned own = code(v * inverse), next = shfl_xor(own, 1);
+        unsigned short* block = reinterpret_cast<unsigned short*>(row) + 17 * (i / 32);
+        if (live && i % 32 == 0) block[0] = float_to_half(scale);
+        if (live && i % 2 == 0) block[1 + i % 32 / 2] = static_cast<unsigned short>(own | next << 8);
     }
 
     /// To the nearest, halves away from zero, as a byte; 0 for what is no number.

@@ -19,12 +19,14 @@ static constexpr unsigned WIDE_K = 1, WIDE_V = 2, WIDE_Q = 4;
 
 /// Eight values of a head of `d` from value i on; zeros behind its end.
 template <class C> DEVICE void load_piece(const unsigned* row, unsigned first, unsigned i, unsigned d, bool wide, float* out) {
-    if (wide) {
+    if constexpr (C::WHOLE) {
         C::eight(row, first + i, out);
-        return;
-    }
+    } else if (wide) {
+        C::eight(row, first + i, out);
+    } else {
 #pragma unroll
-    for (unsigned j = 0; j < PIECE; j++) out[j] = i + j < d ? C::one(row, first + i + j) : 0.0f;
+        for (unsigned j = 0; j < PIECE; j++) out[j] = i + j < d ? C::one(row, first + i + j) : 0.0f;
+    }
 }
 
 /// Eight values of queries.
@@ -39,10 +41,27 @@ DEVICE void load_query(const float* head, unsigned i, unsigned d, bool wide, flo
     for (unsigned j = 0; j < PIECE; j++) out[j] = i + j < d ? head[i + j] : 0.0f;
 }
 
-DEVICE float capped(float score, float softcap) { return softcap == 0.0f ? score : softcap * tanhf(score / softcap); }
+DEVICE void store_piece(float* to, const float* own) {
+    store4(to, make_float4(own[0], own[1], own[2], own[3]));
+    store4(to + 4, make_float4(own[4], own[5], own[6], own[7]));
+}
+
+/// A score under its cap, which is not 0. The platforms' own hyperbolic tangent is exact near 0 too, and long.
+DEVICE float capped(float score, float softcap) {
+    const float e = expf(-2.0f * fabsf(score / softcap));
+    const float size = softcap * ((1.0f - e) / (1.0f + e));
+    return score < 0.0f ? -size : size;
+}
 
 /// The first position that a token at `pos` sees.
 DEVICE unsigned first_seen(unsigned pos, unsigned window) { return window != 0 && pos + 1 > window ? pos + 1 - window : 0; }
+
+/// The first chunk from the one of position `first` on that is a span's: spans take chunks by turns, so that they have equally
+/// much to do however long a sequence is.
+DEVICE unsigned first_chunk(unsigned first, unsigned at_span, unsigned n_spans) {
+    const unsigned chunk = first / CHUNK;
+    return (chunk + (at_span + n_spans - chunk % n_spans) % n_spans) * CHUNK;
+}
 
 /// Where what a span ends in lies: weighted values of all spans, and behind them the largest score and the sum of weights.
 struct Parts {

@@ -32,7 +32,20 @@ struct Floats {
 
     // Values 4q to 4q + 3 of a row; 0 behind its end.
     static DEVICE float4 four(const unsigned* row, unsigned n_cols, unsigned q, const unsigned*) {
-        return make_float4(one(row, n_cols, 4 * q), one(row, n_cols, 4 * q + 1), one(row, n_cols, 4 * q + 2),
-                           one(row, n_cols, 4 * q + 3));
+        if (n_cols % 4 != 0) {
+            return make_float4(one(row, n_cols, 4 * q), one(row, n_cols, 4 * q + 1), one(row, n_cols, 4 * q + 2),
+                               one(row, n_cols, 4 * q + 3));
+        }
+        float out[4] = {};
+        if (4 * q < n_cols) {
+            if constexpr (PER_WORD == 2) {
+                const uint2 words = load_two(row + 2 * q);
+                F::values(words.x, out);
+                F::values(words.y, out + 2);
+            } else {
+                unpack(load_four(row + 4 * q), out);
+            }
+        }
+        return make_float4(out[0], out[1], out[2], out[3]);
     }
 };

@@ -20,7 +20,9 @@
 #define DYNAMIC_SHARED(T, name) T* const name = reinterpret_cast<T*>(shim::view->dynamic)
 
 #define WAVE (shim::view->wave)
+#if !defined(HAS_MMA)
 #define HAS_MMA 1
+#endif
 
 // Aligned as on devices, so that a sanitiser sees what would be misaligned there.
 struct alignas(8) uint2 { unsigned x, y; };

@@ -1,24 +1,316 @@
-//! The cache and attention over it.
+//! The paged cache, and attention over it.
+//!
+//! Positions are cut into spans, which take chunks of them by turns: a block to a span, and another kernel puts spans together
+//! in their order. How many there are is a matter of sizes, not of the step. Up to [`FEW`] tokens a block has one token and
+//! heads that share keys; with more it has a tile of tokens, and there are spans only where tiles are few.
 
 use hal::op::{Attention, StoreKv};
-use hal::{Plan, Result, Tensor, TensorDesc};
+use hal::{Bytes, KV_BLOCK, Operand, Plan, Result, Tensor, TensorDesc};
 
-use crate::error::driver;
+use crate::buffer::{Span, plain, plain_stride};
+use crate::driver::Arg;
 use crate::facts::Facts;
-use crate::lowering::Lowering;
+use crate::lowering::{Lowering, ptr, word};
+use crate::units::Unit;
+
+/// Most tokens whose bits do not depend on their neighbours.
+const FEW: usize = 16;
+
+/// Blocks that keep any device busy.
+const MANY_BLOCKS: usize = 512;
+
+/// Most spans (`attention_merge.cu`), and most of a tile of tokens, whose work is larger.
+const MOST_SPANS: usize = 64;
+const MOST_SPANS_OF_TILES: usize = 16;
+
+/// Positions of a chunk, and values that a thread loads at once (`lib/attention.cuh`).
+const CHUNK: usize = 64;
+const PIECE: usize = 8;
+
+/// Threads of a block with one token, and with a tile; rows of a tile: tokens times heads.
+const FEW_THREADS: u32 = 128;
+const TILE_THREADS: u32 = 256;
+const TILE_ROWS: usize = 64;
+
+/// Threads of a block that stores.
+const STORE_THREADS: u32 = 256;
+
+/// Most heads of a block, and most lanes that share a row.
+const MOST_HEADS: usize = 8;
+const MOST_LANES: usize = 32;
+
+/// Most values of a head of keys: queries stand in shared memory.
+const MOST_KEYS: usize = 1024;
 
 pub(crate) fn plan_store(_op: &StoreKv<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+    Plan::yes()
 }
 
-pub(crate) fn lower_store(_op: &StoreKv<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+pub(crate) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (k, v) = (op.k.desc(), op.v.desc());
+    let halves = op.cache.map(&mut |half| half.desc());
+    let blocks =
+        |cached: &TensorDesc| (k.n_rows * store_threads(cached)).div_ceil(STORE_THREADS as usize);
+    let (k_blocks, v_blocks) = (blocks(&halves.k), blocks(&halves.v));
+    let args = [
+        ptr(plain(&op.k)?),
+        ptr(plain(&op.v)?),
+        ptr(plain(&op.batch.words)?),
+        ptr(plain(&op.cache.k)?),
+        ptr(plain(&op.cache.v)?),
+        word(op.batch.shape.max_tokens),
+        word(k.n_rows),
+        word(k.n_cols),
+        word(v.n_cols),
+        word(row_words(&halves.k)),
+        word(row_words(&halves.v)),
+        word(halves.k.n_rows),
+        word(k_blocks),
+    ];
+    let unit = Unit::cache("store_kv", halves.k.format, halves.v.format);
+    out.launch(unit, "store_kv", [k_blocks + v_blocks, 1, 1], STORE_THREADS, &args);
+    Ok(())
 }
 
-pub(crate) fn plan(_op: &Attention<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+/// Threads that store a row (`threads` in `cache/`): one to a word, or to a value where 32 of them share a scale.
+fn store_threads(cached: &TensorDesc) -> usize {
+    match cached.format.block_values() {
+        1 => row_words(cached),
+        _ => cached.n_cols,
+    }
 }
 
-pub(crate) fn lower(_op: &Attention<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+fn row_words(desc: &TensorDesc) -> usize {
+    (plain_stride(desc).unwrap_or_default() / 4) as usize
+}
+
+/// How an op is cut into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    n_tokens: usize,
+    n_head: usize,
+    n_head_kv: usize,
+    d_head: usize,
+    d_value: usize,
+    /// Heads of a block.
+    heads: usize,
+    /// Columns of values of a block.
+    cols: usize,
+    n_spans: usize,
+}
+
+impl Cut {
+    fn new<T: Operand>(op: &Attention<T>) -> Cut {
+        let (q, y) = (op.q.desc(), op.y.desc());
+        let [d_head, d_value] = [q, y].map(|desc| desc.n_cols / op.n_head);
+        let heads = (op.n_head / op.n_head_kv).next_power_of_two().min(MOST_HEADS);
+        let cols = match q.n_rows <= FEW {
+            true => PIECE * lanes(d_value),
+            false => d_value.next_power_of_two().clamp(64, 256),
+        };
+        let (n_head, n_head_kv) = (op.n_head, op.n_head_kv);
+        let cut =
+            Cut { n_tokens: q.n_rows, n_head, n_head_kv, d_head, d_value, heads, cols, n_spans: 1 };
+        // The same for every number of tokens up to `FEW`.
+        let (n_tiles, most) = match q.n_rows <= FEW {
+            true => (1, MOST_SPANS),
+            false => (q.n_rows.div_ceil(TILE_ROWS / heads), MOST_SPANS_OF_TILES),
+        };
+        let n_chunks = (op.batch.shape.max_blocks * KV_BLOCK).div_ceil(CHUNK).max(1);
+        let wanted = MANY_BLOCKS.div_ceil((n_tiles * cut.across()).max(1));
+        Cut { n_spans: wanted.min(n_chunks).min(most), ..cut }
+    }
+
+    /// Blocks for heads and columns.
+    fn across(&self) -> usize {
+        let tiles = (self.n_head / self.n_head_kv).div_ceil(self.heads);
+        self.n_head_kv * tiles * self.d_value.div_ceil(self.cols)
+    }
+
+    /// Whether spans are put together by another kernel.
+    fn is_merged(&self) -> bool {
+        self.n_tokens <= FEW || self.n_spans > 1
+    }
+
+    /// Bytes of what all spans end in.
+    fn parts_size(&self) -> u64 {
+        let n_parts = if self.is_merged() { self.n_tokens * self.n_head * self.n_spans } else { 0 };
+        4 * (n_parts * (self.d_value + 2)) as u64
+    }
+}
+
+/// Lanes that share a head of `d` values.
+fn lanes(d: usize) -> usize {
+    d.div_ceil(PIECE).next_power_of_two().min(MOST_LANES)
+}
+
+pub(crate) fn plan(op: &Attention<TensorDesc>, _facts: &Facts) -> Plan {
+    let cut = Cut::new(op);
+    if cut.d_head > MOST_KEYS {
+        return Plan::No(format!("heads of {} values, {MOST_KEYS} at most", cut.d_head));
+    }
+    Plan::Yes { workspace: Bytes(cut.parts_size()), slow: None }
+}
+
+/// Whether heads of `d` values lie so that [`PIECE`] of them are loaded at once.
+fn is_wide(span: Span, row_bytes: usize, d: usize) -> bool {
+    span.at.is_multiple_of(16) && row_bytes.is_multiple_of(16) && d.is_multiple_of(PIECE)
+}
+
+/// Bits for keys, values and queries (`wide` in `lib/attention.cuh`).
+fn wide(op: &Attention<Tensor>, cut: &Cut) -> Result<Arg> {
+    let half = |half: &Tensor, d| -> Result<bool> {
+        Ok(is_wide(plain(half)?, 4 * row_words(&half.desc()), d))
+    };
+    let [k, v] = [half(&op.cache.k, cut.d_head)?, half(&op.cache.v, cut.d_value)?];
+    let q = is_wide(plain(&op.q)?, 4 * op.q.desc().n_cols, cut.d_head);
+    Ok(Arg::U32(u32::from(k) | u32::from(v) << 1 | u32::from(q) << 2))
+}
+
+pub(crate) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let cut = Cut::new(op);
+    if cut.n_tokens == 0 || cut.d_value == 0 {
+        return Ok(());
+    }
+    let parts = match cut.is_merged() {
+        true => out.workspace(0, cut.parts_size())?,
+        false => Span::NONE,
+    };
+    if cut.n_tokens <= FEW {
+        few(op, &cut, parts, out)?;
+    } else {
+        many(op, &cut, parts, out)?;
+    }
+    if cut.is_merged() {
+        merge(op, &cut, parts, out)?;
+    }
+    Ok(())
+}
+
+/// Sizes of the cache and the step that both kernels take after their pointers.
+fn sizes(op: &Attention<Tensor>, cut: &Cut, between: &[usize], last: &[usize]) -> Vec<Arg> {
+    let shape = &op.batch.shape;
+    let first = [
+        shape.max_tokens,
+        shape.max_seqs,
+        shape.max_blocks,
+        cut.n_tokens,
+        cut.n_head,
+        cut.n_head_kv,
+    ];
+    let heads =
+        [cut.d_head, cut.d_value, row_words(&op.cache.k.desc()), row_words(&op.cache.v.desc())];
+    let window = op.window.map_or(0, |n| n.min(u32::MAX as usize));
+    let all = [&first[..], between, &heads, last, &[cut.n_spans, window]].concat();
+    let mut args: Vec<Arg> = all.into_iter().map(word).collect();
+    args.extend([Arg::F32(op.scale), Arg::F32(op.softcap)]);
+    args
+}
+
+fn few(op: &Attention<Tensor>, cut: &Cut, parts: Span, out: &mut Lowering<'_>) -> Result<()> {
+    let (lanes_k, lanes_v) = (lanes(cut.d_head), lanes(cut.d_value));
+    let mut args = vec![
+        ptr(plain(&op.q)?),
+        ptr(plain(&op.cache.k)?),
+        ptr(plain(&op.cache.v)?),
+        ptr(plain(&op.batch.words)?),
+        ptr(parts),
+    ];
+    args.extend(sizes(op, cut, &[], &[lanes_k, lanes_v]));
+    args.push(wide(op, cut)?);
+    let kernel = match cut.heads {
+        1 => "attention_1",
+        2 => "attention_2",
+        4 => "attention_4",
+        _ => "attention_8",
+    };
+    // Queries and scores, or what waves of 32 put together.
+    let queries = PIECE * cut.d_head.div_ceil(PIECE);
+    let waves = FEW_THREADS as usize / 32 * PIECE * lanes_v;
+    let shared = 4 * cut.heads * (queries + CHUNK).max(waves);
+    let grid = [cut.n_spans, cut.across(), cut.n_tokens];
+    out.launch_shared(unit("attention", op), kernel, grid, FEW_THREADS, shared as u32, &args);
+    Ok(())
+}
+
+fn many(op: &Attention<Tensor>, cut: &Cut, parts: Span, out: &mut Lowering<'_>) -> Result<()> {
+    let mut args = vec![
+        ptr(plain(&op.q)?),
+        ptr(plain(&op.cache.k)?),
+        ptr(plain(&op.cache.v)?),
+        ptr(plain(&op.batch.words)?),
+        ptr(out.maybe(op.sinks.as_ref())?),
+        ptr(parts),
+        ptr(plain(&op.y)?),
+    ];
+    args.extend(sizes(op, cut, &[cut.heads.trailing_zeros() as usize], &[]));
+    args.push(wide(op, cut)?);
+    let kernel = match cut.cols {
+        64 => "attention_64",
+        128 => "attention_128",
+        _ => "attention_256",
+    };
+    let grid = [cut.n_spans, cut.across(), cut.n_tokens.div_ceil(TILE_ROWS / cut.heads)];
+    out.launch(unit("attention_many", op), kernel, grid, TILE_THREADS, &args);
+    Ok(())
+}
+
+fn unit(file: &str, op: &Attention<Tensor>) -> Unit {
+    Unit::cache(file, op.cache.k.desc().format, op.cache.v.desc().format)
+}
+
+fn merge(op: &Attention<Tensor>, cut: &Cut, parts: Span, out: &mut Lowering<'_>) -> Result<()> {
+    let args = [
+        ptr(parts),
+        ptr(out.maybe(op.sinks.as_ref())?),
+        ptr(plain(&op.batch.words)?),
+        ptr(plain(&op.y)?),
+        word(op.batch.shape.max_tokens),
+        word(cut.n_tokens),
+        word(cut.n_head),
+        word(cut.d_value),
+        word(cut.n_spans),
+        word(op.window.map_or(0, |n| n.min(u32::MAX as usize))),
+    ];
+    let threads = cut.d_value.next_multiple_of(64).clamp(64, 256) as u32;
+    let grid = [cut.n_head, cut.n_tokens, 1];
+    out.launch(Unit::plain("attention_merge"), "attention_merge", grid, threads, &args);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use hal::format::Format;
+    use hal::{Batch, BatchShape, KvCache};
+
+    use super::*;
+
+    fn op(n_tokens: usize, max_blocks: usize) -> Attention<TensorDesc> {
+        let desc = |n_rows, n_cols| TensorDesc::new(n_rows, n_cols, Format::F32);
+        let shape = BatchShape { max_tokens: 64, max_seqs: 1, max_blocks };
+        Attention {
+            q: desc(n_tokens, 32 * 128),
+            cache: KvCache::both(desc(32 * max_blocks, 8 * 128)),
+            batch: Batch { words: desc(1, shape.n_words()), shape },
+            sinks: None,
+            y: desc(n_tokens, 32 * 128),
+            n_head: 32,
+            n_head_kv: 8,
+            scale: 1.0,
+            window: None,
+            softcap: 0.0,
+        }
+    }
+
+    #[test]
+    fn spans_do_not_depend_on_the_tokens_of_a_step() {
+        for max_blocks in [1, 7, 100, 40_000] {
+            let [one, few, many] = [1, FEW, FEW + 1].map(|n| Cut::new(&op(n, max_blocks)));
+            assert_eq!(Cut { n_tokens: FEW, ..one }, few);
+            assert!(one.n_spans <= (max_blocks * KV_BLOCK).div_ceil(CHUNK));
+            assert!(many.n_spans <= MOST_SPANS_OF_TILES);
+        }
+        assert_eq!(Cut::new(&op(1, 40_000)).n_spans, MOST_SPANS);
+        assert_eq!(Cut::new(&op(4096, 40_000)).parts_size(), 0);
+    }
 }

@@ -1,40 +1,79 @@
-//! Values one by one.
+//! Values in, values out; every thread makes one, or four where they lie so.
 
 use hal::op::{Add, CopyHeads, Gather, SoftCap};
-use hal::{Plan, Result, Tensor, TensorDesc};
+use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use crate::error::driver;
+use crate::buffer::plain;
+use crate::driver::Arg;
 use crate::facts::Facts;
-use crate::lowering::Lowering;
+use crate::lowering::{Lowering, ptr, word};
+use crate::units::Unit;
 
-pub(crate) fn plan_add(_op: &Add<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+/// Threads of a block where each works alone.
+const FLAT: u32 = 256;
+
+/// Launches `kernel` of the unit of that name with a thread for each of `n` things.
+pub(super) fn each(kernel: &'static str, n: usize, args: &[Arg], out: &mut Lowering<'_>) {
+    let grid = [n.div_ceil(FLAT as usize), 1, 1];
+    out.launch(Unit::plain(kernel), kernel, grid, FLAT, args);
 }
 
-pub(crate) fn add(_op: &Add<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+fn n_values(tensor: &Tensor) -> usize {
+    tensor.desc().n_rows * tensor.desc().n_cols
+}
+
+pub(crate) fn plan_add(_op: &Add<TensorDesc>, _facts: &Facts) -> Plan {
+    Plan::yes()
+}
+
+pub(crate) fn add(op: &Add<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let n = n_values(&op.x);
+    let args = [ptr(plain(&op.a)?), ptr(plain(&op.x)?), word(n)];
+    each("add", n.div_ceil(4), &args, out);
+    Ok(())
 }
 
 pub(crate) fn plan_gather(_op: &Gather<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+    Plan::yes()
 }
 
-pub(crate) fn gather(_op: &Gather<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+pub(crate) fn gather(op: &Gather<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let y = op.y.desc();
+    let args = [
+        ptr(plain(&op.x)?),
+        ptr(plain(&op.batch.words)?),
+        ptr(plain(&op.y)?),
+        word(op.batch.shape.max_tokens),
+        word(y.n_rows),
+        word(y.n_cols),
+    ];
+    each("gather", n_values(&op.y), &args, out);
+    Ok(())
 }
 
 pub(crate) fn plan_copy_heads(_op: &CopyHeads<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+    Plan::yes()
 }
 
-pub(crate) fn copy_heads(_op: &CopyHeads<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+pub(crate) fn copy_heads(op: &CopyHeads<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (x, y) = (op.x.desc(), op.y.desc());
+    let spans = [ptr(plain(&op.x)?), ptr(plain(&op.y)?)];
+    let (from, to) = (op.from, op.to);
+    let sizes = [x.n_rows, op.n_head, op.width, x.n_cols, y.n_cols];
+    let columns = [from.first, from.step, to.first, to.step];
+    let args: Vec<Arg> =
+        spans.into_iter().chain(sizes.into_iter().chain(columns).map(word)).collect();
+    each("copy_heads", x.n_rows * op.n_head * op.width, &args, out);
+    Ok(())
 }
 
 pub(crate) fn plan_soft_cap(_op: &SoftCap<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+    Plan::yes()
 }
 
-pub(crate) fn soft_cap(_op: &SoftCap<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+pub(crate) fn soft_cap(op: &SoftCap<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let n = n_values(&op.x);
+    let args = [ptr(plain(&op.x)?), word(n), Arg::F32(op.cap)];
+    each("soft_cap", n, &args, out);
+    Ok(())
 }

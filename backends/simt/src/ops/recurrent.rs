@@ -1,32 +1,124 @@
-//! Layers with a state.
+//! Layers that carry a state: what of it stands alone is one thread's, or some neighbours', token after token.
 
 use hal::op::{GatedDelta, ShortConv, SsmScan};
-use hal::{Plan, Result, Tensor, TensorDesc};
+use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use crate::error::driver;
+use crate::buffer::plain;
+use crate::driver::Arg;
 use crate::facts::Facts;
-use crate::lowering::Lowering;
+use crate::lowering::{Lowering, ptr, word};
+use crate::units::Unit;
 
-pub(crate) fn plan_short_conv(_op: &ShortConv<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+/// Most taps that a thread holds (`short_conv_32`).
+const MOST_TAPS: usize = 32;
+
+/// Most rows of a head's state (`gated_delta_512`).
+const MOST_KEYS: usize = 512;
+
+/// Columns of a head's state to a block of `gated_delta`.
+const DELTA_COLUMNS: usize = 32;
+
+/// Most states of a channel, and how many a thread of `ssm_scan` holds.
+const MOST_STATES: usize = 512;
+const STATES_HELD: usize = 16;
+
+/// Threads of a block of channels.
+const CHANNELS: u32 = 128;
+
+/// Yes, unless `n` of something is more than `most`.
+fn up_to(n: usize, most: usize, what: &str) -> Plan {
+    if n > most { Plan::No(format!("{n} {what}, {most} at most")) } else { Plan::yes() }
 }
 
-pub(crate) fn short_conv(_op: &ShortConv<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+pub(crate) fn plan_short_conv(op: &ShortConv<TensorDesc>, _facts: &Facts) -> Plan {
+    up_to(op.weight.n_cols, MOST_TAPS, "taps")
 }
 
-pub(crate) fn plan_gated_delta(_op: &GatedDelta<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+pub(crate) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (desc, shape, taps) = (op.x.desc(), &op.batch.shape, op.weight.desc().n_cols);
+    let args = [
+        ptr(plain(&op.x)?),
+        ptr(plain(&op.weight)?),
+        ptr(out.maybe(op.bias.as_ref())?),
+        ptr(plain(&op.batch.words)?),
+        ptr(plain(&op.state)?),
+        ptr(plain(&op.y)?),
+        word(shape.max_tokens),
+        word(desc.n_rows),
+        word(desc.n_cols),
+        word(taps),
+        Arg::U32(u32::from(op.silu)),
+    ];
+    let kernel = if taps <= 4 { "short_conv_4" } else { "short_conv_32" };
+    let grid = [desc.n_cols.div_ceil(CHANNELS as usize), shape.max_seqs, 1];
+    out.launch(Unit::plain("short_conv"), kernel, grid, CHANNELS, &args);
+    Ok(())
 }
 
-pub(crate) fn gated_delta(_op: &GatedDelta<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+pub(crate) fn plan_gated_delta(op: &GatedDelta<TensorDesc>, _facts: &Facts) -> Plan {
+    up_to(op.q.n_cols / op.n_head, MOST_KEYS, "values of a key")
 }
 
-pub(crate) fn plan_ssm_scan(_op: &SsmScan<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+pub(crate) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let shape = &op.batch.shape;
+    let (q, v) = (op.q.desc(), op.v.desc());
+    let (d_k, d_v) = (q.n_cols / op.n_head, v.n_cols / op.n_head);
+    let args = [
+        ptr(plain(&op.q)?),
+        ptr(plain(&op.k)?),
+        ptr(plain(&op.v)?),
+        ptr(plain(&op.decay)?),
+        ptr(plain(&op.beta)?),
+        ptr(plain(&op.batch.words)?),
+        ptr(plain(&op.state)?),
+        ptr(plain(&op.y)?),
+        word(shape.max_tokens),
+        word(q.n_rows),
+        word(op.n_head),
+        word(d_k),
+        word(d_v),
+        Arg::F32(op.scale),
+    ];
+    let kernel = match d_k {
+        0..=64 => "gated_delta_64",
+        65..=128 => "gated_delta_128",
+        _ => "gated_delta_512",
+    };
+    let grid = [d_v.div_ceil(DELTA_COLUMNS), op.n_head, shape.max_seqs];
+    out.launch(Unit::plain("gated_delta"), kernel, grid, 256, &args);
+    Ok(())
 }
 
-pub(crate) fn ssm_scan(_op: &SsmScan<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+pub(crate) fn plan_ssm_scan(op: &SsmScan<TensorDesc>, _facts: &Facts) -> Plan {
+    up_to(op.b.n_cols / op.n_group, MOST_STATES, "states of a channel")
+}
+
+pub(crate) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let shape = &op.batch.shape;
+    let (x, n_head) = (op.x.desc(), op.dt.desc().n_cols);
+    let (d_head, d_state) = (x.n_cols / n_head, op.b.desc().n_cols / op.n_group);
+    // Neighbours that share a channel: many, so that its states are read side by side, if each then has some.
+    let lanes = d_state.div_ceil(STATES_HELD).max(d_state.div_ceil(4).min(32)).next_power_of_two();
+    let args = [
+        ptr(plain(&op.x)?),
+        ptr(plain(&op.dt)?),
+        ptr(plain(&op.dt_bias)?),
+        ptr(plain(&op.a)?),
+        ptr(plain(&op.b)?),
+        ptr(plain(&op.c)?),
+        ptr(plain(&op.d)?),
+        ptr(plain(&op.batch.words)?),
+        ptr(plain(&op.state)?),
+        ptr(plain(&op.y)?),
+        word(shape.max_tokens),
+        word(x.n_rows),
+        word(n_head),
+        word(op.n_group),
+        word(d_head),
+        word(d_state),
+        word(lanes),
+    ];
+    let grid = [x.n_cols.div_ceil(CHANNELS as usize / lanes), shape.max_seqs, 1];
+    out.launch(Unit::plain("ssm_scan"), "ssm_scan", grid, CHANNELS, &args);
+    Ok(())
 }

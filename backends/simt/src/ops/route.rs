@@ -1,16 +1,57 @@
-//! Routing.
+//! Mixture-of-experts routing: products, and a choice of the best.
 
-use hal::op::Route;
-use hal::{Plan, Result, Tensor, TensorDesc};
+use hal::op::{Route, Scoring};
+use hal::{Bytes, Operand, Plan, Result, Tensor, TensorDesc};
 
-use crate::error::driver;
+use super::weights::{products, products_workspace, refuse_products};
+use crate::buffer::plain;
+use crate::driver::Arg;
 use crate::facts::Facts;
-use crate::lowering::Lowering;
+use crate::lowering::{Lowering, ptr, word};
+use crate::units::Unit;
 
-pub(crate) fn plan(_op: &Route<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+/// Most groups that are compared with each other (`route.cu`).
+const MOST_GROUPS: usize = 4096;
+
+/// Where the products lie in the workspace: behind what their making takes.
+fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
+    products_workspace(w, n_tokens).next_multiple_of(256)
 }
 
-pub(crate) fn lower(_op: &Route<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+pub(crate) fn plan(op: &Route<TensorDesc>, _facts: &Facts) -> Plan {
+    if op.w.n_rows > MOST_GROUPS {
+        return Plan::No(format!("{} groups, {MOST_GROUPS} at most", op.w.n_rows));
+    }
+    if let Some(reason) = refuse_products(&op.w) {
+        return Plan::No(reason);
+    }
+    let products = 4 * (op.x.n_rows * op.w.n_rows) as u64;
+    Plan::Yes { workspace: Bytes(products_at(&op.w, op.x.n_rows) + products), slow: None }
+}
+
+pub(crate) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (w, n_tokens) = (op.w.desc(), op.x.desc().n_rows);
+    if n_tokens == 0 {
+        return Ok(());
+    }
+    let size = 4 * (n_tokens * w.n_rows) as u64;
+    let scores = out.workspace(products_at(&w, n_tokens), size)?;
+    products(&op.w, plain(&op.x)?, n_tokens, op.bias.as_ref(), scores, 0, out)?;
+    let scoring = match op.scoring {
+        Scoring::Softmax => 0,
+        Scoring::Sigmoid => 1,
+        Scoring::SoftmaxChosen => 2,
+    };
+    let args = [
+        ptr(scores),
+        ptr(plain(&op.weights)?),
+        word(w.n_rows),
+        word(op.n_used),
+        Arg::U32(scoring),
+        Arg::U32(u32::from(op.renormalise)),
+        Arg::F32(op.scale),
+    ];
+    let threads = w.n_rows.next_multiple_of(64).min(256) as u32;
+    out.launch(Unit::plain("route"), "route", [n_tokens, 1, 1], threads, &args);
+    Ok(())
 }

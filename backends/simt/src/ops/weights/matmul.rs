@@ -1,16 +1,203 @@
-//! Products.
+//! Dense matrices, and the products that other ops are made of.
 
 use hal::op::MatMul;
-use hal::{Plan, Result, Tensor, TensorDesc};
+use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use crate::error::driver;
+use super::operand::{Weight, refusal, takes_q8};
+use super::scratch::Scratch;
+use super::{BLOCK, FEW, plan_of};
+use crate::buffer::{Span, plain};
 use crate::facts::Facts;
-use crate::lowering::Lowering;
+use crate::lowering::{Lowering, ptr, word};
+use crate::units::Unit;
 
-pub(crate) fn plan_matmul(_op: &MatMul<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+/// Threads of a block of `matmul_few`, and rows that a group of lanes takes at once.
+const FEW_BLOCK: u32 = 128;
+const FEW_ROWS: usize = 2;
+/// Rows and tokens of a tile of `matmul_many`; rows of a tile of `matmul_some`, for grids that would be too small.
+const TILE_ROWS: usize = 128;
+const TILE_TOKENS: usize = 64;
+const SMALL_TILE_ROWS: usize = 32;
+
+pub(crate) fn plan_matmul(op: &MatMul<TensorDesc>, _facts: &Facts) -> Plan {
+    plan_of(refuse_products(&op.w), products_workspace(&op.w, op.x.n_rows))
 }
 
-pub(crate) fn lower_matmul(_op: &MatMul<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+/// Why products of a weight cannot be made; `None` if they can.
+pub(crate) fn refuse_products(w: &TensorDesc) -> Option<String> {
+    refusal("w", w)
+}
+
+/// Bytes of workspace that [`products`] takes.
+pub(crate) fn products_workspace(w: &TensorDesc, n_tokens: usize) -> u64 {
+    let mut scratch = Scratch::default();
+    scratch.q8(if takes_q8(w.format) { n_tokens * w.n_cols } else { 0 });
+    scratch.bytes
+}
+
+pub(crate) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let n_tokens = op.x.desc().n_rows;
+    products(&op.w, plain(&op.x)?, n_tokens, op.bias.as_ref(), plain(&op.y)?, 0, out)
+}
+
+/// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256) holds x rounded.
+pub(crate) fn products(
+    w: &Tensor,
+    mut x: Span,
+    n_tokens: usize,
+    bias: Option<&Tensor>,
+    y: Span,
+    scratch: u64,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let n_values = n_tokens * w.desc().n_cols;
+    if takes_q8(w.desc().format) {
+        let q = Scratch::behind(scratch).q8(n_values).span(out)?;
+        quantize(x, n_values, q, None, out);
+        x = q;
+    }
+    let weight = Weight::new(w)?;
+    let bias = out.maybe(bias)?;
+    Product { weight: &weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out);
+    Ok(())
+}
+
+/// Words that are set beside rounding: `n` of them, the first `n_zero` to 0 and the others to `word`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clear {
+    pub(super) span: Span,
+    pub(super) n: usize,
+    pub(super) n_zero: usize,
+    pub(super) word: u32,
+}
+
+/// Rounds `n_values` of `x` (whole blocks) to Q8 in `q`.
+pub(super) fn quantize(
+    x: Span,
+    n_values: usize,
+    q: Span,
+    clear: Option<Clear>,
+    out: &mut Lowering<'_>,
+) {
+    let n_blocks = n_values / 32;
+    let clear = clear.unwrap_or(Clear { span: Span::NONE, n: 0, n_zero: 0, word: 0 });
+    let threads = (8 * n_blocks).max(clear.n.div_ceil(16));
+    let args = [
+        ptr(x),
+        ptr(q),
+        ptr(clear.span),
+        word(n_blocks),
+        word(clear.n),
+        word(clear.word as usize),
+        word(clear.n_zero),
+    ];
+    let grid = [threads.div_ceil(BLOCK as usize), 1, 1];
+    out.launch(Unit::plain("quantize"), "quantize", grid, BLOCK, &args);
+}
+
+/// Who takes which rows of a product: those that use a group take its rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GroupTokens {
+    /// Where the pairs of each group begin, then the token of each pair in its lower 16 bits.
+    pub(super) pairs: Span,
+    /// Where the rows of each group begin and end.
+    pub(super) rows: Span,
+    pub(super) n_group: usize,
+    /// Most rows of a group, and columns of y.
+    pub(super) most_rows: usize,
+    /// Whether x has a row for each pair; else one for each token.
+    pub(super) x_by_pair: bool,
+}
+
+/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row for each pair, and columns for the group's rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product<'a> {
+    pub(super) weight: &'a Weight,
+    /// As the weight takes it.
+    pub(super) x: Span,
+    pub(super) n_tokens: usize,
+    /// Null where there is none.
+    pub(super) bias: Span,
+    /// What is negative becomes 0.
+    pub(super) relu: bool,
+    pub(super) groups: Option<GroupTokens>,
+    pub(super) y: Span,
+}
+
+impl Product<'_> {
+    pub(super) fn lower(&self, out: &mut Lowering<'_>) {
+        match (self.n_tokens, self.groups) {
+            (0, _) => {}
+            (1..=FEW, None) => self.few(out),
+            (_, groups) => self.many(groups, out),
+        }
+    }
+
+    fn few(&self, out: &mut Lowering<'_>) {
+        let desc = &self.weight.desc;
+        let lanes = self.weight.lanes();
+        let kernel = match self.n_tokens {
+            1 => "matmul_one",
+            2..=4 => "matmul_four",
+            _ => "matmul_eight",
+        };
+        let mut args = vec![
+            ptr(self.weight.span),
+            ptr(self.weight.tables(out)),
+            ptr(self.x),
+            ptr(self.bias),
+            ptr(self.y),
+            word(desc.n_rows),
+            word(self.weight.row_words),
+            word(desc.n_cols),
+        ];
+        if self.n_tokens > 1 {
+            args.push(word(self.n_tokens));
+        }
+        args.extend([word(lanes), word(usize::from(self.relu))]);
+        let per_block = FEW_ROWS * (FEW_BLOCK as usize / lanes);
+        let grid = [desc.n_rows.div_ceil(per_block), 1, 1];
+        out.launch(Unit::weight("matmul_few", desc.format), kernel, grid, FEW_BLOCK, &args);
+    }
+
+    fn many(&self, groups: Option<GroupTokens>, out: &mut Lowering<'_>) {
+        let desc = &self.weight.desc;
+        let none = Span::NONE;
+        let all = GroupTokens {
+            pairs: none,
+            rows: none,
+            n_group: 0,
+            most_rows: desc.n_rows,
+            x_by_pair: false,
+        };
+        let groups = groups.unwrap_or(all);
+        let args = [
+            ptr(self.weight.span),
+            ptr(self.weight.tables(out)),
+            ptr(self.x),
+            ptr(self.bias),
+            ptr(groups.pairs),
+            ptr(groups.rows),
+            ptr(self.y),
+            word(groups.most_rows),
+            word(desc.n_rows),
+            word(self.weight.row_words),
+            word(desc.n_cols),
+            word(self.n_tokens),
+            word(usize::from(self.relu)),
+            word(groups.n_group),
+            word(usize::from(groups.x_by_pair)),
+        ];
+        let n_rows = desc.n_rows.min(groups.most_rows);
+        let n_columns = self.n_tokens.div_ceil(TILE_TOKENS) * groups.n_group.max(1);
+        // Every output is added up in the same order in both.
+        let large = n_rows.div_ceil(TILE_ROWS) * n_columns >= out.facts().n_units as usize;
+        let (kernel, tile) = match large {
+            true => ("matmul_many", TILE_ROWS),
+            false => ("matmul_some", SMALL_TILE_ROWS),
+        };
+        let grid =
+            [n_rows.div_ceil(tile), self.n_tokens.div_ceil(TILE_TOKENS), groups.n_group.max(1)];
+        out.launch(Unit::weight("matmul_many", desc.format), kernel, grid, BLOCK, &args);
+    }
 }

@@ -1,12 +1,32 @@
 //! Ops that read weights.
 
+mod down;
+mod experts;
 mod ffn;
+mod ffn_many;
 mod matmul;
 mod operand;
 mod predict;
 mod rows;
+mod scratch;
 
 pub(crate) use ffn::{lower_ffn, plan_ffn};
-pub(crate) use matmul::{lower_matmul, plan_matmul};
+pub(crate) use matmul::{lower_matmul, plan_matmul, products, products_workspace, refuse_products};
 pub(crate) use predict::{lower_predict, plan_predict};
 pub(crate) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, plan_get_rows};
+
+use hal::{Bytes, Plan};
+
+/// Most tokens whose products go row by row: up to so many, nobody's bits depend on who else is there.
+const FEW: usize = 16;
+
+/// Threads of a block, where there is nothing to choose.
+const BLOCK: u32 = 256;
+
+/// Yes with this workspace, unless there is a reason against it.
+fn plan_of(refusal: Option<String>, workspace: u64) -> Plan {
+    match refusal {
+        Some(reason) => Plan::No(reason),
+        None => Plan::Yes { workspace: Bytes(workspace), slow: None },
+    }
+}

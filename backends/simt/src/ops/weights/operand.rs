@@ -1,5 +1,6 @@
 //! A weight as kernels see it.
 
+use hal::format::{Activation, Format};
 use hal::pack::transposed;
 use hal::{Operand, Result, Tensor, TensorDesc};
 use layout::{has_tables, needs_tables, stride};
@@ -74,5 +75,29 @@ impl Weight {
             true => out.tables(),
             false => Span::NONE,
         }
+    }
+
+    /// Lanes that share a row: four units of a kernel's loop or more for each, if there are so many. Of the columns
+    /// alone, since sums are added up by lane.
+    pub(super) fn lanes(&self) -> usize {
+        let units = match self.desc.format.quants() {
+            Some(_) => self.desc.n_cols / 32,
+            None => self.row_words.div_ceil(4),
+        };
+        (units / 4).next_power_of_two().clamp(4, 32)
+    }
+}
+
+/// Whether products with weights of this format take their activations in Q8 blocks.
+pub(super) fn takes_q8(format: Format) -> bool {
+    format.activation() == Activation::Q8
+}
+
+/// Why a weight cannot be read row by row; `None` if it can.
+pub(super) fn refusal(name: &str, desc: &TensorDesc) -> Option<String> {
+    match stride(desc) {
+        None => Some(format!("operand {name} cannot be laid out: {desc}")),
+        Some(_) if has_tables(desc) => Some(format!("operand {name} is stored by neuron: {desc}")),
+        Some(_) => None,
     }
 }

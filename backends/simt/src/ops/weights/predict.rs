@@ -1,16 +1,105 @@
-//! Predictors.
+//! Which neurons a step needs: two products, then the wanted ones as lists.
 
-use hal::op::Predict;
-use hal::{Plan, Result, Tensor, TensorDesc};
+use hal::op::{Hidden, Predict};
+use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use crate::error::driver;
+use super::matmul::{Product, quantize};
+use super::operand::{Weight, refusal, takes_q8};
+use super::scratch::{Room, Scratch};
+use super::{BLOCK, plan_of};
+use crate::buffer::{Span, plain};
+use crate::driver::Arg;
 use crate::facts::Facts;
-use crate::lowering::Lowering;
+use crate::lowering::{Lowering, ptr, word};
+use crate::units::Unit;
 
-pub(crate) fn plan_predict(_op: &Predict<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+struct Rooms {
+    q8: Room,
+    hidden: Room,
+    hidden_q8: Room,
+    scores: Room,
+    counts: Room,
 }
 
-pub(crate) fn lower_predict(_op: &Predict<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+impl Rooms {
+    fn new(
+        x: TensorDesc,
+        fc1: Option<TensorDesc>,
+        fc2: TensorDesc,
+        scratch: &mut Scratch,
+    ) -> Rooms {
+        let n = x.n_rows;
+        let first = fc1.filter(|fc1| takes_q8(fc1.format)).map_or(0, |fc1| n * fc1.n_cols);
+        Rooms {
+            q8: scratch.q8(first),
+            hidden: scratch.words(fc1.map_or(0, |fc1| n * fc1.n_rows)),
+            hidden_q8: scratch.q8(if takes_q8(fc2.format) { n * fc2.n_cols } else { 0 }),
+            scores: scratch.words(n * fc2.n_rows),
+            counts: scratch.words(2 * n_blocks(fc2)),
+        }
+    }
+}
+
+/// Blocks of neurons that are counted together.
+fn n_blocks(fc2: TensorDesc) -> usize {
+    fc2.n_rows.div_ceil(BLOCK as usize)
+}
+
+pub(crate) fn plan_predict(op: &Predict<TensorDesc>, _facts: &Facts) -> Plan {
+    let mut scratch = Scratch::default();
+    Rooms::new(op.x, op.fc1, op.fc2, &mut scratch);
+    let first = op.fc1.as_ref().and_then(|fc1| refusal("fc1", fc1));
+    plan_of(first.or_else(|| refusal("fc2", &op.fc2)), scratch.bytes)
+}
+
+pub(crate) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (x, fc1, fc2) = (op.x.desc(), op.fc1.as_ref().map(Operand::desc), op.fc2.desc());
+    let rooms = Rooms::new(x, fc1, fc2, &mut Scratch::default());
+    let n_tokens = x.n_rows;
+    let scores = rooms.scores.span(out)?;
+    let bias = out.maybe(op.bias.as_ref())?;
+    let mut steps = Vec::new();
+    let mut input = plain(&op.x)?;
+    if let Some(fc1) = &op.fc1 {
+        let hidden = rooms.hidden.span(out)?;
+        steps.push((fc1, input, rooms.q8, Span::NONE, op.hidden == Hidden::Relu, hidden));
+        input = hidden;
+    }
+    steps.push((&op.fc2, input, rooms.hidden_q8, bias, false, scores));
+    for (weight, mut x, q8, bias, relu, y) in steps {
+        if takes_q8(weight.desc().format) {
+            let q = q8.span(out)?;
+            quantize(x, n_tokens * weight.desc().n_cols, q, None, out);
+            x = q;
+        }
+        let weight = Weight::new(weight)?;
+        Product { weight: &weight, x, n_tokens, bias, relu, groups: None, y }.lower(out);
+    }
+    let counts = rooms.counts.span(out)?;
+    let grid = [n_blocks(fc2), 1, 1];
+    let facts = [word(fc2.n_rows), word(n_tokens), Arg::F32(op.threshold)];
+    let unit = Unit::plain("predict");
+    let mut args = vec![ptr(scores), ptr(plain(&op.slots)?), ptr(counts)];
+    args.extend(facts);
+    out.launch(unit.clone(), "predict_count", grid, BLOCK, &args);
+
+    args.truncate(3);
+    let mut rooms = Vec::new();
+    for set in [Some(&op.resident), op.absent.as_ref()] {
+        match set {
+            Some(set) => {
+                let spans = [plain(&set.ids)?, plain(&set.count)?, plain(&set.members)?];
+                args.extend(spans.map(ptr));
+                rooms.extend([word(set.ids.desc().n_cols), word(set.members.desc().n_cols)]);
+            }
+            None => {
+                args.extend([ptr(Span::NONE); 3]);
+                rooms.extend([word(0); 2]);
+            }
+        }
+    }
+    args.extend(facts);
+    args.extend(rooms);
+    out.launch(unit, "predict_list", grid, BLOCK, &args);
+    Ok(())
 }

@@ -1,27 +1,69 @@
-//! Rows of tables.
+//! Rows of a weight by what the step says: embeddings and learned positions.
 
 use hal::op::{AddPositions, GetRows};
-use hal::{Plan, Result, Tensor, TensorDesc};
+use hal::{Batch, Operand, Plan, Result, Tensor, TensorDesc};
 
-use crate::error::driver;
+use super::operand::{Weight, refusal};
+use super::{BLOCK, plan_of};
+use crate::buffer::plain;
+use crate::driver::Arg;
 use crate::facts::Facts;
-use crate::lowering::Lowering;
+use crate::lowering::{Lowering, ptr, word};
+use crate::units::Unit;
 
-pub(crate) fn plan_get_rows(_op: &GetRows<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+/// Words of a batch before its sections (`hal::BatchShape::n_words`).
+const HEADER: usize = 4;
+
+pub(crate) fn plan_get_rows(op: &GetRows<TensorDesc>, _facts: &Facts) -> Plan {
+    plan_of(refusal("table", &op.table), 0)
 }
 
-pub(crate) fn lower_get_rows(_op: &GetRows<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+pub(crate) fn plan_add_positions(op: &AddPositions<TensorDesc>, _facts: &Facts) -> Plan {
+    plan_of(refusal("table", &op.table), 0)
 }
 
-pub(crate) fn plan_add_positions(_op: &AddPositions<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+pub(crate) fn lower_get_rows(op: &GetRows<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let how = How { section: 0, offset: 0, scale: Some(op.scale) };
+    lower(&op.table, &op.batch, &op.y, &how, out)
 }
 
-pub(crate) fn lower_add_positions(
-    _op: &AddPositions<Tensor>,
-    _out: &mut Lowering<'_>,
+pub(crate) fn lower_add_positions(op: &AddPositions<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let how = How { section: 2, offset: op.offset, scale: None };
+    lower(&op.table, &op.batch, &op.x, &how, out)
+}
+
+/// Which rows, and what becomes of them.
+struct How {
+    /// Of the batch, with a number for each token.
+    section: usize,
+    offset: usize,
+    /// A factor where rows are written; none where they are added.
+    scale: Option<f32>,
+}
+
+fn lower(
+    table: &Tensor,
+    batch: &Batch<Tensor>,
+    y: &Tensor,
+    how: &How,
+    out: &mut Lowering<'_>,
 ) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+    let (weight, desc) = (Weight::new(table)?, y.desc());
+    let mut args = vec![
+        ptr(weight.span),
+        ptr(weight.tables(out)),
+        ptr(plain(&batch.words)?),
+        ptr(plain(y)?),
+        word(weight.row_words),
+        word(desc.n_cols),
+        word(desc.n_rows),
+        word(HEADER + how.section * batch.shape.max_tokens),
+        word(how.offset),
+        word(weight.desc.n_rows - 1),
+    ];
+    args.extend(how.scale.map(Arg::F32));
+    let kernel = if how.scale.is_some() { "get_rows" } else { "add_rows" };
+    let grid = [desc.n_cols.div_ceil(4).div_ceil(BLOCK as usize), desc.n_rows, 1];
+    out.launch(Unit::weight("get_rows", weight.desc.format), kernel, grid, BLOCK, &args);
+    Ok(())
 }

@@ -1,0 +1,46 @@
+// What products with many tokens share: a block of 256 threads makes a tile of y, rows of the weight by tokens.
+#pragma once
+#include "lib/dots.cuh"
+
+constexpr unsigned TILE_THREADS = 256;
+constexpr unsigned TILE_TOKENS = 64;
+
+// y[t, i] = weight[i] . x[t] + bias[i]. Bias is null where there is none.
+struct Product {
+    const unsigned* weight;
+    const unsigned* tables;
+    const unsigned* x;
+    const float* bias;
+    float* y;
+    unsigned y_cols, row_words, n_cols, relu;
+};
+
+// Who takes which rows: all tokens all of them, or those that use a group (`experts_pairs.cu`) its rows.
+struct Part {
+    // Rows from here to there; tokens, or pairs of a token and the group.
+    unsigned begin, end, n_tokens;
+    // Of a group: where its pairs begin, and the token of each pair, null where x has a row for each pair too.
+    unsigned first_pair;
+    const unsigned* tokens;
+
+    DEVICE unsigned x_row(unsigned i) const {
+        return tokens == nullptr ? first_pair + i : tokens[first_pair + i] & 0xffffu;
+    }
+};
+
+DEVICE Part part_of(const unsigned* pairs, const unsigned* group_rows, unsigned n_rows, unsigned n_tokens, unsigned n_group,
+                    unsigned x_by_pair) {
+    if (n_group == 0) return Part{0, n_rows, n_tokens, 0, nullptr};
+    const unsigned g = block_index().z;
+    const unsigned first = pairs[g];
+    const unsigned* tokens = x_by_pair != 0 ? nullptr : pairs + n_group + 1;
+    const unsigned end = group_rows[2 * g + 1];
+    return Part{group_rows[2 * g], end < n_rows ? end : n_rows, pairs[g + 1] - first, first, tokens};
+}
+
+DEVICE void write_product(const Product& p, const Part& part, unsigned row, unsigned token, float value) {
+    if (row >= part.end || token >= part.n_tokens) return;
+    if (p.bias != nullptr) value += p.bias[row];
+    if (p.relu != 0) value = value <= 0.0f ? 0.0f : value;
+    p.y[(size_t)(part.first_pair + token) * p.y_cols + row - part.begin] = value;
+}
