@@ -272,18 +272,23 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     }
 }
 
-#define ATTENTION(heads)                                                                                                         \
-    KERNEL(attention_##heads)(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* parts,         \
-        unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,       \
-        unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v,               \
-        unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide) {                                          \
-        attend<heads>(q, k, v, batch, parts, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, d_head, d_value,       \
-            k_words, v_words, lanes_k, lanes_v, n_spans, window, scale, softcap, wide);                                          \
-    }                                                                                                                            \
-    EXPORT(attention_##heads)
+// What all kernels take, and give on.
+#define PARAMETERS \
+    const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts, unsigned max_tokens, \
+    unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head, \
+    unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans, \
+    unsigned window, float scale, float softcap, unsigned wide
+#define ARGUMENTS \
+    q, k, v, batch, all_parts, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, d_head, d_value, k_words, v_words, \
+    lanes_k, lanes_v, n_spans, window, scale, softcap, wide
 
-ATTENTION(1)
-ATTENTION(2)
-ATTENTION(4)
-ATTENTION(8)
-#undef ATTENTION
+KERNEL(attention_1)(PARAMETERS) { attend<1>(ARGUMENTS); }
+EXPORT(attention_1)
+KERNEL(attention_2)(PARAMETERS) { attend<2>(ARGUMENTS); }
+EXPORT(attention_2)
+KERNEL(attention_4)(PARAMETERS) { attend<4>(ARGUMENTS); }
+EXPORT(attention_4)
+KERNEL(attention_8)(PARAMETERS) { attend<8>(ARGUMENTS); }
+EXPORT(attention_8)
+#undef PARAMETERS
+#undef ARGUMENTS
