@@ -3,13 +3,6 @@
 #include "dialect.h"
 #include "lib/ffn.cuh"
 
-// Sets words: the first `n_zero` to 0, the others, up to `n`, to `word`.
-KERNEL(ffn_clear)(unsigned* words, unsigned n, unsigned n_zero, unsigned word) {
-    const unsigned step = block_size().x * grid_size().x;
-    for (unsigned i = block_index().x * block_size().x + thread(); i < n; i += step) words[i] = i < n_zero ? 0u : word;
-}
-EXPORT(ffn_clear)
-
 // The membership bits of a list, by row. The rows of the mask were set to 0.
 KERNEL(ffn_mask)(const unsigned* ids, const unsigned* count, const unsigned* members, unsigned* mask, unsigned capacity,
                  unsigned words, unsigned n_rows) {

@@ -1,6 +1,6 @@
 #pragma once
 // Feed-forward blocks: activation functions, what a neuron's value is, and which of them are dropped. The numbers are
-// those of `backends/simt/src/ops/weights/ffn_rule.rs`.
+// those of `backends/simt/src/ops/weights/ffn.rs`.
 
 #include "dialect.h"
 

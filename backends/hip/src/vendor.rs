@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use hal::Result;
 use hip_sys::hiprt;
+use simt::MOST_THREADS;
 use simt::native::Vendor;
 
 use crate::compiler::Compiler;
@@ -49,6 +50,8 @@ impl Vendor for Hip {
             format!("--offload-arch={}", self.arch),
             "-std=c++17".to_owned(),
             "-O3".to_owned(),
+            // The largest block of any launch. The compiler would leave room for the registers of 1024 threads.
+            format!("--gpu-max-threads-per-block={MOST_THREADS}"),
             // Products and sums are joined where the kernels say so, as on every other device.
             "-ffp-contract=off".to_owned(),
         ];

@@ -36,6 +36,7 @@ pub use backend::SimtBackend;
 pub use driver::{Arg, DevicePtr, Driver, Geometry, HostBlock};
 pub use facts::Facts;
 pub use found::{Found, in_order, slot};
+pub use lowering::MOST_THREADS;
 pub use missing::Missing;
 pub use native::Outcome;
 pub use probe::{Manners, Options};

@@ -8,6 +8,9 @@ use crate::error::driver;
 use crate::facts::Facts;
 use crate::units::Unit;
 
+/// Most threads of a block: what compilers are told.
+pub const MOST_THREADS: u32 = 256;
+
 /// One launch: what a stream is given.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
@@ -112,6 +115,7 @@ impl<'a> Lowering<'a> {
         args: &[Arg],
     ) {
         debug_assert!(block.is_multiple_of(64), "{kernel}: a block of {block}");
+        debug_assert!(block <= MOST_THREADS, "{kernel}: a block of {block}");
         if grid.contains(&0) {
             return;
         }

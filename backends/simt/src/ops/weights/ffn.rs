@@ -1,16 +1,286 @@
-//! Feed-forward blocks.
+//! Feed-forward blocks: for few tokens gate first and only what counts, for many by tiles.
 
-use hal::op::SparseFfn;
-use hal::{Plan, Result, Tensor, TensorDesc};
+use hal::format::Format;
+use hal::op::{Activation, FfnKind, Groups, Skip, SparseFfn};
+use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
+use layout::stride;
 
-use crate::error::driver;
+use super::FEW;
+use super::down::{DownRooms, SecondHalf, group_weight, tokens};
+use super::experts::{self, ExpertRooms};
+use super::ffn_many::{ManyRooms, lower_many};
+use super::matmul::{Clear, quantize};
+use super::operand::{Weight, refusal, takes_q8};
+use super::scratch::{Room, Scratch};
+use crate::buffer::{Span, plain};
+use crate::driver::Arg;
 use crate::facts::Facts;
-use crate::lowering::Lowering;
+use crate::lowering::{Lowering, ptr, word};
+use crate::units::Unit;
 
-pub(crate) fn plan_ffn(_op: &SparseFfn<TensorDesc>, _facts: &Facts) -> Plan {
-    Plan::No("there is no kernel for it yet".to_owned())
+/// Words in front of the values of neurons, where those that are carried through are counted.
+const N_COUNTS: usize = 64;
+/// The word of a neuron that was dropped (`kernels-cuda/lib/ffn.cuh`).
+const DROPPED: u32 = 0x8000_0000;
+/// Most groups: a block keeps a list of those that are used.
+const MAX_GROUPS: usize = 1024;
+/// Threads of a block of `ffn_few`, blocks of each multiprocessor, and neurons that a group of lanes tests at once.
+const BLOCK: u32 = 128;
+const PER_UNIT: u32 = 5;
+const NEURONS: usize = 2;
+
+/// The ways to compute a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Gate first and only what counts, up to 16 tokens at a time.
+    Few,
+    /// Products with all rows first; what counts is decided then.
+    Many,
+    /// The same, of each expert with those tokens that use it.
+    Experts,
 }
 
-pub(crate) fn lower_ffn(_op: &SparseFfn<Tensor>, _out: &mut Lowering<'_>) -> Result<()> {
-    Err(driver("compile", "an op that plan refuses"))
+impl Way {
+    fn of(op: &SparseFfn<TensorDesc>) -> Way {
+        let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
+        match op.groups {
+            _ if cut => Way::Many,
+            None if many => Way::Many,
+            Some(_) if many && matches!(op.rows, Rows::All) => Way::Experts,
+            None | Some(_) => Way::Few,
+        }
+    }
+}
+
+pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
+    let mut scratch = Scratch::default();
+    let way = Way::of(op);
+    match (way, &op.groups) {
+        (Way::Experts, Some(groups)) => {
+            ExpertRooms::new(op, groups, &mut scratch);
+        }
+        (Way::Many | Way::Experts, _) => {
+            ManyRooms::new(op, facts, &mut scratch);
+        }
+        (Way::Few, _) => {
+            FewRooms::new(op, facts, &mut scratch);
+        }
+    }
+    let mut refused = refusal("up", &op.up);
+    if let Some(gate) = &op.gate {
+        refused = refused.or_else(|| refusal("gate", gate));
+    }
+    if stride(&op.down).is_none() {
+        refused = refused.or(Some(format!("operand down cannot be laid out: {}", op.down)));
+    }
+    let n_group = op.groups.as_ref().map_or(0, Groups::n_group);
+    if n_group > MAX_GROUPS {
+        refused = refused.or(Some(format!("{n_group} groups are more than {MAX_GROUPS}")));
+    }
+    if let Some(reason) = refused {
+        return Plan::No(reason);
+    }
+    let slow = (way == Way::Few && op.x.n_rows > FEW)
+        .then(|| "lists of experts' rows run 16 tokens at a time on graphics devices".to_owned());
+    Plan::Yes { workspace: hal::Bytes(scratch.bytes), slow }
+}
+
+pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
+        unreachable!("`to_desc` keeps the kind of op")
+    };
+    let starts = match &op.groups {
+        Some(groups) => out.constants(&groups.starts)?,
+        None => Span::NONE,
+    };
+    match (Way::of(&desc), &op.groups) {
+        (Way::Experts, Some(groups)) => {
+            let rooms = ExpertRooms::new(&desc, groups, &mut Scratch::default());
+            return experts::lower_experts(op, groups, &rooms, starts, out);
+        }
+        (Way::Many | Way::Experts, _) => {
+            let rooms = ManyRooms::new(&desc, out.facts(), &mut Scratch::default());
+            return lower_many(op, &rooms, starts, out);
+        }
+        (Way::Few, _) => {}
+    }
+    let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
+    let n_tokens = desc.x.n_rows;
+    for first_token in (0..n_tokens).step_by(FEW) {
+        let n_tokens = FEW.min(n_tokens - first_token);
+        Few { op, rooms: &rooms, starts, first_token, n_tokens }.lower(out)?;
+    }
+    Ok(())
+}
+
+/// Kind, activation, way to skip, the activation's factor, what sizes are compared with, the activation's cap, as kernels
+/// take them one behind the other.
+pub(super) fn rule(op: &SparseFfn<Tensor>) -> [Arg; 6] {
+    let kind = match op.kind {
+        FfnKind::Plain => 0,
+        FfnKind::Gated => 1,
+        FfnKind::GatedBoth => 2,
+    };
+    let (activation, alpha, cap) = match op.activation {
+        Activation::Relu => (0, 0.0, 0.0),
+        Activation::Relu2 => (1, 0.0, 0.0),
+        Activation::Silu => (2, 0.0, 0.0),
+        Activation::Gelu => (3, 0.0, 0.0),
+        Activation::GeluErf => (4, 0.0, 0.0),
+        Activation::SwigluOai { alpha, limit } => (5, alpha, limit),
+    };
+    let (skip, limit) = match op.skip {
+        Skip::Never => (0, 0.0),
+        Skip::NotPositive => (1, 0.0),
+        Skip::Below(limit) => (2, limit),
+        Skip::BelowPerRow => (2, 0.0),
+        Skip::GaussianCut(_) => (3, 0.0),
+    };
+    let floats = [alpha, limit, cap].map(Arg::F32);
+    [Arg::U32(kind), Arg::U32(activation), Arg::U32(skip), floats[0], floats[1], floats[2]]
+}
+
+/// Whether x is needed in Q8 blocks.
+pub(super) fn rounds_x(gate: Option<Format>, up: Format) -> bool {
+    takes_q8(up) || gate.is_some_and(takes_q8)
+}
+
+/// Scratch of a step of few tokens.
+struct FewRooms {
+    /// x in Q8 blocks, if gate or up takes it so.
+    q8: Room,
+    /// Counts, then the values of neurons.
+    h: Room,
+    down: DownRooms,
+}
+
+impl FewRooms {
+    fn new(op: &SparseFfn<TensorDesc>, facts: &Facts, scratch: &mut Scratch) -> FewRooms {
+        let n_tokens = op.x.n_rows.min(FEW);
+        let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
+        let q8 = scratch.q8(if rounded { n_tokens * op.x.n_cols } else { 0 });
+        let h = scratch.words(N_COUNTS + n_tokens * op.up.n_rows);
+        FewRooms { q8, h, down: DownRooms::new(op, n_tokens, facts, scratch) }
+    }
+}
+
+/// Up to 16 tokens of an op.
+struct Few<'a> {
+    op: &'a SparseFfn<Tensor>,
+    rooms: &'a FewRooms,
+    starts: Span,
+    first_token: usize,
+    n_tokens: usize,
+}
+
+/// What a launch of `ffn_few` computes: tests, or what follows from them, or both.
+struct Stage<'a> {
+    test: Option<&'a Weight>,
+    up: Option<&'a Weight>,
+}
+
+impl Few<'_> {
+    fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let op = self.op;
+        let (up, x_desc) = (op.up.desc(), op.x.desc());
+        let n_h = self.n_tokens * up.n_rows;
+        let room = self.rooms.h.span(out)?;
+        let counts = room.part(0, 4 * N_COUNTS as u64);
+        let h = room.part(4 * N_COUNTS as u64, 4 * n_h as u64);
+        let x = tokens(&op.x, self.first_token, self.n_tokens)?;
+        let q8 = self.rooms.q8.span(out)?;
+        // Where only some rows are walked over, the others are marked before.
+        let some = op.groups.is_some() || matches!(op.rows, Rows::Active(_));
+        let n = if some { N_COUNTS + n_h } else { N_COUNTS };
+        let clear = Clear { span: room, n, n_zero: N_COUNTS, word: DROPPED };
+        let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.desc().format), up.format);
+        let n_values = if rounded { self.n_tokens * x_desc.n_cols } else { 0 };
+        quantize(x, n_values, q8, Some(clear), out);
+        self.hidden([x, q8], h, counts, out)?;
+        let (rooms, first_token, n_tokens) = (self.rooms.down, self.first_token, self.n_tokens);
+        SecondHalf { op, rooms, first_token, n_tokens, h, counts }.lower(out)
+    }
+
+    /// The values of all neurons that count; `x` as it is and in Q8 blocks.
+    fn hidden(&self, x: [Span; 2], h: Span, counts: Span, out: &mut Lowering<'_>) -> Result<()> {
+        let up = Weight::new(&self.op.up)?;
+        let gate = self.op.gate.as_ref().map(Weight::new).transpose()?;
+        let stages = match &gate {
+            None => vec![Stage { test: Some(&up), up: None }],
+            Some(gate) if gate.desc.format == up.desc.format => {
+                vec![Stage { test: Some(gate), up: Some(&up) }]
+            }
+            Some(gate) => {
+                vec![Stage { test: Some(gate), up: None }, Stage { test: None, up: Some(&up) }]
+            }
+        };
+        stages.iter().try_for_each(|stage| self.stage(stage, x, h, counts, out))
+    }
+
+    fn stage(
+        &self,
+        stage: &Stage<'_>,
+        [x, q8]: [Span; 2],
+        h: Span,
+        counts: Span,
+        out: &mut Lowering<'_>,
+    ) -> Result<()> {
+        let op = self.op;
+        let Some(weight) = stage.test.or(stage.up) else { return Ok(()) };
+        let (format, lanes) = (weight.desc.format, weight.lanes());
+        let matrix = |weight: Option<&Weight>| ptr(weight.map_or(Span::NONE, |w| w.span));
+        let bias_test = if op.gate.is_some() { &op.bias_gate } else { &op.bias_up };
+        let (list, list_size, listed) = self.list()?;
+        let n_group = op.groups.as_ref().map_or(0, Groups::n_group);
+        let (most_rows, most) = match (&op.groups, listed) {
+            (_, Some(capacity)) => (0, capacity),
+            (None, None) => (0, weight.desc.n_rows),
+            (Some(groups), None) => {
+                let most_rows = groups.rows().map(|rows| rows.len()).max().unwrap_or(0);
+                (most_rows, most_rows * n_group.min(self.n_tokens * groups.n_used))
+            }
+        };
+        let mut args = vec![
+            matrix(stage.test),
+            matrix(stage.up),
+            ptr(weight.tables(out)),
+            ptr(if takes_q8(format) { q8 } else { x }),
+            ptr(out.maybe(bias_test.as_ref())?),
+            ptr(out.maybe(op.bias_up.as_ref())?),
+        ];
+        args.extend(list.map(ptr));
+        args.extend([
+            ptr(out.maybe(op.threshold.as_ref())?),
+            ptr(group_weight(op, self.first_token, self.n_tokens)?),
+            ptr(self.starts),
+            ptr(h),
+            ptr(counts),
+            word(weight.desc.n_rows),
+            word(weight.row_words),
+            word(weight.desc.n_cols),
+            word(self.n_tokens),
+            word(lanes),
+        ]);
+        args.extend(list_size.map(word));
+        args.extend([word(n_group), word(most_rows)]);
+        args.extend(rule(op));
+        let per_block = NEURONS * (BLOCK as usize / lanes);
+        let blocks = out.facts().persistent(most.div_ceil(per_block), PER_UNIT);
+        let kernel = if self.n_tokens == 1 { "ffn_one" } else { "ffn_few" };
+        out.launch(Unit::weight("ffn_few", format), kernel, [blocks as usize, 1, 1], BLOCK, &args);
+        Ok(())
+    }
+
+    /// A list's ids, count and bits of members; the most that it holds, its words of bits and the bit of the first token;
+    /// and, if there is one, the most that it holds.
+    fn list(&self) -> Result<([Span; 3], [usize; 3], Option<usize>)> {
+        let Rows::Active(set) = &self.op.rows else { return Ok(([Span::NONE; 3], [0; 3], None)) };
+        let all = plain(&set.members)?;
+        // The word that the first token's bit is in.
+        let skipped = (4 * (self.first_token / 32) as u64).min(all.size);
+        let members = all.part(skipped, all.size - skipped);
+        let capacity = set.ids.desc().n_cols;
+        let size = [capacity, set.members.desc().n_cols, self.first_token % 32];
+        Ok(([plain(&set.ids)?, plain(&set.count)?, members], size, Some(capacity)))
+    }
 }

@@ -1,6 +1,9 @@
 //! Ops that read weights.
 
+mod down;
+mod experts;
 mod ffn;
+mod ffn_many;
 mod matmul;
 mod operand;
 mod predict;

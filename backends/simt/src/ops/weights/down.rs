@@ -1,0 +1,282 @@
+//! The second half of a feed-forward block: values of neurons times down, in parts that are added in their order.
+
+use hal::format::Code;
+use hal::op::{Down, Groups, SparseFfn};
+use hal::{Operand, Result, Tensor, TensorDesc};
+use layout::has_tables;
+
+use super::matmul::{GroupTokens, Product, quantize};
+use super::operand::{Weight, takes_q8};
+use super::scratch::{Room, Scratch};
+use super::{BLOCK, FEW};
+use crate::buffer::{Span, plain};
+use crate::driver::Arg;
+use crate::facts::Facts;
+use crate::lowering::{Lowering, ptr, word};
+use crate::units::Unit;
+
+/// Most slices of rows whose sums are kept apart.
+const MAX_SLICES: usize = 64;
+/// Rows of a slice are a multiple of this: `down_few` cuts it in four.
+const SLICE_STEP: usize = 64;
+/// Columns that a block of `down_few` takes, and columns and tokens of a tile of `down_many`.
+const FEW_COLUMNS: usize = 512;
+const TILE_COLUMNS: usize = 128;
+const TILE_TOKENS: usize = 64;
+/// Columns that a block of `ffn_reduce` takes.
+const REDUCE_COLUMNS: usize = 32;
+/// Threads of a block of `across_few`, and rows that a group of lanes takes at once.
+const ACROSS_BLOCK: u32 = 128;
+const ACROSS_ROWS: usize = 2;
+
+/// Rows of a slice: for few tokens by the matrix alone, for many so that all slices together fill the device.
+fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
+    let n_slices = match n_tokens {
+        0..=FEW => MAX_SLICES,
+        _ => {
+            let tiles = n_out.div_ceil(TILE_COLUMNS) * n_tokens.div_ceil(TILE_TOKENS);
+            (2 * facts.n_units as usize / tiles.max(1)).clamp(1, 8)
+        }
+    };
+    n_rows.div_ceil(n_slices).next_multiple_of(SLICE_STEP).max(SLICE_STEP)
+}
+
+/// What of the scratch the second half takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DownRooms {
+    /// Values of neurons as down takes them, where it takes them rounded.
+    q8: Room,
+    partial: Room,
+    n_slices: usize,
+    slice: usize,
+}
+
+impl DownRooms {
+    /// For `n_tokens` at a time.
+    pub(super) fn new(
+        op: &SparseFfn<TensorDesc>,
+        n_tokens: usize,
+        facts: &Facts,
+        scratch: &mut Scratch,
+    ) -> DownRooms {
+        let (n_rows, n_out) = (op.up.n_rows, op.y.n_cols);
+        let slice = slice(n_rows, n_out, n_tokens, facts);
+        let across = op.orientation == Down::AcrossNeurons;
+        let n_slices = if across { 1 } else { n_rows.div_ceil(slice) };
+        let rounded = across && takes_q8(op.down.format);
+        let q8 = scratch.q8(if rounded { n_tokens * n_rows } else { 0 });
+        DownRooms { q8, partial: scratch.words(n_slices * n_tokens * n_out), n_slices, slice }
+    }
+}
+
+/// Some tokens of an op whose neurons have their values.
+pub(super) struct SecondHalf<'a> {
+    pub(super) op: &'a SparseFfn<Tensor>,
+    pub(super) rooms: DownRooms,
+    pub(super) first_token: usize,
+    pub(super) n_tokens: usize,
+    /// `[n_tokens, n_rows]`
+    pub(super) h: Span,
+    /// `[n_tokens]`, how many were carried through.
+    pub(super) counts: Span,
+}
+
+impl SecondHalf<'_> {
+    pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        match (self.op.orientation, &self.op.groups) {
+            (Down::ByNeuron, _) => self.by_neuron(out)?,
+            (Down::AcrossNeurons, None) => self.across(out)?,
+            (Down::AcrossNeurons, Some(groups)) => self.across_groups(groups, out)?,
+        }
+        self.reduce(out)
+    }
+
+    fn by_neuron(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let weight = Weight::new(&self.op.down)?;
+        let (n_out, slice) = (self.op.y.desc().n_cols, self.rooms.slice);
+        let partial = self.rooms.partial.span(out)?;
+        if self.n_tokens > FEW {
+            let (weight, n_tokens, h) = (&weight, self.n_tokens, self.h);
+            return DownMany { weight, n_out, n_tokens, h, slice, groups: None, partial }
+                .lower(out);
+        }
+        let (side, side_numbers) = side(&weight)?;
+        let mut args = vec![ptr(weight.span), ptr(weight.tables(out))];
+        args.extend(side);
+        args.extend([
+            ptr(self.h),
+            ptr(partial),
+            word(weight.desc.n_rows),
+            word(weight.first_row),
+            word(weight.row_words),
+            word(n_out),
+            word(self.n_tokens),
+            word(slice),
+        ]);
+        args.extend(side_numbers);
+        let (kernel, at_once) = if self.n_tokens == 1 { ("down_one", 1) } else { ("down_few", 4) };
+        let columns = n_out.div_ceil(FEW_COLUMNS);
+        let grid = [columns, self.rooms.n_slices, self.n_tokens.div_ceil(at_once)];
+        out.launch(Unit::down("down_few", &weight.desc), kernel, grid, BLOCK, &args);
+        Ok(())
+    }
+
+    /// The values as down takes them.
+    fn values(&self, out: &mut Lowering<'_>) -> Result<Span> {
+        if !takes_q8(self.op.down.desc().format) {
+            return Ok(self.h);
+        }
+        let q = self.rooms.q8.span(out)?;
+        quantize(self.h, self.n_tokens * self.op.up.desc().n_rows, q, None, out);
+        Ok(q)
+    }
+
+    fn across(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let x = self.values(out)?;
+        let (weight, bias) = (&Weight::new(&self.op.down)?, Span::NONE);
+        let (n_tokens, y) = (self.n_tokens, self.rooms.partial.span(out)?);
+        Product { weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out);
+        Ok(())
+    }
+
+    /// One matrix for each group that has rows; those of groups that nobody uses are not read.
+    fn across_groups(&self, groups: &Groups, out: &mut Lowering<'_>) -> Result<()> {
+        let x = self.values(out)?;
+        let weight = Weight::new(&self.op.down)?;
+        let (desc, n_out) = (weight.desc, self.op.y.desc().n_cols);
+        let filled = groups.rows().enumerate().filter(|(_, rows)| !rows.is_empty());
+        let filled: Vec<u32> = filled.map(|(g, _)| g as u32).collect();
+        let lanes = weight.lanes();
+        let args = [
+            ptr(weight.span),
+            ptr(weight.tables(out)),
+            ptr(x),
+            ptr(self.group_weight()?),
+            ptr(out.constants(&filled)?),
+            ptr(self.rooms.partial.span(out)?),
+            word(weight.row_words),
+            word(desc.n_cols),
+            word(n_out),
+            word(filled.len()),
+            word(groups.n_group()),
+            word(self.n_tokens),
+            word(lanes),
+        ];
+        let kernel = if self.n_tokens == 1 { "across_one" } else { "across_few" };
+        let grid = [n_out.div_ceil(ACROSS_ROWS * (ACROSS_BLOCK as usize / lanes)), 1, 1];
+        out.launch(Unit::weight("across_few", desc.format), kernel, grid, ACROSS_BLOCK, &args);
+        Ok(())
+    }
+
+    fn reduce(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let (op, n_out) = (self.op, self.op.y.desc().n_cols);
+        let active = plain(&op.active)?.part(4 * self.first_token as u64, 4 * self.n_tokens as u64);
+        let args = [
+            ptr(self.rooms.partial.span(out)?),
+            ptr(out.maybe(op.bias_down.as_ref())?),
+            ptr(self.group_weight()?),
+            ptr(self.counts),
+            ptr(self.h),
+            ptr(tokens(&op.y, self.first_token, self.n_tokens)?),
+            ptr(active),
+            ptr(out.maybe(op.hits.as_ref())?),
+            word(n_out),
+            word(self.n_tokens),
+            word(self.rooms.n_slices),
+            word(op.groups.as_ref().map_or(0, Groups::n_group)),
+            word(op.up.desc().n_rows),
+            word(usize::from(op.accumulate)),
+        ];
+        let grid = [n_out.div_ceil(REDUCE_COLUMNS), self.n_tokens, 1];
+        out.launch(Unit::plain("ffn"), "ffn_reduce", grid, BLOCK, &args);
+        Ok(())
+    }
+
+    fn group_weight(&self) -> Result<Span> {
+        group_weight(self.op, self.first_token, self.n_tokens)
+    }
+}
+
+/// Tables of a transposed matrix, and what else is to be known of it: words of their rows, what is taken off codes,
+/// whether scales are wide.
+fn side(weight: &Weight) -> Result<([Arg; 3], [Arg; 3])> {
+    let side = weight.side()?;
+    let quants = weight.desc.format.quants().filter(|_| has_tables(&weight.desc));
+    let (mins, offset, wide) = match quants {
+        None => (false, 0, false),
+        Some(quants) => {
+            let offset = match quants.code {
+                Code::Nibble { offset } => offset,
+                Code::Byte => 0,
+            };
+            (quants.has_min, offset, quants.wide_scales)
+        }
+    };
+    let mins = if mins { side.mins } else { Span::NONE };
+    let pointers = [ptr(side.groups), ptr(side.scales), ptr(mins)];
+    let numbers = [word(side.row_words), Arg::U32(offset as u32), Arg::U32(u32::from(wide))];
+    Ok((pointers, numbers))
+}
+
+/// Values of neurons times rows of down, by tiles: in slices of all rows, or with groups in one for each.
+pub(super) struct DownMany<'a> {
+    pub(super) weight: &'a Weight,
+    pub(super) n_out: usize,
+    pub(super) n_tokens: usize,
+    /// A row for each token, or for each pair.
+    pub(super) h: Span,
+    pub(super) slice: usize,
+    pub(super) groups: Option<GroupTokens>,
+    pub(super) partial: Span,
+}
+
+impl DownMany<'_> {
+    pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let weight = self.weight;
+        let n_rows = weight.desc.n_rows;
+        let (side, side_numbers) = side(weight)?;
+        let (pairs, rows, n_group, h_cols) = match &self.groups {
+            None => (Span::NONE, Span::NONE, 0, n_rows),
+            Some(g) => (g.pairs, g.rows, g.n_group, g.most_rows),
+        };
+        let mut args = vec![ptr(weight.span), ptr(weight.tables(out))];
+        args.extend(side);
+        args.extend([
+            ptr(self.h),
+            ptr(pairs),
+            ptr(rows),
+            ptr(self.partial),
+            word(n_rows),
+            word(weight.first_row),
+            word(weight.row_words),
+            word(self.n_out),
+            word(self.n_tokens),
+            word(self.slice),
+            word(h_cols),
+            word(n_group),
+        ]);
+        args.extend(side_numbers);
+        let slices = if n_group > 0 { n_group } else { n_rows.div_ceil(self.slice) };
+        let tiles =
+            [self.n_out.div_ceil(TILE_COLUMNS), self.n_tokens.div_ceil(TILE_TOKENS), slices];
+        out.launch(Unit::down("down_many", &weight.desc), "down_many", tiles, BLOCK, &args);
+        Ok(())
+    }
+}
+
+/// Rows of a plain operand.
+pub(super) fn tokens(tensor: &Tensor, first: usize, n: usize) -> Result<Span> {
+    plain(&tensor.rows(first..first + n))
+}
+
+/// What the groups weigh for some tokens; null without groups.
+pub(super) fn group_weight(
+    op: &SparseFfn<Tensor>,
+    first_token: usize,
+    n_tokens: usize,
+) -> Result<Span> {
+    match &op.group_weight {
+        Some(weight) => tokens(weight, first_token, n_tokens),
+        None => Ok(Span::NONE),
+    }
+}
