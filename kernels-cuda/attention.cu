@@ -7,8 +7,8 @@
 using namespace attention;
 
 static constexpr unsigned THREADS = 128;
-// Positions of a row of lanes at once.
-static constexpr unsigned AT_ONCE = 4;
+// Positions that lanes look at at once: as many as leave registers for others.
+template <unsigned HEADS> static constexpr unsigned AT_ONCE_OF = HEADS < 8 ? 4 : 2;
 
 typedef cache::K_FORMAT Keys;
 typedef cache::V_FORMAT Values;
@@ -53,6 +53,7 @@ template <unsigned N> DEVICE unsigned share_sums(float* v, unsigned lanes, unsig
 template <unsigned HEADS>
 DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigned* k, float* scores, unsigned first_value,
     unsigned d_head, unsigned k_words, unsigned lanes, float scale, bool wide) {
+    constexpr unsigned AT_ONCE = AT_ONCE_OF<HEADS>;
     const unsigned n_pieces = (d_head + PIECE - 1) / PIECE;
     const unsigned near = thread() % lanes;
 #pragma unroll 1
@@ -145,6 +146,7 @@ DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* fact
 template <unsigned HEADS>
 DEVICE void add_chunk(const Chunk& chunk, const float* weights, const unsigned* v, float (*sums)[PIECE], unsigned first_value,
     unsigned i, unsigned d_value, unsigned v_words, unsigned lanes, bool wide) {
+    constexpr unsigned AT_ONCE = AT_ONCE_OF<HEADS>;
     const unsigned step = THREADS / lanes;
 #pragma unroll 1
     for (unsigned base = chunk.from() / step * step; base < chunk.to(); base += AT_ONCE * step) {
