@@ -2,7 +2,7 @@
 #include "lib/batch.cuh"
 #include "lib/wide.cuh"
 
-// head[0] is the step that was answered, head[1] the one that is given up (all ones: every one), head[2] the one whose wait
+// head[0] is the step that was answered, head[1] the last one that is given up, with all before it, head[2] the one whose wait
 // took too long, which is written here.
 KERNEL(merge_wait)(unsigned* head, const unsigned* step, unsigned limit_ms) {
     if (thread() == 0) {
@@ -10,8 +10,7 @@ KERNEL(merge_wait)(unsigned* head, const unsigned* step, unsigned limit_ms) {
         const unsigned long long start = nanoseconds(), limit = limit_ms * 1000000ull;
         for (;;) {
             if (load_system(head) == awaited) break;
-            const unsigned poison = load_system(head + 1);
-            if (poison == awaited || poison == 0xffffffffu) break;
+            if (int(load_system(head + 1) - awaited) >= 0) break;
             if (nanoseconds() - start > limit) {
                 store_system(head + 2, awaited);
                 break;

@@ -27,6 +27,14 @@ pub enum Error {
         /// What was tried.
         reason: &'static str,
     },
+    /// Factors that are larger than they may be, whatever their format.
+    #[error("factors of the block take {:.1} % of its bytes at least, more than {:.1} %", 100.0 * least, 100.0 * most)]
+    TooLarge {
+        /// What they may take, as a share.
+        most: f64,
+        /// What the smallest that were tried take.
+        least: f64,
+    },
     /// The training library gave up.
     #[error("layer {layer}: training failed: {reason}")]
     Training {

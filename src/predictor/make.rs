@@ -55,6 +55,8 @@ pub struct Settings {
     pub n_steps: usize,
     /// The rank of factors, a multiple of [`RANK_STEP`]; `None` chooses.
     pub rank: Option<usize>,
+    /// Most bytes of factors, as a share of the block's; `None` for whatever costs a token the fewest.
+    pub max_size: Option<f64>,
 }
 
 /// What is being done to a layer.
@@ -81,6 +83,8 @@ pub struct Block {
     pub(super) down: Dense,
     /// Bytes of a row of `test` in the file.
     row_bytes: usize,
+    /// Bytes of all its matrices there.
+    n_bytes: u64,
 }
 
 impl Block {
@@ -91,11 +95,13 @@ impl Block {
     pub fn of(ffn: &Ffn) -> Result<Block> {
         let test = ffn.gate.as_ref().unwrap_or(&ffn.up);
         let down = Dense::of(&ffn.down.w)?;
+        let size = |rows: &HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
         Ok(Block {
             test: Dense::of(&test.w)?,
             offset: test.bias.as_ref().map(Dense::of).transpose()?,
             down: if ffn.down_by_neuron { down } else { down.transposed() },
             row_bytes: test.w.row_bytes(),
+            n_bytes: ffn.matrices().map(|(_, rows)| size(rows)).sum(),
         })
     }
 
@@ -237,14 +243,14 @@ impl<'a> Maker<'a> {
         Maker { block, texts, settings, judge, weights, some, tests }
     }
 
-    /// The candidate that costs a token the fewest bytes.
+    /// The candidate that costs a token the fewest bytes, of those that are small enough.
     fn best(
         &self,
         factors: &Factors,
         stage: &mut dyn FnMut(Stage) -> bool,
     ) -> Result<Option<Candidate>> {
         let mut best: Option<Candidate> = None;
-        let mut since = 0;
+        let (mut since, mut least) = (0, f64::MAX);
         let most = factors.fc1.n_rows / RANK_STEP * RANK_STEP;
         let step = (most / RANKS).next_multiple_of(RANK_STEP).max(RANK_STEP);
         let ranks = match self.settings.rank {
@@ -258,6 +264,11 @@ impl<'a> Maker<'a> {
             since += 1;
             let fit = |formats: &Formats| formats.fit(self.block.test.n_cols, rank);
             for formats in FORMATS.into_iter().filter(fit) {
+                let share = bytes(factors, rank, formats) as f64 / self.block.n_bytes.max(1) as f64;
+                least = least.min(share);
+                if self.settings.max_size.is_some_and(|most| share > most) {
+                    continue;
+                }
                 let candidate = self.candidate(factors, rank, formats)?;
                 if best.as_ref().is_none_or(|best| candidate.cost < best.cost) {
                     (best, since) = (Some(candidate), 0);
@@ -268,7 +279,10 @@ impl<'a> Maker<'a> {
                 break;
             }
         }
-        Ok(best)
+        match (best, self.settings.max_size) {
+            (None, Some(most)) => Err(Error::TooLarge { most, least }),
+            (best, _) => Ok(best),
+        }
     }
 
     fn candidate(&self, factors: &Factors, rank: usize, formats: Formats) -> Result<Candidate> {
@@ -283,7 +297,8 @@ impl<'a> Maker<'a> {
         let bias = self.bias(&spread, &held, target);
         let wanted = self.judge.by_scores(&with_bias(held, &bias), 0.0).listed;
         let rows = self.block.test.n_rows as f64;
-        let cost = bytes(&factors, formats) as f64 + wanted * rows * self.block.row_bytes as f64;
+        let cost =
+            bytes(&factors, rank, formats) as f64 + wanted * rows * self.block.row_bytes as f64;
         Ok(Candidate { formats, start: Trained { factors, bias }, cost })
     }
 
@@ -337,11 +352,13 @@ impl<'a> Maker<'a> {
     }
 }
 
-fn bytes(factors: &Factors, formats: Formats) -> usize {
-    let size = |dense: &Dense, format: Format| {
-        dense.n_rows * format.row_bytes(dense.n_cols).unwrap_or(usize::MAX / 4)
+/// Bytes of factors of this rank.
+fn bytes(factors: &Factors, rank: usize, formats: Formats) -> usize {
+    let size = |n_rows: usize, n_cols: usize, format: Format| {
+        n_rows * format.row_bytes(n_cols).unwrap_or(usize::MAX / 8 / n_rows.max(1))
     };
-    size(&factors.fc1, formats.0) + size(&factors.fc2, formats.1) + 4 * factors.fc2.n_rows
+    let (n_ff, n_embd) = (factors.fc2.n_rows, factors.fc1.n_cols);
+    size(rank, n_embd, formats.0) + size(n_ff, rank, formats.1) + 4 * n_ff
 }
 
 impl LayerPredictor {

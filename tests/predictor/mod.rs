@@ -328,6 +328,28 @@ fn the_knob_says_what_it_lacks() {
     assert_eq!(short.status.code(), Some(1), "a text that is too short");
 }
 
+/// A predictor takes no more of a block's bytes than it may, and where nothing is small enough the least is told.
+#[test]
+fn a_predictor_is_no_larger_than_it_may_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("small.gguf");
+    stdout(&learn(folder.path(), &out, &["--train", "0", "--max-size", "4%"]));
+    let model = model(None);
+    let Layers::Predictors(layers) = chooser(&out, &model).layers else { panic!("a predictor") };
+    for (layer, of) in layers.iter().zip(&model.layers) {
+        let size = |rows: &hal::HostRows| (rows.desc().n_rows * rows.row_bytes()) as f64;
+        let all: f64 = of.ffn.matrices().map(|(_, rows)| size(rows)).sum();
+        let share = layer.bytes().0 as f64 / all;
+        assert!(share <= 0.04 && layer.fc1.is_some(), "{share}");
+    }
+    let none = folder.path().join("none.gguf");
+    let refused = learn(folder.path(), &none, &["--train", "0", "--max-size", "0.1%"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("more than 0.1 %") && said.contains("--max-size"), "{said}");
+    assert!(!none.exists());
+}
+
 #[test]
 fn the_first_use_learns_by_itself_and_a_command_replaces_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -277,7 +277,7 @@ fn merge<D: Driver>(
         word(y.n_cols),
         Arg::U32(u32::from(op.accumulate)),
     ];
-    let grid = [copying(y.n_rows * y.n_cols), 1, 1];
+    let grid = [(y.n_rows * y.n_cols).div_ceil(4 * BLOCK), 1, 1];
     out.launch(unit, "merge_add", grid, BLOCK as u32, &args);
     made.merges.push((op.mailbox, mailbox));
     Ok(())

@@ -51,6 +51,10 @@ pub(crate) struct PredictorArgs {
     /// Rank of the predictor, a multiple of 32; without it the one that costs a token the fewest bytes
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_RANK")]
     pub(crate) rank: Option<u32>,
+    /// Most bytes of the predictor, as a share of those of the feed-forward blocks (4%): ranks and types that take more are
+    /// not tried
+    #[arg(long, value_name = "SHARE", env = "THERMOCLINE_ARG_MAX_SIZE", value_parser = crate::cli::parse::share)]
+    pub(crate) max_size: Option<f64>,
     /// Take PowerInfer's predictor for this model instead: a folder with model_0.pt and so on, for --sparsity predicted.
     /// With -f its weights get fewer bits where that costs nothing on the text
     #[arg(long, value_name = "DIR", env = "THERMOCLINE_ARG_IMPORT")]

@@ -75,7 +75,7 @@ pub(super) fn learn(
         out: Some(out),
         restart: false,
         n_tokens: TOKENS,
-        settings: Settings { kind, target: TARGET, n_steps: 0, rank: None },
+        settings: Settings { kind, target: TARGET, n_steps: 0, rank: None, max_size: None },
     };
     let machine = Machine::cpu(options, terminal);
     predictor::make(&learning, FIRST_USE, opened, machine, interrupt, terminal)?;

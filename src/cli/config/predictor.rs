@@ -50,6 +50,7 @@ impl PredictorOptions {
                 target: args.error,
                 n_steps: args.train as usize,
                 rank,
+                max_size: args.max_size,
             },
         })
     }

@@ -67,6 +67,9 @@ impl From<predictor::Error> for Failure {
                 failure.help("remove the file, and `thermocline predictor` makes it anew")
             }
             E::TooShort { .. } => failure.help("give a longer text with -f"),
+            E::TooLarge { .. } => {
+                failure.help("a smaller --rank, a larger --max-size, or --kind sign")
+            }
             E::OtherRecipe { .. } => failure.help(
                 "the same text and settings go on with it or keep it, --restart replaces it, --out keeps both",
             ),

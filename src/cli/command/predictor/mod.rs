@@ -141,9 +141,11 @@ impl Job<'_> {
         };
         let text = self.options.text.as_deref().unwrap_or(profile::TEXT);
         let windows = self.windows(text, tokenizer, most)?;
-        let Settings { kind, target, n_steps, rank } = self.options.settings;
+        let Settings { kind, target, n_steps, rank, max_size } = self.options.settings;
+        // Recipes of runs before there was a limit go on.
+        let limit = max_size.map_or(String::new(), |most| format!(", at most {most}"));
         let recipe = format!(
-            "{}{kind:?}, target {target}, {n_steps} steps, rank {rank:?}, {} tokens of {}",
+            "{}{kind:?}, target {target}, {n_steps} steps, rank {rank:?}{limit}, {} tokens of {}",
             self.why,
             windows.n_tokens(),
             windows.sum()
