@@ -9,55 +9,80 @@
 
 typedef FORMAT W;
 
-// What a block has listed, for each of its quarters.
+// What a block has listed, for one of its quarters: rows, the number of the run that each is in, the group whose scales it
+// has, and the values of its neurons.
 template <unsigned TOKENS>
 struct DownList {
     unsigned* rows;
-    // The number of the run that a row is in.
     unsigned* runs;
+    unsigned* groups;
     float* values;
     unsigned n;
+
+    DEVICE bool ends_run(unsigned i) const { return i + 1 == n || runs[i + 1] != runs[i]; }
 };
 
-// A row's scales are those of this group.
-static DEVICE unsigned scales_of(const Side& side, unsigned slot) { return side.groups[slot]; }
-
-template <class F, unsigned TOKENS>
-static DEVICE void down_close(typename Columns<F>::Sums (&sums)[TOKENS], const Side& side, unsigned slot, unsigned unit) {
-    if constexpr (F::TRANSPOSED) {
-        float d[8], m[8] = {};
-        const unsigned group = scales_of(side, slot);
-        Columns<F>::steps(side.scales, side, group, unit, d);
-        if (side.mins != nullptr) Columns<F>::steps(side.mins, side, group, unit, m);
-#pragma unroll
-        for (unsigned j = 0; j < TOKENS; j++) sums[j].close(d, m, side.mins != nullptr);
-    }
-}
+// What a thread reads of a matrix.
+struct DownMatrix {
+    const unsigned* at;
+    const unsigned* tables;
+    Side side;
+    unsigned row_words, n_out, unit;
+};
 
 // Adds the listed rows, a few of which are on their way at once.
 template <class F, unsigned TOKENS>
-static DEVICE void down_add(typename Columns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list, const unsigned* down,
-                            unsigned row_words, unsigned n_out, unsigned unit, const unsigned* tables, const Side& side,
-                            unsigned slot) {
+static DEVICE void down_add(typename Columns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
+                            const DownMatrix& down) {
     constexpr unsigned U = 4;
     for (unsigned first = 0; first < list.n; first += U) {
         typename Columns<F>::Unit units[U];
 #pragma unroll
         for (unsigned k = 0; k < U; k++) {
             const unsigned row = list.rows[first + k < list.n ? first + k : list.n - 1];
-            units[k] = Columns<F>::load(down + (size_t)row * row_words, n_out, unit, tables);
+            units[k] = Columns<F>::load(down.at + (size_t)row * down.row_words, down.n_out, down.unit, down.tables);
         }
 #pragma unroll
         for (unsigned k = 0; k < U; k++) {
             const unsigned i = first + k;
             if (i >= list.n) break;
 #pragma unroll
-            for (unsigned j = 0; j < TOKENS; j++) sums[j].add(list.values[TOKENS * i + j], units[k], side);
-            if constexpr (F::TRANSPOSED) {
-                if (i + 1 == list.n || list.runs[i + 1] != list.runs[i]) {
-                    down_close<F, TOKENS>(sums, side, slot + list.rows[i], unit);
-                }
-            }
+            for (unsigned j = 0; j < TOKENS; j++) sums[j].add(list.values[TOKENS * i + j], units[k], down.side);
+        }
+    }
+}
+
+// The same of a matrix that was transposed, by runs of rows with the same scales.
+template <class F, unsigned TOKENS>
+static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
+                                 const DownMatrix& down) {
+    typedef TransposedColumns<F> C;
+    constexpr unsigned U = 4;
+    // For one token there is room for the scales of a run while its rows are added.
+    constexpr bool AHEAD = TOKENS == 1;
+    typename C::Steps steps = {};
+    if (AHEAD && list.n > 0) steps = C::steps(down.side, list.groups[0], down.unit);
+    for (unsigned first = 0; first < list.n; first += U) {
+        typename C::Unit units[U];
+#pragma unroll
+        for (unsigned k = 0; k < U; k++) {
+            const unsigned row = list.rows[first + k < list.n ? first + k : list.n - 1];
+            units[k] = C::load(down.at + (size_t)row * down.row_words, down.n_out, down.unit, nullptr);
+        }
+#pragma unroll
+        for (unsigned k = 0; k < U; k++) {
+            const unsigned i = first + k;
+            if (i >= list.n) break;
+#pragma unroll
+            for (unsigned j = 0; j < TOKENS; j++) sums[j].add(list.values[TOKENS * i + j], units[k], down.side);
+            if (!list.ends_run(i)) continue;
+            if (!AHEAD) steps = C::steps(down.side, list.groups[i], down.unit);
+            float d[8], m[8];
+            C::values(steps.d, down.side, d);
+            C::values(steps.m, down.side, m);
+#pragma unroll
+            for (unsigned j = 0; j < TOKENS; j++) sums[j].close(d, m, down.side.mins != nullptr);
+            if (AHEAD && i + 1 < list.n) steps = C::steps(down.side, list.groups[i + 1], down.unit);
         }
     }
 }
@@ -70,6 +95,7 @@ static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables,
     SHARED(unsigned, breaks, 8);
     SHARED(unsigned, rows, 256);
     SHARED(unsigned, runs, 256);
+    SHARED(unsigned, groups, 256);
     SHARED(float, values, 256 * TOKENS);
     SHARED(float4, halves, 512);
     const unsigned t = thread(), part = t / 64, u = t % 64;
@@ -92,8 +118,10 @@ static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables,
             counts = counts || (word << 1) != 0;
         }
         bool breaks_run = false;
+        unsigned group = 0;
         if constexpr (F::TRANSPOSED) {
-            if (inside && u > 0) breaks_run = scales_of(side, slot + row) != scales_of(side, slot + row - 1);
+            if (inside) group = side.groups[slot + row];
+            breaks_run = inside && u > 0 && side.groups[slot + row - 1] != group;
         }
         const unsigned long long counting = ballot(counts), breaking = ballot(breaks_run);
         if (lane() % 32 == 0) {
@@ -106,15 +134,21 @@ static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables,
         if (counts) {
             const unsigned at = 64 * part + popc((upper ? second_mask : first_mask) & below) + (upper ? popc(first_mask) : 0u);
             rows[at] = row;
+            groups[at] = group;
             runs[at] = popc(breaks[t / 32] & (below | (1u << (t % 32)))) + (upper ? popc(breaks[2 * part]) : 0u);
 #pragma unroll
             for (unsigned j = 0; j < TOKENS; j++) values[TOKENS * at + j] = mine[j];
         }
         barrier();
-        const DownList<TOKENS> list = {rows + 64 * part, runs + 64 * part, values + 64 * part * TOKENS,
-                                       popc(first_mask) + popc(second_mask)};
+        const DownList<TOKENS> list = {rows + 64 * part, runs + 64 * part, groups + 64 * part,
+                                       values + 64 * part * TOKENS, popc(first_mask) + popc(second_mask)};
+        const DownMatrix matrix = {down, tables, side, row_words, n_out, unit};
         if (unit < Columns<F>::n_units(n_out)) {
-            down_add<F, TOKENS>(sums, list, down, row_words, n_out, unit, tables, side, slot);
+            if constexpr (F::TRANSPOSED) {
+                down_add_runs<F, TOKENS>(sums, list, matrix);
+            } else {
+                down_add<F, TOKENS>(sums, list, matrix);
+            }
         }
     }
     // The quarters in their order.
