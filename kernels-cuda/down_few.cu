@@ -57,9 +57,9 @@ template <class F, unsigned TOKENS>
 static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
                                  const DownMatrix& down) {
     typedef TransposedColumns<F> C;
-    constexpr unsigned U = 4;
-    // For one token there is room for the scales of a run while its rows are added.
+    // For one token there is room for more, and for the scales of a run while its rows are added.
     constexpr bool AHEAD = TOKENS == 1;
+    constexpr unsigned U = AHEAD ? 4 : 2;
     typename C::Steps steps = {};
     if (AHEAD && list.n > 0) steps = C::steps(down.side, list.groups[0], down.unit);
     for (unsigned first = 0; first < list.n; first += U) {
