@@ -178,22 +178,22 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
             const Rows x = {p.x + (size_t)token * x_words, x_words, p.n_tokens - token};
             const unsigned my_token = token + lane % T;
             const bool wanted[2] = {is_wanted<T>(p, neurons[0], my_token), is_wanted<T>(p, neurons[1], my_token)};
-            float values[2][T] = {};
+            float firsts[T] = {}, seconds[T] = {};
             if (p.test.at != nullptr) {
                 const unsigned rows[2] = {neurons[0].row, neurons[1].row};
-                two_rows<T>(values[0], values[1], p, matrices, rows, wanted, lane, x);
+                two_rows<T>(firsts, seconds, p, matrices, rows, wanted, lane, x);
             } else {
                 const size_t token_at = (size_t)(my_token < p.n_tokens ? my_token : token) * p.n_rows;
-                const float first_test = wanted[0] ? from_bits(p.h[token_at + neurons[0].row]) : 0.0f;
-                const float second_test = wanted[1] ? from_bits(p.h[token_at + neurons[1].row]) : 0.0f;
+                const float one = wanted[0] ? from_bits(p.h[token_at + neurons[0].row]) : 0.0f;
+                const float other = wanted[1] ? from_bits(p.h[token_at + neurons[1].row]) : 0.0f;
 #pragma unroll
-                for (unsigned j = 0; j < T; j++) values[0][j] = first_test, values[1][j] = second_test;
+                for (unsigned j = 0; j < T; j++) firsts[j] = one, seconds[j] = other;
             }
+            const float first_test = pick<T>(firsts, lane % T), second_test = pick<T>(seconds, lane % T);
 #pragma unroll 1
             for (unsigned r = 0; r < each; r++) {
-                const float test = r == 0 ? pick<T>(values[0], lane % T) : pick<T>(values[1], lane % T);
                 const FfnNeuron at = r == 0 ? neurons[0] : neurons[1];
-                finish_neuron<T>(p, at, my_token, test, values[1], together, lane, x, carried);
+                finish_neuron<T>(p, at, my_token, r == 0 ? first_test : second_test, seconds, together, lane, x, carried);
             }
         }
     }
