@@ -1,11 +1,12 @@
 // Part sums of y[t] = sum over rows r of h[t, r] * down[r], for few tokens. A block of 256 takes a slice of rows and 512
 // columns: a quarter of the slice to 64 threads, 8 columns to a thread. What counts of a quarter is listed first, in
 // ascending order, so that no other row is read. Slices, quarters and runs of rows with the same scales are cut by the
-// matrix alone: a token gets the bits that it would get alone.
+// matrix alone: a token gets the bits that it would get alone. With groups, those that are used are cut in slices, one
+// after the other.
 
 #include "dialect.h"
 #include "lib/columns.cuh"
-#include "lib/ffn.cuh"
+#include "lib/groups.cuh"
 
 typedef FORMAT W;
 
@@ -87,10 +88,31 @@ static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOK
     }
 }
 
+// Which rows are cut how.
+struct DownSlices {
+    unsigned n_rows, slice;
+    // With groups: their number and how many slices each has. Else 0.
+    unsigned n_group, each;
+    const float* group_weight;
+    const unsigned* starts;
+};
+
+// The rows of slice `s`: from, to.
+static DEVICE uint2 rows_of_slice(const DownSlices& p, unsigned s, unsigned n_tokens) {
+    if (p.n_group == 0) return make_uint2(s * p.slice, p.n_rows);
+    SHARED(unsigned, used, MAX_LISTED_GROUPS);
+    SHARED(unsigned, used_masks, 32);
+    const unsigned n_used = list_used(p.n_group, used, used_masks, [&p, n_tokens](unsigned g) {
+        return p.starts[g] < p.starts[g + 1] && is_used(p.group_weight, p.n_group, n_tokens, g);
+    });
+    if (s / p.each >= n_used) return make_uint2(0, 0);
+    const unsigned g = used[s / p.each];
+    return make_uint2(p.starts[g] + s % p.each * p.slice, p.starts[g + 1]);
+}
+
 template <class F, unsigned TOKENS>
-static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables, const Side& side, const unsigned* h,
-                                   float* partial, unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out,
-                                   unsigned n_tokens, unsigned slice) {
+static DEVICE void down_few_tokens(const DownMatrix& down, const DownSlices& slices, unsigned slot, const unsigned* h,
+                                   float* partial, unsigned n_tokens) {
     SHARED(unsigned, masks, 8);
     SHARED(unsigned, breaks, 8);
     SHARED(unsigned, rows, 256);
@@ -99,20 +121,21 @@ static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables,
     SHARED(float, values, 256 * TOKENS);
     SHARED(float4, halves, 512);
     const unsigned t = thread(), part = t / 64, u = t % 64;
-    const unsigned unit = 64 * block_index().x + u, token = TOKENS * block_index().z;
-    const unsigned begin = block_index().y * slice + part * (slice / 4);
+    const unsigned token = TOKENS * block_index().z, quarter = slices.slice / 4;
+    const uint2 range = rows_of_slice(slices, block_index().y, n_tokens);
+    const unsigned begin = range.x + part * quarter;
     typename Columns<F>::Sums sums[TOKENS];
 #pragma unroll
     for (unsigned j = 0; j < TOKENS; j++) sums[j].clear();
 
-    for (unsigned base = 0; base < slice / 4; base += 64) {
+    for (unsigned base = 0; base < quarter; base += 64) {
         const unsigned row = begin + base + u;
-        const bool inside = base + u < slice / 4 && row < n_rows;
+        const bool inside = base + u < quarter && row < range.y;
         bool counts = false;
         float mine[TOKENS];
 #pragma unroll
         for (unsigned j = 0; j < TOKENS; j++) {
-            const unsigned word = inside && token + j < n_tokens ? h[(size_t)(token + j) * n_rows + row] : 0u;
+            const unsigned word = inside && token + j < n_tokens ? h[(size_t)(token + j) * slices.n_rows + row] : 0u;
             mine[j] = from_bits(word);
             // Neither dropped nor zero.
             counts = counts || (word << 1) != 0;
@@ -120,8 +143,8 @@ static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables,
         bool breaks_run = false;
         unsigned group = 0;
         if constexpr (F::TRANSPOSED) {
-            if (inside) group = side.groups[slot + row];
-            breaks_run = inside && u > 0 && side.groups[slot + row - 1] != group;
+            if (inside) group = down.side.groups[slot + row];
+            breaks_run = inside && u > 0 && down.side.groups[slot + row - 1] != group;
         }
         const unsigned long long counting = ballot(counts), breaking = ballot(breaks_run);
         if (lane() % 32 == 0) {
@@ -142,12 +165,11 @@ static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables,
         barrier();
         const DownList<TOKENS> list = {rows + 64 * part, runs + 64 * part, groups + 64 * part,
                                        values + 64 * part * TOKENS, popc(first_mask) + popc(second_mask)};
-        const DownMatrix matrix = {down, tables, side, row_words, n_out, unit};
-        if (unit < Columns<F>::n_units(n_out)) {
+        if (down.unit < Columns<F>::n_units(down.n_out)) {
             if constexpr (F::TRANSPOSED) {
-                down_add_runs<F, TOKENS>(sums, list, matrix);
+                down_add_runs<F, TOKENS>(sums, list, down);
             } else {
-                down_add<F, TOKENS>(sums, list, matrix);
+                down_add<F, TOKENS>(sums, list, down);
             }
         }
     }
@@ -157,36 +179,40 @@ static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables,
         halves[t] = make_float4(sums[j].sum(0), sums[j].sum(1), sums[j].sum(2), sums[j].sum(3));
         halves[256 + t] = make_float4(sums[j].sum(4), sums[j].sum(5), sums[j].sum(6), sums[j].sum(7));
         barrier();
-        const unsigned column = Columns<F>::column(unit, t / 64);
+        const unsigned column = Columns<F>::column(down.unit, t / 64);
         if (t >= 128 || token + j >= n_tokens) continue;
         float4 sum = halves[256 * (t / 64) + u];
         for (unsigned k = 1; k < 4; k++) {
             const float4 more = halves[256 * (t / 64) + 64 * k + u];
             sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
         }
-        float* to = partial + ((size_t)block_index().y * n_tokens + token + j) * n_out;
-        if (column < n_out) to[column] = sum.x;
-        if (column + 1 < n_out) to[column + 1] = sum.y;
-        if (column + 2 < n_out) to[column + 2] = sum.z;
-        if (column + 3 < n_out) to[column + 3] = sum.w;
+        float* to = partial + ((size_t)block_index().y * n_tokens + token + j) * down.n_out;
+        if (column < down.n_out) to[column] = sum.x;
+        if (column + 1 < down.n_out) to[column + 1] = sum.y;
+        if (column + 2 < down.n_out) to[column + 2] = sum.z;
+        if (column + 3 < down.n_out) to[column + 3] = sum.w;
     }
 }
 
 // `slot` is the first row's, where scales lie apart.
 KERNEL(down_one)(const unsigned* down, const unsigned* tables, const unsigned* groups, const unsigned* scales,
-                 const unsigned* mins, const unsigned* h, float* partial, unsigned n_rows, unsigned slot,
-                 unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice, unsigned side_words,
-                 unsigned offset, unsigned wide) {
+                 const unsigned* mins, const unsigned* h, const float* group_weight, const unsigned* starts, float* partial,
+                 unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice,
+                 unsigned n_group, unsigned each, unsigned side_words, unsigned offset, unsigned wide) {
     const Side side = {groups, scales, mins, side_words, (int)offset, wide};
-    down_few_tokens<W, 1>(down, tables, side, h, partial, n_rows, slot, row_words, n_out, n_tokens, slice);
+    const DownMatrix matrix = {down, tables, side, row_words, n_out, 64 * block_index().x + thread() % 64};
+    const DownSlices slices = {n_rows, slice, n_group, each, group_weight, starts};
+    down_few_tokens<W, 1>(matrix, slices, slot, h, partial, n_tokens);
 }
 EXPORT(down_one)
 
 KERNEL(down_few)(const unsigned* down, const unsigned* tables, const unsigned* groups, const unsigned* scales,
-                 const unsigned* mins, const unsigned* h, float* partial, unsigned n_rows, unsigned slot,
-                 unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice, unsigned side_words,
-                 unsigned offset, unsigned wide) {
+                 const unsigned* mins, const unsigned* h, const float* group_weight, const unsigned* starts, float* partial,
+                 unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice,
+                 unsigned n_group, unsigned each, unsigned side_words, unsigned offset, unsigned wide) {
     const Side side = {groups, scales, mins, side_words, (int)offset, wide};
-    down_few_tokens<W, 4>(down, tables, side, h, partial, n_rows, slot, row_words, n_out, n_tokens, slice);
+    const DownMatrix matrix = {down, tables, side, row_words, n_out, 64 * block_index().x + thread() % 64};
+    const DownSlices slices = {n_rows, slice, n_group, each, group_weight, starts};
+    down_few_tokens<W, 4>(matrix, slices, slot, h, partial, n_tokens);
 }
 EXPORT(down_few)
