@@ -160,6 +160,25 @@ fn shapes() -> Vec<Shape> {
             seqs: &[(300, 37)],
             ..PLAIN
         },
+        // Latent attention: one key for many heads, wider than others.
+        Shape {
+            name: "latent",
+            d_head: 576,
+            d_value: 512,
+            n_head: 9,
+            n_head_kv: 1,
+            seqs: &[(70, 1), (33, 2)],
+            ..PLAIN
+        },
+        Shape {
+            name: "latent-prompt",
+            d_head: 288,
+            d_value: 320,
+            n_head: 3,
+            n_head_kv: 1,
+            seqs: &[(80, 20)],
+            ..PLAIN
+        },
         Shape { name: "long", ..long },
         Shape { name: "long-4", seqs: &[(700, 2), (257, 2)], ..PLAIN },
         Shape { name: "alone-prompt", d_head: 32, n_head: 2, seqs: &[(300, 37)], ..PLAIN },
