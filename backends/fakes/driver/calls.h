@@ -72,8 +72,10 @@ CALL(cuMemAlloc_v2, hipMalloc)(uintptr_t* at, size_t len) {
     return fake::allocate(*fake::current, fake::Kind::Device, len, at);
 }
 CALL(cuMemFree_v2, hipFree)(uintptr_t at) {
-    BEGIN;
-    return at == 0 ? int(fake::SUCCESS) : fake::free_memory(fake::Kind::Device, at);
+    ENTER;
+    const int code = at == 0 ? int(fake::SUCCESS) : fake::free_memory(fake::Kind::Device, at);
+    const int lost = fake::ready();
+    return lost != fake::SUCCESS ? lost : code;
 }
 CALL(cuMemHostAlloc, hipHostMalloc)(void** at, size_t len, unsigned) {
     BEGIN;

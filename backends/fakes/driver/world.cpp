@@ -78,12 +78,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
     if (key == "hang_after") return s.hang_after = device->n_launches + value, true;
     if (key == "lost") return device->lost = int(value), device->changed.notify_all(), true;
     if (key == "release") return s.hang_after = UINT64_MAX, device->changed.notify_all(), true;
-    if (key == "reset") {
-        s = Settings{};
-        device->lost = SUCCESS;
-        device->changed.notify_all();
-        return true;
-    }
+    if (key == "reset") return s = Settings{}, device->lost = SUCCESS, device->changed.notify_all(), true;
     return false;
 }
 

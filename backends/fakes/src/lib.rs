@@ -10,6 +10,8 @@
 
 #![allow(unsafe_code, reason = "the test's own functions in a library")]
 
+pub mod suite;
+
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
@@ -147,8 +149,9 @@ pub fn without(vendor: Vendor, function: &str, folder: &Path) -> io::Result<()> 
     let path = vendor.library();
     let mut bytes = fs::read(&path)?;
     let name = [b"\0", function.as_bytes(), b"\0"].concat();
-    let found: Vec<usize> =
-        (0..bytes.len().saturating_sub(name.len())).filter(|&at| bytes[at..].starts_with(&name)).collect();
+    let found: Vec<usize> = (0..bytes.len().saturating_sub(name.len()))
+        .filter(|&at| bytes[at..].starts_with(&name))
+        .collect();
     if found.is_empty() {
         return Err(io::Error::other(format!("the fake has no {function}")));
     }

@@ -1,0 +1,235 @@
+//! A fake device and its driver's functions.
+
+#![allow(unsafe_code, reason = "functions of a C library")]
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ptr;
+
+use libloading::Library;
+use thermocline_fakes::{Fake, Vendor};
+
+pub(crate) type Raw = *mut c_void;
+type Launch = unsafe extern "C" fn(
+    Raw,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    Raw,
+    *mut Raw,
+    *mut Raw,
+) -> c_int;
+
+/// Codes that tests look for.
+pub(crate) const OUT_OF_MEMORY: c_int = 2;
+pub(crate) const INVALID_HANDLE: c_int = 400;
+pub(crate) const NOT_FOUND: c_int = 500;
+pub(crate) const NOT_READY: c_int = 600;
+pub(crate) const ILLEGAL_ADDRESS: c_int = 700;
+pub(crate) const LAUNCH_FAILED: c_int = 719;
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Arg {
+    At(usize),
+    Word(u32),
+    Float(f32),
+}
+
+/// A device of a fake. Tests that break one use an ordinal of their own, since all share the driver.
+pub(crate) struct Device {
+    pub(crate) fake: Fake,
+    pub(crate) ordinal: i32,
+    vendor: Vendor,
+    library: Library,
+    pub(crate) stream: Raw,
+}
+
+/// Device `ordinal` with its settings as at first; `None`, with the reason printed, where there are no fakes. That is a
+/// failure if `THERMOCLINE_REQUIRE_GPU` is set.
+pub(crate) fn open(vendor: Vendor, ordinal: i32) -> Option<Device> {
+    let fake = match Fake::load(vendor) {
+        Ok(fake) => fake,
+        Err(none) => {
+            assert!(std::env::var_os("THERMOCLINE_REQUIRE_GPU").is_none(), "{none}");
+            eprintln!("skipped: {none}");
+            return None;
+        }
+    };
+    fake.set(&format!("devices=8 {ordinal}:reset=1"));
+    // SAFETY: it is loaded already.
+    let library = unsafe { Library::new(vendor.library()) }.expect("it is loaded");
+    let mut device = Device { fake, ordinal, vendor, library, stream: ptr::null_mut() };
+    device.enter();
+    let mut stream = ptr::null_mut();
+    assert_eq!(device.take_out("cuStreamCreate", "hipStreamCreateWithFlags", &mut stream, 1), 0);
+    device.stream = stream;
+    Some(device)
+}
+
+impl Device {
+    /// A function by its two names.
+    ///
+    /// # Safety
+    /// `F` is its type.
+    pub(crate) unsafe fn find<F: Copy>(&self, cuda: &str, hip: &str) -> F {
+        let name = if self.vendor == Vendor::Cuda { cuda } else { hip };
+        // SAFETY: the caller's promise.
+        *unsafe { self.library.get::<F>(name) }.unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// Makes this the device of the thread's calls.
+    pub(crate) fn enter(&self) {
+        // SAFETY: types as in the vendors' headers.
+        unsafe {
+            if self.vendor == Vendor::Cuda {
+                let init: unsafe extern "C" fn(c_uint) -> c_int = self.find("cuInit", "");
+                assert_eq!(init(0), 0);
+                let retain: unsafe extern "C" fn(*mut Raw, c_int) -> c_int = self.find("cuDevicePrimaryCtxRetain", "");
+                let set: unsafe extern "C" fn(Raw) -> c_int = self.find("cuCtxSetCurrent", "");
+                let mut context = ptr::null_mut();
+                assert_eq!(retain(&raw mut context, self.ordinal), 0);
+                assert_eq!(set(context), 0);
+            } else {
+                let set: unsafe extern "C" fn(c_int) -> c_int = self.find("", "hipSetDevice");
+                assert_eq!(set(self.ordinal), 0);
+            }
+        }
+    }
+
+    /// A call that takes a handle.
+    pub(crate) fn take(&self, cuda: &str, hip: &str, handle: Raw) -> c_int {
+        // SAFETY: types as in the vendors' headers; the fakes know their handles from others.
+        unsafe { self.find::<unsafe extern "C" fn(Raw) -> c_int>(cuda, hip)(handle) }
+    }
+
+    /// A call that makes a handle, with flags.
+    pub(crate) fn take_out(&self, cuda: &str, hip: &str, out: &mut Raw, flags: c_uint) -> c_int {
+        // SAFETY: types as in the vendors' headers.
+        unsafe { self.find::<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>(cuda, hip)(out, flags) }
+    }
+
+    /// A call with two handles.
+    pub(crate) fn take_two(&self, cuda: &str, hip: &str, a: Raw, b: Raw) -> c_int {
+        // SAFETY: as above.
+        unsafe { self.find::<unsafe extern "C" fn(Raw, Raw) -> c_int>(cuda, hip)(a, b) }
+    }
+
+    pub(crate) fn try_alloc(&self, len: usize) -> Result<usize, c_int> {
+        let mut at = 0;
+        // SAFETY: as above.
+        let code = unsafe {
+            let alloc: unsafe extern "C" fn(*mut usize, usize) -> c_int = self.find("cuMemAlloc_v2", "hipMalloc");
+            alloc(&raw mut at, len)
+        };
+        if code == 0 { Ok(at) } else { Err(code) }
+    }
+
+    pub(crate) fn alloc(&self, words: usize) -> usize {
+        self.try_alloc(words * 4).expect("there is room")
+    }
+
+    pub(crate) fn free(&self, at: usize) -> c_int {
+        self.take("cuMemFree_v2", "hipFree", ptr::with_exposed_provenance_mut(at))
+    }
+
+    /// Copies in, and waits.
+    pub(crate) fn try_write(&self, at: usize, words: &[u32]) -> c_int {
+        type In = unsafe extern "C" fn(usize, *const c_void, usize, Raw) -> c_int;
+        // SAFETY: as above; the words live until the copy is done.
+        let code = unsafe {
+            let copy: In = self.find("cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync");
+            copy(at, words.as_ptr().cast(), words.len() * 4, self.stream)
+        };
+        if code == 0 { self.finish() } else { code }
+    }
+
+    pub(crate) fn buffer(&self, words: &[u32]) -> usize {
+        let at = self.alloc(words.len());
+        assert_eq!(self.try_write(at, words), 0);
+        at
+    }
+
+    pub(crate) fn read(&self, at: usize, n: usize) -> Vec<u32> {
+        type Out = unsafe extern "C" fn(*mut c_void, usize, usize, Raw) -> c_int;
+        let mut words = vec![0u32; n];
+        // SAFETY: as above.
+        let code = unsafe {
+            let copy: Out = self.find("cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync");
+            copy(words.as_mut_ptr().cast(), at, n * 4, self.stream)
+        };
+        assert_eq!(code, 0);
+        assert_eq!(self.finish(), 0);
+        words
+    }
+
+    /// Waits for the stream.
+    pub(crate) fn finish(&self) -> c_int {
+        self.take("cuStreamSynchronize", "hipStreamSynchronize", self.stream)
+    }
+
+    pub(crate) fn try_module(&self, unit: &str) -> Result<Raw, c_int> {
+        let mut module = ptr::null_mut();
+        let image = CString::new(format!("// unit {unit}\n.version 8.0\n")).expect("no NUL");
+        // SAFETY: as above.
+        let code = unsafe {
+            let load: unsafe extern "C" fn(*mut Raw, *const c_void) -> c_int =
+                self.find("cuModuleLoadData", "hipModuleLoadData");
+            load(&raw mut module, image.as_ptr().cast())
+        };
+        if code == 0 { Ok(module) } else { Err(code) }
+    }
+
+    pub(crate) fn try_function(&self, module: Raw, name: &str) -> Result<Raw, c_int> {
+        let mut function = ptr::null_mut();
+        let name = CString::new(name).expect("no NUL");
+        // SAFETY: as above.
+        let code = unsafe {
+            let find: unsafe extern "C" fn(*mut Raw, Raw, *const c_char) -> c_int =
+                self.find("cuModuleGetFunction", "hipModuleGetFunction");
+            find(&raw mut function, module, name.as_ptr())
+        };
+        if code == 0 { Ok(function) } else { Err(code) }
+    }
+
+    pub(crate) fn function(&self, unit: &str, name: &str) -> Raw {
+        let module = self.try_module(unit).expect("the unit is there");
+        self.try_function(module, name).expect("the kernel is there")
+    }
+
+    /// Starts a kernel; returns the call's code.
+    pub(crate) fn start(&self, function: Raw, grid: [u32; 3], block: u32, shared: u32, args: &[Arg]) -> c_int {
+        let mut pointers: Vec<Raw> = args
+            .iter()
+            .map(|arg| match arg {
+                Arg::At(at) => ptr::from_ref(at).cast_mut().cast(),
+                Arg::Word(word) => ptr::from_ref(word).cast_mut().cast(),
+                Arg::Float(float) => ptr::from_ref(float).cast_mut().cast(),
+            })
+            .collect();
+        let [x, y, z] = grid;
+        // SAFETY: tests give what their kernels take.
+        unsafe {
+            let launch: Launch = self.find("cuLaunchKernel", "hipModuleLaunchKernel");
+            let (params, none) = (pointers.as_mut_ptr(), ptr::null_mut());
+            launch(function, x, y, z, block, 1, 1, shared, self.stream, params, none)
+        }
+    }
+
+    /// Runs a kernel of the shim's tests to its end.
+    pub(crate) fn run(&self, kernel: (&str, &str), grid: u32, block: u32, shared: u32, args: &[Arg]) -> c_int {
+        let function = self.function(kernel.0, kernel.1);
+        let code = self.start(function, [grid, 1, 1], block, shared, args);
+        if code == 0 { self.finish() } else { code }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // A device that a test has broken refuses this, too.
+        let _ = self.take("cuStreamDestroy_v2", "hipStreamDestroy", self.stream);
+    }
+}
