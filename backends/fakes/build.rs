@@ -70,7 +70,10 @@ fn fast() -> bool {
 fn compiler(here: &Path, out: &Path) -> Result<Compiler> {
     let (os, arch) = (env::var("CARGO_CFG_TARGET_OS")?, env::var("CARGO_CFG_TARGET_ARCH")?);
     if os != "linux" || !["x86_64", "aarch64"].contains(&arch.as_str()) {
-        return Err(format!("fake drivers are for Linux on x86-64 and aarch64, not {os} on {arch}").into());
+        return Err(format!(
+            "fake drivers are for Linux on x86-64 and aarch64, not {os} on {arch}"
+        )
+        .into());
     }
     if env::var("HOST")? != env::var("TARGET")? {
         return Err("fake drivers are compiled for this machine only".into());
@@ -94,7 +97,10 @@ fn compiler(here: &Path, out: &Path) -> Result<Compiler> {
         flags.push("-march=x86-64-v3".to_owned());
     }
     let probe = out.join("probe.cpp");
-    fs::write(&probe, "#include <optional>\nint main() { return std::optional<int>(0).value(); }\n")?;
+    fs::write(
+        &probe,
+        "#include <optional>\nint main() { return std::optional<int>(0).value(); }\n",
+    )?;
     let named = env::var("CXX").ok().filter(|name| !name.trim().is_empty());
     let names = match named {
         Some(name) => vec![name],
@@ -126,7 +132,9 @@ fn build(compiler: &Compiler, here: &Path, kernels: &Path, out: &Path) -> Result
     let all: Vec<&Job> = units.iter().chain(&common).chain(&drivers).collect();
     compile(compiler, &folders, &all)?;
 
-    let objects = |jobs: &[Job]| -> Vec<PathBuf> { jobs.iter().map(|job| compiler.object(&job.name)).collect() };
+    let objects = |jobs: &[Job]| -> Vec<PathBuf> {
+        jobs.iter().map(|job| compiler.object(&job.name)).collect()
+    };
     compiler.link(out, "libfake_kernels.so", &objects(&units), &[])?;
     let shared = objects(&common);
     // The name that programs look for first: where there is a real driver, it is not the one that is found.
@@ -176,7 +184,9 @@ impl Compiler {
         }
         command.arg("-MMD").arg("-MF").arg(&list);
         let line = format!("{command:?}");
-        if object.is_file() && fs::read_to_string(&stamp).is_ok_and(|old| old == state(&line, &list)) {
+        if object.is_file()
+            && fs::read_to_string(&stamp).is_ok_and(|old| old == state(&line, &list))
+        {
             return Ok(());
         }
         let _ = fs::remove_file(&stamp);
@@ -193,9 +203,12 @@ fn state(command: &str, list: &Path) -> String {
     let files = list.split_once(':').map_or("", |(_, files)| files);
     for file in files.split_whitespace().filter(|word| *word != "\\") {
         // FNV-1a.
-        let hash = fs::read(file).unwrap_or_default().iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
-            (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = fs::read(file)
+            .unwrap_or_default()
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+                (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+            });
         let _ = write!(state, "\n{file} {hash:016x}");
     }
     state
@@ -237,8 +250,11 @@ fn compile(compiler: &Compiler, folders: &[PathBuf], jobs: &[&Job]) -> Result<()
 fn generate(folder: &Path, to: &Path) -> Result<Vec<Job>> {
     let mut jobs = Vec::new();
     let list = fs::read_to_string(folder.join("UNITS"))?;
-    for line in list.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let (file, kind) = line.split_once(char::is_whitespace).ok_or_else(|| format!("UNITS: {line}"))?;
+    for line in
+        list.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
+    {
+        let (file, kind) =
+            line.split_once(char::is_whitespace).ok_or_else(|| format!("UNITS: {line}"))?;
         let text = fs::read_to_string(folder.join(format!("{file}.cu")))?;
         let included: Vec<&str> =
             text.lines().filter(|line| line.trim_start().starts_with("#include \"")).collect();
@@ -289,7 +305,8 @@ fn variants(folder: &Path, kind: &str) -> Result<Vec<Vec<(&'static str, String)>
         "half" => caches()?.iter().map(format).collect(),
         "cache" => {
             let caches = caches()?;
-            let pair = |k: &String, v: &String| vec![("K_FORMAT", k.clone()), ("V_FORMAT", v.clone())];
+            let pair =
+                |k: &String, v: &String| vec![("K_FORMAT", k.clone()), ("V_FORMAT", v.clone())];
             caches.iter().flat_map(|k| caches.iter().map(move |v| pair(k, v))).collect()
         }
         other => return Err(format!("UNITS: no kind `{other}`").into()),
@@ -304,9 +321,9 @@ fn formats(folder: &Path) -> Result<Vec<String>> {
         let Some(name) = path.file_stem().and_then(|name| name.to_str()) else { continue };
         let text = fs::read_to_string(&path)?;
         let declared = format!("struct {name}");
-        let is_format = text.match_indices(&declared).any(|(at, _)| {
-            text[at + declared.len()..].starts_with([' ', '{', ':'])
-        });
+        let is_format = text
+            .match_indices(&declared)
+            .any(|(at, _)| text[at + declared.len()..].starts_with([' ', '{', ':']));
         if is_format {
             names.insert(name.to_owned());
         }

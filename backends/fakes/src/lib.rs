@@ -147,8 +147,9 @@ pub fn without(vendor: Vendor, function: &str, folder: &Path) -> io::Result<()> 
     let path = vendor.library();
     let mut bytes = fs::read(&path)?;
     let name = [b"\0", function.as_bytes(), b"\0"].concat();
-    let found: Vec<usize> =
-        (0..bytes.len().saturating_sub(name.len())).filter(|&at| bytes[at..].starts_with(&name)).collect();
+    let found: Vec<usize> = (0..bytes.len().saturating_sub(name.len()))
+        .filter(|&at| bytes[at..].starts_with(&name))
+        .collect();
     if found.is_empty() {
         return Err(io::Error::other(format!("the fake has no {function}")));
     }

@@ -1,7 +1,5 @@
 //! A fake device and its driver's functions.
 
-#![allow(unsafe_code, reason = "functions of a C library")]
-
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
@@ -88,7 +86,8 @@ impl Device {
             if self.vendor == Vendor::Cuda {
                 let init: unsafe extern "C" fn(c_uint) -> c_int = self.find("cuInit", "");
                 assert_eq!(init(0), 0);
-                let retain: unsafe extern "C" fn(*mut Raw, c_int) -> c_int = self.find("cuDevicePrimaryCtxRetain", "");
+                let retain: unsafe extern "C" fn(*mut Raw, c_int) -> c_int =
+                    self.find("cuDevicePrimaryCtxRetain", "");
                 let set: unsafe extern "C" fn(Raw) -> c_int = self.find("cuCtxSetCurrent", "");
                 let mut context = ptr::null_mut();
                 assert_eq!(retain(&raw mut context, self.ordinal), 0);
@@ -109,7 +108,9 @@ impl Device {
     /// A call that makes a handle, with flags.
     pub(crate) fn take_out(&self, cuda: &str, hip: &str, out: &mut Raw, flags: c_uint) -> c_int {
         // SAFETY: types as in the vendors' headers.
-        unsafe { self.find::<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>(cuda, hip)(out, flags) }
+        unsafe {
+            self.find::<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>(cuda, hip)(out, flags)
+        }
     }
 
     /// A call with two handles.
@@ -122,7 +123,8 @@ impl Device {
         let mut at = 0;
         // SAFETY: as above.
         let code = unsafe {
-            let alloc: unsafe extern "C" fn(*mut usize, usize) -> c_int = self.find("cuMemAlloc_v2", "hipMalloc");
+            let alloc: unsafe extern "C" fn(*mut usize, usize) -> c_int =
+                self.find("cuMemAlloc_v2", "hipMalloc");
             alloc(&raw mut at, len)
         };
         if code == 0 { Ok(at) } else { Err(code) }
@@ -201,7 +203,14 @@ impl Device {
     }
 
     /// Starts a kernel; returns the call's code.
-    pub(crate) fn start(&self, function: Raw, grid: [u32; 3], block: u32, shared: u32, args: &[Arg]) -> c_int {
+    pub(crate) fn start(
+        &self,
+        function: Raw,
+        grid: [u32; 3],
+        block: u32,
+        shared: u32,
+        args: &[Arg],
+    ) -> c_int {
         let mut pointers: Vec<Raw> = args
             .iter()
             .map(|arg| match arg {
@@ -220,7 +229,14 @@ impl Device {
     }
 
     /// Runs a kernel of the shim's tests to its end.
-    pub(crate) fn run(&self, kernel: (&str, &str), grid: u32, block: u32, shared: u32, args: &[Arg]) -> c_int {
+    pub(crate) fn run(
+        &self,
+        kernel: (&str, &str),
+        grid: u32,
+        block: u32,
+        shared: u32,
+        args: &[Arg],
+    ) -> c_int {
         let function = self.function(kernel.0, kernel.1);
         let code = self.start(function, [grid, 1, 1], block, shared, args);
         if code == 0 { self.finish() } else { code }

@@ -29,12 +29,16 @@ fn calls_return_before_the_work_is_done() {
         let x = device.buffer(&[0; 64]);
         let (before, after) = (event(&device), event(&device));
         let scale = device.function(WORDS, "scale");
-        let record = |event| device.take_two("cuEventRecord", "hipEventRecord", event, device.stream);
+        let record =
+            |event| device.take_two("cuEventRecord", "hipEventRecord", event, device.stream);
         let start = Instant::now();
         assert_eq!(record(before), 0);
         // The values of arguments are taken at the call.
         for n in [64, 0] {
-            assert_eq!(device.start(scale, [1, 1, 1], 64, 0, &[Arg::At(x), Arg::Float(0.0), Arg::Word(n)]), 0);
+            assert_eq!(
+                device.start(scale, [1, 1, 1], 64, 0, &[Arg::At(x), Arg::Float(0.0), Arg::Word(n)]),
+                0
+            );
         }
         assert_eq!(record(after), 0);
         assert_eq!(device.take("cuEventQuery", "hipEventQuery", after), NOT_READY);
@@ -75,7 +79,8 @@ fn recorded_work_is_done_when_it_is_started_and_each_time() {
         assert_eq!(device.start(scale, [1, 1, 1], 64, 0, &args), 0);
         // SAFETY: as above.
         unsafe {
-            let end: unsafe extern "C" fn(Raw, *mut Raw) -> c_int = device.find("cuStreamEndCapture", "hipStreamEndCapture");
+            let end: unsafe extern "C" fn(Raw, *mut Raw) -> c_int =
+                device.find("cuStreamEndCapture", "hipStreamEndCapture");
             assert_eq!(end(device.stream, &raw mut graph), 0);
             let make: unsafe extern "C" fn(*mut Raw, Raw, c_ulonglong) -> c_int =
                 device.find("cuGraphInstantiateWithFlags", "hipGraphInstantiateWithFlags");
@@ -107,7 +112,8 @@ fn waiting_for_a_recorded_stream_spoils_the_recording() {
                 device.find("cuStreamBeginCapture_v2", "hipStreamBeginCapture");
             assert_eq!(begin(device.stream, 2), 0);
             assert_eq!(device.finish(), 900);
-            let end: unsafe extern "C" fn(Raw, *mut Raw) -> c_int = device.find("cuStreamEndCapture", "hipStreamEndCapture");
+            let end: unsafe extern "C" fn(Raw, *mut Raw) -> c_int =
+                device.find("cuStreamEndCapture", "hipStreamEndCapture");
             assert_eq!(end(device.stream, &raw mut graph), 901);
         }
         assert_eq!(device.finish(), 0);
@@ -146,7 +152,8 @@ fn devices_fail_as_a_test_wants_it() {
     for device in devices(3) {
         let x = device.buffer(&[0; 64]);
         let scale = device.function(WORDS, "scale");
-        let go = || device.start(scale, [1, 1, 1], 64, 0, &[Arg::At(x), Arg::Float(1.0), Arg::Word(64)]);
+        let go =
+            || device.start(scale, [1, 1, 1], 64, 0, &[Arg::At(x), Arg::Float(1.0), Arg::Word(64)]);
         device.fake.set("3:refuse_after=1 3:refuse_code=701");
         assert_eq!([go(), go(), go(), device.finish()], [0, 701, 0, 0]);
         device.fake.set("3:lost_after=2");
@@ -157,7 +164,10 @@ fn devices_fail_as_a_test_wants_it() {
         let n = device.fake.count(3, "launches");
         device.fake.set("3:hang_after=0");
         let x = device.buffer(&[0; 64]);
-        assert_eq!(device.start(scale, [1, 1, 1], 64, 0, &[Arg::At(x), Arg::Float(1.0), Arg::Word(64)]), 0);
+        assert_eq!(
+            device.start(scale, [1, 1, 1], 64, 0, &[Arg::At(x), Arg::Float(1.0), Arg::Word(64)]),
+            0
+        );
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(device.take("cuStreamQuery", "hipStreamQuery", device.stream), NOT_READY);
         device.fake.set("3:release=1");
@@ -194,8 +204,8 @@ fn programs_of_hiprtc_are_known_by_their_names() {
     ) -> c_int;
     let compile = |unit: &str, source: &str| {
         let mut program = ptr::null_mut();
-        let [unit, source, arch] =
-            [unit, source, "--offload-arch=gfx1100"].map(|text| CString::new(text).expect("no NUL"));
+        let [unit, source, arch] = [unit, source, "--offload-arch=gfx1100"]
+            .map(|text| CString::new(text).expect("no NUL"));
         // SAFETY: types as in hiprtc's header; buffers have the sizes that were asked for.
         unsafe {
             let create: Create = device.find("", "hiprtcCreateProgram");
@@ -206,10 +216,12 @@ fn programs_of_hiprtc_are_known_by_their_names() {
             let code = compile(program, 1, options.as_ptr());
             let what = if code == 0 { "Code" } else { "ProgramLog" };
             let mut size = 0usize;
-            let ask: unsafe extern "C" fn(Raw, *mut usize) -> c_int = device.find("", &format!("hiprtcGet{what}Size"));
+            let ask: unsafe extern "C" fn(Raw, *mut usize) -> c_int =
+                device.find("", &format!("hiprtcGet{what}Size"));
             assert_eq!(ask(program, &raw mut size), 0);
             let mut bytes = vec![0u8; size];
-            let get: unsafe extern "C" fn(Raw, *mut u8) -> c_int = device.find("", &format!("hiprtcGet{what}"));
+            let get: unsafe extern "C" fn(Raw, *mut u8) -> c_int =
+                device.find("", &format!("hiprtcGet{what}"));
             assert_eq!(get(program, bytes.as_mut_ptr()), 0);
             (code, bytes)
         }
@@ -219,14 +231,17 @@ fn programs_of_hiprtc_are_known_by_their_names() {
     let mut module = ptr::null_mut();
     // SAFETY: as above.
     unsafe {
-        let load: unsafe extern "C" fn(*mut Raw, *const c_void) -> c_int = device.find("", "hipModuleLoadData");
+        let load: unsafe extern "C" fn(*mut Raw, *const c_void) -> c_int =
+            device.find("", "hipModuleLoadData");
         assert_eq!(load(&raw mut module, image.as_ptr().cast()), 0);
     }
     device.try_function(module, "scale").expect("it is there");
     for (unit, source) in [("nothing", "KERNEL(scale)"), (WORDS, "no such kernel")] {
         let (code, log) = compile(unit, source);
         assert_eq!(code, 6);
-        assert!(CStr::from_bytes_with_nul(&log).expect("one NUL").to_string_lossy().contains("FAKE"));
+        assert!(
+            CStr::from_bytes_with_nul(&log).expect("one NUL").to_string_lossy().contains("FAKE")
+        );
     }
 }
 
@@ -242,7 +257,8 @@ fn a_library_can_lack_a_function() {
     // SAFETY: our own library.
     let library = unsafe { Library::new(folder.join("libcuda.so")) }.expect("it loads");
     // SAFETY: neither is called.
-    let (gone, left) = unsafe { (library.get::<Raw>("cuGraphLaunch"), library.get::<Raw>("cuGraphDestroy")) };
+    let (gone, left) =
+        unsafe { (library.get::<Raw>("cuGraphLaunch"), library.get::<Raw>("cuGraphDestroy")) };
     assert!(gone.is_err() && left.is_ok());
     drop(library);
     std::fs::remove_dir_all(&folder).expect("it was made");
@@ -279,7 +295,8 @@ fn a_driver_by_its_name() {
     // SAFETY: the library that the environment names, with the types of the vendor's header.
     unsafe {
         let library = Library::new("libcuda.so.1").expect("it is in LD_LIBRARY_PATH");
-        let init = library.get::<unsafe extern "C" fn(u32) -> c_int>("cuInit").expect("it is there");
+        let init =
+            library.get::<unsafe extern "C" fn(u32) -> c_int>("cuInit").expect("it is there");
         let (mut version, mut n) = (0, 0);
         let ask = |name: &str, to: &mut c_int| {
             library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(name).expect("it is there")(to)

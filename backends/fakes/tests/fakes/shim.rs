@@ -42,7 +42,7 @@ fn divergence_is_found() {
 #[test]
 fn writes_past_the_end_of_shared_memory_are_found() {
     for (device, _) in devices(2) {
-        let mut run = |name: &str, shared: u32, rest: &[Arg]| {
+        let run = |name: &str, shared: u32, rest: &[Arg]| {
             device.fake.set("2:reset=1");
             let args = [&[Arg::At(device.alloc(256))], rest].concat();
             device.run((FAULTS, name), 1, 256, shared, &args)
@@ -100,9 +100,10 @@ fn shared_memory_begins_as_nonsense_in_every_block() {
 
 /// Numbers without a pattern.
 fn noise(n: usize, seed: u32) -> Vec<u32> {
-    let mut state = u64::from(seed) << 20 | 1;
+    let mut state = (u64::from(seed) << 20) | 1;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 32) as u32
     };
     (0..n).map(|_| next()).collect()
@@ -113,14 +114,16 @@ fn small_products_are_naive_products() {
     let byte = |words: &[u32], i: usize| i32::from((words[i / 4] >> (i % 4 * 8)) as i8);
     for (device, _) in devices(4) {
         for seed in 1..=8 {
-            let (a, b, d) = (noise(16 * 8, seed), noise(8 * 8, seed + 100), noise(16 * 8, seed + 200));
+            let (a, b, d) =
+                (noise(16 * 8, seed), noise(8 * 8, seed + 100), noise(16 * 8, seed + 200));
             let at = [device.buffer(&a), device.buffer(&b), device.buffer(&d)];
             let args = at.map(Arg::At);
             assert_eq!(device.run((WORDS, "small_product"), 1, 128, 0, &args), 0);
             let got = device.read(at[2], 16 * 8);
             for (i, got) in got.iter().enumerate() {
                 let (row, column) = (i / 8, i % 8);
-                let dot: i32 = (0..32).map(|k| byte(&a, row * 32 + k) * byte(&b, column * 32 + k)).sum();
+                let dot: i32 =
+                    (0..32).map(|k| byte(&a, row * 32 + k) * byte(&b, column * 32 + k)).sum();
                 assert_eq!(*got, d[i].wrapping_add(dot as u32), "row {row}, column {column}");
             }
         }
@@ -145,10 +148,16 @@ fn nearest_half(v: f32) -> u32 {
         above => {
             let (low, high) = (size - value(above - 1), value(above) - size);
             let even = above - above % 2;
-            if low < high { above - 1 } else if high < low { above } else { even }
+            if low < high {
+                above - 1
+            } else if high < low {
+                above
+            } else {
+                even
+            }
         }
     };
-    half | v.to_bits() >> 16 & 0x8000
+    half | ((v.to_bits() >> 16) & 0x8000)
 }
 
 #[test]
@@ -156,13 +165,19 @@ fn halves_are_rounded_to_the_nearest() {
     let mut floats: Vec<u32> = noise(1500, 7);
     // Around the smallest and the largest, and ties.
     floats.extend((0..600u32).map(|i| 0x3300_0000 + i * 0x0001_1111));
-    floats.extend((0..400u32).map(|i| 0x477f_e000 + i * 17 | (i % 2) << 31));
-    floats.extend((0..400u32).map(|i| (0x3880_1000 + i * 0x2000) | (i % 2) << 31));
+    floats.extend((0..400u32).map(|i| (0x477f_e000 + i * 17) | ((i % 2) << 31)));
+    floats.extend((0..400u32).map(|i| (0x3880_1000 + i * 0x2000) | ((i % 2) << 31)));
     floats.retain(|bits| !f32::from_bits(*bits).is_nan());
     let halves: Vec<u32> = floats.iter().map(|bits| nearest_half(f32::from_bits(*bits))).collect();
     for (device, _) in devices(4) {
-        let [floats_at, halves_at, wrong] = [&floats, &halves, &vec![0; 2]].map(|words| device.buffer(words));
-        let args = [Arg::At(floats_at), Arg::At(halves_at), Arg::Word(floats.len() as u32), Arg::At(wrong)];
+        let [floats_at, halves_at, wrong] =
+            [&floats, &halves, &vec![0; 2]].map(|words| device.buffer(words));
+        let args = [
+            Arg::At(floats_at),
+            Arg::At(halves_at),
+            Arg::Word(floats.len() as u32),
+            Arg::At(wrong),
+        ];
         assert_eq!(device.run((WORDS, "halves"), 256, 256, 0, &args), 0);
         assert_eq!(device.read(wrong, 2), [0, 0]);
     }
@@ -197,7 +212,9 @@ fn blocks_that_are_no_blocks_are_refused() {
         let scale = device.function(WORDS, "scale");
         let x = device.alloc(64);
         let args = [Arg::At(x), Arg::Float(0.5), Arg::Word(64)];
-        for (grid, block) in [([0, 1, 1], 64), ([1, 1, 1], 0), ([1, 1, 1], 2048), ([1, 70000, 1], 64)] {
+        for (grid, block) in
+            [([0, 1, 1], 64), ([1, 1, 1], 0), ([1, 1, 1], 2048), ([1, 70000, 1], 64)]
+        {
             assert_ne!(device.start(scale, grid, block, 0, &args), 0, "{grid:?} of {block}");
         }
         assert_ne!(device.start(scale, [1, 1, 1], 64, 1 << 20, &args), 0);
