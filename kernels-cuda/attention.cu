@@ -7,8 +7,8 @@
 using namespace attention;
 
 static constexpr unsigned THREADS = 128;
-// Positions of a row of lanes at once.
-static constexpr unsigned AT_ONCE = 4;
+// Positions that lanes look at at once: as many as leave registers for others.
+template <unsigned HEADS> static constexpr unsigned AT_ONCE_OF = HEADS < 8 ? 4 : 2;
 
 typedef cache::K_FORMAT Keys;
 typedef cache::V_FORMAT Values;
@@ -53,6 +53,7 @@ template <unsigned N> DEVICE unsigned share_sums(float* v, unsigned lanes, unsig
 template <unsigned HEADS>
 DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigned* k, float* scores, unsigned first_value,
     unsigned d_head, unsigned k_words, unsigned lanes, float scale, bool wide) {
+    constexpr unsigned AT_ONCE = AT_ONCE_OF<HEADS>;
     const unsigned n_pieces = (d_head + PIECE - 1) / PIECE;
     const unsigned near = thread() % lanes;
 #pragma unroll 1
@@ -145,6 +146,7 @@ DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* fact
 template <unsigned HEADS>
 DEVICE void add_chunk(const Chunk& chunk, const float* weights, const unsigned* v, float (*sums)[PIECE], unsigned first_value,
     unsigned i, unsigned d_value, unsigned v_words, unsigned lanes, bool wide) {
+    constexpr unsigned AT_ONCE = AT_ONCE_OF<HEADS>;
     const unsigned step = THREADS / lanes;
 #pragma unroll 1
     for (unsigned base = chunk.from() / step * step; base < chunk.to(); base += AT_ONCE * step) {
@@ -272,18 +274,23 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     }
 }
 
-#define ATTENTION(heads)                                                                                                         \
-    KERNEL(attention_##heads)(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* parts,         \
-        unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,       \
-        unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v,               \
-        unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide) {                                          \
-        attend<heads>(q, k, v, batch, parts, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, d_head, d_value,       \
-            k_words, v_words, lanes_k, lanes_v, n_spans, window, scale, softcap, wide);                                          \
-    }                                                                                                                            \
-    EXPORT(attention_##heads)
+// What all kernels take, and give on.
+#define PARAMETERS \
+    const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts, unsigned max_tokens, \
+    unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head, \
+    unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans, \
+    unsigned window, float scale, float softcap, unsigned wide
+#define ARGUMENTS \
+    q, k, v, batch, all_parts, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, d_head, d_value, k_words, v_words, \
+    lanes_k, lanes_v, n_spans, window, scale, softcap, wide
 
-ATTENTION(1)
-ATTENTION(2)
-ATTENTION(4)
-ATTENTION(8)
-#undef ATTENTION
+KERNEL(attention_1)(PARAMETERS) { attend<1>(ARGUMENTS); }
+EXPORT(attention_1)
+KERNEL(attention_2)(PARAMETERS) { attend<2>(ARGUMENTS); }
+EXPORT(attention_2)
+KERNEL(attention_4)(PARAMETERS) { attend<4>(ARGUMENTS); }
+EXPORT(attention_4)
+KERNEL(attention_8)(PARAMETERS) { attend<8>(ARGUMENTS); }
+EXPORT(attention_8)
+#undef PARAMETERS
+#undef ARGUMENTS

@@ -261,17 +261,21 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     }
 }
 
-#define ATTENTION(cols, most)                                                                                                    \
-    KERNEL(attention_##most)(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,    \
-        float* parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,   \
-        unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words,               \
-        unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide) {                                          \
-        attend<cols>(q, k, v, batch, sinks, parts, y, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, shift,        \
-            d_head, d_value, k_words, v_words, n_spans, window, scale, softcap, wide);                                           \
-    }                                                                                                                            \
-    EXPORT(attention_##most)
+// What all kernels take, and give on.
+#define PARAMETERS \
+    const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks, float* all_parts, \
+    float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, \
+    unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, \
+    unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide
+#define ARGUMENTS \
+    q, k, v, batch, sinks, all_parts, y, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, shift, d_head, d_value, \
+    k_words, v_words, n_spans, window, scale, softcap, wide
 
-ATTENTION(1, 64)
-ATTENTION(2, 128)
-ATTENTION(4, 256)
-#undef ATTENTION
+KERNEL(attention_64)(PARAMETERS) { attend<1>(ARGUMENTS); }
+EXPORT(attention_64)
+KERNEL(attention_128)(PARAMETERS) { attend<2>(ARGUMENTS); }
+EXPORT(attention_128)
+KERNEL(attention_256)(PARAMETERS) { attend<4>(ARGUMENTS); }
+EXPORT(attention_256)
+#undef PARAMETERS
+#undef ARGUMENTS

@@ -7,14 +7,14 @@
 typedef FORMAT W;
 
 // Tiles of 128 rows, or of 32 (floats: 64) for grids that would leave most of the device idle.
-template <bool LARGE>
+template <class F, bool LARGE>
 DEVICE void matmul_tile(const Product& p, const Part& part) {
-    if constexpr (W::FLOAT) {
-        FloatTile<W, LARGE ? 2 : 1>::run(p, part);
+    if constexpr (F::FLOAT) {
+        FloatTile<F, LARGE ? 2 : 1>::run(p, part);
     } else if constexpr (LARGE) {
-        BlockTile<W, 4, 2, 2, 4, 2>::run(p, part);
+        BlockTile<F, 4, 2, 2, 4, 2>::run(p, part);
     } else {
-        BlockTile<W, 2, 4, 1, 2, 4>::run(p, part);
+        BlockTile<F, 2, 4, 1, 2, 4>::run(p, part);
     }
 }
 
@@ -23,7 +23,7 @@ KERNEL(matmul_many)(const unsigned* weight, const unsigned* tables, const unsign
                     unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned relu, unsigned n_group,
                     unsigned x_by_pair) {
     const Product p = {weight, tables, x, bias, y, y_cols, row_words, n_cols, relu};
-    matmul_tile<true>(p, part_of(pairs, group_rows, n_rows, n_tokens, n_group, x_by_pair));
+    matmul_tile<W, true>(p, part_of(pairs, group_rows, n_rows, n_tokens, n_group, x_by_pair));
 }
 EXPORT(matmul_many)
 
@@ -32,6 +32,6 @@ KERNEL(matmul_some)(const unsigned* weight, const unsigned* tables, const unsign
                     unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned relu, unsigned n_group,
                     unsigned x_by_pair) {
     const Product p = {weight, tables, x, bias, y, y_cols, row_words, n_cols, relu};
-    matmul_tile<false>(p, part_of(pairs, group_rows, n_rows, n_tokens, n_group, x_by_pair));
+    matmul_tile<W, false>(p, part_of(pairs, group_rows, n_rows, n_tokens, n_group, x_by_pair));
 }
 EXPORT(matmul_some)

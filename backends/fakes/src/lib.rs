@@ -10,6 +10,8 @@
 
 #![allow(unsafe_code, reason = "the test's own functions in a library")]
 
+pub mod suite;
+
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};

@@ -12,11 +12,8 @@ use crate::units::Unit;
 /// Columns of a run that 32 threads share; more are shared by a block.
 const SHORT: usize = 256;
 
-/// Columns to a thread where a block has a run, until blocks are full.
-const TO_A_THREAD: usize = 4;
-
-/// Most threads of a block.
-const MOST_THREADS: usize = 1024;
+/// Columns of a run of which a thread of a full block keeps 8 values (`norm_short`).
+const MEDIUM: usize = 2048;
 
 pub(crate) fn plan(_op: &Norm<TensorDesc>, _facts: &Facts) -> Plan {
     Plan::yes()
@@ -39,8 +36,9 @@ pub(crate) fn lower(op: &Norm<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
         out.launch(unit, "norm_near", [n_runs.div_ceil(8), 1, 1], 256, &args);
     } else {
         let args = [&operands[..], &numbers].concat();
-        let threads = op.width.div_ceil(TO_A_THREAD).next_multiple_of(64).min(MOST_THREADS);
-        out.launch(unit, "norm_block", [n_runs, 1, 1], threads as u32, &args);
+        let kernel = if op.width <= MEDIUM { "norm_short" } else { "norm_long" };
+        let threads = (op.width / 4).next_multiple_of(64).min(256) as u32;
+        out.launch(unit, kernel, [n_runs, 1, 1], threads, &args);
     }
     Ok(())
 }

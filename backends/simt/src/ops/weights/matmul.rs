@@ -18,6 +18,8 @@ const FEW_ROWS: usize = 2;
 const TILE_ROWS: usize = 128;
 const TILE_TOKENS: usize = 64;
 const SMALL_TILE_ROWS: usize = 32;
+/// The latter for weights of floats.
+const SMALL_FLOAT_TILE_ROWS: usize = 64;
 
 pub(crate) fn plan_matmul(op: &MatMul<TensorDesc>, _facts: &Facts) -> Plan {
     plan_of(refuse_products(&op.w), products_workspace(&op.w, op.x.n_rows))
@@ -192,9 +194,10 @@ impl Product<'_> {
         let n_columns = self.n_tokens.div_ceil(TILE_TOKENS) * groups.n_group.max(1);
         // Every output is added up in the same order in both.
         let large = n_rows.div_ceil(TILE_ROWS) * n_columns >= out.facts().n_units as usize;
-        let (kernel, tile) = match large {
-            true => ("matmul_many", TILE_ROWS),
-            false => ("matmul_some", SMALL_TILE_ROWS),
+        let (kernel, tile) = match (large, takes_q8(desc.format)) {
+            (true, _) => ("matmul_many", TILE_ROWS),
+            (false, true) => ("matmul_some", SMALL_TILE_ROWS),
+            (false, false) => ("matmul_some", SMALL_FLOAT_TILE_ROWS),
         };
         let grid =
             [n_rows.div_ceil(tile), self.n_tokens.div_ceil(TILE_TOKENS), groups.n_group.max(1)];

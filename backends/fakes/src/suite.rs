@@ -1,0 +1,181 @@
+//! What the backends of both vendors are tried with on their fakes, each part on a device of its own, so that parts run
+//! beside each other.
+
+use std::sync::Arc;
+
+use hal::format::Format;
+use hal::op::Add;
+use hal::{Backend, Bytes, Device, DeviceId, Error, Program, Queue, Tensor, TensorDesc};
+use simt::Options;
+
+use crate::Fake;
+
+/// Devices of a fake: as many as there are parts.
+pub const DEVICES: usize = 8;
+/// What a part may book.
+const BUDGET: Bytes = Bytes(1 << 30);
+
+/// Opens the device of a number.
+pub type Open<'a> = &'a dyn Fn(usize, Options) -> hal::Result<Arc<dyn Backend>>;
+
+fn device(open: Open<'_>, number: usize, options: Options) -> Device {
+    let backend = open(number, options).expect("the fake opens");
+    Device::new(backend, DeviceId(number as u32), BUDGET)
+}
+
+/// A row of floats on the device.
+fn row(device: &Device, queue: &mut Queue, values: &[f32]) -> Tensor {
+    let desc = TensorDesc::new(1, values.len(), Format::F32);
+    let tensor = device.alloc("row", desc).expect("a row fits");
+    queue.write(&tensor, bytemuck::cast_slice(values)).expect("a write");
+    tensor
+}
+
+fn read(queue: &mut Queue, tensor: &Tensor, n: usize) -> Vec<f32> {
+    let mut values = vec![0.0; n];
+    queue.read_f32(tensor, &mut values).expect("a read");
+    values
+}
+
+/// `x += a`, `times` times.
+fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
+    let mut recorder = device.record("adding");
+    for _ in 0..times {
+        recorder.push(Add { a: a.clone(), x: x.clone() }).expect("an op");
+    }
+    recorder.finish().expect("a program")
+}
+
+/// The suite of all backends, programs as graphs and hand-offs by flags.
+///
+/// # Panics
+/// With the report.
+pub fn conforms(open: Open<'_>, fake: &Fake) {
+    let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
+    let report = conformance::run_all(&device(open, 0, options));
+    eprintln!("{report}");
+    assert_eq!(report.n_failed(), 0, "\n{report}");
+    assert!(fake.count(0, "graphs") > 0, "programs are graphs");
+}
+
+/// The same where a device is given launches one by one, and submissions end at hand-offs.
+///
+/// # Panics
+/// With the report.
+pub fn conforms_without_graphs(open: Open<'_>, fake: &Fake) {
+    let options = Options { graphs: Some(false), flags: Some(false), ..Options::default() };
+    let device = device(open, 1, options);
+    let started = fake.count(1, "graphs");
+    for part in ["HandOff", "Program", "MatMul/Q4_0", "SparseFfn/Q8_0", "Attention/F16"] {
+        let report = conformance::run_matching(&device, part);
+        assert_eq!(report.n_failed(), 0, "\n{report}");
+        assert!(report.passed().count() > 0, "{part}");
+    }
+    assert_eq!(fake.count(1, "graphs"), started);
+}
+
+/// What does not fit is refused with what is free, and what fits still does.
+///
+/// # Panics
+/// If not.
+pub fn runs_out_of_memory(open: Open<'_>, fake: &Fake) {
+    let backend = open(2, Options::default()).expect("the fake opens");
+    let device = Device::new(backend, DeviceId(2), Bytes::MAX);
+    let used = fake.count(2, "used");
+    fake.set(&format!("2:memory={}", used + (4 << 20)));
+    let desc = |mib: usize| TensorDesc::new(mib, 1 << 18, Format::F32);
+    let booked = device.ledger().used();
+    let refused = device.alloc("too large", desc(5)).expect_err("5 MiB are not there");
+    match &refused {
+        Error::OutOfMemory { device, label, wanted, free } => {
+            assert!(device.ends_with('2') && label == "too large", "{refused}");
+            assert_eq!((*wanted, *free), (Bytes(5 << 20), Bytes(4 << 20)));
+        }
+        other => panic!("{other}"),
+    }
+    assert_eq!(device.ledger().used(), booked, "nothing is booked for it");
+    let kept = device.alloc("fits", desc(3)).expect("3 MiB are there");
+    let report = device.memory().expect("a report");
+    assert_eq!(report.free, Some(Bytes(1 << 20)));
+    assert!(device.alloc("second", desc(2)).is_err());
+    drop(kept);
+    device.alloc("second", desc(4)).expect("what was given back can be had again");
+    fake.set("2:reset=1");
+}
+
+/// After a loss every call gives the same error, and no wait stays.
+///
+/// # Panics
+/// If not.
+pub fn is_lost(open: Open<'_>, fake: &Fake) {
+    // An address that is not there; a kernel that fails; a card that is gone.
+    for code in [700, 719, 999] {
+        let device = device(open, 3, Options::default());
+        let mut queue = device.queue("lost").expect("a queue");
+        let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
+        let program = adding(&device, &a, &x, 3);
+        queue.replay(&program).and_then(|run| run.wait()).expect("the device works");
+        fake.set(&format!("3:lost_after=1 3:lost_code={code}"));
+        let first = queue.replay(&program).and_then(|run| run.wait()).expect_err("it is lost");
+        assert!(
+            matches!(&first, Error::DeviceLost { device, .. } if device.ends_with('3')),
+            "{first}"
+        );
+        let same = |error: Error| assert_eq!(error, first);
+        same(queue.replay(&program).map(drop).expect_err("a replay"));
+        same(queue.finish().expect_err("an end"));
+        same(queue.write(&x, &[0; 32]).expect_err("a write"));
+        same(device.alloc_f32("late", 1, 8).map(drop).expect_err("memory"));
+        same(device.queue("late").map(drop).expect_err("a queue"));
+        same(device.memory().expect_err("a report"));
+        drop((queue, program, a, x, device));
+        fake.set("3:reset=1");
+    }
+}
+
+/// A call that is refused is an error of its own; the device goes on.
+///
+/// # Panics
+/// If not.
+pub fn refuses_a_call(open: Open<'_>, fake: &Fake) {
+    let options = Options { graphs: Some(false), ..Options::default() };
+    let device = device(open, 4, options);
+    let mut queue = device.queue("refused").expect("a queue");
+    let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
+    let program = adding(&device, &a, &x, 3);
+    fake.set("4:refuse_after=1 4:refuse_code=701");
+    let refused = queue.replay(&program).and_then(|run| run.wait()).expect_err("a call is refused");
+    assert!(matches!(refused, Error::Driver { code: 701, .. }), "{refused}");
+    assert!(refused.to_string().contains("LaunchKernel"), "{refused}");
+    queue.write(&x, bytemuck::cast_slice(&[5.0f32; 8])).expect("a write");
+    queue.replay(&program).and_then(|run| run.wait()).expect("it goes on");
+    assert_eq!(read(&mut queue, &x, 8), [8.0; 8]);
+}
+
+/// Two devices and several queues on each keep apart, and give back all they have taken.
+///
+/// # Panics
+/// If not.
+pub fn works_beside_others(open: Open<'_>, fake: &Fake) {
+    let before = [5, 6].map(|number| fake.count(number, "used"));
+    let devices = [5, 6].map(|number| device(open, number, Options::default()));
+    std::thread::scope(|scope| {
+        for (number, device) in devices.iter().enumerate() {
+            for thread in 0..3 {
+                scope.spawn(move || {
+                    let mut queue = device.queue("beside").expect("a queue");
+                    let start = (100 * number + 10 * thread) as f32;
+                    let a = row(device, &mut queue, &[1.0; 1000]);
+                    let x = row(device, &mut queue, &[start; 1000]);
+                    let program = adding(device, &a, &x, 5);
+                    for _ in 0..20 {
+                        queue.replay(&program).and_then(|run| run.wait()).expect("a run");
+                    }
+                    assert_eq!(read(&mut queue, &x, 1000), vec![start + 100.0; 1000]);
+                });
+            }
+        }
+    });
+    drop(devices);
+    assert_eq!([5, 6].map(|number| fake.count(number, "used")), before, "memory is given back");
+}
