@@ -46,10 +46,13 @@ pub struct Candidate {
     pub name: String,
     /// What its driver calls it.
     pub description: String,
-    /// What it is reached by: `wgpu`.
+    /// What it is reached by: one of [`BACKENDS`].
     pub backend: &'static str,
     /// It computes on the processor: taken only when it is named.
     pub software: bool,
+    /// Another candidate that is the same card, by its maker's driver: this one is taken only when it or its backend is
+    /// named.
+    pub same_as: Option<String>,
     /// What its driver takes of its memory beside what is counted.
     pub reserve: Bytes,
     open: Open,
@@ -73,6 +76,7 @@ impl Candidate {
             description,
             backend: "assumed",
             software: false,
+            same_as: None,
             reserve: DRIVER_RESERVE,
             open,
         }
@@ -98,7 +102,7 @@ pub const DRIVER_RESERVE: Bytes = Bytes(64 << 20);
 /// A backend of which no device can be used, and what would help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// `wgpu`.
+    /// One of [`BACKENDS`].
     pub backend: &'static str,
     /// Whether this program has it, so that only a driver or a device is missing.
     pub is_built: bool,
@@ -109,49 +113,201 @@ pub struct Missing {
 }
 
 /// The backends that can be asked for by name, the CPU's among them.
-pub const BACKENDS: [&str; 2] = ["cpu", "wgpu"];
+pub const BACKENDS: [&str; 4] = ["cpu", "cuda", "hip", "wgpu"];
+
+/// The backend whose devices have names like this one.
+#[must_use]
+pub fn backend_of(device: &str) -> &'static str {
+    let name = device.to_lowercase();
+    match () {
+        () if name.starts_with("cpu") => "cpu",
+        () if name.starts_with("cuda") => "cuda",
+        () if name.starts_with("hip") || name.starts_with("rocm") => "hip",
+        () => "wgpu",
+    }
+}
 
 /// Every device beside the CPU, the best first, and the backends without one. Asking takes time, so it is done once
 /// for a command. What drivers compile is kept in `folder`, where they give it out. This is the place where a backend
 /// is added.
 #[must_use]
 pub fn candidates(folder: Option<&Path>) -> (Vec<Candidate>, Vec<Missing>) {
-    let adapters = wgpu_backend::adapters().into_iter();
-    let found: Vec<Candidate> = adapters.map(|adapter| through_wgpu(adapter, folder)).collect();
-    let missing = |reason| Missing {
-        backend: "wgpu",
-        is_built: true,
-        reason,
-        hint: format!("a GPU needs {DRIVERS}"),
-    };
-    let missing = match &found[..] {
-        [] => vec![missing("no driver shows a device".to_owned())],
-        [first, ..] if found.iter().all(|candidate| candidate.software) => {
-            vec![missing(format!(
-                "the only driver there computes on the CPU ({}; --device {} uses it nevertheless)",
-                first.description, first.name
-            ))]
-        }
-        _ => Vec::new(),
-    };
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    through_cuda(&mut found, &mut missing);
+    through_hip(folder, &mut found, &mut missing);
+    let cards = found.len();
+    for adapter in wgpu_backend::adapters() {
+        let same = found[..cards].iter().find(|card| card.is(&adapter));
+        let same_as = same.map(|card: &Card| card.candidate.name.clone());
+        let mut card = through_wgpu(adapter, folder);
+        card.candidate.same_as = same_as;
+        found.push(card);
+    }
+    let found: Vec<Candidate> = found.into_iter().map(|card| card.candidate).collect();
+    missing.extend(without_wgpu(&found[cards..]));
     (found, missing)
 }
 
+/// A candidate, and which hardware it is.
+struct Card {
+    candidate: Candidate,
+    slot: String,
+    vendor: u32,
+}
+
+impl Card {
+    /// Whether it is the card that wgpu shows. Where a driver does not tell the slot, a card of the same maker is taken for
+    /// the same one.
+    fn is(&self, adapter: &wgpu_backend::Adapter) -> bool {
+        let slots = [self.slot.clone(), simt::slot(adapter.slot())];
+        match slots.iter().any(|slot| slot.is_empty()) {
+            true => self.vendor == adapter.vendor(),
+            false => slots[0] == slots[1],
+        }
+    }
+}
+
+/// A vendor's backend: what is not to be had of it, or why this program does not have it.
+#[cfg(not(all(feature = "cuda", feature = "hip")))]
+#[cfg_attr(
+    not(all(target_os = "linux", target_arch = "x86_64")),
+    allow(dead_code, reason = "HIP is for Linux")
+)]
+fn not_built(backend: &'static str) -> Missing {
+    Missing {
+        backend,
+        is_built: false,
+        reason: "this program was built without it".to_owned(),
+        hint: format!("cargo build --release --features {backend}"),
+    }
+}
+
+/// NVIDIA's cards.
+#[cfg(feature = "cuda")]
+fn through_cuda(found: &mut Vec<Card>, missing: &mut Vec<Missing>) {
+    let open = |device: simt::Found| -> Open {
+        Arc::new(move || cuda::open(&device).map(|backend| backend as Arc<dyn Backend>))
+    };
+    match cuda::devices() {
+        Ok(devices) => of_vendor("cuda", NVIDIA, devices, &open, found, missing),
+        Err(why) => missing.push(of_library("cuda", &why)),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn through_cuda(_found: &mut Vec<Card>, missing: &mut Vec<Missing>) {
+    missing.push(not_built("cuda"));
+}
+
+/// AMD's cards.
+#[cfg(all(feature = "hip", target_os = "linux", target_arch = "x86_64"))]
+fn through_hip(folder: Option<&Path>, found: &mut Vec<Card>, missing: &mut Vec<Missing>) {
+    let open = |device: simt::Found| -> Open {
+        let folder = folder.map(Path::to_owned);
+        Arc::new(move || {
+            let opened = hip::open(&device, folder.as_deref());
+            opened.map(|backend| backend as Arc<dyn Backend>)
+        })
+    };
+    match hip::devices() {
+        Ok(devices) => of_vendor("hip", AMD, devices, &open, found, missing),
+        Err(why) => missing.push(of_library("hip", &why)),
+    }
+}
+
+#[cfg(all(not(feature = "hip"), target_os = "linux", target_arch = "x86_64"))]
+fn through_hip(_folder: Option<&Path>, _found: &mut Vec<Card>, missing: &mut Vec<Missing>) {
+    missing.push(not_built("hip"));
+}
+
+/// ROCm is there for Linux on x86-64 alone.
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+fn through_hip(_folder: Option<&Path>, _found: &mut Vec<Card>, _missing: &mut Vec<Missing>) {}
+
+/// Makers' numbers.
+#[cfg(feature = "cuda")]
+const NVIDIA: u32 = 0x10de;
+#[cfg(all(feature = "hip", target_os = "linux", target_arch = "x86_64"))]
+const AMD: u32 = 0x1002;
+
+/// What a vendor's driver shows.
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "hip")),
+    allow(dead_code, reason = "for vendors' backends")
+)]
+fn of_vendor(
+    backend: &'static str,
+    vendor: u32,
+    devices: Vec<simt::Found>,
+    open: &dyn Fn(simt::Found) -> Open,
+    found: &mut Vec<Card>,
+    missing: &mut Vec<Missing>,
+) {
+    for device in devices {
+        if let Some(refusal) = &device.refusal {
+            let reason = format!("{} cannot be used: {refusal}", device.description);
+            let hint = format!("Vulkan reaches older cards: {DRIVERS}");
+            missing.push(Missing { backend, is_built: true, reason, hint });
+            continue;
+        }
+        let candidate = Candidate {
+            name: device.name.clone(),
+            description: device.description.clone(),
+            backend,
+            software: false,
+            same_as: None,
+            reserve: DRIVER_RESERVE,
+            open: open(device.clone()),
+        };
+        found.push(Card { candidate, slot: device.pci, vendor });
+    }
+}
+
+/// What a vendor's library lacks.
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "hip")),
+    allow(dead_code, reason = "for vendors' backends")
+)]
+fn of_library(backend: &'static str, why: &simt::Missing) -> Missing {
+    let hint = match backend {
+        "cuda" => CUDA_DRIVER,
+        _ => ROCM,
+    };
+    Missing { backend, is_built: true, reason: why.to_string(), hint: hint.to_owned() }
+}
+
+/// What wgpu lacks, if it shows no card.
+fn without_wgpu(found: &[Candidate]) -> Option<Missing> {
+    let reason = match found {
+        [] => "no driver shows a device".to_owned(),
+        [first, ..] if found.iter().all(|candidate| candidate.software) => format!(
+            "the only driver there computes on the CPU ({}; --device {} uses it nevertheless)",
+            first.description, first.name
+        ),
+        _ => return None,
+    };
+    let hint = format!("a GPU needs {DRIVERS}");
+    Some(Missing { backend: "wgpu", is_built: true, reason, hint })
+}
+
 /// A device that Vulkan, Metal or DX12 shows.
-fn through_wgpu(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Candidate {
+fn through_wgpu(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Card {
     let pipelines = folder.map(Path::to_owned);
     let options = wgpu_backend::Options { pipelines, ..wgpu_backend::Options::default() };
-    Candidate {
+    let (slot, vendor) = (simt::slot(adapter.slot()), adapter.vendor());
+    let candidate = Candidate {
         name: adapter.name().to_owned(),
         description: adapter.description(),
         backend: "wgpu",
         software: adapter.is_software(),
+        same_as: None,
         reserve: DRIVER_RESERVE,
         open: Arc::new(move || {
             let opened = adapter.open(&options);
             opened.map(|device| device as Arc<dyn Backend>)
         }),
-    }
+    };
+    Card { candidate, slot, vendor }
 }
 
 /// What a GPU needs to be seen.
@@ -162,3 +318,13 @@ const DRIVERS: &str = if cfg!(target_os = "linux") {
 } else {
     "the maker's graphics driver, with Vulkan or DirectX 12"
 };
+
+/// What an NVIDIA card needs to be reached by CUDA.
+const CUDA_DRIVER: &str = if cfg!(target_os = "linux") {
+    "an NVIDIA card needs NVIDIA's driver, 525 or newer, which brings libcuda.so.1: nvidia-driver (Debian), ubuntu-drivers install (Ubuntu), akmod-nvidia and xorg-x11-drv-nvidia-cuda (Fedora, RPM Fusion), nvidia-utils (Arch); a container is started with --gpus all; `nvidia-smi` lists what it sees; CUDA itself is not needed"
+} else {
+    "an NVIDIA card needs NVIDIA's driver, 525 or newer; CUDA itself is not needed"
+};
+
+/// What an AMD card needs to be reached by HIP.
+const ROCM: &str = "an AMD card needs ROCm, 5 to 7, with libamdhip64 and libhiprtc: rocm-hip-runtime (AMD's packages), rocm-hip (Fedora), hip-runtime-amd (Arch); the user has to be in the groups render and video, and a container needs /dev/kfd and /dev/dri; `rocminfo` lists what it sees. Without ROCm such a card is reached through Vulkan";

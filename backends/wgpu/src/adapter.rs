@@ -119,6 +119,18 @@ impl Adapter {
         parts.join(", ")
     }
 
+    /// Its slot, `0000:01:00.0`; empty where the driver does not tell it.
+    #[must_use]
+    pub fn slot(&self) -> &str {
+        &self.info.device_pci_bus_id
+    }
+
+    /// Its maker's number: 0x10de is NVIDIA, 0x1002 AMD.
+    #[must_use]
+    pub fn vendor(&self) -> u32 {
+        self.info.vendor
+    }
+
     /// Whether it computes on the processor: to be used only when asked for.
     #[must_use]
     pub fn is_software(&self) -> bool {

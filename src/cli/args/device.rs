@@ -8,8 +8,8 @@ use clap::{Args, ValueEnum};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
-    /// What devices are reached by: auto takes what is there. `bench` compares several: cpu,wgpu; the devices of each are
-    /// those of --device that it has, or without --device all but software drivers
+    /// What devices are reached by: auto takes what is there. `bench` compares several: cpu,cuda,wgpu; the devices of each
+    /// are those of --device that it has, or without --device all but software drivers
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_BACKEND", default_value = "auto")]
     #[arg(value_delimiter = ',')]
     pub(crate) backend: Vec<BackendName>,
@@ -57,6 +57,10 @@ pub(crate) enum BackendName {
     Auto,
     /// The CPU alone.
     Cpu,
+    /// NVIDIA's cards through CUDA's driver.
+    Cuda,
+    /// AMD's cards through ROCm.
+    Hip,
     /// Vulkan, Metal or DX12.
     Wgpu,
 }

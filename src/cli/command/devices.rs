@@ -3,7 +3,7 @@
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 use crate::cli::terminal::printable;
-use crate::devices;
+use crate::devices::{self, Candidate};
 use hal::{Bytes, MemoryReport};
 use serde_json::json;
 
@@ -17,8 +17,8 @@ pub(crate) fn list() -> Result<(), Failure> {
     out.line("Available devices:")?;
     out.line(&format!("  CPU: {threads} threads"))?;
     for candidate in devices::candidates(None).0 {
-        let software = if candidate.software { " (software, used only by name)" } else { "" };
-        let text = format!("  {}: {}{software}", candidate.name, candidate.description);
+        let only = by_name(&candidate).map(|why| format!(" ({why})")).unwrap_or_default();
+        let text = format!("  {}: {}{only}", candidate.name, candidate.description);
         out.line(&printable(&text))?;
     }
     out.flush()
@@ -42,6 +42,7 @@ pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
                 "description": candidate.description,
                 "backend": candidate.backend,
                 "software": candidate.software,
+                "same_as": candidate.same_as,
                 "memory": backend.as_ref().ok().and_then(|b| b.memory().ok()).map(memory),
                 "error": backend.as_ref().err().map(ToString::to_string),
             })
@@ -67,14 +68,23 @@ pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
             Ok(backend) => words(backend.memory().unwrap_or_default()),
             Err(error) => format!("cannot be used: {error}"),
         };
-        let software = if candidate.software { ", software, used only by name" } else { "" };
-        let text = format!("{}: {}{software}, {state}", candidate.name, candidate.description);
+        let only = by_name(candidate).map(|why| format!(", {why}")).unwrap_or_default();
+        let text = format!("{}: {}{only}, {state}", candidate.name, candidate.description);
         out.line(&printable(&text))?;
     }
     for missing in &missing {
         out.line(&format!("{}: {}; {}", missing.backend, missing.reason, missing.hint))?;
     }
     out.flush()
+}
+
+/// Why a device is used only where it is named, if so.
+pub(super) fn by_name(candidate: &Candidate) -> Option<String> {
+    match &candidate.same_as {
+        _ if candidate.software => Some("software, used only by name".to_owned()),
+        Some(other) => Some(format!("the same card as {other}, used only by name")),
+        None => None,
+    }
 }
 
 /// Memory as far as the platform tells it.

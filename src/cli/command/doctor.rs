@@ -1,6 +1,6 @@
 //! `doctor`: what was found, what is missing and how to get it, and how fast it is.
 
-use super::devices::words;
+use super::devices::{by_name, words};
 use crate::bench::{self, Shape};
 use crate::cli::args::DoctorArgs;
 use crate::cli::failure::Failure;
@@ -50,8 +50,8 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
                 remarks: Vec::new(),
             },
         });
-        if let Some(last) = patients.last_mut().filter(|_| candidate.software) {
-            last.remarks.push("software on the CPU: used only by name (--device)".to_owned());
+        if let Some((last, why)) = patients.last_mut().zip(by_name(candidate)) {
+            last.remarks.push(format!("{why} (--device {})", candidate.name));
         }
     }
     let mut out = Output::stdout();

@@ -78,6 +78,8 @@ impl DeviceOptions {
                 _ if none || whole_layers == Some(0) => Some("cpu"),
                 BackendName::Auto => None,
                 BackendName::Cpu => Some("cpu"),
+                BackendName::Cuda => Some("cuda"),
+                BackendName::Hip => Some("hip"),
                 BackendName::Wgpu => Some("wgpu"),
             },
             named: names.filter(|names| !none && !is(names, "auto")),

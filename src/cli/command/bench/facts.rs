@@ -126,6 +126,14 @@ impl Facts {
         }
     }
 
+    /// What they are reached by: `cpu` where there is none.
+    pub(super) fn backend_api(&self) -> String {
+        let mut backends: Vec<&str> =
+            self.devices.names.iter().map(|name| crate::devices::backend_of(name)).collect();
+        backends.dedup();
+        if backends.is_empty() { "cpu".to_owned() } else { backends.join(",") }
+    }
+
     /// What the engine and the options tell; what was measured is still missing.
     pub(super) fn new(
         engine: &Engine,

@@ -156,7 +156,7 @@ impl Row<'_> {
             ("profile_hash", Value::Text(None)),
             ("predictor", Value::Text(facts.predictor.map(str::to_owned))),
             ("driver_version", Value::Text(None)),
-            ("backend_api", text(if facts.devices.names.is_empty() { "cpu" } else { "wgpu" })),
+            ("backend_api", text(&facts.backend_api())),
             ("ttft_ns", Value::Int(self.ttft())),
             ("load_ns", int(nanoseconds(facts.load))),
             ("sparsity", text(&facts.sparsity)),

@@ -4,7 +4,7 @@ use crate::cli::config::device::DeviceOptions;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::parse::Budget;
 use crate::cli::terminal::Terminal;
-use crate::devices::{Candidate, Missing};
+use crate::devices::{Candidate, Missing, backend_of};
 use hal::{Bytes, MemoryReport};
 
 /// What is left free of a device's memory where the user sets no budget: for the desktop, and for what other programs
@@ -55,10 +55,12 @@ pub(super) fn choose(
     found: Vec<Candidate>,
     missing: &[Missing],
 ) -> Result<Vec<Candidate>, Failure> {
-    let why = |message: String| {
+    let why = |message: String, backend: Option<&str>| {
         let mut failure = Failure::new(Exit::BackendMissing, message);
-        let concerned = |missing: &&Missing| wanted.backend.is_none_or(|b| b == missing.backend);
-        if let Some(missing) = missing.iter().find(concerned) {
+        let backend = wanted.backend.or(backend);
+        // The last is the one that reaches most devices.
+        let concerned = missing.iter().find(|missing| backend == Some(missing.backend));
+        if let Some(missing) = concerned.or(missing.last()) {
             failure.causes = vec![format!("{}: {}", missing.backend, missing.reason)];
             failure = failure.help(missing.hint.clone());
         }
@@ -76,7 +78,10 @@ pub(super) fn choose(
             for name in wanted.iter().filter(|name| !name.eq_ignore_ascii_case("cpu")) {
                 let by_name = |c: &&Candidate| c.name.eq_ignore_ascii_case(name) && of_backend(c);
                 let Some(candidate) = found.iter().find(by_name) else {
-                    return Err(why(format!("no device '{name}': {listed}")));
+                    return Err(why(
+                        format!("no device '{name}': {listed}"),
+                        Some(backend_of(name)),
+                    ));
                 };
                 if chosen.iter().any(|other: &Candidate| other.name == candidate.name) {
                     return Err(Failure::usage(format!("--device names '{name}' twice")));
@@ -84,40 +89,38 @@ pub(super) fn choose(
                 chosen.push(candidate.clone());
             }
         }
-        None => chosen.extend(found.into_iter().filter(|c| of_backend(c) && !c.software)),
+        None => {
+            let once = |c: &Candidate| c.same_as.is_none() || wanted.backend.is_some();
+            chosen.extend(found.into_iter().filter(|c| of_backend(c) && !c.software && once(c)));
+        }
     }
     if let Some(backend) = wanted.backend
         && chosen.is_empty()
     {
-        return Err(why(format!("no device for --backend {backend}")));
+        return Err(why(format!("no device for --backend {backend}"), None));
     }
     match wanted.main {
         None => Ok(chosen),
         Some(_) if chosen.is_empty() => Ok(chosen),
         Some(n) if n < chosen.len() => Ok(vec![chosen.swap_remove(n)]),
-        Some(n) => Err(why(format!("no device number {n}: there are {}", chosen.len()))),
+        Some(n) => Err(why(format!("no device number {n}: there are {}", chosen.len()), None)),
     }
 }
 
 /// One line where a device was expected: because flags are about it, or because this build could use one.
 pub(super) fn tell_missing(wanted: &DeviceOptions, missing: &[Missing], terminal: &Terminal) {
-    for missing in missing {
-        let line = match &wanted.expected_by[..] {
-            [] if missing.is_built => {
-                format!(
-                    "everything runs on the CPU: {}; `thermocline doctor` says what would help",
-                    missing.reason
-                )
-            }
-            [] => continue,
-            flags => {
-                let change = if flags.len() == 1 { "changes" } else { "change" };
-                let (flags, reason) = (flags.join(" and "), &missing.reason);
-                format!("{flags} {change} nothing: {reason}, so everything runs on the CPU")
-            }
-        };
-        terminal.note(&line);
-    }
+    // The last is the one that reaches most devices: what it lacks is what would help.
+    let Some(reason) = missing.iter().rfind(|m| m.is_built).map(|m| &m.reason) else { return };
+    terminal.note(&match &wanted.expected_by[..] {
+        [] => format!(
+            "everything runs on the CPU: {reason}; `thermocline doctor` says what would help"
+        ),
+        flags => {
+            let change = if flags.len() == 1 { "changes" } else { "change" };
+            let flags = flags.join(" and ");
+            format!("{flags} {change} nothing: {reason}, so everything runs on the CPU")
+        }
+    });
 }
 
 /// One line where two wishes cannot be met together.
@@ -177,8 +180,26 @@ mod tests {
         let failure = choose(wgpu).unwrap_err();
         assert!(failure.exit == Exit::BackendMissing && failure.help.is_some());
         assert_eq!(choose(named(&["Card0", "card0"])).unwrap_err().exit, Exit::Usage);
+        let cuda = DeviceOptions { backend: Some("cuda"), ..DeviceOptions::default() };
+        assert_eq!(choose(cuda).unwrap_err().exit, Exit::BackendMissing);
         let third = DeviceOptions { main: Some(2), ..DeviceOptions::default() };
         assert_eq!(choose(third).unwrap_err().exit, Exit::BackendMissing);
+    }
+
+    #[test]
+    fn a_card_that_two_drivers_show_is_taken_once() {
+        let choose = |wanted: DeviceOptions| {
+            let mut found = found();
+            found[1].same_as = Some("Card0".to_owned());
+            found[1].backend = "wgpu";
+            let chosen = super::choose(&wanted, found, &[]).unwrap();
+            chosen.into_iter().map(|c| c.name).collect::<Vec<_>>()
+        };
+        assert_eq!(choose(DeviceOptions::default()), ["Card0"]);
+        let named = Some(vec!["Card1".to_owned()]);
+        assert_eq!(choose(DeviceOptions { named, ..DeviceOptions::default() }), ["Card1"]);
+        let backend = Some("wgpu");
+        assert_eq!(choose(DeviceOptions { backend, ..DeviceOptions::default() }), ["Card1"]);
     }
 
     #[test]
