@@ -3,10 +3,11 @@
 
 using namespace attention;
 
-static constexpr unsigned MOST_SPANS = 64;
+static constexpr unsigned MOST_SPANS = 64, THREADS = 256;
 
+// Columns are worked on `n_cols` at a time, a power of two.
 KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsigned* batch, float* y, unsigned max_tokens,
-    unsigned n_rows, unsigned n_head, unsigned d_value, unsigned n_spans, unsigned window) {
+    unsigned n_rows, unsigned n_head, unsigned d_value, unsigned n_spans, unsigned window, unsigned n_cols) {
     SHARED(float, weights, MOST_SPANS);
     const Batch facts{batch, max_tokens};
     const unsigned head = block_index().x, t = block_index().y;
@@ -25,16 +26,27 @@ KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsign
     if (mine) weights[thread()] = weight;
     // The barriers of the sum are behind what was just written.
     const float total = sum_block(mine ? weight * own[2 * span + 1] : 0.0f) + (sinks ? expf(sinks[head] - most) : 0.0f);
+    // Spans are shared by groups of threads that have all columns.
+    SHARED(float, shared, THREADS);
+    const unsigned group = thread() / n_cols, n_groups = THREADS / n_cols;
     const float* sums = parts.sums + at * n_spans * d_value;
-    for (unsigned col = thread(); col < d_value; col += block_size().x) {
+    for (unsigned first_col = 0; first_col < d_value; first_col += n_cols) {
+        const unsigned col = first_col + thread() % n_cols;
         float sum = 0.0f;
-        unsigned from = first % n_spans;
+        if (col < d_value) {
 #pragma unroll 8
-        for (unsigned i = 0; i < n; i++) {
-            sum = fmaf(sums[size_t(from) * d_value + col], weights[i], sum);
-            from = from + 1 < n_spans ? from + 1 : 0;
+            for (unsigned i = group; i < n; i += n_groups) {
+                const unsigned behind = first % n_spans + i, its = behind < n_spans ? behind : behind - n_spans;
+                sum = fmaf(sums[size_t(its) * d_value + col], weights[i], sum);
+            }
         }
-        y[at * d_value + col] = sum / total;
+        shared[thread()] = sum;
+        barrier();
+        if (group == 0 && col < d_value) {
+            for (unsigned i = 1; i < n_groups; i++) sum += shared[i * n_cols + thread()];
+            y[at * d_value + col] = sum / total;
+        }
+        barrier();
     }
 }
 EXPORT(attention_merge)

@@ -15,6 +15,8 @@
 
 /// A kernel: KERNEL(add)(const float* a, float* x, unsigned n) { ... }, and after it EXPORT(add).
 #define KERNEL(name) extern "C" __global__ void name
+/// The same for launches of so many threads, where registers shall be left for so many blocks beside each other.
+#define KERNEL_OF(threads, blocks, name) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define EXPORT(name)
 #define DEVICE __device__ __forceinline__
 

@@ -1,99 +1,150 @@
 // Part sums of y[t] = sum over rows r of h[t, r] * down[r], for few tokens. A block of 256 takes a slice of rows and 512
 // columns: a quarter of the slice to 64 threads, 8 columns to a thread. What counts of a quarter is listed first, in
 // ascending order, so that no other row is read. Slices, quarters and runs of rows with the same scales are cut by the
-// matrix alone: a token gets the bits that it would get alone.
+// matrix alone: a token gets the bits that it would get alone. With groups, those that are used are cut in slices, one
+// after the other.
 
 #include "dialect.h"
 #include "lib/columns.cuh"
-#include "lib/ffn.cuh"
+#include "lib/groups.cuh"
 
 typedef FORMAT W;
 
-// What a block has listed, for each of its quarters.
+// What a block has listed, for one of its quarters: rows, the number of the run that each is in, the group whose scales it
+// has, and the values of its neurons.
 template <unsigned TOKENS>
 struct DownList {
     unsigned* rows;
-    // The number of the run that a row is in.
     unsigned* runs;
+    unsigned* groups;
     float* values;
     unsigned n;
+
+    DEVICE bool ends_run(unsigned i) const { return i + 1 == n || runs[i + 1] != runs[i]; }
 };
 
-// A row's scales are those of this group.
-static DEVICE unsigned scales_of(const Side& side, unsigned slot) { return side.groups[slot]; }
-
-template <class F, unsigned TOKENS>
-static DEVICE void down_close(typename Columns<F>::Sums (&sums)[TOKENS], const Side& side, unsigned slot, unsigned unit) {
-    if constexpr (F::TRANSPOSED) {
-        float d[8], m[8] = {};
-        const unsigned group = scales_of(side, slot);
-        Columns<F>::steps(side.scales, side, group, unit, d);
-        if (side.mins != nullptr) Columns<F>::steps(side.mins, side, group, unit, m);
-#pragma unroll
-        for (unsigned j = 0; j < TOKENS; j++) sums[j].close(d, m, side.mins != nullptr);
-    }
-}
+// What a thread reads of a matrix.
+struct DownMatrix {
+    const unsigned* at;
+    const unsigned* tables;
+    Side side;
+    unsigned row_words, n_out, unit;
+};
 
 // Adds the listed rows, a few of which are on their way at once.
 template <class F, unsigned TOKENS>
-static DEVICE void down_add(typename Columns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list, const unsigned* down,
-                            unsigned row_words, unsigned n_out, unsigned unit, const unsigned* tables, const Side& side,
-                            unsigned slot) {
+static DEVICE void down_add(typename Columns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
+                            const DownMatrix& down) {
     constexpr unsigned U = 4;
     for (unsigned first = 0; first < list.n; first += U) {
         typename Columns<F>::Unit units[U];
 #pragma unroll
         for (unsigned k = 0; k < U; k++) {
             const unsigned row = list.rows[first + k < list.n ? first + k : list.n - 1];
-            units[k] = Columns<F>::load(down + (size_t)row * row_words, n_out, unit, tables);
+            units[k] = Columns<F>::load(down.at + (size_t)row * down.row_words, down.n_out, down.unit, down.tables);
         }
 #pragma unroll
         for (unsigned k = 0; k < U; k++) {
             const unsigned i = first + k;
             if (i >= list.n) break;
 #pragma unroll
-            for (unsigned j = 0; j < TOKENS; j++) sums[j].add(list.values[TOKENS * i + j], units[k], side);
-            if constexpr (F::TRANSPOSED) {
-                if (i + 1 == list.n || list.runs[i + 1] != list.runs[i]) {
-                    down_close<F, TOKENS>(sums, side, slot + list.rows[i], unit);
-                }
-            }
+            for (unsigned j = 0; j < TOKENS; j++) sums[j].add(list.values[TOKENS * i + j], units[k], down.side);
         }
     }
 }
 
+// The same of a matrix that was transposed, by runs of rows with the same scales.
 template <class F, unsigned TOKENS>
-static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables, const Side& side, const unsigned* h,
-                                   float* partial, unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out,
-                                   unsigned n_tokens, unsigned slice) {
+static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
+                                 const DownMatrix& down) {
+    typedef TransposedColumns<F> C;
+    // For one token there is room for more, and for the scales of a run while its rows are added.
+    constexpr bool AHEAD = TOKENS == 1;
+    constexpr unsigned U = AHEAD ? 4 : 2;
+    typename C::Steps steps = {};
+    if (AHEAD && list.n > 0) steps = C::steps(down.side, list.groups[0], down.unit);
+    for (unsigned first = 0; first < list.n; first += U) {
+        typename C::Unit units[U];
+#pragma unroll
+        for (unsigned k = 0; k < U; k++) {
+            const unsigned row = list.rows[first + k < list.n ? first + k : list.n - 1];
+            units[k] = C::load(down.at + (size_t)row * down.row_words, down.n_out, down.unit, nullptr);
+        }
+#pragma unroll
+        for (unsigned k = 0; k < U; k++) {
+            const unsigned i = first + k;
+            if (i >= list.n) break;
+#pragma unroll
+            for (unsigned j = 0; j < TOKENS; j++) sums[j].add(list.values[TOKENS * i + j], units[k], down.side);
+            if (!list.ends_run(i)) continue;
+            if (!AHEAD) steps = C::steps(down.side, list.groups[i], down.unit);
+            float d[8], m[8];
+            C::values(steps.d, down.side, d);
+            C::values(steps.m, down.side, m);
+#pragma unroll
+            for (unsigned j = 0; j < TOKENS; j++) sums[j].close(d, m, down.side.mins != nullptr);
+            if (AHEAD && i + 1 < list.n) steps = C::steps(down.side, list.groups[i + 1], down.unit);
+        }
+    }
+}
+
+// Which rows are cut how.
+struct DownSlices {
+    unsigned n_rows, slice;
+    // With groups: their number and how many slices each has. Else 0.
+    unsigned n_group, each;
+    const float* group_weight;
+    const unsigned* starts;
+};
+
+// The rows of slice `s`: from, to.
+static DEVICE uint2 rows_of_slice(const DownSlices& p, unsigned s, unsigned n_tokens) {
+    if (p.n_group == 0) return make_uint2(s * p.slice, p.n_rows);
+    SHARED(unsigned, used, MAX_LISTED_GROUPS);
+    SHARED(unsigned, used_masks, 32);
+    const unsigned n_used = list_used(p.n_group, used, used_masks, [&p, n_tokens](unsigned g) {
+        return p.starts[g] < p.starts[g + 1] && is_used(p.group_weight, p.n_group, n_tokens, g);
+    });
+    if (s / p.each >= n_used) return make_uint2(0, 0);
+    const unsigned g = used[s / p.each];
+    return make_uint2(p.starts[g] + s % p.each * p.slice, p.starts[g + 1]);
+}
+
+template <class F, unsigned TOKENS>
+static DEVICE void down_few_tokens(const DownMatrix& down, const DownSlices& slices, unsigned slot, const unsigned* h,
+                                   float* partial, unsigned n_tokens) {
     SHARED(unsigned, masks, 8);
     SHARED(unsigned, breaks, 8);
     SHARED(unsigned, rows, 256);
     SHARED(unsigned, runs, 256);
+    SHARED(unsigned, groups, 256);
     SHARED(float, values, 256 * TOKENS);
     SHARED(float4, halves, 512);
     const unsigned t = thread(), part = t / 64, u = t % 64;
-    const unsigned unit = 64 * block_index().x + u, token = TOKENS * block_index().z;
-    const unsigned begin = block_index().y * slice + part * (slice / 4);
+    const unsigned token = TOKENS * block_index().z, quarter = slices.slice / 4;
+    const uint2 range = rows_of_slice(slices, block_index().y, n_tokens);
+    const unsigned begin = range.x + part * quarter;
     typename Columns<F>::Sums sums[TOKENS];
 #pragma unroll
     for (unsigned j = 0; j < TOKENS; j++) sums[j].clear();
 
-    for (unsigned base = 0; base < slice / 4; base += 64) {
+    for (unsigned base = 0; base < quarter; base += 64) {
         const unsigned row = begin + base + u;
-        const bool inside = base + u < slice / 4 && row < n_rows;
+        const bool inside = base + u < quarter && row < range.y;
         bool counts = false;
         float mine[TOKENS];
 #pragma unroll
         for (unsigned j = 0; j < TOKENS; j++) {
-            const unsigned word = inside && token + j < n_tokens ? h[(size_t)(token + j) * n_rows + row] : 0u;
+            const unsigned word = inside && token + j < n_tokens ? h[(size_t)(token + j) * slices.n_rows + row] : 0u;
             mine[j] = from_bits(word);
             // Neither dropped nor zero.
             counts = counts || (word << 1) != 0;
         }
         bool breaks_run = false;
+        unsigned group = 0;
         if constexpr (F::TRANSPOSED) {
-            if (inside && u > 0) breaks_run = scales_of(side, slot + row) != scales_of(side, slot + row - 1);
+            if (inside) group = down.side.groups[slot + row];
+            breaks_run = inside && u > 0 && down.side.groups[slot + row - 1] != group;
         }
         const unsigned long long counting = ballot(counts), breaking = ballot(breaks_run);
         if (lane() % 32 == 0) {
@@ -106,15 +157,20 @@ static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables,
         if (counts) {
             const unsigned at = 64 * part + popc((upper ? second_mask : first_mask) & below) + (upper ? popc(first_mask) : 0u);
             rows[at] = row;
+            groups[at] = group;
             runs[at] = popc(breaks[t / 32] & (below | (1u << (t % 32)))) + (upper ? popc(breaks[2 * part]) : 0u);
 #pragma unroll
             for (unsigned j = 0; j < TOKENS; j++) values[TOKENS * at + j] = mine[j];
         }
         barrier();
-        const DownList<TOKENS> list = {rows + 64 * part, runs + 64 * part, values + 64 * part * TOKENS,
-                                       popc(first_mask) + popc(second_mask)};
-        if (unit < Columns<F>::n_units(n_out)) {
-            down_add<F, TOKENS>(sums, list, down, row_words, n_out, unit, tables, side, slot);
+        const DownList<TOKENS> list = {rows + 64 * part, runs + 64 * part, groups + 64 * part,
+                                       values + 64 * part * TOKENS, popc(first_mask) + popc(second_mask)};
+        if (down.unit < Columns<F>::n_units(down.n_out)) {
+            if constexpr (F::TRANSPOSED) {
+                down_add_runs<F, TOKENS>(sums, list, down);
+            } else {
+                down_add<F, TOKENS>(sums, list, down);
+            }
         }
     }
     // The quarters in their order.
@@ -123,36 +179,40 @@ static DEVICE void down_few_tokens(const unsigned* down, const unsigned* tables,
         halves[t] = make_float4(sums[j].sum(0), sums[j].sum(1), sums[j].sum(2), sums[j].sum(3));
         halves[256 + t] = make_float4(sums[j].sum(4), sums[j].sum(5), sums[j].sum(6), sums[j].sum(7));
         barrier();
-        const unsigned column = Columns<F>::column(unit, t / 64);
+        const unsigned column = Columns<F>::column(down.unit, t / 64);
         if (t >= 128 || token + j >= n_tokens) continue;
         float4 sum = halves[256 * (t / 64) + u];
         for (unsigned k = 1; k < 4; k++) {
             const float4 more = halves[256 * (t / 64) + 64 * k + u];
             sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
         }
-        float* to = partial + ((size_t)block_index().y * n_tokens + token + j) * n_out;
-        if (column < n_out) to[column] = sum.x;
-        if (column + 1 < n_out) to[column + 1] = sum.y;
-        if (column + 2 < n_out) to[column + 2] = sum.z;
-        if (column + 3 < n_out) to[column + 3] = sum.w;
+        float* to = partial + ((size_t)block_index().y * n_tokens + token + j) * down.n_out;
+        if (column < down.n_out) to[column] = sum.x;
+        if (column + 1 < down.n_out) to[column + 1] = sum.y;
+        if (column + 2 < down.n_out) to[column + 2] = sum.z;
+        if (column + 3 < down.n_out) to[column + 3] = sum.w;
     }
 }
 
 // `slot` is the first row's, where scales lie apart.
 KERNEL(down_one)(const unsigned* down, const unsigned* tables, const unsigned* groups, const unsigned* scales,
-                 const unsigned* mins, const unsigned* h, float* partial, unsigned n_rows, unsigned slot,
-                 unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice, unsigned side_words,
-                 unsigned offset, unsigned wide) {
+                 const unsigned* mins, const unsigned* h, const float* group_weight, const unsigned* starts, float* partial,
+                 unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice,
+                 unsigned n_group, unsigned each, unsigned side_words, unsigned offset, unsigned wide) {
     const Side side = {groups, scales, mins, side_words, (int)offset, wide};
-    down_few_tokens<W, 1>(down, tables, side, h, partial, n_rows, slot, row_words, n_out, n_tokens, slice);
+    const DownMatrix matrix = {down, tables, side, row_words, n_out, 64 * block_index().x + thread() % 64};
+    const DownSlices slices = {n_rows, slice, n_group, each, group_weight, starts};
+    down_few_tokens<W, 1>(matrix, slices, slot, h, partial, n_tokens);
 }
 EXPORT(down_one)
 
 KERNEL(down_few)(const unsigned* down, const unsigned* tables, const unsigned* groups, const unsigned* scales,
-                 const unsigned* mins, const unsigned* h, float* partial, unsigned n_rows, unsigned slot,
-                 unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice, unsigned side_words,
-                 unsigned offset, unsigned wide) {
+                 const unsigned* mins, const unsigned* h, const float* group_weight, const unsigned* starts, float* partial,
+                 unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice,
+                 unsigned n_group, unsigned each, unsigned side_words, unsigned offset, unsigned wide) {
     const Side side = {groups, scales, mins, side_words, (int)offset, wide};
-    down_few_tokens<W, 4>(down, tables, side, h, partial, n_rows, slot, row_words, n_out, n_tokens, slice);
+    const DownMatrix matrix = {down, tables, side, row_words, n_out, 64 * block_index().x + thread() % 64};
+    const DownSlices slices = {n_rows, slice, n_group, each, group_weight, starts};
+    down_few_tokens<W, 4>(matrix, slices, slot, h, partial, n_tokens);
 }
 EXPORT(down_few)

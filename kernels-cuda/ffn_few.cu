@@ -1,5 +1,6 @@
 // The values of neurons for few tokens: gate first, up only where the gate shows that it counts. A fixed number of lanes,
-// at least 4, to a neuron, two neurons to a group of lanes, over all rows, those of a list, or those of the groups that are used.
+// at least 4, to a neuron, two neurons to a group of lanes, over all rows, those of a list, or those of the groups that
+// are used.
 //
 // Where gate and up have different formats, the gate's unit writes test values where the values will be (`up` null), and
 // up's goes on from there (`test` null).
@@ -162,8 +163,10 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
             });
     }
     barrier();
-    // Where nothing is dropped, a row of each matrix at once; else two neurons' tests.
-    const bool together = p.rule.skip == 0 && p.test.at != nullptr && p.up.at != nullptr;
+    // Where nothing is dropped, a row of each matrix at once, and so where a list is so short that every neuron has its own
+    // lanes: most of it counts, and waiting costs more than reading. Else two neurons' tests. No bit depends on it.
+    const bool is_short = p.ids != nullptr && n <= block_size().x / p.lanes * grid_size().x;
+    const bool together = (p.rule.skip == 0 || is_short) && p.test.at != nullptr && p.up.at != nullptr;
     const unsigned each = together ? 1 : 2;
     const FfnMatrix matrices[2] = {p.test, together ? p.up : p.test};
     const unsigned per = each * (block_size().x / p.lanes), lane = t & (p.lanes - 1);
@@ -175,22 +178,22 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
             const Rows x = {p.x + (size_t)token * x_words, x_words, p.n_tokens - token};
             const unsigned my_token = token + lane % T;
             const bool wanted[2] = {is_wanted<T>(p, neurons[0], my_token), is_wanted<T>(p, neurons[1], my_token)};
-            float values[2][T] = {};
+            float firsts[T] = {}, seconds[T] = {};
             if (p.test.at != nullptr) {
                 const unsigned rows[2] = {neurons[0].row, neurons[1].row};
-                two_rows<T>(values[0], values[1], p, matrices, rows, wanted, lane, x);
+                two_rows<T>(firsts, seconds, p, matrices, rows, wanted, lane, x);
             } else {
                 const size_t token_at = (size_t)(my_token < p.n_tokens ? my_token : token) * p.n_rows;
-                const float first_test = wanted[0] ? from_bits(p.h[token_at + neurons[0].row]) : 0.0f;
-                const float second_test = wanted[1] ? from_bits(p.h[token_at + neurons[1].row]) : 0.0f;
+                const float one = wanted[0] ? from_bits(p.h[token_at + neurons[0].row]) : 0.0f;
+                const float other = wanted[1] ? from_bits(p.h[token_at + neurons[1].row]) : 0.0f;
 #pragma unroll
-                for (unsigned j = 0; j < T; j++) values[0][j] = first_test, values[1][j] = second_test;
+                for (unsigned j = 0; j < T; j++) firsts[j] = one, seconds[j] = other;
             }
+            const float first_test = pick<T>(firsts, lane % T), second_test = pick<T>(seconds, lane % T);
 #pragma unroll 1
             for (unsigned r = 0; r < each; r++) {
-                const float test = r == 0 ? pick<T>(values[0], lane % T) : pick<T>(values[1], lane % T);
                 const FfnNeuron at = r == 0 ? neurons[0] : neurons[1];
-                finish_neuron<T>(p, at, my_token, test, values[1], together, lane, x, carried);
+                finish_neuron<T>(p, at, my_token, r == 0 ? first_test : second_test, seconds, together, lane, x, carried);
             }
         }
     }
@@ -198,22 +201,30 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
     if (t < p.n_tokens && carried[t] != 0) atomic_add(p.counts + t, carried[t]);
 }
 
-// Biases, thresholds, lists and groups are null where there are none.
-#define FFN_FEW(name, T)                                                                                                  \
-    KERNEL(name)(const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x,                     \
-                 const float* bias_test, const float* bias_up, const unsigned* ids, const unsigned* count,                \
-                 const unsigned* members, const float* threshold, const float* group_weight, const unsigned* starts,      \
-                 unsigned* h, unsigned* counts, unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens,  \
-                 unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group, unsigned most_rows,   \
-                 unsigned kind, unsigned activation, unsigned skip, float alpha, float limit, float cap) {                \
-        const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight,  \
-                              starts, h, counts, n_rows, row_words, n_cols, n_tokens, lanes, capacity, words, bit,        \
-                              n_group, most_rows, {kind, activation, skip, alpha, cap}, limit};                           \
-        ffn_few_tokens<T>(step);                                                                                          \
-    }                                                                                                                     \
-    EXPORT(name)
+// One token. Biases, thresholds, lists and groups are null where there are none.
+KERNEL(ffn_one)(const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
+                const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members,
+                const float* threshold, const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts,
+                unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned capacity,
+                unsigned words, unsigned bit, unsigned n_group, unsigned most_rows, unsigned kind, unsigned activation,
+                unsigned skip, float alpha, float limit, float cap) {
+    const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight, starts,
+                          h, counts, n_rows, row_words, n_cols, n_tokens, lanes, capacity, words, bit, n_group, most_rows,
+                          {kind, activation, skip, alpha, cap}, limit};
+    ffn_few_tokens<1>(step);
+}
+EXPORT(ffn_one)
 
-// One token, and up to 16.
-FFN_FEW(ffn_one, 1)
-FFN_FEW(ffn_few, 4)
-#undef FFN_FEW
+// Up to 16.
+KERNEL(ffn_few)(const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
+                const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members,
+                const float* threshold, const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts,
+                unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned capacity,
+                unsigned words, unsigned bit, unsigned n_group, unsigned most_rows, unsigned kind, unsigned activation,
+                unsigned skip, float alpha, float limit, float cap) {
+    const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight, starts,
+                          h, counts, n_rows, row_words, n_cols, n_tokens, lanes, capacity, words, bit, n_group, most_rows,
+                          {kind, activation, skip, alpha, cap}, limit};
+    ffn_few_tokens<4>(step);
+}
+EXPORT(ffn_few)

@@ -13,6 +13,8 @@
 #pragma clang fp contract(off)
 
 #define KERNEL(name) extern "C" __global__ void name
+// How many blocks are left room for means other units here.
+#define KERNEL_OF(threads, blocks, name) extern "C" __global__ void __launch_bounds__(threads) name
 #define EXPORT(name)
 #define DEVICE __device__ __forceinline__
 

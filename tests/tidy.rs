@@ -2,12 +2,14 @@
 //!
 //! What clippy and the compiler hold (lints, function length, documentation, matched arms) is not here.
 
+mod lists;
 mod rules;
 mod tree;
 
 use std::path::Path;
 
-use rules::{LONG, RULES, UNSAFE, lists_are_current};
+use lists::{LONG, UNSAFE};
+use rules::{RULES, lists_are_current};
 use tree::{Source, Tree};
 
 #[test]

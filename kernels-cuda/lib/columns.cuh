@@ -146,16 +146,37 @@ struct TransposedColumns {
     static DEVICE unsigned column(unsigned unit, unsigned half) { return 32 * (unit >> 2) + 4 * (unit & 3) + 16 * half; }
     static DEVICE unsigned n_units(unsigned n_out) { return (n_out + 31) / 32 * 4; }
 
-    // Values of a group for a unit's columns, out of the table of scales or that of minimums.
-    static DEVICE void steps(const unsigned* table, const Side& side, unsigned group, unsigned unit, float (&values)[8]) {
-        const unsigned* row = table + (size_t)group * side.row_words;
+    // Words of a group's scales and minimums for a unit's columns: on their way while its rows are added.
+    struct Steps {
+        uint4 d[2], m[2];
+    };
+
+    static DEVICE uint4 words(const unsigned* table, const Side& side, unsigned group, unsigned first) {
+        const unsigned* at = table + (size_t)group * side.row_words;
+        if (side.wide != 0) return *reinterpret_cast<const uint4*>(at + first);
+        const uint2 both = *reinterpret_cast<const uint2*>(at + first / 2);
+        return make_uint4(both.x, both.y, 0, 0);
+    }
+
+    static DEVICE Steps steps(const Side& side, unsigned group, unsigned unit) {
+        Steps s = {};
 #pragma unroll
         for (unsigned half = 0; half < 2; half++) {
-            const float4 four = F::table(row, column(unit, half) / 4, side.wide);
-            values[4 * half] = four.x;
-            values[4 * half + 1] = four.y;
-            values[4 * half + 2] = four.z;
-            values[4 * half + 3] = four.w;
+            s.d[half] = words(side.scales, side, group, column(unit, half));
+            if (side.mins != nullptr) s.m[half] = words(side.mins, side, group, column(unit, half));
+        }
+        return s;
+    }
+
+    static DEVICE void values(const uint4 (&words)[2], const Side& side, float (&out)[8]) {
+#pragma unroll
+        for (unsigned half = 0; half < 2; half++) {
+            const uint4 w = words[half];
+            const bool wide = side.wide != 0;
+            out[4 * half] = wide ? from_bits(w.x) : half_of(w.x, 0);
+            out[4 * half + 1] = wide ? from_bits(w.y) : half_of(w.x, 1);
+            out[4 * half + 2] = wide ? from_bits(w.z) : half_of(w.y, 0);
+            out[4 * half + 3] = wide ? from_bits(w.w) : half_of(w.y, 1);
         }
     }
 };

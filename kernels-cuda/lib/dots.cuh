@@ -17,11 +17,9 @@ struct Rows {
     DEVICE const unsigned* token(unsigned t) const { return at + (size_t)(t < n ? t : n - 1) * words; }
 };
 
-template <class W, unsigned R, unsigned T>
+template <class W, unsigned R, unsigned T, unsigned U>
 DEVICE void block_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                        unsigned lanes, const Rows& x, const unsigned* tables) {
-    // Blocks of a row on their way at once.
-    constexpr unsigned U = R * T <= 2 ? 4 / R : 1;
     const unsigned nb = n_cols >> 5;
     for (unsigned first = lane; first < nb; first += U * lanes) {
         typename W::Raw raw[R][U];
@@ -53,11 +51,10 @@ DEVICE void block_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], un
     }
 }
 
-template <class W, unsigned R, unsigned T>
+template <class W, unsigned R, unsigned T, unsigned U>
 DEVICE void float_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                        unsigned lanes, const Rows& x) {
     constexpr unsigned PER = W::PER;
-    constexpr unsigned U = R * T <= 2 ? 4 / R : 1;
     const unsigned n_units = (n_cols + PER - 1) / PER;
     if (n_cols % PER != 0) {
         for (unsigned i = lane; i < n_units; i += lanes) {
@@ -112,14 +109,14 @@ DEVICE void float_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], un
 }
 
 // This lane's share of the products of R rows with T tokens, added to `sums`. x in Q8 blocks for weights of blocks, else
-// as floats.
-template <class W, unsigned R, unsigned T>
+// as floats. U units of each row are on their way at once.
+template <class W, unsigned R, unsigned T, unsigned U = (R * T <= 2 ? 4 / R : 1)>
 DEVICE void row_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                      unsigned lanes, const Rows& x, const unsigned* tables) {
     if constexpr (W::FLOAT) {
-        float_dots<W, R, T>(sums, rows, n_cols, lane, lanes, x);
+        float_dots<W, R, T, U>(sums, rows, n_cols, lane, lanes, x);
     } else {
-        block_dots<W, R, T>(sums, rows, n_cols, lane, lanes, x, tables);
+        block_dots<W, R, T, U>(sums, rows, n_cols, lane, lanes, x, tables);
     }
 }
 

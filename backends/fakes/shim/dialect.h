@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define KERNEL(name) static void name
+#define KERNEL_OF(threads, blocks, name) static void name
 #define EXPORT(name) static const shim::Export export_##name(SHIM_UNIT, #name, name);
 #define DEVICE inline
 

@@ -1,8 +1,10 @@
 //! Rope, StoreKv, Attention.
 
+use std::ops::Range;
+
 use hal::format::Format;
 use hal::op::{Attention, KV_FORMATS, Pairing, Rope, StoreKv};
-use hal::{BatchShape, KvCache, Result};
+use hal::{BatchFacts, BatchShape, KvCache, Result};
 
 use crate::Case;
 use crate::rig::Rig;
@@ -35,6 +37,10 @@ pub(super) fn cases() -> Vec<Case> {
             for shape in shapes().into_iter().filter(|shape| fits(formats, shape.heads())) {
                 let body = move |rig: &mut Rig| attention(rig, formats, &shape);
                 cases.push(Case::new(format!("Attention/{k}+{v}/{}", shape.name), body));
+            }
+            if k == v {
+                let body = move |rig: &mut Rig| alone(rig, formats);
+                cases.push(Case::new(format!("Attention/{k}+{v}/alone"), body));
             }
         }
     }
@@ -154,6 +160,25 @@ fn shapes() -> Vec<Shape> {
             seqs: &[(300, 37)],
             ..PLAIN
         },
+        // Latent attention: one key for many heads, wider than others.
+        Shape {
+            name: "latent",
+            d_head: 576,
+            d_value: 512,
+            n_head: 9,
+            n_head_kv: 1,
+            seqs: &[(70, 1), (33, 2)],
+            ..PLAIN
+        },
+        Shape {
+            name: "latent-prompt",
+            d_head: 288,
+            d_value: 320,
+            n_head: 3,
+            n_head_kv: 1,
+            seqs: &[(80, 20)],
+            ..PLAIN
+        },
         Shape { name: "long", ..long },
         Shape { name: "long-4", seqs: &[(700, 2), (257, 2)], ..PLAIN },
         Shape { name: "alone-prompt", d_head: 32, n_head: 2, seqs: &[(300, 37)], ..PLAIN },
@@ -168,6 +193,44 @@ fn shapes() -> Vec<Shape> {
         Shape { name: "sinks", sinks: true, seqs: MIXED, ..PLAIN },
         Shape { name: "all", window: Some(65), softcap: 1.5, sinks: true, ..long },
     ]
+}
+
+/// Up to 16 tokens, nobody's values depend on who else is in the step.
+fn alone(rig: &mut Rig, formats: KvCache<Format>) -> Result<()> {
+    let (n_head, n_head_kv, d_head, n_blocks) = (6, 2, 32, 28);
+    let n_cols = n_head * d_head;
+    let facts = rig.facts(&[(700, 2), (40, 5), (9, 9)], n_blocks);
+    let cache = rig.filled_cache(&facts, n_blocks, KvCache::both(n_head_kv * d_head), formats)?;
+    let values = rig.rng.floats(facts.tokens.len() * n_cols);
+    let mut attend = |tokens: Range<usize>| -> Result<Vec<f32>> {
+        let n = tokens.len();
+        let shape = BatchShape { max_tokens: n, max_seqs: 3, max_blocks: 24 };
+        let part =
+            BatchFacts { tokens: facts.tokens[tokens.clone()].to_vec(), seqs: facts.seqs.clone() };
+        let batch = rig.batch(shape, &part, n_blocks, 1 << 20)?;
+        let q = rig.tensor(n, n_cols, &values[tokens.start * n_cols..tokens.end * n_cols])?;
+        let y = rig.output(n, n_cols)?;
+        let op = Attention {
+            q,
+            cache: cache.clone(),
+            batch,
+            sinks: None,
+            y: y.clone(),
+            n_head,
+            n_head_kv,
+            scale: 0.5,
+            window: None,
+            softcap: 0.0,
+        };
+        rig.run([op.into()])?;
+        rig.read(&y)
+    };
+    let whole = attend(0..facts.tokens.len())?;
+    let ones = (0..facts.tokens.len()).map(|t| attend(t..t + 1)).collect::<Result<Vec<_>>>()?;
+    for (t, one) in ones.iter().enumerate() {
+        rig.same_bits(&format!("token {t}"), &whole[t * n_cols..][..n_cols], one);
+    }
+    Ok(())
 }
 
 /// Positions that a token must not see hold NaN, in its own blocks too where the sequence ends.

@@ -48,7 +48,9 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(Case::new(format!("Add/t{n_tokens}x{n_cols}"), body));
     }
     for kind in [NormKind::Rms, NormKind::Layer] {
-        for (n_tokens, n_cols, width) in [(1, 257, 257), (3, 64, 64), (17, 240, 40), (2, 5, 1)] {
+        for (n_tokens, n_cols, width) in
+            [(1, 257, 257), (3, 64, 64), (17, 240, 40), (2, 5, 1), (2, 2500, 2500), (1, 9000, 9000)]
+        {
             for affine in [true, false] {
                 let name = format!("Norm/{kind:?}/t{n_tokens}x{n_cols}/{width}/affine-{affine}");
                 let body = move |rig: &mut Rig| norm(rig, kind, [n_tokens, n_cols, width], affine);

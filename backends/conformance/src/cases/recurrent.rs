@@ -22,15 +22,17 @@ const STEPS: [(&str, Steps); 4] = [
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, seqs) in STEPS {
-        for taps in [2, 4] {
+        for taps in [2, 4, 9] {
             let body = move |rig: &mut Rig| short_conv(rig, seqs, taps);
             cases.push(Case::new(format!("ShortConv/{taps}/{name}"), body));
         }
-        for (n_head, d_k, d_v) in [(2, 16, 16), (3, 5, 7)] {
+        for (n_head, d_k, d_v) in [(2, 16, 16), (3, 5, 7), (2, 96, 40), (1, 160, 33)] {
             let body = move |rig: &mut Rig| gated_delta(rig, seqs, [n_head, d_k, d_v]);
             cases.push(Case::new(format!("GatedDelta/{n_head}x{d_k}x{d_v}/{name}"), body));
         }
-        for (n_head, n_group, d_head, d_state) in [(4, 2, 8, 16), (3, 1, 5, 7)] {
+        for (n_head, n_group, d_head, d_state) in
+            [(4, 2, 8, 16), (3, 1, 5, 7), (2, 2, 5, 128), (1, 1, 3, 200)]
+        {
             let body = move |rig: &mut Rig| ssm_scan(rig, seqs, [n_head, n_group, d_head, d_state]);
             cases.push(Case::new(format!("SsmScan/{n_head}x{d_head}x{d_state}/{name}"), body));
         }

@@ -1,7 +1,5 @@
 //! A fake device and its driver's functions.
 
-#![allow(unsafe_code, reason = "functions of a C library")]
-
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 

@@ -42,7 +42,7 @@ fn divergence_is_found() {
 #[test]
 fn writes_past_the_end_of_shared_memory_are_found() {
     for (device, _) in devices(2) {
-        let mut run = |name: &str, shared: u32, rest: &[Arg]| {
+        let run = |name: &str, shared: u32, rest: &[Arg]| {
             device.fake.set("2:reset=1");
             let args = [&[Arg::At(device.alloc(256))], rest].concat();
             device.run((FAULTS, name), 1, 256, shared, &args)
@@ -100,7 +100,7 @@ fn shared_memory_begins_as_nonsense_in_every_block() {
 
 /// Numbers without a pattern.
 fn noise(n: usize, seed: u32) -> Vec<u32> {
-    let mut state = u64::from(seed) << 20 | 1;
+    let mut state = (u64::from(seed) << 20) | 1;
     let mut next = || {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -157,7 +157,7 @@ fn nearest_half(v: f32) -> u32 {
             }
         }
     };
-    half | v.to_bits() >> 16 & 0x8000
+    half | ((v.to_bits() >> 16) & 0x8000)
 }
 
 #[test]
@@ -165,8 +165,8 @@ fn halves_are_rounded_to_the_nearest() {
     let mut floats: Vec<u32> = noise(1500, 7);
     // Around the smallest and the largest, and ties.
     floats.extend((0..600u32).map(|i| 0x3300_0000 + i * 0x0001_1111));
-    floats.extend((0..400u32).map(|i| 0x477f_e000 + i * 17 | (i % 2) << 31));
-    floats.extend((0..400u32).map(|i| (0x3880_1000 + i * 0x2000) | (i % 2) << 31));
+    floats.extend((0..400u32).map(|i| (0x477f_e000 + i * 17) | ((i % 2) << 31)));
+    floats.extend((0..400u32).map(|i| (0x3880_1000 + i * 0x2000) | ((i % 2) << 31)));
     floats.retain(|bits| !f32::from_bits(*bits).is_nan());
     let halves: Vec<u32> = floats.iter().map(|bits| nearest_half(f32::from_bits(*bits))).collect();
     for (device, _) in devices(4) {

@@ -32,8 +32,9 @@ const FEW_THREADS: u32 = 128;
 const TILE_THREADS: u32 = 256;
 const TILE_ROWS: usize = 64;
 
-/// Threads of a block that stores.
+/// Threads of a block that stores, and of one that puts spans together.
 const STORE_THREADS: u32 = 256;
+const MERGE_THREADS: u32 = 256;
 
 /// Most heads of a block, and most lanes that share a row.
 const MOST_HEADS: usize = 8;
@@ -271,10 +272,10 @@ fn merge(op: &Attention<Tensor>, cut: &Cut, parts: Span, out: &mut Lowering<'_>)
         word(cut.d_value),
         word(cut.n_spans),
         word(op.window.map_or(0, |n| n.min(u32::MAX as usize))),
+        word(cut.d_value.next_power_of_two().clamp(32, MERGE_THREADS as usize)),
     ];
-    let threads = cut.d_value.next_multiple_of(64).clamp(64, 256) as u32;
     let grid = [cut.n_head, cut.n_tokens, 1];
-    out.launch(Unit::plain("attention_merge"), "attention_merge", grid, threads, &args);
+    out.launch(Unit::plain("attention_merge"), "attention_merge", grid, MERGE_THREADS, &args);
     Ok(())
 }
 

@@ -19,6 +19,11 @@ use crate::units::Unit;
 const MAX_SLICES: usize = 64;
 /// Rows of a slice are a multiple of this: `down_few` cuts it in four.
 const SLICE_STEP: usize = 64;
+/// Slices of a group that is used. What is added up first must not depend on which other groups are used: a multiple of
+/// what `ffn_reduce` adds side by side.
+const GROUP_SLICES: usize = 8;
+/// Tokens whose groups are walked over at once.
+const GROUP_TOKENS: usize = 4;
 /// Columns that a block of `down_few` takes, and columns and tokens of a tile of `down_many`.
 const FEW_COLUMNS: usize = 512;
 const TILE_COLUMNS: usize = 128;
@@ -49,6 +54,8 @@ pub(super) struct DownRooms {
     partial: Room,
     n_slices: usize,
     slice: usize,
+    /// Slices of a group, where only those that are used are cut; else 0.
+    each: usize,
 }
 
 impl DownRooms {
@@ -60,12 +67,23 @@ impl DownRooms {
         scratch: &mut Scratch,
     ) -> DownRooms {
         let (n_rows, n_out) = (op.up.n_rows, op.y.n_cols);
-        let slice = slice(n_rows, n_out, n_tokens, facts);
+        let mut slice = slice(n_rows, n_out, n_tokens, facts);
+        let (mut n_slices, mut each, mut at_once) = (n_rows.div_ceil(slice), 0, n_tokens);
         let across = op.orientation == Down::AcrossNeurons;
-        let n_slices = if across { 1 } else { n_rows.div_ceil(slice) };
+        match &op.groups {
+            _ if across => n_slices = 1,
+            Some(groups) if n_tokens <= FEW => {
+                let most = groups.rows().map(|rows| rows.len()).max().unwrap_or(0);
+                at_once = n_tokens.min(GROUP_TOKENS);
+                each = GROUP_SLICES;
+                slice = most.div_ceil(each).next_multiple_of(SLICE_STEP).max(SLICE_STEP);
+                n_slices = each * groups.n_group().min(at_once * groups.n_used);
+            }
+            None | Some(_) => {}
+        }
         let rounded = across && takes_q8(op.down.format);
         let q8 = scratch.q8(if rounded { n_tokens * n_rows } else { 0 });
-        DownRooms { q8, partial: scratch.words(n_slices * n_tokens * n_out), n_slices, slice }
+        DownRooms { q8, partial: scratch.words(n_slices * at_once * n_out), n_slices, slice, each }
     }
 }
 
@@ -79,11 +97,15 @@ pub(super) struct SecondHalf<'a> {
     pub(super) h: Span,
     /// `[n_tokens]`, how many were carried through.
     pub(super) counts: Span,
+    /// Where groups begin; null without groups.
+    pub(super) starts: Span,
 }
 
 impl SecondHalf<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         match (self.op.orientation, &self.op.groups) {
+            (Down::ByNeuron, _) if self.n_tokens > FEW => self.by_neuron_many(out)?,
+            (Down::ByNeuron, Some(_)) if self.n_tokens > GROUP_TOKENS => return self.in_parts(out),
             (Down::ByNeuron, _) => self.by_neuron(out)?,
             (Down::AcrossNeurons, None) => self.across(out)?,
             (Down::AcrossNeurons, Some(groups)) => self.across_groups(groups, out)?,
@@ -91,27 +113,47 @@ impl SecondHalf<'_> {
         self.reduce(out)
     }
 
+    /// A few tokens after the other: together they would use many groups.
+    fn in_parts(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let row = 4 * self.op.up.desc().n_rows as u64;
+        for first in (0..self.n_tokens).step_by(GROUP_TOKENS) {
+            let n_tokens = GROUP_TOKENS.min(self.n_tokens - first);
+            let (op, rooms, first_token) = (self.op, self.rooms, self.first_token + first);
+            let h = self.h.part(row * first as u64, row * n_tokens as u64);
+            let counts = self.counts.part(4 * first as u64, 4 * n_tokens as u64);
+            SecondHalf { op, rooms, first_token, n_tokens, h, counts, starts: self.starts }
+                .lower(out)?;
+        }
+        Ok(())
+    }
+
+    fn by_neuron_many(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let weight = &Weight::new(&self.op.down)?;
+        let (n_out, slice) = (self.op.y.desc().n_cols, self.rooms.slice);
+        let (partial, n_tokens, h) = (self.rooms.partial.span(out)?, self.n_tokens, self.h);
+        DownMany { weight, n_out, n_tokens, h, slice, groups: None, partial }.lower(out)
+    }
+
     fn by_neuron(&self, out: &mut Lowering<'_>) -> Result<()> {
         let weight = Weight::new(&self.op.down)?;
-        let (n_out, slice) = (self.op.y.desc().n_cols, self.rooms.slice);
-        let partial = self.rooms.partial.span(out)?;
-        if self.n_tokens > FEW {
-            let (weight, n_tokens, h) = (&weight, self.n_tokens, self.h);
-            return DownMany { weight, n_out, n_tokens, h, slice, groups: None, partial }
-                .lower(out);
-        }
+        let n_out = self.op.y.desc().n_cols;
+        let n_group = self.op.groups.as_ref().map_or(0, Groups::n_group);
         let (side, side_numbers) = side(&weight)?;
         let mut args = vec![ptr(weight.span), ptr(weight.tables(out))];
         args.extend(side);
         args.extend([
             ptr(self.h),
-            ptr(partial),
+            ptr(self.group_weight()?),
+            ptr(self.starts),
+            ptr(self.rooms.partial.span(out)?),
             word(weight.desc.n_rows),
             word(weight.first_row),
             word(weight.row_words),
             word(n_out),
             word(self.n_tokens),
-            word(slice),
+            word(self.rooms.slice),
+            word(n_group),
+            word(self.rooms.each),
         ]);
         args.extend(side_numbers);
         let (kernel, at_once) = if self.n_tokens == 1 { ("down_one", 1) } else { ("down_few", 4) };

@@ -198,7 +198,7 @@ impl Few<'_> {
         quantize(x, n_values, q8, Some(clear), out);
         self.hidden([x, q8], h, counts, out)?;
         let (rooms, first_token, n_tokens) = (self.rooms.down, self.first_token, self.n_tokens);
-        SecondHalf { op, rooms, first_token, n_tokens, h, counts }.lower(out)
+        SecondHalf { op, rooms, first_token, n_tokens, h, counts, starts: self.starts }.lower(out)
     }
 
     /// The values of all neurons that count; `x` as it is and in Q8 blocks.

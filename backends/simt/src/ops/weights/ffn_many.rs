@@ -131,7 +131,8 @@ impl Many<'_> {
         }
         self.hidden(tests, ups, counts, out)?;
         let (rooms, first_token) = (self.rooms.down, self.first_token);
-        SecondHalf { op, rooms, first_token, n_tokens, h: tests, counts }.lower(out)
+        SecondHalf { op, rooms, first_token, n_tokens, h: tests, counts, starts: self.starts }
+            .lower(out)
     }
 
     /// Products with all rows of a weight; `x` as it is and in Q8 blocks.
