@@ -5,7 +5,6 @@
 
 mod adapt;
 mod budgets;
-mod fakes;
 mod graphics;
 mod hand_off;
 mod loss;
@@ -13,6 +12,7 @@ mod predictor;
 mod shares;
 pub(crate) mod stream;
 mod unified;
+mod vendors;
 
 use std::ops::Range;
 use std::sync::Arc;
