@@ -18,6 +18,7 @@ pub(crate) const RULES: &[Rule] = &[
     file_length,
     ops_have_one_name,
     formats_have_one_name,
+    kernels_stand_once,
     unsafe_is_listed,
     nothing_unfinished,
     nothing_of_the_workshop,
@@ -262,6 +263,10 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
                 "{FORMATS}: `{name}` has no {file}: block, scales, rounding go there"
             ));
         }
+        let file = format!("kernels-cuda/formats/{}.cuh", name.to_lowercase());
+        if !tree.has(&file) {
+            faults.push(format!("{FORMATS}: `{name}` has no {file}: CUDA and HIP read it there"));
+        }
         for level in &levels {
             let arm = format!("Format::{name}");
             if !tree.below(level).any(|f| lines_with(f.code(), &arm).next().is_some()) {
@@ -278,6 +283,39 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
     let known: BTreeSet<String> = formats.into_iter().map(|(name, _)| name).collect();
     for name in known.symmetric_difference(&listed) {
         faults.push(format!("README.md: format `{name}` stands in only one of README's table and the `formats!` table"));
+    }
+    faults
+}
+
+/// Words of one vendor, which belong into a dialect.
+const VENDORS_WORDS: &[&str] =
+    &["__CUDA", "__HIP", "__AMD", "__shfl", "__syncthreads", "threadIdx", "blockIdx", "atomicAdd"];
+
+/// Kernels of CUDA and HIP are one text, and `kernels-cuda/UNITS` has all of them.
+fn kernels_stand_once(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    let units = "kernels-cuda/UNITS";
+    let listed: BTreeSet<&str> = (tree.text(units).lines())
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    let kernels = |f: &&Source| f.path.ends_with(".cu") || f.path.ends_with(".cuh");
+    let mut there = BTreeSet::new();
+    for file in tree.below("kernels-cuda/").filter(kernels) {
+        let name = file.path.trim_start_matches("kernels-cuda/").strip_suffix(".cu");
+        there.extend(name);
+        for word in VENDORS_WORDS {
+            for (i, _) in file.text.lines().enumerate().filter(|(_, line)| line.contains(word)) {
+                faults.push(at(
+                    file,
+                    i + 1,
+                    format!("`{word}` is one vendor's: give it a name in every dialect.h"),
+                ));
+            }
+        }
+    }
+    for name in listed.symmetric_difference(&there) {
+        faults.push(format!("{units}: `{name}` is a line or a file, not both"));
     }
     faults
 }
