@@ -8,7 +8,8 @@ constexpr unsigned PREDICT_WORDS = PREDICT_BLOCK / 32;
 
 // What is no number is wanted.
 DEVICE bool wants(const float* scores, unsigned n_ff, unsigned token, unsigned neuron, float threshold) {
-    return !(scores[(size_t)token * n_ff + neuron] < threshold);
+    const float score = scores[(size_t)token * n_ff + neuron];
+    return score >= threshold || score != score;
 }
 
 // Bits of who is wanted in this block, here and there; the side of this thread's neuron and whether it is wanted.
