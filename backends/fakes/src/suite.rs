@@ -86,13 +86,11 @@ pub fn runs_out_of_memory(open: Open<'_>, fake: &Fake) {
     let desc = |mib: usize| TensorDesc::new(mib, 1 << 18, Format::F32);
     let booked = device.ledger().used();
     let refused = device.alloc("too large", desc(5)).expect_err("5 MiB are not there");
-    match &refused {
-        Error::OutOfMemory { device, label, wanted, free } => {
-            assert!(device.ends_with('2') && label == "too large", "{refused}");
-            assert_eq!((*wanted, *free), (Bytes(5 << 20), Bytes(4 << 20)));
-        }
-        other => panic!("{other}"),
-    }
+    let Error::OutOfMemory { device: name, label, wanted, free } = &refused else {
+        panic!("{refused}")
+    };
+    assert!(name.ends_with('2') && label == "too large", "{refused}");
+    assert_eq!((*wanted, *free), (Bytes(5 << 20), Bytes(4 << 20)));
     assert_eq!(device.ledger().used(), booked, "nothing is booked for it");
     let kept = device.alloc("fits", desc(3)).expect("3 MiB are there");
     let report = device.memory().expect("a report");

@@ -1,0 +1,40 @@
+//! Compiled kernels are kept, on a fake of ROCm.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use fakes::{Fake, Vendor};
+use hal::Error;
+use simt::Options;
+use thermocline_hip::{devices, open_with};
+
+/// What the compiler made is kept, believed if it is whole, and made anew if not.
+#[test]
+fn kernels_of_the_fake_are_kept() {
+    let fake = match Fake::load(Vendor::Hip) {
+        Ok(fake) => fake,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let found = devices().expect("the fake has devices");
+    let opens = || open_with(&found[7], Some(folder.path()), Options::default());
+    let files = || -> Vec<_> {
+        let entries = std::fs::read_dir(folder.path()).expect("the folder");
+        entries.map(|entry| entry.expect("an entry").path()).collect()
+    };
+    opens().expect("it opens");
+    let kept = files();
+    assert!(
+        !kept.is_empty() && kept.iter().all(|file| file.extension().is_some_and(|e| e == "hip"))
+    );
+    let whole = std::fs::read(&kept[0]).expect("a file");
+    std::fs::write(&kept[0], &whole[..whole.len() - 1]).expect("a write");
+    opens().expect("what is damaged is compiled");
+    assert_eq!(std::fs::read(&kept[0]).expect("a file"), whole);
+    fake.set("refuse_compiling=1");
+    let kept_only = opens();
+    let compiled = open_with(&found[7], None, Options::default());
+    fake.set("refuse_compiling=0");
+    kept_only.expect("nothing is compiled");
+    let Err(Error::Driver { call, message, .. }) = compiled else { panic!("{compiled:?}") };
+    assert!(call.contains("hiprtcCompileProgram") && message.contains("FAKE"), "{call}: {message}");
+}

@@ -1,0 +1,23 @@
+//! The suite on a fake of ROCm with waves of 64, as on CDNA cards.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use fakes::{Fake, Vendor, suite};
+use hal::Backend;
+use std::sync::Arc;
+
+#[test]
+fn the_fake_conforms_with_waves_of_64() {
+    let fake = match Fake::load(Vendor::Hip) {
+        Ok(fake) => fake,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    fake.set("devices=1 wave=64 arch=gfx90a");
+    let found = thermocline_hip::devices().expect("the fake has a device");
+    assert!(found[0].description.contains("gfx90a"), "{}", found[0].description);
+    let open = |number: usize, options| {
+        let opened = thermocline_hip::open_with(&found[number], None, options);
+        opened.map(|backend| backend as Arc<dyn Backend>)
+    };
+    suite::conforms(&open, &fake);
+}
