@@ -2,7 +2,8 @@
 //! Then the same with a prompt's tokens: products (multiplications with an addition) a second. Skipping counts none
 //! of what it skips, so its products are those of the dense block.
 //!
-//! `cargo bench --bench ops`, or `cargo bench --bench ops -- Q4_0 F16` for some formats. Weights of several layers are
+//! `cargo bench --bench ops`, or `cargo bench --bench ops -- Q4_0 F16` for some formats, `--device CUDA0` for another
+//! device than the CPU: what its memory gives is then measured by adding long rows, on it. Weights of several layers are
 //! used in turn, so that none of them stays in a cache. Which neurons fire is chosen by the input: row r of gate is
 //! `u[r]` in its first half and 1 in its second, so `x = (1, .., -c, ..)` fires those with `u[r] > c`. The predictor
 //! wants the same: the halves of its hidden values read the halves of `p = (1, .., c, ..)`, and row r of its second
@@ -14,15 +15,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, Hidden, MatMul, Predict, Skip, SparseFfn};
+use hal::op::{Activation, Add, Down, FfnKind, Hidden, MatMul, Predict, Skip, SparseFfn};
 use hal::{
-    Bytes, Device, HostRows, PackDesc, Program, Queue, RowSet, Rows, Select, Source, Tensor,
-    TensorDesc,
+    Bytes, Device, DeviceId, HostRows, PackDesc, Program, Queue, RowSet, Rows, Select, Source,
+    Tensor, TensorDesc,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use thermocline::bench::{SkippingFfn, probe_size, read_bandwidth};
-use thermocline::devices::{cpu, cpu_threads};
+use thermocline::devices::{candidates, cpu, cpu_threads};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -35,6 +36,8 @@ const WEIGHTS: usize = 1 << 30;
 /// Rows made by quantising; the rest are copies of them.
 const N_DISTINCT: usize = 16;
 const DENSITIES: [f32; 5] = [0.05, 0.1, 0.2, 0.5, 1.0];
+/// Rows that are added to see what memory gives: more than any cache holds.
+const N_ADDED: usize = 32 << 10;
 /// Tokens of a prompt.
 const N_PROMPT: usize = 512;
 /// Each program is timed at least so long and so often.
@@ -47,19 +50,28 @@ fn main() -> Result<()> {
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
-    let device = cpu(None);
+    let at = arguments.iter().position(|argument| argument == "--device");
+    let named = at.and_then(|at| arguments.get(at + 1));
+    let device = named.map_or_else(|| Ok(cpu(None)), |name| open(name))?;
     let n_threads = cpu_threads(None);
     let free = device.memory()?.free;
     let probe = || -> Result<f64> {
-        Ok(read_bandwidth(n_threads, probe_size(free)).ok_or("no memory for the probe")?)
+        match named {
+            None => {
+                Ok(read_bandwidth(n_threads, probe_size(free)).ok_or("no memory for the probe")?)
+            }
+            Some(_) => adding(&device),
+        }
     };
     println!("{}", device.info().description);
     println!(
         "| op | format | density | ms | GB/s | read | share |\n|---|---|---:|---:|---:|---:|---:|"
     );
     let wanted = |format: &Format| {
-        let named: Vec<_> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
-        format.is_weight() && (named.is_empty() || named.iter().any(|name| *name == format.name()))
+        let formats = arguments.iter().filter(|a| !a.starts_with('-') && Some(*a) != named);
+        let formats: Vec<_> = formats.collect();
+        format.is_weight()
+            && (formats.is_empty() || formats.iter().any(|name| *name == format.name()))
     };
     let mut prompts = Vec::new();
     for format in Format::ALL.iter().copied().filter(wanted) {
@@ -70,6 +82,29 @@ fn main() -> Result<()> {
     println!("\n| {N_PROMPT} tokens | format | ms | G products/s |\n|---|---|---:|---:|");
     prompts.iter().for_each(|line| println!("{line}"));
     Ok(())
+}
+
+/// The device of this name.
+fn open(name: &str) -> Result<Device> {
+    let (found, missing) = candidates(None);
+    let candidate = found.iter().find(|candidate| candidate.name == name);
+    let candidate = candidate.ok_or_else(|| format!("no device {name}: {missing:?}"))?;
+    Ok(Device::new(candidate.open()?, DeviceId(1), Bytes::MAX))
+}
+
+/// GB/s of a sum of long rows: two are read and one is written.
+fn adding(device: &Device) -> Result<f64> {
+    let [a, x] = ["a", "x"].map(|label| device.alloc_f32(label, N_ADDED, N_EMBD));
+    let mut recorder = device.record("adding");
+    recorder.push(Add { a: a?, x: x? })?;
+    let (program, mut queue) = (recorder.finish()?, device.queue("adding")?);
+    let mut best = f64::INFINITY;
+    for _ in 0..RUNS {
+        let begin = Instant::now();
+        queue.replay(&program)?.wait()?;
+        best = best.min(begin.elapsed().as_secs_f64());
+    }
+    Ok((3 * 4 * N_ADDED * N_EMBD) as f64 / best / 1e9)
 }
 
 /// The feed-forward weights of several layers.

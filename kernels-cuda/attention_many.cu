@@ -161,8 +161,8 @@ DEVICE void add_values(const Walk& walk, const float* weights, float* values, un
     }
 }
 
-// Blocks: x spans, each of every n-th chunk; y heads that share keys, tiles of 2^shift of these, tiles of the values' columns; z tiles of tokens. With
-// one span the result goes to y, else to parts.
+// Blocks: x spans, each of every n-th chunk; y heads that share keys, tiles of 2^shift of these, tiles of the values' columns;
+// z tiles of tokens. With one span the result goes to y, else to parts.
 template <unsigned COLS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,
     float* all_parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,

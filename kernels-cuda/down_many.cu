@@ -23,8 +23,10 @@ KERNEL(down_many)(const unsigned* down, const unsigned* tables, const unsigned* 
                   const unsigned* mins, const float* h, const unsigned* pairs, const unsigned* group_rows, float* partial,
                   unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice,
                   unsigned h_cols, unsigned n_group, unsigned side_words, unsigned offset, unsigned wide) {
+    // Four columns of 16 rows, and 16 rows of 64 tokens, 4 floats between them so that writers meet different banks.
+    constexpr unsigned VALUES = 17;
     SHARED(float4, fours, 512);
-    SHARED(float4, values, 256);
+    SHARED(float4, values, 16 * VALUES);
     const Side side = {groups, scales, mins, side_words, (int)offset, wide};
     const unsigned t = thread(), z = block_index().z;
     unsigned begin = z * slice, end = begin + slice < n_rows ? begin + slice : n_rows, n = n_tokens;
@@ -41,28 +43,39 @@ KERNEL(down_many)(const unsigned* down, const unsigned* tables, const unsigned* 
     const unsigned first_token = 64 * block_index().y;
     if (first_token >= n) return;
 
-    // Four columns of 16 rows, and 16 rows of 64 tokens.
     const unsigned tx = t % 32, ty = t / 32;
     float sums[8][4] = {};
-    for (unsigned base = begin; base < end; base += 16) {
+    // What comes next is on its way while what is there is multiplied.
+    float4 next_fours[2];
+    float next_values[4];
+    const auto load = [&](unsigned base) {
+#pragma unroll
         for (unsigned k = 0; k < 2; k++) {
             const unsigned row = base + 8 * k + ty, q = 32 * block_index().x + tx;
-            float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            next_fours[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (row < end && 4 * q < n_out) {
-                four = down_four<W>(down + (size_t)row * row_words, slot + row, n_out, q, tables, side);
+                next_fours[k] = down_four<W>(down + (size_t)row * row_words, slot + row, n_out, q, tables, side);
             }
-            fours[32 * (8 * k + ty) + tx] = four;
         }
-        float* value = reinterpret_cast<float*>(values);
+#pragma unroll
         for (unsigned k = 0; k < 4; k++) {
-            const unsigned token = 16 * k + t / 16, row = base + t % 16;
-            const bool inside = first_token + token < n && row < end;
-            value[64 * (t % 16) + token] = inside ? h[(h_row + first_token + token) * h_cols + row - h_first] : 0.0f;
+            const unsigned token = first_token + 16 * k + t / 16, row = base + t % 16;
+            next_values[k] = token < n && row < end ? h[(h_row + token) * h_cols + row - h_first] : 0.0f;
         }
+    };
+    load(begin);
+    for (unsigned base = begin; base < end; base += 16) {
+        float* value = reinterpret_cast<float*>(values);
+#pragma unroll
+        for (unsigned k = 0; k < 2; k++) fours[32 * (8 * k + ty) + tx] = next_fours[k];
+#pragma unroll
+        for (unsigned k = 0; k < 4; k++) value[4 * VALUES * (t % 16) + 16 * k + t / 16] = next_values[k];
         barrier();
+        if (base + 16 < end) load(base + 16);
 #pragma unroll 4
         for (unsigned r = 0; r < 16; r++) {
-            const float4 w = fours[32 * r + tx], low = values[16 * r + 2 * ty], high = values[16 * r + 2 * ty + 1];
+            const float4 w = fours[32 * r + tx];
+            const float4 low = values[VALUES * r + 2 * ty], high = values[VALUES * r + 2 * ty + 1];
             const float by[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
             for (unsigned j = 0; j < 8; j++) {

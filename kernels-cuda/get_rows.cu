@@ -10,8 +10,8 @@ DEVICE void rows_by_number(const unsigned* weight, const unsigned* tables, const
                            unsigned n_cols, unsigned n_tokens, unsigned numbers, unsigned offset, unsigned last,
                            float scale) {
     const unsigned fours = (n_cols + 3) / 4;
-    const unsigned q = block_index().x * block_size().x + thread();
-    const unsigned token = block_index().y;
+    const unsigned q = block_index().y * block_size().x + thread();
+    const unsigned token = block_index().x;
     if (q >= fours || token >= n_tokens || token >= batch[0]) return;
     const unsigned number = batch[numbers + token];
     const unsigned row = number < last && offset <= last - number ? number + offset : last;

@@ -24,7 +24,7 @@ DEVICE void matmul_few_tokens(const unsigned* weight, const unsigned* tables, co
         for (unsigned token = 0; token < n_tokens; token += T) {
             float sums[R][T] = {};
             const Rows some = {x + (size_t)token * x_words, x_words, n_tokens - token};
-            row_dots<W, R, T, T == 1 ? 4 : 1>(sums, rows, n_cols, lane, lanes, some, tables);
+            row_dots<W, R, T, T == 1 ? 4 : T <= 4 ? 2 : 1>(sums, rows, n_cols, lane, lanes, some, tables);
 #pragma unroll
             for (unsigned r = 0; r < R; r++) {
 #pragma unroll

@@ -10,6 +10,7 @@ mod convert;
 mod converted;
 mod embedded;
 mod evaluate;
+mod fake_gpu;
 mod families;
 mod generation;
 mod gguf;

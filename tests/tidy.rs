@@ -2,12 +2,14 @@
 //!
 //! What clippy and the compiler hold (lints, function length, documentation, matched arms) is not here.
 
+mod lists;
 mod rules;
 mod tree;
 
 use std::path::Path;
 
-use rules::{LONG, RULES, UNSAFE, lists_are_current};
+use lists::{LONG, UNSAFE};
+use rules::{RULES, lists_are_current};
 use tree::{Source, Tree};
 
 #[test]
@@ -104,9 +106,18 @@ fn a_name_is_one_name_everywhere() {
     let table = "\nformats! {\n    /// Four bits.\n    Q4_0 => q4_0, 32, 18, Some(2);\n    U32 => ids, 1, 4, None;\n}";
     let formats = ("backends/hal/src/format/mod.rs", table);
     bad(&[formats], "`Q4_0` has no backends/hal/src/format/q4_0.rs");
+    bad(&[formats], "`Q4_0` has no kernels-cuda/formats/q4_0.cuh");
     bad(&[formats], "format `Q4_0` stands in only one");
     bad(&[formats, ("backends/cpu/src/simd/avx2/mod.rs", "")], "`Format::Q4_0` has no kernel");
     bad(&[formats, ("README.md", "| Q4_0 | yes |\n| Q3_K | no |")], "format `Q3_K` stands in only");
+}
+
+#[test]
+fn kernels_are_one_text() {
+    bad(&[("kernels-cuda/add.cu", "x[threadIdx.x] = 0;")], "`threadIdx` is one vendor's");
+    bad(&[("kernels-cuda/add.cu", "")], "`add` is a line or a file");
+    bad(&[("kernels-cuda/UNITS", "add plain\n# gone weight")], "`add` is a line or a file");
+    good("kernels-cuda/dialect.h", "threadIdx");
 }
 
 #[test]

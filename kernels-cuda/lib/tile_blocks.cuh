@@ -213,6 +213,7 @@ struct BlockTile {
     DEVICE void multiply(unsigned stage) {
         const unsigned* left = row_codes(stage) + thread() % 16 * STRIDE;
         const unsigned* right = token_codes(stage) + thread() / 16 * STRIDE;
+#pragma unroll 1
         for (unsigned k = 0; k < K; k++) {
             uint4 lo[T], hi[T];
             float token[T][4];
@@ -271,6 +272,7 @@ struct BlockTile {
         tile.load(p, part, rows, tokens, 0, words);
         tile.store(p, part, rows, 0, words);
         barrier();
+#pragma unroll 1
         for (unsigned stage = 0; stage < n_stages; stage++) {
             const bool more = stage + 1 < n_stages;
             if (more) tile.load(p, part, rows, tokens, stage + 1, words);

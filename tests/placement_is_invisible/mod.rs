@@ -5,6 +5,7 @@
 
 mod adapt;
 mod budgets;
+mod fakes;
 mod graphics;
 mod hand_off;
 mod loss;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::lists::{BACKENDS, DEVICE_NAMES, HAL_NEEDS, LONG, MAY_USE, MOST_LINES, PURE, UNSAFE};
 use super::tree::{Source, Tree};
 
 /// A rule of the house.
@@ -17,90 +18,13 @@ pub(crate) const RULES: &[Rule] = &[
     file_length,
     ops_have_one_name,
     formats_have_one_name,
+    kernels_stand_once,
     unsafe_is_listed,
     nothing_unfinished,
     nothing_of_the_workshop,
     documents,
     paths_exist,
     tests_are_run,
-];
-
-/// Modules of `src/` and what each may use of the others; `*` is all. Arrows go down only.
-const MAY_USE: &[(&str, &[&str])] = &[
-    ("gguf", &[]),
-    ("sample", &[]),
-    ("chat", &["gguf"]),
-    ("placement", &[]),
-    ("devices", &[]),
-    ("tokenizer", &["gguf"]),
-    ("embedded", &["gguf"]),
-    ("synthetic", &["gguf"]),
-    ("model", &["gguf"]),
-    ("converted", &["gguf"]),
-    ("learned", &["gguf"]),
-    ("profile", &["convert", "engine", "gguf", "learned", "model"]),
-    ("convert", &["gguf"]),
-    ("predictor", &["gguf", "learned", "model"]),
-    ("engine", &["converted", "model", "placement", "predictor"]),
-    ("generate", &["engine", "sample", "tokenizer"]),
-    ("evaluate", &["engine", "gguf", "model", "tokenizer"]),
-    ("bench", &["engine", "model", "placement", "tokenizer"]),
-    ("trace", &["engine", "gguf"]),
-    ("cli", &["*"]),
-];
-
-/// Modules that never see a device: data in, data out.
-const PURE: &[&str] = &[
-    "chat",
-    "convert",
-    "gguf",
-    "sample",
-    "placement",
-    "tokenizer",
-    "embedded",
-    "synthetic",
-    "model",
-    "learned",
-    "predictor",
-    "profile",
-];
-
-/// Names in `hal` that stand for a device.
-#[rustfmt::skip]
-const DEVICE_NAMES: &[&str] = &[
-    "Backend", "BackendQueue", "Device", "DeviceId", "Mailbox", "Program", "Queue", "Recorder", "Run", "Tensor",
-];
-
-const BACKENDS: &[&str] = &["cpu", "sim", "simt", "cuda", "hip", "wgpu", "conformance"];
-
-/// What `hal` may depend on.
-const HAL_NEEDS: &[&str] = &["bytemuck", "half", "thiserror"];
-
-/// Most lines of a Rust file.
-const MOST_LINES: usize = 500;
-
-/// Longer files: only a list of equals, with the reason.
-pub(crate) const LONG: &[(&str, &str)] = &[];
-
-/// Where `unsafe` may stand, and for what.
-pub(crate) const UNSAFE: &[(&str, &str)] = &[
-    ("src/gguf/map.rs", "a file mapped into memory, and its pages let go"),
-    ("backends/cpu/src/simd/", "vector instructions"),
-    ("backends/cpu/src/buffer.rs", "tensor memory that threads share"),
-    ("backends/cpu/src/team.rs", "a job lent to the workers"),
-    ("backends/cpu/src/program.rs", "the views of a program are made"),
-    ("backends/fakes/", "a test's functions in a fake driver, and the vendors' in its tests"),
-    ("backends/simt/src/driver.rs", "the calls of a driver, and what they want to be promised"),
-    ("backends/simt/src/native/", "the calls of a driver are made, its handles kept"),
-    ("backends/cuda/src/library.rs", "functions of CUDA's driver"),
-    ("backends/cuda/src/vendor.rs", "a context of CUDA's driver"),
-    ("backends/hip/src/library.rs", "functions of HIP"),
-    ("backends/hip/src/compiler.rs", "functions of ROCm's compiler"),
-    ("backends/hip/src/vendor.rs", "a device of HIP"),
-    ("backends/simt/src/pinned.rs", "memory that a driver hands out and a device shares"),
-    ("backends/simt/src/stream.rs", "what a driver wants to be promised is kept here"),
-    ("backends/wgpu/src/native.rs", "free memory and kept pipelines: not wgpu's business"),
-    ("src/main.rs", "an environment variable, before there are threads"),
 ];
 
 fn at(file: &Source, line: usize, what: impl std::fmt::Display) -> String {
@@ -127,7 +51,7 @@ fn floors(tree: &Tree) -> Vec<String> {
     for file in tree.rust() {
         let Some(module) = file.module() else { continue };
         let Some((_, may)) = MAY_USE.iter().find(|(name, _)| *name == module) else {
-            faults.push(at(file, 1, format!("module `{module}` is not in MAY_USE of tests/tidy/rules.rs: add it with what it may use")));
+            faults.push(at(file, 1, format!("module `{module}` is not in MAY_USE of tests/tidy/lists.rs: add it with what it may use")));
             continue;
         };
         for (line, name) in file.names() {
@@ -339,6 +263,10 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
                 "{FORMATS}: `{name}` has no {file}: block, scales, rounding go there"
             ));
         }
+        let file = format!("kernels-cuda/formats/{}.cuh", name.to_lowercase());
+        if !tree.has(&file) {
+            faults.push(format!("{FORMATS}: `{name}` has no {file}: CUDA and HIP read it there"));
+        }
         for level in &levels {
             let arm = format!("Format::{name}");
             if !tree.below(level).any(|f| lines_with(f.code(), &arm).next().is_some()) {
@@ -359,6 +287,39 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
     faults
 }
 
+/// Words of one vendor, which belong into a dialect.
+const VENDORS_WORDS: &[&str] =
+    &["__CUDA", "__HIP", "__AMD", "__shfl", "__syncthreads", "threadIdx", "blockIdx", "atomicAdd"];
+
+/// Kernels of CUDA and HIP are one text, and `kernels-cuda/UNITS` has all of them.
+fn kernels_stand_once(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    let units = "kernels-cuda/UNITS";
+    let listed: BTreeSet<&str> = (tree.text(units).lines())
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    let kernels = |f: &&Source| f.path.ends_with(".cu") || f.path.ends_with(".cuh");
+    let mut there = BTreeSet::new();
+    for file in tree.below("kernels-cuda/").filter(kernels) {
+        let name = file.path.trim_start_matches("kernels-cuda/").strip_suffix(".cu");
+        there.extend(name);
+        for word in VENDORS_WORDS {
+            for (i, _) in file.text.lines().enumerate().filter(|(_, line)| line.contains(word)) {
+                faults.push(at(
+                    file,
+                    i + 1,
+                    format!("`{word}` is one vendor's: give it a name in every dialect.h"),
+                ));
+            }
+        }
+    }
+    for name in listed.symmetric_difference(&there) {
+        faults.push(format!("{units}: `{name}` is a line or a file, not both"));
+    }
+    faults
+}
+
 fn unsafe_is_listed(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
     for file in tree.rust() {
@@ -367,7 +328,7 @@ fn unsafe_is_listed(tree: &Tree) -> Vec<String> {
         for (line, code) in lines_with(file.code(), "unsafe") {
             if !listed {
                 faults.push(at(file, line, "`unsafe` outside of the files in UNSAFE: find a safe way, or list the file with its reason"));
-            } else if !code.contains("unsafe fn") && !justified(&text, line - 1) {
+            } else if !is_type(code) && !justified(&text, line - 1) {
                 faults.push(at(
                     file,
                     line,
@@ -377,6 +338,11 @@ fn unsafe_is_listed(tree: &Tree) -> Vec<String> {
         }
     }
     faults
+}
+
+/// Whether `unsafe` only says of a function that it is: calling it is what has to be justified.
+fn is_type(code: &str) -> bool {
+    code.contains("unsafe fn") || (code.contains("unsafe extern") && code.contains("fn("))
 }
 
 /// Whether the statement around `line` has a `// SAFETY:` comment at its head or on the way to it.
@@ -407,7 +373,7 @@ fn nothing_unfinished(tree: &Tree) -> Vec<String> {
 /// Words of the workshop that are no part of the project; `concat!` so that this file is clean itself.
 const WORKSHOP: &[&str] = &[
     concat!("/wo", "rk/"),
-    concat!(".lib", "rary"),
+    concat!("/.lib", "rary"),
     concat!("/tmp/", "COMMON"),
     concat!("/ro", "ot/"),
 ];
@@ -504,7 +470,7 @@ fn tests_are_run(tree: &Tree) -> Vec<String> {
 pub(crate) fn lists_are_current(tree: &Tree) -> Vec<String> {
     let gone = |(path, _): &&(&str, &str)| !tree.has(path);
     let fault = |(path, why): &(&str, &str)| {
-        format!("tests/tidy/rules.rs: `{path}` ({why}) is not there any more: take it off the list")
+        format!("tests/tidy/lists.rs: `{path}` ({why}) is not there any more: take it off the list")
     };
     LONG.iter().chain(UNSAFE).filter(gone).map(fault).collect()
 }

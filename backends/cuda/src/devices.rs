@@ -25,10 +25,11 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
     let library = ready()?;
     let found: Result<Vec<Found>, Missing> =
         (0..library.count()?).map(|ordinal| look_at(&library, ordinal)).collect();
-    match found?.as_slice() {
-        [] => Err(Missing::Device),
-        found => Ok(in_order("CUDA", found.to_vec())),
+    let found = found?;
+    if found.is_empty() {
+        return Err(Missing::Device);
     }
+    Ok(in_order("CUDA", found))
 }
 
 /// Opens a device.

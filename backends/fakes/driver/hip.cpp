@@ -175,9 +175,7 @@ EXPORTED int hiprtcCompileProgram(void* handle, int n_options, const char** opti
     bool known = false;
     for (const shim::Kernel* k = shim::kernels(); k != nullptr; k = k->next) {
         // The source must hold what it is to be compiled for.
-        const std::string& text = program->source;
-        const bool has = text.find(std::string("KERNEL(") + k->name + ")") != std::string::npos ||
-                         text.find(std::string(", ") + k->name + ")") != std::string::npos;
+        const bool has = program->source.find(std::string("(") + k->name) != std::string::npos;
         known = known || (program->unit == k->unit && has);
     }
     program->log = fake::world().library.refuse_compiling != 0 ? "FAKE: error: as the test wants it\n"

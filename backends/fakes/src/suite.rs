@@ -53,7 +53,6 @@ fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
 pub fn conforms(open: Open<'_>, fake: &Fake) {
     let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
     let report = conformance::run_all(&device(open, 0, options));
-    eprintln!("{report}");
     assert_eq!(report.n_failed(), 0, "\n{report}");
     assert!(fake.count(0, "graphs") > 0, "programs are graphs");
 }

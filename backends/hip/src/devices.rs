@@ -23,10 +23,13 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
     let library = ready()?;
     let found: Result<Vec<Found>, Missing> =
         (0..library.count()?).map(|ordinal| look_at(&library, ordinal)).collect();
-    match found?.as_slice() {
-        [] => Err(Missing::Device),
-        found => Ok(in_order("HIP", found.to_vec())),
+    let found = found?;
+    if found.is_empty() {
+        return Err(Missing::Device);
     }
+    // Without it no device is of any use.
+    library.compiler()?;
+    Ok(in_order("HIP", found))
 }
 
 /// Opens a device. Compiled kernels are kept in `folder`.

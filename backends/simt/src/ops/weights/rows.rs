@@ -63,7 +63,7 @@ fn lower(
     ];
     args.extend(how.scale.map(Arg::F32));
     let kernel = if how.scale.is_some() { "get_rows" } else { "add_rows" };
-    let grid = [desc.n_cols.div_ceil(4).div_ceil(BLOCK as usize), desc.n_rows, 1];
+    let grid = [desc.n_rows, desc.n_cols.div_ceil(4).div_ceil(BLOCK as usize), 1];
     out.launch(Unit::weight("get_rows", weight.desc.format), kernel, grid, BLOCK, &args);
     Ok(())
 }

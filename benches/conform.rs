@@ -1,0 +1,48 @@
+//! The suite of all backends on a device of this machine, as JSON.
+//!
+//! `cargo bench --bench conform -- --device CUDA0`, or `.. --device Vulkan0 MatMul/Q4_0` for cases with that in their
+//! names. `scripts/prove_gpu` runs it where there is a card.
+#![allow(clippy::print_stdout, reason = "a report is what this program makes")]
+
+use std::error::Error;
+use std::time::Instant;
+
+use conformance::Outcome;
+use hal::{Bytes, Device, DeviceId};
+use serde_json::json;
+use thermocline::devices::candidates;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo test --all-targets` runs this too, and does not want to wait for it.
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    let at = arguments.iter().position(|argument| argument == "--device");
+    let name = at.and_then(|at| arguments.get(at + 1)).ok_or("--device NAME says on which")?;
+    let part = arguments.iter().find(|a| !a.starts_with('-') && *a != name);
+    let (found, missing) = candidates(None);
+    let candidate = found.iter().find(|candidate| candidate.name == *name);
+    let candidate = candidate.ok_or_else(|| format!("no device {name}: {missing:?}"))?;
+    let device = Device::new(candidate.open()?, DeviceId(1), Bytes::MAX);
+    let begin = Instant::now();
+    let report = conformance::run_matching(&device, part.map_or("", String::as_str));
+    let cases = |wanted: fn(&Outcome) -> Option<&String>| -> Vec<_> {
+        let outcomes = report.outcomes.iter();
+        let some = outcomes.filter_map(|(name, outcome)| Some((name, wanted(outcome)?)));
+        some.map(|(name, why)| json!({ "case": name, "why": why })).collect()
+    };
+    let result = json!({
+        "device": name,
+        "description": candidate.description,
+        "passed": report.passed().count(),
+        "failed": cases(|outcome| if let Outcome::Failed(why) = outcome { Some(why) } else { None }),
+        "skipped": cases(|outcome| if let Outcome::Skipped(why) = outcome { Some(why) } else { None }),
+        "seconds": begin.elapsed().as_secs_f64(),
+    });
+    println!("{result:#}");
+    match report.n_failed() {
+        0 => Ok(()),
+        n => Err(format!("{name}: {n} cases failed").into()),
+    }
+}

@@ -1,0 +1,139 @@
+//! The program beside fakes of CUDA's driver and ROCm (`backends/fakes`), whose devices are the CPU: nothing here says what
+//! a card does.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use fakes::Vendor;
+
+/// Runs the program; libraries of drivers are looked for in `libraries` first.
+fn run(args: &[&str], libraries: &Path, env: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+    command.env_clear().env("LD_LIBRARY_PATH", libraries).envs(env.iter().copied());
+    command.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Whether there are fakes here; if not, why is printed.
+fn there() -> bool {
+    let missing = fakes::missing();
+    missing.iter().for_each(|why| println!("skipped: {why}"));
+    missing.is_none()
+}
+
+/// A greedy text, and the notes beside it.
+fn story(more: &[&str], env: &[(&str, &str)]) -> (String, String) {
+    let args = [&["run", "-p", "Once", "--temp", "0", "-n", "16"], more].concat();
+    let output = run(&args, fakes::folder(), env);
+    let notes = text(&output.stderr);
+    assert!(output.status.success(), "{notes}");
+    assert!(!notes.contains("panicked"), "{notes}");
+    (text(&output.stdout), notes)
+}
+
+#[test]
+fn fakes_are_listed_with_what_they_are() {
+    if !there() {
+        return;
+    }
+    let env = [(Vendor::Cuda.variable(), "devices=2"), (Vendor::Hip.variable(), "arch=gfx1100")];
+    let output = run(&["devices", "--json"], fakes::folder(), &env);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let devices = report["devices"].as_array().unwrap();
+    let named = |name: &str| devices.iter().find(|device| device["name"] == name).unwrap().clone();
+    for (name, backend, says) in [
+        ("CUDA0", "cuda", "compute capability"),
+        ("CUDA1", "cuda", "compute capability"),
+        ("HIP0", "hip", "gfx1100"),
+    ] {
+        let device = named(name);
+        assert_eq!(device["backend"], backend);
+        assert!(device["description"].as_str().unwrap().contains(says), "{device}");
+        assert!(device["memory"]["free"].as_u64().unwrap() > 0, "{device}");
+    }
+    let missing = report["missing"].as_array().unwrap();
+    assert!(missing.iter().all(|m| m["backend"] == "wgpu"), "{missing:?}");
+}
+
+#[test]
+fn the_text_is_the_same_on_fakes() {
+    if !there() {
+        return;
+    }
+    let (expected, _) = story(&["--backend", "cpu"], &[]);
+    for (backend, device) in [("cuda", "CUDA0"), ("hip", "HIP0")] {
+        for layers in ["all", "2"] {
+            let (words, notes) = story(&["--backend", backend, "-ngl", layers], &[]);
+            assert_eq!(words, expected, "{notes}");
+            let placed = if layers == "all" { "4 of 4" } else { "2 of 4" };
+            assert!(notes.contains(&format!("{device}: {placed} layers")), "{notes}");
+        }
+    }
+}
+
+#[test]
+fn the_text_goes_on_when_a_fake_is_lost() {
+    if !there() {
+        return;
+    }
+    let (expected, _) = story(&["--backend", "cpu"], &[]);
+    let mut in_the_middle = 0;
+    for launches in [40, 300, 700, 1200, 1500] {
+        let settings = format!("lost_after={launches} lost_code=700");
+        let env = [(Vendor::Cuda.variable(), settings.as_str())];
+        let (words, notes) = story(&["--backend", "cuda", "-ngl", "all"], &env);
+        assert_eq!(words, expected, "{launches}: {notes}");
+        assert!(notes.contains("CUDA0 was lost"), "{launches}: {notes}");
+        in_the_middle += usize::from(notes.contains("going on without it"));
+    }
+    assert!(in_the_middle > 0, "some loss comes after the first word");
+}
+
+#[test]
+fn a_driver_that_is_no_good_is_a_sentence() {
+    if !there() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fakes::without(Vendor::Cuda, "cuGraphLaunch", folder.path()).unwrap();
+    let kernels = fakes::folder().join("libfake_kernels.so");
+    if kernels.exists() {
+        std::fs::copy(&kernels, folder.path().join("libfake_kernels.so")).unwrap();
+    }
+    let all = fakes::folder();
+    for (libraries, settings, says) in [
+        (all, "version=11040", "too old: it is for CUDA 11.4"),
+        (all, "devices=0", "no device"),
+        (all, "init=803", "the driver does not work: cuInit failed with 803"),
+        (all, "major=6 minor=1", "compute capability 6.1, kernels need 7.5"),
+        (folder.path(), "", "the driver's library has no cuGraphLaunch"),
+    ] {
+        let env = [(Vendor::Cuda.variable(), settings)];
+        let output = run(&["devices"], libraries, &env);
+        let listed = text(&output.stdout);
+        let line = listed.lines().find(|line| line.starts_with("cuda: ")).unwrap_or_default();
+        assert!(line.contains(says), "{settings}: {listed}{}", text(&output.stderr));
+        assert!(output.status.success() && !text(&output.stderr).contains("panicked"));
+        // What is asked for and not there ends the program, with what would help.
+        let failed = run(&["run", "-n", "1", "--backend", "cuda"], libraries, &env);
+        let notes = text(&failed.stderr);
+        assert!(failed.status.code() == Some(5) && notes.contains(says), "{notes}");
+        assert!(notes.contains("help: "), "{notes}");
+    }
+}
+
+/// No library of a maker is needed to start.
+#[test]
+fn the_program_links_no_library_of_a_gpu() {
+    let program = env!("CARGO_BIN_EXE_thermocline");
+    let Ok(output) = Command::new("ldd").arg(program).output() else {
+        return println!("skipped: no ldd here");
+    };
+    let linked = text(&output.stdout);
+    for library in ["cuda", "nvrtc", "amdhip", "hiprtc", "vulkan"] {
+        assert!(!linked.contains(library), "{linked}");
+    }
+}

@@ -1,0 +1,79 @@
+//! What the rules go by: who may use whom, and the exceptions with their reasons.
+
+/// Modules of `src/` and what each may use of the others; `*` is all. Arrows go down only.
+pub(crate) const MAY_USE: &[(&str, &[&str])] = &[
+    ("gguf", &[]),
+    ("sample", &[]),
+    ("chat", &["gguf"]),
+    ("placement", &[]),
+    ("devices", &[]),
+    ("tokenizer", &["gguf"]),
+    ("embedded", &["gguf"]),
+    ("synthetic", &["gguf"]),
+    ("model", &["gguf"]),
+    ("converted", &["gguf"]),
+    ("learned", &["gguf"]),
+    ("profile", &["convert", "engine", "gguf", "learned", "model"]),
+    ("convert", &["gguf"]),
+    ("predictor", &["gguf", "learned", "model"]),
+    ("engine", &["converted", "model", "placement", "predictor"]),
+    ("generate", &["engine", "sample", "tokenizer"]),
+    ("evaluate", &["engine", "gguf", "model", "tokenizer"]),
+    ("bench", &["engine", "model", "placement", "tokenizer"]),
+    ("trace", &["engine", "gguf"]),
+    ("cli", &["*"]),
+];
+
+/// Modules that never see a device: data in, data out.
+pub(crate) const PURE: &[&str] = &[
+    "chat",
+    "convert",
+    "gguf",
+    "sample",
+    "placement",
+    "tokenizer",
+    "embedded",
+    "synthetic",
+    "model",
+    "learned",
+    "predictor",
+    "profile",
+];
+
+/// Names in `hal` that stand for a device.
+#[rustfmt::skip]
+pub(crate) const DEVICE_NAMES: &[&str] = &[
+    "Backend", "BackendQueue", "Device", "DeviceId", "Mailbox", "Program", "Queue", "Recorder", "Run", "Tensor",
+];
+
+pub(crate) const BACKENDS: &[&str] = &["cpu", "sim", "simt", "cuda", "hip", "wgpu", "conformance"];
+
+/// What `hal` may depend on.
+pub(crate) const HAL_NEEDS: &[&str] = &["bytemuck", "half", "thiserror"];
+
+/// Most lines of a Rust file.
+pub(crate) const MOST_LINES: usize = 500;
+
+/// Longer files: only a list of equals, with the reason.
+pub(crate) const LONG: &[(&str, &str)] = &[];
+
+/// Where `unsafe` may stand, and for what.
+pub(crate) const UNSAFE: &[(&str, &str)] = &[
+    ("src/gguf/map.rs", "a file mapped into memory, and its pages let go"),
+    ("backends/cpu/src/simd/", "vector instructions"),
+    ("backends/cpu/src/buffer.rs", "tensor memory that threads share"),
+    ("backends/cpu/src/team.rs", "a job lent to the workers"),
+    ("backends/cpu/src/program.rs", "the views of a program are made"),
+    ("backends/fakes/", "a test's functions in a fake driver, and the vendors' in its tests"),
+    ("backends/simt/src/driver.rs", "the calls of a driver, and what they want to be promised"),
+    ("backends/simt/src/native/", "the calls of a driver are made, its handles kept"),
+    ("backends/cuda/src/library.rs", "functions of CUDA's driver"),
+    ("backends/cuda/src/vendor.rs", "a context of CUDA's driver"),
+    ("backends/hip/src/library.rs", "functions of HIP"),
+    ("backends/hip/src/compiler.rs", "functions of ROCm's compiler"),
+    ("backends/hip/src/vendor.rs", "a device of HIP"),
+    ("backends/simt/src/pinned.rs", "memory that a driver hands out and a device shares"),
+    ("backends/simt/src/stream.rs", "what a driver wants to be promised is kept here"),
+    ("backends/wgpu/src/native.rs", "free memory and kept pipelines: not wgpu's business"),
+    ("src/main.rs", "an environment variable, before there are threads"),
+];
