@@ -52,7 +52,7 @@ bool run(const char* path) {
     for (Piece& piece : pieces) {
         piece.was = in.word();
         piece.len = in.word();
-        piece.now = aligned_alloc(256, piece.len);
+        if (posix_memalign(&piece.now, 256, piece.len) != 0) abort();
         in.bytes(piece.now, piece.len);
     }
     const std::string kinds = in.text();

@@ -46,7 +46,8 @@ struct Wave {
     /// Of the values that lanes exchange there are two sets: a lane may be an operation ahead.
     unsigned set;
     uint32_t values[2][MOST_LANES];
-    uint32_t fragments[2][MOST_LANES][6];
+    /// For each 32 lanes 16 rows and 8 columns of 32 bytes.
+    alignas(32) int8_t lines[2][MOST_LANES / 32][24][32];
 };
 
 struct Array {
@@ -480,26 +481,20 @@ uint64_t ballot(bool p, int line) {
 }
 
 /// A product of bytes by who holds what in kernels-cuda/dialect.h.
-void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line) {
+__attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line) {
     Block& bl = here();
     Wave& w = bl.waves[bl.thread / bl.wave];
-    uint32_t(*fragments)[6] = w.fragments[w.set];
-    const unsigned lane = bl.thread & (bl.wave - 1);
-    memcpy(fragments[lane], a, 16);
-    memcpy(fragments[lane] + 4, b, 8);
+    const unsigned lane = bl.thread & (bl.wave - 1), g = lane % 32 / 4, t = lane % 4;
+    int8_t(*lines)[32] = w.lines[w.set][lane / 32];
+    for (unsigned half = 0; half < 2; half++) {
+        for (unsigned upper = 0; upper < 2; upper++) memcpy(&lines[g + 8 * upper][4 * t + 16 * half], &a[2 * half + upper], 4);
+        memcpy(&lines[16 + g][4 * t + 16 * half], &b[half], 4);
+    }
     bl.wait_for_wave(line);
-    const uint32_t(*group)[6] = fragments + lane / 32 * 32;
-    const unsigned row = lane % 32 / 4, column = lane % 4 * 2;
     for (unsigned i = 0; i < 4; i++) {
-        // Lanes 4 r + t hold words t and t + 4 of row r and of row r + 8; lanes 4 c + t the same of column c.
-        const unsigned upper = i / 2, r = row * 4, c = (column + i % 2) * 4;
+        const int8_t *row = lines[g + i / 2 * 8], *column = lines[16 + 2 * t + i % 2];
         int sum = 0;
-        for (unsigned t = 0; t < 4; t++) {
-            for (unsigned half = 0; half < 2; half++) {
-                const uint32_t left = group[r + t][half * 2 + upper], right = group[c + t][4 + half];
-                for (unsigned byte = 0; byte < 32; byte += 8) sum += int8_t(left >> byte) * int8_t(right >> byte);
-            }
-        }
+        for (unsigned k = 0; k < 32; k++) sum += row[k] * column[k];
         d[i] = int(unsigned(d[i]) + unsigned(sum));
     }
 }
