@@ -8,8 +8,6 @@
 //! program and leave early. The device waits for the answer of a hand-off itself, by a flag in memory that both sides see;
 //! where it cannot, a submission ends there.
 
-#![allow(dead_code, reason = "being built: taken out with the last kernel")]
-
 mod backend;
 mod buffer;
 mod card;

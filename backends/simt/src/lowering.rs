@@ -21,14 +21,6 @@ pub(crate) struct Launch {
     pub(crate) args: Vec<Arg>,
 }
 
-/// Words that never change and that some launch reads, and where they are on the device.
-#[derive(Debug)]
-pub(crate) struct Constants {
-    /// Where they will be.
-    pub(crate) at: Span,
-    pub(crate) words: Vec<u32>,
-}
-
 /// What an op adds its launches to.
 #[derive(Debug)]
 pub(crate) struct Lowering<'a> {

@@ -1,6 +1,5 @@
 //! Programs: the launches of a step, in one submission or cut where an answer is waited for.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use hal::op::{Merge, Post};
@@ -281,15 +280,4 @@ fn merge<D: Driver>(
     out.launch(unit, "merge_add", grid, BLOCK as u32, &args);
     made.merges.push((op.mailbox, mailbox));
     Ok(())
-}
-
-impl<D: Driver> Steps<D> {
-    /// The ops of a segment.
-    pub(crate) fn ops(&self, segment: usize) -> Range<usize> {
-        let launches = &self.segments[segment].launches;
-        match (launches.first(), launches.last()) {
-            (Some(first), Some(last)) => first.op..last.op + 1,
-            _ => 0..0,
-        }
-    }
 }

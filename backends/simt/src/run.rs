@@ -197,17 +197,20 @@ impl<D: Driver> SimtRun<D> {
     /// Waits until there is a post, or nothing more to come.
     fn next(&self) -> Result<Option<(u32, usize)>> {
         let (core, driver_) = (&*self.core, &*self.core.card.driver);
-        let mut patience = Patience(0);
+        let (mut patience, mut long) = (Patience(0), false);
         loop {
+            if long {
+                core.advance()?;
+            }
             let under = match self.progress.stand()? {
                 Stand::Post(step, post) => return Ok(Some((step, post))),
                 Stand::End => return Ok(None),
                 Stand::Under(under) => under,
             };
-            if !patience.wait() {
+            long = patience.wait();
+            if !long {
                 continue;
             }
-            core.advance()?;
             let Some(last) = under else { continue };
             if !driver_.has_happened(&last)? {
                 continue;
