@@ -137,7 +137,8 @@ impl<D: Driver> SimtProgram<D> {
         let mut room = Words { card, memory: Vec::new() };
         let step = room.keep(&vec![0; 1 + n_posts])?;
         let few = |op: &Op| !matches!(op, Op::Merge(op) if op.y.desc().n_rows > MOST_WAITED);
-        let flags = card.manners.flags && ops.iter().all(few);
+        // One by one, a device takes only some hundred launches ahead of a wait.
+        let flags = card.manners.flags && card.manners.graphs && ops.iter().all(few);
         let patience = flags.then_some(card.manners.patience.as_millis() as usize);
         let facts = card.driver.facts();
         let mut lowering = Lowering::new(facts, card.tables.span(), workspace, &mut room);

@@ -11,7 +11,7 @@ use crate::error::driver;
 use crate::program::{PostOf, Steps};
 use crate::queue::Core;
 use crate::stream::Stream;
-use crate::timer::Timer;
+use crate::timer::{Given, Timer};
 
 /// How far a run is; its queue submits, its owner answers.
 #[derive(Debug)]
@@ -84,11 +84,25 @@ impl<D: Driver> Progress<D> {
             if segment.merge.is_some_and(|merge| !state.answered.contains(&merge)) {
                 return Ok(false);
             }
-            match &mut state.timer {
-                Some(timer) => timer.give(segment, stream)?,
-                None => segment.give(stream)?,
-            }
+            let whole = match &mut state.timer {
+                None => {
+                    segment.give(stream)?;
+                    true
+                }
+                Some(timer) => {
+                    let answered = |(merge, _): &&(usize, _)| state.answered.contains(merge);
+                    let n_answered = steps.merges.iter().take_while(answered).count();
+                    match timer.give(segment, stream, n_answered)? {
+                        Given::Nothing => return Ok(false),
+                        Given::Some => false,
+                        Given::Whole => true,
+                    }
+                }
+            };
             state.last = Some(Arc::new(stream.mark(false)?));
+            if !whole {
+                return Ok(false);
+            }
             state.next += 1;
         }
         Ok(state.answered.len() >= steps.merges.len())
@@ -116,7 +130,8 @@ impl<D: Driver> Progress<D> {
             return Err(Error::Cancelled);
         }
         Ok(match here {
-            Some(post) if state.next > post.segment && post.mailbox.is_posted(state.step) => {
+            // Before a step begins its number is 0, which no flag has after the first.
+            Some(post) if state.step > 0 && post.mailbox.is_posted(state.step) => {
                 Stand::Post(state.step, state.shown)
             }
             None if state.next == steps.segments.len() => match &state.last {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use hal::{Clock, PartTime, Result, Times};
 
 use crate::driver::Driver;
-use crate::program::Segment;
+use crate::program::{Segment, Step};
 use crate::stream::Stream;
 
 /// Times one run.
@@ -17,13 +17,35 @@ pub(crate) struct Timer<D: Driver> {
     marks: Vec<(usize, D::Event, D::Event)>,
     /// When the first segment was given to the device, and an event before it.
     began: Option<(Instant, D::Event)>,
-    /// The last segment was given then, and this many marks were before it.
+    /// What was given last was given then, and this many marks were before it.
     last: Option<(Instant, usize)>,
+    /// Launches of the segment that were given.
+    given: usize,
+    /// Waits that were given, of all segments.
+    n_waits: usize,
+}
+
+/// What of a segment a device was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Given {
+    /// Nothing more: an answer is missing.
+    Nothing,
+    /// All up to where an answer is missing.
+    Some,
+    /// The rest.
+    Whole,
 }
 
 impl<D: Driver> Timer<D> {
     pub(crate) fn new(cuts: &[usize]) -> Timer<D> {
-        Timer { cuts: cuts.into(), marks: Vec::new(), began: None, last: None }
+        Timer {
+            cuts: cuts.into(),
+            marks: Vec::new(),
+            began: None,
+            last: None,
+            given: 0,
+            n_waits: 0,
+        }
     }
 
     /// The part of an op.
@@ -31,31 +53,45 @@ impl<D: Driver> Timer<D> {
         self.cuts.partition_point(|cut| *cut <= op)
     }
 
-    /// Gives a segment to the device, launch by launch.
-    pub(crate) fn give(&mut self, segment: &Segment<D>, stream: &Stream<D>) -> Result<()> {
+    /// Gives a segment to the device, launch by launch, as far as so many answers are there: a device takes only some hundred
+    /// launches ahead, and then lets the thread wait that has to answer.
+    pub(crate) fn give(
+        &mut self,
+        segment: &Segment<D>,
+        stream: &Stream<D>,
+        n_answered: usize,
+    ) -> Result<Given> {
+        let open = |timer: &Timer<D>, step: &Step<D>| step.waits && timer.n_waits >= n_answered;
+        if segment.launches.get(self.given).is_some_and(|step| open(self, step)) {
+            return Ok(Given::Nothing);
+        }
         let now = Instant::now();
         if self.began.is_none() {
             self.began = Some((now, stream.mark(true)?));
         }
         self.last = Some((now, self.marks.len()));
-        let mut rest = &segment.launches[..];
-        while let [first, ..] = rest {
+        while let rest @ [first, ..] = &segment.launches[self.given..] {
+            if open(self, first) {
+                return Ok(Given::Some);
+            }
             if first.waits {
                 // A part that begins with a wait begins when the answer is there.
                 stream.launch(&first.ready)?;
-                rest = &rest[1..];
+                self.given += 1;
+                self.n_waits += 1;
                 continue;
             }
             let part = self.part(first.op);
-            let same = |step: &&crate::program::Step<D>| !step.waits && self.part(step.op) == part;
+            let same = |step: &&Step<D>| !step.waits && self.part(step.op) == part;
             let n = rest.iter().take_while(same).count();
             let begin = stream.mark(true)?;
             rest[..n].iter().try_for_each(|step| stream.launch(&step.ready))?;
             let end = stream.mark(true)?;
             self.marks.push((part, begin, end));
-            rest = &rest[n..];
+            self.given += n;
         }
-        Ok(())
+        self.given = 0;
+        Ok(Given::Whole)
     }
 
     /// When everything ran, once the run is over.
