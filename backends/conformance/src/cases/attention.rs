@@ -223,6 +223,9 @@ fn alone(rig: &mut Rig, formats: KvCache<Format>) -> Result<()> {
             softcap: 0.0,
         };
         rig.run([op.into()])?;
+        if n > 1 {
+            rig.watch("y", &y)?;
+        }
         rig.read(&y)
     };
     let whole = attend(0..facts.tokens.len())?;
