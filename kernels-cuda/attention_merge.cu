@@ -1,13 +1,15 @@
-// The spans of a head put together in their order, with its sink; a block to a head of a token.
+// The spans of a head put together in their order, with its sink; a block to a head of a token. In Q8 blocks too where there
+// is room for them in q.
 #include "lib/attention.cuh"
+#include "lib/quantize.cuh"
 
 using namespace attention;
 
 static constexpr unsigned MOST_SPANS = 64, THREADS = 256;
 
 // Columns are worked on `n_cols` at a time, a power of two.
-KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsigned* batch, float* y, unsigned max_tokens,
-    unsigned n_rows, unsigned n_head, unsigned d_value, unsigned n_spans, unsigned window, unsigned n_cols) {
+KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsigned* batch, float* y, unsigned* q,
+    unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned d_value, unsigned n_spans, unsigned window, unsigned n_cols) {
     SHARED(float, weights, MOST_SPANS);
     const Batch facts{batch, max_tokens};
     const unsigned head = block_index().x, t = block_index().y;
@@ -44,9 +46,21 @@ KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsign
         barrier();
         if (group == 0 && col < d_value) {
             for (unsigned i = 1; i < n_groups; i++) sum += shared[i * n_cols + thread()];
-            y[at * d_value + col] = sum / total;
+            sum /= total;
+            y[at * d_value + col] = sum;
+            // Nobody else reads this word.
+            shared[thread()] = sum;
         }
         barrier();
+        if (q != nullptr) {
+            // Heads are whole blocks then.
+            const unsigned i = 4 * thread();
+            const bool inside = i < n_cols && first_col + i < d_value;
+            const float* from = shared + (inside ? i : 0);
+            const float4 values = make_float4(from[0], from[1], from[2], from[3]);
+            quantize_block(values, q + (at * d_value + first_col + i) / 32 * Q8_WORDS, inside);
+            barrier();
+        }
     }
 }
 EXPORT(attention_merge)

@@ -4,16 +4,17 @@
 
 typedef FORMAT W;
 
+// By block number `block` of `n_blocks`.
 template <unsigned R, unsigned T>
-DEVICE void matmul_few_tokens(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
-                              unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
-                              unsigned relu) {
+DEVICE void matmul_few_tokens(unsigned block, unsigned n_blocks, const unsigned* weight, const unsigned* tables, const unsigned* x,
+                              const float* bias, float* y, unsigned n_rows, unsigned row_words, unsigned n_cols,
+                              unsigned n_tokens, unsigned lanes, unsigned relu) {
     const unsigned per = block_size().x / lanes;
     const unsigned lane = thread() & (lanes - 1);
     const unsigned group = thread() / lanes;
     const unsigned x_words = W::FLOAT ? n_cols : n_cols / 32 * Q8_WORDS;
     const unsigned n_pairs = (n_rows + R - 1) / R;
-    for (unsigned first = per * block_index().x; first < n_pairs; first += per * grid_size().x) {
+    for (unsigned first = per * block; first < n_pairs; first += per * n_blocks) {
         const unsigned begin = R * (first + group);
         const unsigned* rows[R];
 #pragma unroll
@@ -44,21 +45,47 @@ DEVICE void matmul_few_tokens(const unsigned* weight, const unsigned* tables, co
 // One token.
 KERNEL(matmul_one)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                    unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned lanes, unsigned relu) {
-    matmul_few_tokens<2, 1>(weight, tables, x, bias, y, n_rows, row_words, n_cols, 1, lanes, relu);
+    matmul_few_tokens<2, 1>(block_index().x, grid_size().x, weight, tables, x, bias, y, n_rows, row_words, n_cols, 1, lanes, relu);
 }
 EXPORT(matmul_one)
+
+// One token and up to three matrices of the same columns: each has so many blocks, one after the other.
+struct Matrix {
+    const unsigned* weight;
+    const float* bias;
+    float* y;
+    unsigned n_rows, n_blocks;
+};
+
+KERNEL(matmul_three)(const unsigned* weight_a, const unsigned* weight_b, const unsigned* weight_c, const float* bias_a,
+                     const float* bias_b, const float* bias_c, float* y_a, float* y_b, float* y_c, const unsigned* tables,
+                     const unsigned* x, unsigned rows_a, unsigned rows_b, unsigned rows_c, unsigned blocks_a,
+                     unsigned blocks_b, unsigned blocks_c, unsigned row_words, unsigned n_cols, unsigned lanes) {
+    unsigned block = block_index().x;
+    Matrix of = {weight_a, bias_a, y_a, rows_a, blocks_a};
+    if (block >= blocks_a) {
+        block -= blocks_a;
+        of = {weight_b, bias_b, y_b, rows_b, blocks_b};
+        if (block >= blocks_b) {
+            block -= blocks_b;
+            of = {weight_c, bias_c, y_c, rows_c, blocks_c};
+        }
+    }
+    matmul_few_tokens<2, 1>(block, of.n_blocks, of.weight, tables, x, of.bias, of.y, of.n_rows, row_words, n_cols, 1, lanes, 0);
+}
+EXPORT(matmul_three)
 
 // Up to 4, and up to 8 at a time: weights are taken apart once for so many.
 KERNEL(matmul_four)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                     unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
                     unsigned relu) {
-    matmul_few_tokens<2, 4>(weight, tables, x, bias, y, n_rows, row_words, n_cols, n_tokens, lanes, relu);
+    matmul_few_tokens<2, 4>(block_index().x, grid_size().x, weight, tables, x, bias, y, n_rows, row_words, n_cols, n_tokens, lanes, relu);
 }
 EXPORT(matmul_four)
 
 KERNEL(matmul_eight)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                      unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
                      unsigned relu) {
-    matmul_few_tokens<2, 8>(weight, tables, x, bias, y, n_rows, row_words, n_cols, n_tokens, lanes, relu);
+    matmul_few_tokens<2, 8>(block_index().x, grid_size().x, weight, tables, x, bias, y, n_rows, row_words, n_cols, n_tokens, lanes, relu);
 }
 EXPORT(matmul_eight)

@@ -1,5 +1,7 @@
 // y = norm(x) * weight + bias over runs of columns: a block to a run, or 32 threads where runs are short.
+#include "lib/quantize.cuh"
 #include "lib/sums.cuh"
+#include "lib/wide.cuh"
 
 template <bool BLOCK> DEVICE float norm_sum(float v) { return BLOCK ? sum_block(v) : sum_near(v, 32); }
 
@@ -41,22 +43,90 @@ DEVICE void norm_run(const float* x, const float* weight, const float* bias, flo
     }
 }
 
-template <unsigned HELD>
-DEVICE void norm_rows(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned centred, float eps) {
+// Runs of more than 256 columns that do not lie in fours.
+KERNEL(norm_rows)(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned centred, float eps) {
     const size_t at = size_t(block_index().x) * width;
-    norm_run<true, HELD>(x + at, weight, bias, y + at, width, centred, eps, thread(), block_size().x);
+    norm_run<true, 32>(x + at, weight, bias, y + at, width, centred, eps, thread(), block_size().x);
+}
+EXPORT(norm_rows)
+
+DEVICE float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+DEVICE float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+DEVICE float4 less4(float4 v, float by) { return make_float4(v.x - by, v.y - by, v.z - by, v.w - by); }
+DEVICE float square4(float sum, float4 v) { return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum)))); }
+
+DEVICE float4 normed(float4 v, float factor, const float* weight, const float* bias, unsigned i) {
+    float4 to = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+    if (weight) {
+        const float4 w = load4(weight + 4 * i);
+        to = make_float4(to.x * w.x, to.y * w.y, to.z * w.z, to.w * w.w);
+    }
+    return bias ? add4(to, load4(bias + 4 * i)) : to;
 }
 
-// Runs of up to 2048 columns, and of more, with blocks of 256.
-KERNEL(norm_short)(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned centred, float eps) {
-    norm_rows<8>(x, weight, bias, y, width, centred, eps);
+// Runs of more than 256 columns that lie in fours; a block to a run. What comes before and after is done on the way: x += a
+// where there is an a, y in Q8 blocks where there is room for them in q, words that are set for the next launch (`quantize`).
+KERNEL(norm_wide)(float* x, const float* a, const float* weight, const float* bias, float* y, unsigned* q, unsigned* clear,
+    unsigned n_clear, unsigned cleared, unsigned n_zero, unsigned width, unsigned centred, float eps) {
+    constexpr unsigned HELD = 8;
+    const unsigned t = thread(), n = block_size().x, n_fours = width / 4;
+    for (unsigned i = block_index().x * n + t; i < n_clear; i += n * grid_size().x) clear[i] = i < n_zero ? 0 : cleared;
+    const size_t at = size_t(block_index().x) * width;
+    x += at;
+    y += at;
+    if (a) a += at;
+    if (q) q += size_t(block_index().x) * (width / 32) * Q8_WORDS;
+    const float4 nothing = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float4 held[HELD];
+    float sum = 0.0f;
+#pragma unroll
+    for (unsigned k = 0; k < HELD; k++) {
+        const unsigned i = t + k * n;
+        held[k] = nothing;
+        if (i >= n_fours) continue;
+        held[k] = load4(x + 4 * i);
+        if (a) {
+            held[k] = add4(held[k], load4(a + 4 * i));
+            store4(x + 4 * i, held[k]);
+        }
+        sum += sum4(held[k]);
+    }
+    for (unsigned i = t + HELD * n; i < n_fours; i += n) {
+        float4 v = load4(x + 4 * i);
+        if (a) {
+            v = add4(v, load4(a + 4 * i));
+            store4(x + 4 * i, v);
+        }
+        sum += sum4(v);
+    }
+    const float mean = centred ? sum_block(sum) / float(width) : 0.0f;
+    float square = 0.0f;
+#pragma unroll
+    for (unsigned k = 0; k < HELD; k++) {
+        held[k] = less4(held[k], mean);
+        if (t + k * n < n_fours) square = square4(square, held[k]);
+    }
+    for (unsigned i = t + HELD * n; i < n_fours; i += n) square = square4(square, less4(load4(x + 4 * i), mean));
+    const float factor = 1.0f / sqrtf(sum_block(square) / float(width) + eps);
+    // Rounds of all threads: whole waves round together.
+#pragma unroll
+    for (unsigned k = 0; k < HELD; k++) {
+        if (k * n >= n_fours) break;
+        const unsigned i = t + k * n;
+        const bool inside = i < n_fours;
+        const float4 value = inside ? normed(held[k], factor, weight, bias, i) : nothing;
+        if (inside) store4(y + 4 * i, value);
+        if (q) quantize_block(value, q + size_t(i / 8) * Q8_WORDS, inside);
+    }
+    for (unsigned begin = HELD * n; begin < n_fours; begin += n) {
+        const unsigned i = begin + t;
+        const bool inside = i < n_fours;
+        const float4 value = inside ? normed(less4(load4(x + 4 * i), mean), factor, weight, bias, i) : nothing;
+        if (inside) store4(y + 4 * i, value);
+        if (q) quantize_block(value, q + size_t(i / 8) * Q8_WORDS, inside);
+    }
 }
-EXPORT(norm_short)
-
-KERNEL(norm_long)(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned centred, float eps) {
-    norm_rows<32>(x, weight, bias, y, width, centred, eps);
-}
-EXPORT(norm_long)
+EXPORT(norm_wide)
 
 // Threads behind the last run have one of no values: a wave is whole where values are exchanged.
 KERNEL(norm_near)(const float* x, const float* weight, const float* bias, float* y, unsigned n_runs, unsigned width,

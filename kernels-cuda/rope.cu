@@ -12,12 +12,7 @@ KERNEL(rope)(const float* freqs, const unsigned* batch, float* x, unsigned max_t
     const unsigned h = unsigned(at / n_pairs % n_head);
     const size_t t = at / n_pairs / n_head;
     if (t >= real_tokens(batch, n_rows)) return;
-    const float2 turned = turn(float(facts.pos(unsigned(t))) * freqs[j]);
-    const float cosine = scale * turned.x, sine = scale * turned.y;
     float* one = x + (t * n_head + h) * d_head + first + j * pair_step;
-    float* other = one + pair_other;
-    const float a = *one, b = *other;
-    *one = fmaf(a, cosine, -(b * sine));
-    *other = fmaf(a, sine, b * cosine);
+    turn_pair(one, one + pair_other, float(facts.pos(unsigned(t))) * freqs[j], scale);
 }
 EXPORT(rope)

@@ -24,3 +24,12 @@ DEVICE float2 turn(float angle) {
     if (which == 1 || which == 2) cosine = -cosine;
     return make_float2(cosine, angle < 0.0f ? -sine : sine);
 }
+
+/// Turns the pair of values at `one` and `other` by an angle, and makes it larger by `scale`.
+DEVICE void turn_pair(float* one, float* other, float angle, float scale) {
+    const float2 turned = turn(angle);
+    const float cosine = scale * turned.x, sine = scale * turned.y;
+    const float a = *one, b = *other;
+    *one = fmaf(a, cosine, -(b * sine));
+    *other = fmaf(a, sine, b * cosine);
+}

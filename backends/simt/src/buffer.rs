@@ -85,6 +85,11 @@ impl Span {
         debug_assert!(offset + size <= self.size, "{offset} + {size} of {}", self.size);
         Span { at: self.at + offset, size }
     }
+
+    /// Whether a byte is part of both.
+    pub(crate) fn overlaps(self, other: Span) -> bool {
+        self.at < other.at + other.size && other.at < self.at + self.size
+    }
 }
 
 /// Rounded up to what is taken.

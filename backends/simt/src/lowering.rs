@@ -30,6 +30,16 @@ pub(crate) struct Lowering<'a> {
     /// Makes room for constants.
     constants: &'a mut dyn Room,
     launches: Vec<Launch>,
+    ahead: Ahead,
+}
+
+/// What an earlier launch did for the op that comes now; in the workspace, so until another op uses that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// These values lie there in Q8 blocks too.
+    pub(crate) rounded: Option<(Span, Span)>,
+    /// These words were set as the op wants to find them.
+    pub(crate) cleared: Option<Span>,
 }
 
 /// Memory for the words that a program reads and that never change.
@@ -45,7 +55,8 @@ impl<'a> Lowering<'a> {
         workspace: Option<&'a Tensor>,
         constants: &'a mut dyn Room,
     ) -> Lowering<'a> {
-        Lowering { facts, tables, workspace, constants, launches: Vec::new() }
+        let (launches, ahead) = (Vec::new(), Ahead::default());
+        Lowering { facts, tables, workspace, constants, launches, ahead }
     }
 
     /// Facts of the device.
@@ -76,6 +87,16 @@ impl<'a> Lowering<'a> {
             Some(whole) if offset + size <= whole.size => Ok(whole.part(offset, size)),
             _ => Err(driver("compile", "less workspace than was planned")),
         }
+    }
+
+    /// What was done ahead.
+    pub(crate) fn ahead(&mut self) -> &mut Ahead {
+        &mut self.ahead
+    }
+
+    /// Where the values of `x` lie in Q8 blocks, if they do.
+    pub(crate) fn rounded(&self, x: Span) -> Option<Span> {
+        self.ahead.rounded.filter(|(of, _)| *of == x).map(|(_, q)| q)
     }
 
     /// Words that the op reads and that never change, on the device.

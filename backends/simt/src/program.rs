@@ -144,18 +144,20 @@ impl<D: Driver> SimtProgram<D> {
         let mut lowering = Lowering::new(facts, card.tables.span(), workspace, &mut room);
         let mut made =
             Compiled { segments: vec![Segment::new(None)], posts: vec![], merges: vec![] };
-        for (number, op) in ops.iter().enumerate() {
+        let mut number = 0;
+        while let Some(op) = ops.get(number) {
             if let Op::Post(op) = op {
                 post(op, mailboxes, step, &mut made, &mut lowering)?;
             }
             if let Op::Merge(op) = op {
                 merge(op, mailboxes, step, patience, &mut made, &mut lowering)?;
             }
-            ops::lower(op, &mut lowering)?;
+            let n = ops::lower_first(&ops[number..], &mut lowering)?;
             let segment = made.segments.last_mut().expect("begins with one");
             for launch in lowering.take() {
                 segment.launches.push(ready(card, number, launch)?);
             }
+            number += n;
         }
         card.arrived()?;
         let Compiled { mut segments, posts, merges } = made;

@@ -27,6 +27,9 @@ const MOST_SPANS_OF_TILES: usize = 16;
 const CHUNK: usize = 64;
 const PIECE: usize = 8;
 
+/// Parts of the workspace begin at multiples of this.
+const STEP: u64 = 256;
+
 /// Threads of a block with one token, and with a tile; rows of a tile: tokens times heads.
 const FEW_THREADS: u32 = 128;
 const TILE_THREADS: u32 = 256;
@@ -81,7 +84,7 @@ fn store_threads(cached: &TensorDesc) -> usize {
     }
 }
 
-fn row_words(desc: &TensorDesc) -> usize {
+pub(super) fn row_words(desc: &TensorDesc) -> usize {
     (plain_stride(desc).unwrap_or_default() / 4) as usize
 }
 
@@ -133,6 +136,15 @@ impl Cut {
         self.n_tokens <= FEW || self.n_spans > 1
     }
 
+    /// Bytes of the result in Q8 blocks, where it may be asked for: of few tokens, whose launches count, if heads are whole
+    /// blocks.
+    fn rounded_size(&self) -> u64 {
+        match self.n_tokens <= FEW && self.d_value.is_multiple_of(32) {
+            true => 48 * (self.n_tokens * self.n_head * self.d_value / 32) as u64,
+            false => 0,
+        }
+    }
+
     /// Bytes of what all spans end in.
     fn parts_size(&self) -> u64 {
         let n_parts = if self.is_merged() { self.n_tokens * self.n_head * self.n_spans } else { 0 };
@@ -150,7 +162,8 @@ pub(crate) fn plan(op: &Attention<TensorDesc>, _facts: &Facts) -> Plan {
     if cut.d_head > MOST_KEYS {
         return Plan::No(format!("heads of {} values, {MOST_KEYS} at most", cut.d_head));
     }
-    Plan::Yes { workspace: Bytes(cut.parts_size()), slow: None }
+    let size = cut.parts_size().next_multiple_of(STEP) + cut.rounded_size();
+    Plan::Yes { workspace: Bytes(size), slow: None }
 }
 
 /// Whether heads of `d` values lie so that [`PIECE`] of them are loaded at once.
@@ -168,10 +181,15 @@ fn wide(op: &Attention<Tensor>, cut: &Cut) -> Result<Arg> {
     Ok(Arg::U32(u32::from(k) | u32::from(v) << 1 | u32::from(q) << 2))
 }
 
-pub(crate) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+/// With `round` the result is wanted in Q8 blocks too: where it is, if it can be.
+pub(crate) fn lower(
+    op: &Attention<Tensor>,
+    round: bool,
+    out: &mut Lowering<'_>,
+) -> Result<Option<Span>> {
     let cut = Cut::new(op);
     if cut.n_tokens == 0 || cut.d_value == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let parts = match cut.is_merged() {
         true => out.workspace(0, cut.parts_size())?,
@@ -182,10 +200,16 @@ pub(crate) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()
     } else {
         many(op, &cut, parts, out)?;
     }
+    let rounded = match cut.rounded_size() {
+        size if round && size > 0 => {
+            Some(out.workspace(cut.parts_size().next_multiple_of(STEP), size)?)
+        }
+        _ => None,
+    };
     if cut.is_merged() {
-        merge(op, &cut, parts, out)?;
+        merge(op, &cut, parts, rounded, out)?;
     }
-    Ok(())
+    Ok(rounded)
 }
 
 /// Sizes of the cache and the step that both kernels take after their pointers.
@@ -260,12 +284,19 @@ fn unit(file: &str, op: &Attention<Tensor>) -> Unit {
     Unit::cache(file, op.cache.k.desc().format, op.cache.v.desc().format)
 }
 
-fn merge(op: &Attention<Tensor>, cut: &Cut, parts: Span, out: &mut Lowering<'_>) -> Result<()> {
+fn merge(
+    op: &Attention<Tensor>,
+    cut: &Cut,
+    parts: Span,
+    rounded: Option<Span>,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
     let args = [
         ptr(parts),
         ptr(out.maybe(op.sinks.as_ref())?),
         ptr(plain(&op.batch.words)?),
         ptr(plain(&op.y)?),
+        ptr(rounded.unwrap_or(Span::NONE)),
         word(op.batch.shape.max_tokens),
         word(cut.n_tokens),
         word(cut.n_head),
@@ -312,6 +343,7 @@ mod tests {
             assert!(many.n_spans <= MOST_SPANS_OF_TILES);
         }
         assert_eq!(Cut::new(&op(1, 40_000)).n_spans, MOST_SPANS);
-        assert_eq!(Cut::new(&op(4096, 40_000)).parts_size(), 0);
+        let many = Cut::new(&op(4096, 40_000));
+        assert_eq!((many.parts_size(), many.rounded_size()), (0, 0));
     }
 }

@@ -2,16 +2,20 @@
 
 mod attention;
 mod elementwise;
+mod fused;
 mod norm;
 mod recurrent;
 mod rope;
 mod route;
 mod weights;
 
+pub(crate) use fused::lower_first;
+
 use hal::{Op, OpDesc, Plan, Result};
 
 use crate::facts::Facts;
 use crate::lowering::Lowering;
+use norm::Beside;
 
 /// Whether a device of these facts runs this op.
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
@@ -48,20 +52,17 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     }
 }
 
-/// The launches of an op that `plan` said yes to. `Post` and `Merge` are the program's business.
-///
-/// # Errors
-/// What cannot be bound.
-pub(crate) fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
+/// The launches of an op that `plan` said yes to, alone. `Post` and `Merge` are the program's business.
+fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
     match op {
         Op::Post(_) | Op::Merge(_) => Ok(()),
         Op::Add(op) => elementwise::add(op, out),
         Op::Gather(op) => elementwise::gather(op, out),
-        Op::Norm(op) => norm::lower(op, out),
+        Op::Norm(op) => norm::lower(op, &Beside::default(), out),
         Op::Rope(op) => rope::lower(op, out),
         Op::CopyHeads(op) => elementwise::copy_heads(op, out),
         Op::StoreKv(op) => attention::lower_store(op, out),
-        Op::Attention(op) => attention::lower(op, out),
+        Op::Attention(op) => attention::lower(op, false, out).map(drop),
         Op::SoftCap(op) => elementwise::soft_cap(op, out),
         Op::ShortConv(op) => recurrent::short_conv(op, out),
         Op::GatedDelta(op) => recurrent::gated_delta(op, out),

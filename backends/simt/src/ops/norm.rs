@@ -3,7 +3,8 @@
 use hal::op::{Norm, NormKind};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use crate::buffer::plain;
+use super::weights::Clear;
+use crate::buffer::{Span, plain};
 use crate::driver::Arg;
 use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
@@ -12,33 +13,59 @@ use crate::units::Unit;
 /// Columns of a run that 32 threads share; more are shared by a block.
 const SHORT: usize = 256;
 
-/// Columns of a run of which a thread of a full block keeps 8 values (`norm_short`).
-const MEDIUM: usize = 2048;
+/// What a norm of long runs does on the way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Beside<'a> {
+    /// Is added to x before.
+    pub(super) add: Option<&'a Tensor>,
+    /// Where the result goes in Q8 blocks too.
+    pub(super) rounded: Option<Span>,
+    /// Words that are set.
+    pub(super) clear: Option<Clear>,
+}
 
 pub(crate) fn plan(_op: &Norm<TensorDesc>, _facts: &Facts) -> Plan {
     Plan::yes()
 }
 
-pub(crate) fn lower(op: &Norm<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+/// Whether the norm's runs are long and lie in fours, and those of `add`, if there is one, do too: then things can be done
+/// [`Beside`] it.
+pub(super) fn is_wide(op: &Norm<Tensor>, add: Option<&Tensor>) -> Result<bool> {
+    let operands = [Some(&op.x), Some(&op.y), op.weight.as_ref(), op.bias.as_ref(), add];
+    for operand in operands.into_iter().flatten() {
+        if !plain(operand)?.at.is_multiple_of(16) {
+            return Ok(false);
+        }
+    }
+    Ok(op.width > SHORT && op.width.is_multiple_of(4))
+}
+
+/// With what is done beside it only where it [`is_wide`].
+pub(super) fn lower(op: &Norm<Tensor>, beside: &Beside<'_>, out: &mut Lowering<'_>) -> Result<()> {
     let desc = op.x.desc();
     let n_runs = desc.n_rows * (desc.n_cols / op.width);
-    let operands = [
-        ptr(plain(&op.x)?),
-        ptr(out.maybe(op.weight.as_ref())?),
-        ptr(out.maybe(op.bias.as_ref())?),
-        ptr(plain(&op.y)?),
-    ];
+    let x = ptr(plain(&op.x)?);
+    let by = [ptr(out.maybe(op.weight.as_ref())?), ptr(out.maybe(op.bias.as_ref())?)];
+    let y = ptr(plain(&op.y)?);
     let centred = Arg::U32(u32::from(op.kind == NormKind::Layer));
     let numbers = [word(op.width), centred, Arg::F32(op.eps)];
     let unit = Unit::plain("norm");
-    if op.width <= SHORT {
-        let args = [&operands[..], &[word(n_runs)], &numbers].concat();
+    let threads = (op.width / 4).next_multiple_of(64).min(256) as u32;
+    if is_wide(op, beside.add)? {
+        let none = Clear { span: Span::NONE, n: 0, n_zero: 0, word: 0 };
+        let clear = beside.clear.unwrap_or(none);
+        let mut args = vec![x, ptr(out.maybe(beside.add)?)];
+        args.extend(by);
+        args.extend([y, ptr(beside.rounded.unwrap_or(Span::NONE)), ptr(clear.span)]);
+        args.extend([word(clear.n), Arg::U32(clear.word), word(clear.n_zero)]);
+        args.extend(numbers);
+        out.launch(unit, "norm_wide", [n_runs, 1, 1], threads, &args);
+    } else if op.width <= SHORT {
+        let args = [&[x], &by[..], &[y, word(n_runs)], &numbers].concat();
         out.launch(unit, "norm_near", [n_runs.div_ceil(8), 1, 1], 256, &args);
     } else {
-        let args = [&operands[..], &numbers].concat();
-        let kernel = if op.width <= MEDIUM { "norm_short" } else { "norm_long" };
-        let threads = (op.width / 4).next_multiple_of(64).min(256) as u32;
-        out.launch(unit, kernel, [n_runs, 1, 1], threads, &args);
+        let args = [&[x], &by[..], &[y], &numbers].concat();
+        out.launch(unit, "norm_rows", [n_runs, 1, 1], threads, &args);
     }
     Ok(())
 }

@@ -113,6 +113,25 @@ pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Resul
     Ok(())
 }
 
+/// What a block of few tokens wants done before it: where its x goes in Q8 blocks, and which words are set.
+pub(crate) fn before_ffn(
+    op: &SparseFfn<Tensor>,
+    out: &Lowering<'_>,
+) -> Result<(Option<Span>, Option<Clear>)> {
+    let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
+        unreachable!("`to_desc` keeps the kind of op")
+    };
+    let n_tokens = desc.x.n_rows;
+    if Way::of(&desc) != Way::Few || n_tokens > FEW {
+        return Ok((None, None));
+    }
+    let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
+    let few = Few { op, rooms: &rooms, starts: Span::NONE, first_token: 0, n_tokens };
+    let rounded = rounds_x(desc.gate.map(|gate| gate.format), desc.up.format);
+    let q8 = if rounded { Some(rooms.q8.span(out)?) } else { None };
+    Ok((q8, Some(few.clear(rooms.h.span(out)?))))
+}
+
 /// Kind, activation, way to skip, the activation's factor, what sizes are compared with, the activation's cap, as kernels
 /// take them one behind the other.
 pub(super) fn rule(op: &SparseFfn<Tensor>) -> [Arg; 6] {
@@ -185,20 +204,28 @@ impl Few<'_> {
         let (up, x_desc) = (op.up.desc(), op.x.desc());
         let n_h = self.n_tokens * up.n_rows;
         let room = self.rooms.h.span(out)?;
+        let clear = self.clear(room);
         let counts = room.part(0, 4 * N_COUNTS as u64);
         let h = room.part(4 * N_COUNTS as u64, 4 * n_h as u64);
         let x = tokens(&op.x, self.first_token, self.n_tokens)?;
         let q8 = self.rooms.q8.span(out)?;
-        // Where only some rows are walked over, the others are marked before.
-        let some = op.groups.is_some() || matches!(op.rows, Rows::Active(_));
-        let n = if some { N_COUNTS + n_h } else { N_COUNTS };
-        let clear = Clear { span: room, n, n_zero: N_COUNTS, word: DROPPED };
         let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.desc().format), up.format);
-        let n_values = if rounded { self.n_tokens * x_desc.n_cols } else { 0 };
-        quantize(x, n_values, q8, Some(clear), out);
+        let is_rounded = !rounded || out.rounded(x) == Some(q8);
+        let is_cleared = out.ahead().cleared.take() == Some(clear.span);
+        if !(is_rounded && is_cleared) {
+            let n_values = if is_rounded { 0 } else { self.n_tokens * x_desc.n_cols };
+            quantize(x, n_values, q8, (!is_cleared).then_some(clear), out);
+        }
         self.hidden([x, q8], h, counts, out)?;
         let (rooms, first_token, n_tokens) = (self.rooms.down, self.first_token, self.n_tokens);
         SecondHalf { op, rooms, first_token, n_tokens, h, counts, starts: self.starts }.lower(out)
+    }
+
+    /// What of the counts and values must be set before. Where only some rows are walked over, the others are marked.
+    fn clear(&self, room: Span) -> Clear {
+        let some = self.op.groups.is_some() || matches!(self.op.rows, Rows::Active(_));
+        let n_h = if some { self.n_tokens * self.op.up.desc().n_rows } else { 0 };
+        Clear { span: room, n: N_COUNTS + n_h, n_zero: N_COUNTS, word: DROPPED }
     }
 
     /// The values of all neurons that count; `x` as it is and in Q8 blocks.

@@ -52,11 +52,8 @@ pub(crate) fn products(
     scratch: u64,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
-    let n_values = n_tokens * w.desc().n_cols;
     if takes_q8(w.desc().format) {
-        let q = Scratch::behind(scratch).q8(n_values).span(out)?;
-        quantize(x, n_values, q, None, out);
-        x = q;
+        x = rounded(x, n_tokens * w.desc().n_cols, scratch, out)?;
     }
     let weight = Weight::new(w)?;
     let bias = out.maybe(bias)?;
@@ -64,13 +61,65 @@ pub(crate) fn products(
     Ok(())
 }
 
+/// Values in Q8 blocks, where they were rounded before, or in the workspace from byte `scratch` on.
+fn rounded(x: Span, n_values: usize, scratch: u64, out: &mut Lowering<'_>) -> Result<Span> {
+    if let Some(q) = out.rounded(x) {
+        return Ok(q);
+    }
+    let q = Scratch::behind(scratch).q8(n_values).span(out)?;
+    quantize(x, n_values, q, None, out);
+    out.ahead().rounded = Some((x, q));
+    Ok(q)
+}
+
+/// Where a product wants to find its x in Q8 blocks; `None` if it takes it as it is.
+pub(crate) fn rounded_for_matmul(op: &MatMul<Tensor>, out: &Lowering<'_>) -> Result<Option<Span>> {
+    let desc = op.x.desc();
+    match takes_q8(op.w.desc().format) {
+        true => Scratch::default().q8(desc.n_rows * desc.n_cols).span(out).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// Most matrices of `matmul_three`.
+const BESIDE: usize = 3;
+
+/// Products of one token with up to three matrices of one format: one launch.
+pub(crate) fn lower_beside(all: &[&MatMul<Tensor>], out: &mut Lowering<'_>) -> Result<()> {
+    let Some(first) = all.first() else { return Ok(()) };
+    let mut x = plain(&first.x)?;
+    if takes_q8(first.w.desc().format) {
+        x = rounded(x, first.w.desc().n_cols, 0, out)?;
+    }
+    let weight = Weight::new(&first.w)?;
+    let (desc, lanes) = (weight.desc, weight.lanes());
+    let per_block = FEW_ROWS * (FEW_BLOCK as usize / lanes);
+    let none = [ptr(Span::NONE); BESIDE];
+    let [mut weights, mut biases, mut results] = [none; 3];
+    let [mut n_rows, mut n_blocks] = [[0; BESIDE]; 2];
+    for (i, op) in all.iter().enumerate() {
+        weights[i] = ptr(Weight::new(&op.w)?.span);
+        biases[i] = ptr(out.maybe(op.bias.as_ref())?);
+        results[i] = ptr(plain(&op.y)?);
+        n_rows[i] = op.w.desc().n_rows;
+        n_blocks[i] = n_rows[i].div_ceil(per_block);
+    }
+    let mut args = [weights, biases, results].concat();
+    args.extend([ptr(weight.tables(out)), ptr(x)]);
+    args.extend(n_rows.into_iter().chain(n_blocks).map(word));
+    args.extend([word(weight.row_words), word(desc.n_cols), word(lanes)]);
+    let grid = [n_blocks.iter().sum(), 1, 1];
+    out.launch(Unit::weight("matmul_few", desc.format), "matmul_three", grid, FEW_BLOCK, &args);
+    Ok(())
+}
+
 /// Words that are set beside rounding: `n` of them, the first `n_zero` to 0 and the others to `word`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clear {
-    pub(super) span: Span,
-    pub(super) n: usize,
-    pub(super) n_zero: usize,
-    pub(super) word: u32,
+pub(crate) struct Clear {
+    pub(crate) span: Span,
+    pub(crate) n: usize,
+    pub(crate) n_zero: usize,
+    pub(crate) word: u32,
 }
 
 /// Rounds `n_values` of `x` (whole blocks) to Q8 in `q`.

@@ -10,8 +10,12 @@ mod predict;
 mod rows;
 mod scratch;
 
-pub(crate) use ffn::{lower_ffn, plan_ffn};
-pub(crate) use matmul::{lower_matmul, plan_matmul, products, products_workspace, refuse_products};
+pub(crate) use ffn::{before_ffn, lower_ffn, plan_ffn};
+pub(crate) use matmul::{
+    Clear, lower_beside, lower_matmul, plan_matmul, products, products_workspace, refuse_products,
+    rounded_for_matmul,
+};
+pub(crate) use operand::takes_q8;
 pub(crate) use predict::{lower_predict, plan_predict};
 pub(crate) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, plan_get_rows};
 

@@ -89,7 +89,7 @@ impl Weight {
 }
 
 /// Whether products with weights of this format take their activations in Q8 blocks.
-pub(super) fn takes_q8(format: Format) -> bool {
+pub(crate) fn takes_q8(format: Format) -> bool {
     format.activation() == Activation::Q8
 }
 

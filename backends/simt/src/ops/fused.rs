@@ -1,0 +1,162 @@
+//! Neighbours that are launched together: a launch costs a device about as much as some megabytes of weights, and a layer of
+//! a small step has a dozen ops that do next to nothing.
+//!
+//! - `Add` and the `Norm` of its sum; a `Norm` and the rounding of its result, where what follows takes it rounded, and the
+//!   words that a `SparseFfn` behind it wants to find set;
+//! - `Attention` and the rounding of its result;
+//! - `Rope` of queries, `Rope` of keys and `StoreKv`;
+//! - products of one token with up to three matrices.
+//!
+//! Values that were rounded for one op are there for the next that takes them. Nothing here changes a bit: the
+//! kernels do what the ops do, in that order.
+
+use hal::op::{Access, Add, MatMul, Norm};
+use hal::{Op, Operand, Result, Tensor};
+
+use super::norm::{self, Beside};
+use super::{attention, lower, rope, weights};
+use crate::buffer::{Span, plain};
+use crate::lowering::{Ahead, Lowering};
+
+/// The launches of the first of `ops`, which `plan` said yes to, and of those behind it that go together with it; how many
+/// these are, at least one.
+///
+/// # Errors
+/// What cannot be bound.
+pub(crate) fn lower_first(ops: &[Op], out: &mut Lowering<'_>) -> Result<usize> {
+    let mut ahead = None;
+    let n = match ops {
+        [Op::Add(add), Op::Norm(norm), rest @ ..] if sums_up(add, norm)? => {
+            ahead = normed(norm, Some(add), rest, out)?;
+            2
+        }
+        [Op::Norm(norm), rest @ ..] => {
+            ahead = normed(norm, None, rest, out)?;
+            1
+        }
+        [Op::Attention(op), rest @ ..] => {
+            let y = plain(&op.y)?;
+            let q = attention::lower(op, reads_rounded(rest, y)?, out)?;
+            ahead = Some(Ahead { rounded: q.map(|q| (y, q)), cleared: None });
+            1
+        }
+        [Op::Rope(q), Op::Rope(k), Op::StoreKv(store), ..] if rope::stores(q, k, store)? => {
+            rope::lower_with_store(q, k, store, out)?;
+            3
+        }
+        [Op::MatMul(a), Op::MatMul(b), Op::MatMul(c), ..] if beside(&[a, b, c])? => {
+            weights::lower_beside(&[a, b, c], out)?;
+            3
+        }
+        [Op::MatMul(a), Op::MatMul(b), ..] if beside(&[a, b])? => {
+            weights::lower_beside(&[a, b], out)?;
+            2
+        }
+        [op, ..] => {
+            lower(op, out)?;
+            1
+        }
+        [] => 0,
+    };
+    ops[..n].iter().for_each(|op| forget(op, out));
+    if let Some(ahead) = ahead {
+        *out.ahead() = ahead;
+    }
+    Ok(n)
+}
+
+/// Forgets what was done ahead where `op` may have written over it.
+fn forget(op: &Op, out: &mut Lowering<'_>) {
+    // These leave the workspace as it is, or what they leave there is known.
+    let keeps = match op {
+        Op::MatMul(_)
+        | Op::Norm(_)
+        | Op::Add(_)
+        | Op::Rope(_)
+        | Op::StoreKv(_)
+        | Op::CopyHeads(_)
+        | Op::SoftCap(_)
+        | Op::Post(_) => true,
+        // An answer may come in another submission.
+        Op::Merge(_)
+        | Op::GetRows(_)
+        | Op::AddPositions(_)
+        | Op::Gather(_)
+        | Op::Attention(_)
+        | Op::SparseFfn(_)
+        | Op::Predict(_)
+        | Op::Route(_)
+        | Op::ShortConv(_)
+        | Op::GatedDelta(_)
+        | Op::SsmScan(_) => false,
+    };
+    if !keeps {
+        *out.ahead() = Ahead::default();
+    }
+    let Some((x, _)) = out.ahead().rounded else { return };
+    let mut stale = false;
+    op.visit(&mut |_, access, operand| {
+        stale |= access != Access::Read && plain(operand).is_ok_and(|span| span.overlaps(x));
+    });
+    if stale {
+        out.ahead().rounded = None;
+    }
+}
+
+/// Whether `norm` reads what `add` made.
+fn sums_up(add: &Add<Tensor>, norm: &Norm<Tensor>) -> Result<bool> {
+    Ok(plain(&add.x)? == plain(&norm.x)? && norm::is_wide(norm, Some(&add.a))?)
+}
+
+/// A norm with what goes together with it; what it did for the next op.
+fn normed(
+    norm: &Norm<Tensor>,
+    add: Option<&Add<Tensor>>,
+    rest: &[Op],
+    out: &mut Lowering<'_>,
+) -> Result<Option<Ahead>> {
+    let mut beside = Beside { add: add.map(|add| &add.a), ..Beside::default() };
+    let y = plain(&norm.y)?;
+    // Others see what is posted, and change nothing here.
+    let reader = rest.iter().find(|op| !matches!(op, Op::Post(_)));
+    if norm::is_wide(norm, beside.add)? {
+        match reader {
+            Some(Op::MatMul(op)) if plain(&op.x)? == y => {
+                beside.rounded = weights::rounded_for_matmul(op, out)?;
+            }
+            Some(Op::SparseFfn(op)) if plain(&op.x)? == y => {
+                (beside.rounded, beside.clear) = weights::before_ffn(op, out)?;
+            }
+            Some(_) | None => {}
+        }
+    }
+    norm::lower(norm, &beside, out)?;
+    let rounded = beside.rounded.map(|q| (y, q));
+    let cleared = beside.clear.map(|clear| clear.span);
+    Ok((rounded.is_some() || cleared.is_some()).then_some(Ahead { rounded, cleared }))
+}
+
+/// Whether the op that comes next takes `x` in Q8 blocks.
+fn reads_rounded(rest: &[Op], x: Span) -> Result<bool> {
+    match rest.first() {
+        Some(Op::MatMul(op)) => Ok(plain(&op.x)? == x && weights::takes_q8(op.w.desc().format)),
+        _ => Ok(false),
+    }
+}
+
+/// Whether these products of one token may be made beside each other, by one kernel.
+fn beside(all: &[&MatMul<Tensor>]) -> Result<bool> {
+    let Some((first, others)) = all.split_first() else { return Ok(false) };
+    let (x, w) = (plain(&first.x)?, first.w.desc());
+    let mut written = vec![plain(&first.y)?];
+    for op in others {
+        let y = plain(&op.y)?;
+        let same = plain(&op.x)? == x && op.w.desc().format == w.format;
+        let free = !y.overlaps(x) && written.iter().all(|other| !other.overlaps(y));
+        if !same || !free {
+            return Ok(false);
+        }
+        written.push(y);
+    }
+    Ok(first.x.desc().n_rows == 1)
+}

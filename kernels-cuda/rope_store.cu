@@ -1,0 +1,42 @@
+// Turns queries and keys, and writes keys and values to their rows of the cache: what `rope` twice and `store_kv` do, in one
+// launch. A block to a head of a token: those of queries first, then those of keys and values.
+#include "cache/cache.cuh"
+#include "lib/batch.cuh"
+#include "lib/turn.cuh"
+
+// A head's columns of one half of the cache; all of a wave come here.
+template <class C>
+DEVICE void store_head(const float* row, unsigned n_cols, unsigned head, unsigned width, unsigned* to, bool live) {
+    const unsigned n = C::threads(width);
+    for (unsigned begin = 0; begin < n; begin += block_size().x) {
+        const unsigned i = begin + thread();
+        C::store(row, n_cols, head * n + i, to, live && i < n);
+    }
+}
+
+// Heads are whole blocks of 32 values: so threads of a head (`threads` in `cache/`) follow those of the heads before it.
+KERNEL(rope_store)(const float* freqs, const unsigned* batch, float* q, float* k, const float* v, unsigned* cached_k,
+    unsigned* cached_v, unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head,
+    unsigned d_value, unsigned first, unsigned n_pairs, unsigned pair_step, unsigned pair_other, unsigned k_words,
+    unsigned v_words, unsigned cache_rows, float scale) {
+    const Batch facts{batch, max_tokens};
+    const unsigned t = block_index().y;
+    if (t >= real_tokens(batch, n_rows)) return;
+    const bool of_keys = block_index().x >= n_head;
+    const unsigned head = of_keys ? block_index().x - n_head : block_index().x;
+    const unsigned k_cols = n_head_kv * d_head, v_cols = n_head_kv * d_value;
+    float* row = of_keys ? k + size_t(t) * k_cols : q + size_t(t) * n_head * d_head;
+    const float pos = float(facts.pos(t));
+    for (unsigned j = thread(); j < n_pairs; j += block_size().x) {
+        float* one = row + head * d_head + first + j * pair_step;
+        turn_pair(one, one + pair_other, pos * freqs[j], scale);
+    }
+    if (!of_keys) return;
+    barrier();
+    const unsigned at = facts.kv_row(t);
+    const bool live = at < cache_rows;
+    const size_t to = live ? at : 0;
+    store_head<cache::K_FORMAT>(row, k_cols, head, d_head, cached_k + to * k_words, live);
+    store_head<cache::V_FORMAT>(v + size_t(t) * v_cols, v_cols, head, d_value, cached_v + to * v_words, live);
+}
+EXPORT(rope_store)
