@@ -20,3 +20,9 @@ KERNEL(probe_echo)(unsigned* words, unsigned limit_ms) {
     store_system(words + 1, seen);
 }
 EXPORT(probe_echo)
+
+// Adds a word to a sum; many of them behind each other tell whether all ran, once each, in order, and saw what was there.
+KERNEL(probe_count)(unsigned* sum, const unsigned* word) {
+    if (thread() == 0) { *sum = 3u * *sum + *word; }
+}
+EXPORT(probe_count)

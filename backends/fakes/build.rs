@@ -139,7 +139,7 @@ fn build(compiler: &Compiler, here: &Path, kernels: &Path, out: &Path) -> Result
     let shared = objects(&common);
     // The name that programs look for first: where there is a real driver, it is not the one that is found.
     for (driver, library, others) in [
-        ("cuda", "libcuda.so", &["libcuda.so.1"][..]),
+        ("cuda", "libcuda.so.1", &["libcuda.so"][..]),
         ("hip", "libamdhip64.so.7", &["libamdhip64.so.6", "libamdhip64.so"][..]),
     ] {
         let mut parts = shared.clone();

@@ -13,8 +13,10 @@ use crate::placement::{CPU, DeviceIndex};
 use super::lane::Lane;
 use super::{Result, StepStats};
 
-/// Without a tracer, so many steps are timed, and then one in so many: a short text has its figures too.
-const EVERY: usize = 8;
+/// Without a tracer, so many steps are timed: a short text has its figures too.
+const FIRST: usize = 8;
+/// Then one in so many: some devices are given a step's work piece by piece where it is timed, which takes longer.
+const EVERY: usize = 64;
 
 /// A part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +121,7 @@ pub(super) struct Timeline {
 impl Timeline {
     /// Begins a step, which is timed if it is `traced`, or if its layers are `split` and it is the turn of one.
     pub(super) fn begin(&mut self, traced: bool, split: bool) {
-        let due = self.n_split < EVERY || self.n_split.is_multiple_of(EVERY);
+        let due = self.n_split < FIRST || self.n_split.is_multiple_of(EVERY);
         self.on = traced || split && due;
         self.n_split += usize::from(split);
         self.events.clear();

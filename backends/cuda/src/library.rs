@@ -6,7 +6,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::ptr;
 
 use cudarc::driver::sys;
-use simt::native::{Calls, Function, Raw};
+use libloading::Library as File;
+use simt::native::{Calls, Function, GraphCalls, Raw};
 use simt::{Missing, Outcome};
 
 /// A fact about a device: where to, which, of what.
@@ -34,11 +35,16 @@ pub(crate) struct Library {
     pub(crate) calls: Calls,
 }
 
+/// Names of the driver's library, the one of the driver itself first: toolkits have a stub without a number, which any path
+/// for linking may lead to.
+const NAMES: [&str; 2] =
+    if cfg!(windows) { ["nvcuda.dll", "nvcuda"] } else { ["libcuda.so.1", "libcuda.so"] };
+
 /// What a function of the library is called there.
-fn find<F: Copy>(name: &'static str) -> Result<Function<F>, Missing> {
-    // SAFETY: the library is there (the only caller has asked), and cudarc never closes it; `F` is what `cuda.h` says,
-    // with handles as pointers and enums as numbers, which is how they are passed.
-    unsafe { Function::find(sys::culib(), name) }
+fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, Missing> {
+    // SAFETY: the library is never closed; `F` is what `cuda.h` says, with handles as pointers and enums as numbers, which
+    // is how they are passed.
+    unsafe { Function::find(file, name) }
 }
 
 impl Library {
@@ -47,26 +53,26 @@ impl Library {
     /// # Errors
     /// [`Missing`] says what is wrong with it.
     pub(crate) fn open() -> Result<Library, Missing> {
-        // SAFETY: opening a library runs its code; what lies under this name in the system's folders is the driver.
-        if !unsafe { sys::is_culib_present() } {
-            let name = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
-            return Err(Missing::Library { name });
-        }
-        let init: Function<unsafe extern "C" fn(c_uint) -> c_int> = find("cuInit")?;
+        // SAFETY: opening a library runs its code; what lies under these names in the system's folders is the driver.
+        let file = NAMES.iter().find_map(|name| unsafe { File::new(*name) }.ok());
+        let file = file.ok_or(Missing::Library { name: NAMES[0] })?;
+        // Never closed: its threads would go on without it.
+        let file: &'static File = Box::leak(Box::new(file));
+        let init: Function<unsafe extern "C" fn(c_uint) -> c_int> = find(file, "cuInit")?;
         let library = Library {
-            count: find("cuDeviceGetCount")?,
-            version: find("cuDriverGetVersion")?,
-            device: find("cuDeviceGet")?,
-            name: find("cuDeviceGetName")?,
-            slot: find("cuDeviceGetPCIBusId")?,
-            attribute: find("cuDeviceGetAttribute")?,
-            total: find("cuDeviceTotalMem_v2")?,
-            retain: find("cuDevicePrimaryCtxRetain")?,
-            release: find("cuDevicePrimaryCtxRelease_v2")?,
-            set_current: find("cuCtxSetCurrent")?,
-            error_name: find("cuGetErrorName")?,
-            error_text: find("cuGetErrorString")?,
-            calls: calls()?,
+            count: find(file, "cuDeviceGetCount")?,
+            version: find(file, "cuDriverGetVersion")?,
+            device: find(file, "cuDeviceGet")?,
+            name: find(file, "cuDeviceGetName")?,
+            slot: find(file, "cuDeviceGetPCIBusId")?,
+            attribute: find(file, "cuDeviceGetAttribute")?,
+            total: find(file, "cuDeviceTotalMem_v2")?,
+            retain: find(file, "cuDevicePrimaryCtxRetain")?,
+            release: find(file, "cuDevicePrimaryCtxRelease_v2")?,
+            set_current: find(file, "cuCtxSetCurrent")?,
+            error_name: find(file, "cuGetErrorName")?,
+            error_text: find(file, "cuGetErrorString")?,
+            calls: calls(file)?,
         };
         // SAFETY: no flags exist.
         let code = unsafe { (init.call)(0) };
@@ -179,36 +185,43 @@ impl Library {
 }
 
 /// What HIP has by other names.
-fn calls() -> Result<Calls, Missing> {
+fn calls(file: &'static File) -> Result<Calls, Missing> {
     Ok(Calls {
-        memory: find("cuMemGetInfo_v2")?,
-        alloc: find("cuMemAlloc_v2")?,
-        free: find("cuMemFree_v2")?,
-        alloc_host: find("cuMemHostAlloc")?,
-        device_pointer: find("cuMemHostGetDevicePointer_v2")?,
-        free_host: find("cuMemFreeHost")?,
-        stream: find("cuStreamCreate")?,
-        destroy_stream: find("cuStreamDestroy_v2")?,
-        finish: find("cuStreamSynchronize")?,
-        event: find("cuEventCreate")?,
-        destroy_event: find("cuEventDestroy_v2")?,
-        record: find("cuEventRecord")?,
-        query: find("cuEventQuery")?,
-        wait: find("cuEventSynchronize")?,
-        elapsed: find("cuEventElapsedTime")?,
-        copy_in: find("cuMemcpyHtoDAsync_v2")?,
-        copy_out: find("cuMemcpyDtoHAsync_v2")?,
-        copy: find("cuMemcpyDtoDAsync_v2")?,
-        fill: find("cuMemsetD32Async")?,
-        load: find("cuModuleLoadDataEx")?,
-        unload: find("cuModuleUnload")?,
-        function: find("cuModuleGetFunction")?,
-        launch: find("cuLaunchKernel")?,
-        begin_capture: find("cuStreamBeginCapture_v2")?,
-        end_capture: find("cuStreamEndCapture")?,
-        instantiate: find("cuGraphInstantiateWithFlags")?,
-        destroy_graph: find("cuGraphDestroy")?,
-        destroy_ready: find("cuGraphExecDestroy")?,
-        launch_graph: find("cuGraphLaunch")?,
+        memory: find(file, "cuMemGetInfo_v2")?,
+        alloc: find(file, "cuMemAlloc_v2")?,
+        free: find(file, "cuMemFree_v2")?,
+        alloc_host: find(file, "cuMemHostAlloc")?,
+        device_pointer: find(file, "cuMemHostGetDevicePointer_v2")?,
+        free_host: find(file, "cuMemFreeHost")?,
+        stream: find(file, "cuStreamCreate")?,
+        destroy_stream: find(file, "cuStreamDestroy_v2")?,
+        finish: find(file, "cuStreamSynchronize")?,
+        event: find(file, "cuEventCreate")?,
+        destroy_event: find(file, "cuEventDestroy_v2")?,
+        record: find(file, "cuEventRecord")?,
+        query: find(file, "cuEventQuery")?,
+        wait: find(file, "cuEventSynchronize")?,
+        elapsed: find(file, "cuEventElapsedTime")?,
+        copy_in: find(file, "cuMemcpyHtoDAsync_v2")?,
+        copy_out: find(file, "cuMemcpyDtoHAsync_v2")?,
+        copy: find(file, "cuMemcpyDtoDAsync_v2")?,
+        fill: find(file, "cuMemsetD32Async")?,
+        load: find(file, "cuModuleLoadDataEx")?,
+        unload: find(file, "cuModuleUnload")?,
+        function: find(file, "cuModuleGetFunction")?,
+        launch: find(file, "cuLaunchKernel")?,
+        graphs: graphs(file).ok(),
+    })
+}
+
+/// Without these, work is launched one by one.
+fn graphs(file: &'static File) -> Result<GraphCalls, Missing> {
+    Ok(GraphCalls {
+        begin_capture: find(file, "cuStreamBeginCapture_v2")?,
+        end_capture: find(file, "cuStreamEndCapture")?,
+        instantiate: find(file, "cuGraphInstantiateWithFlags")?,
+        destroy_graph: find(file, "cuGraphDestroy")?,
+        destroy_ready: find(file, "cuGraphExecDestroy")?,
+        launch_graph: find(file, "cuGraphLaunch")?,
     })
 }

@@ -32,7 +32,7 @@ impl Vendor {
     #[must_use]
     pub fn library(self) -> PathBuf {
         folder().join(match self {
-            Vendor::Cuda => "libcuda.so",
+            Vendor::Cuda => "libcuda.so.1",
             Vendor::Hip => "libamdhip64.so.7",
         })
     }

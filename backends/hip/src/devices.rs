@@ -57,7 +57,8 @@ pub fn open_with(
     // ROCm before 5.4 does not know the question.
     let clock = library.attribute(Attribute::hipDeviceAttributeWallClockRate, device).ok();
     let clock = clock.filter(|khz| *khz > 0);
-    let vendor = Hip { library, device, arch, compiler, clock, folder };
+    let version = library.runtime()?;
+    let vendor = Hip { library, device, arch, compiler, version, clock, folder };
     SimtBackend::open_with(Native::new(vendor, calls, facts), options)
 }
 
@@ -89,6 +90,13 @@ fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
     })
 }
 
+/// Compute units. On cards that pair them the usual answer counts the pairs, so the one about the hardware is asked first;
+/// not every version knows that question.
+fn n_units(ask: &dyn Fn(Attribute) -> Result<u32, Missing>) -> Result<u32, Missing> {
+    let physical = ask(Attribute::hipDeviceAttributePhysicalMultiProcessorCount).unwrap_or(0);
+    Ok(physical.max(ask(Attribute::hipDeviceAttributeMultiprocessorCount)?).max(1))
+}
+
 fn facts(library: &Library, found: &Found) -> Result<Facts, Missing> {
     let ask = |which| library.attribute(which, found.ordinal).map(|value| value.max(0) as u32);
     let integrated = ask(Attribute::hipDeviceAttributeIntegrated)? != 0;
@@ -98,7 +106,7 @@ fn facts(library: &Library, found: &Found) -> Result<Facts, Missing> {
         kind: if integrated { DeviceKind::Integrated } else { DeviceKind::Discrete },
         total: found.memory,
         wave: ask(Attribute::hipDeviceAttributeWarpSize)?,
-        n_units: ask(Attribute::hipDeviceAttributeMultiprocessorCount)?.max(1),
+        n_units: n_units(&ask)?,
         shared: ask(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock)?,
         mma: false,
         watchdog: ask(Attribute::hipDeviceAttributeKernelExecTimeout)? != 0,

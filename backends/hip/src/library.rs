@@ -7,7 +7,7 @@ use std::mem::offset_of;
 
 use hip_sys::hiprt;
 use libloading::Library as File;
-use simt::native::{Calls, Function};
+use simt::native::{Calls, Function, GraphCalls};
 use simt::{Missing, Outcome};
 
 use crate::compiler::Compiler;
@@ -18,6 +18,9 @@ type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 type About = unsafe extern "C" fn(c_int) -> *const c_char;
 /// Properties of a device.
 type Ask = unsafe extern "C" fn(*mut Properties, c_int) -> c_int;
+
+/// Where libraries are looked for: where the system looks, then where ROCm's own installer puts them.
+const FOLDERS: [&str; 2] = ["", "/opt/rocm/lib/"];
 
 /// Ends of the names that libraries of a version have, the newest first.
 const VERSIONS: [&str; 4] = [".7", ".6", ".5", ""];
@@ -51,9 +54,10 @@ pub(crate) struct Library {
 
 /// Opens the newest of the libraries of this name.
 fn open(name: &str, versions: &[&'static str]) -> Option<(&'static File, &'static str)> {
-    versions.iter().find_map(|version| {
-        // SAFETY: opening a library runs its code; what lies under this name in the system's folders is ROCm's.
-        let file = unsafe { File::new(format!("{name}.so{version}")) }.ok()?;
+    let places = FOLDERS.iter().flat_map(|folder| versions.iter().map(move |v| (folder, v)));
+    places.into_iter().find_map(|(folder, version)| {
+        // SAFETY: opening a library runs its code; what lies under this name in these folders is ROCm's.
+        let file = unsafe { File::new(format!("{folder}{name}.so{version}")) }.ok()?;
         // Never closed: its threads would go on without it.
         Some((&*Box::leak(Box::new(file)), *version))
     })
@@ -244,6 +248,13 @@ fn calls(file: &'static File) -> Result<Calls, Missing> {
         unload: find(file, "hipModuleUnload")?,
         function: find(file, "hipModuleGetFunction")?,
         launch: find(file, "hipModuleLaunchKernel")?,
+        graphs: graphs(file).ok(),
+    })
+}
+
+/// The first versions of ROCm 5 have not all of them; without, work is launched one by one.
+fn graphs(file: &'static File) -> Result<GraphCalls, Missing> {
+    Ok(GraphCalls {
         begin_capture: find(file, "hipStreamBeginCapture")?,
         end_capture: find(file, "hipStreamEndCapture")?,
         instantiate: find(file, "hipGraphInstantiateWithFlags")?,

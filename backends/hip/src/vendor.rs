@@ -23,6 +23,8 @@ pub struct Hip {
     pub(crate) device: c_int,
     pub(crate) arch: String,
     pub(crate) compiler: Compiler,
+    /// The version of the library. That of the compiler says nothing: it is the same in all of them.
+    pub(crate) version: c_int,
     /// Ticks of the clock that kernels read in a millisecond, where the driver tells.
     pub(crate) clock: Option<c_int>,
     /// Where compiled kernels are kept.
@@ -60,7 +62,8 @@ impl Vendor for Hip {
         }
         options.extend_from_slice(&source.names);
         let kept = self.folder.as_ref().map(|folder| {
-            let (options, version) = (options.join(" "), self.compiler.version());
+            let (options, compiler) = (options.join(" "), self.compiler.version());
+            let version = format!("{} {compiler}", self.version);
             Kept::new(folder, unit, &[&source.text, &options, &self.arch, &version])
         });
         if let Some(code) = kept.as_ref().and_then(Kept::read) {

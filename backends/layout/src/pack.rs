@@ -94,7 +94,8 @@ fn stretches(
     Ok(())
 }
 
-/// Lays out the rows that `get` gives, a stretch at a time, each by several threads.
+/// Lays out the rows that `get` gives, a stretch at a time, each by several threads; meanwhile this one hands the stretch
+/// before over.
 fn rows<'a>(
     packed: &TensorDesc,
     sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
@@ -106,6 +107,8 @@ fn rows<'a>(
     }
     let (per_stretch, n_threads) = ((STRETCH / row).max(1), threads());
     let mut bytes = vec![0; per_stretch.min(packed.n_rows) * row];
+    // The stretch before, and where it goes.
+    let (mut made, mut place) = (Vec::new(), None);
     for first in (0..packed.n_rows).step_by(per_stretch) {
         let n = per_stretch.min(packed.n_rows - first);
         let share = n.div_ceil(n_threads).max(1);
@@ -115,19 +118,23 @@ fn rows<'a>(
             }
             Ok(())
         };
-        let parts = bytes[..n * row].chunks_mut(share * row).enumerate();
+        bytes.resize(n * row, 0);
+        let parts = bytes.chunks_mut(share * row).enumerate();
         std::thread::scope(|scope| {
             let one = &one;
             let all: Vec<_> = parts.map(|(i, out)| scope.spawn(move || one(i, out))).collect();
+            let handed = place.map_or(Ok(()), |at| sink(at, &made));
             // A worker that panicked has found a wrong length, which is ours.
             all.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
-            })
+            })?;
+            handed
         })?;
-        sink((first * row) as u64, &bytes[..n * row])?;
+        std::mem::swap(&mut bytes, &mut made);
+        place = Some((first * row) as u64);
     }
-    Ok(())
+    place.map_or(Ok(()), |at| sink(at, &made))
 }
 
 /// One row as the file has it to one as the device has it.

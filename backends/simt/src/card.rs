@@ -1,7 +1,7 @@
 //! The open device that everything of a backend shares: kernels that are loaded, weights on their way.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hal::{RawStaging, Result};
@@ -15,6 +15,9 @@ use crate::units::Unit;
 
 /// Bytes that are on their way at once; while one such stretch is copied, the next is made.
 const STRETCH: usize = 8 << 20;
+
+/// Most threads that load kernels.
+const LOADERS: usize = 8;
 
 /// A device with its kernels.
 #[derive(Debug)]
@@ -40,6 +43,35 @@ pub(crate) struct Kernels<D: Driver> {
 impl<D: Driver> Kernels<D> {
     pub(crate) fn new(driver: &Arc<D>) -> Arc<Kernels<D>> {
         Arc::new(Kernels { driver: Arc::clone(driver), units: Mutex::default() })
+    }
+
+    /// Loads those units that are not yet there, beside each other: drivers compile them, which takes up to seconds each.
+    ///
+    /// # Errors
+    /// [`hal::Error::Driver`] for a unit that the driver refuses.
+    pub(crate) fn load(&self, units: &BTreeSet<Unit>) -> Result<()> {
+        let there = |unit: &&Unit| lock(&self.units).contains_key(unit.name());
+        let missing: Vec<&Unit> = units.iter().filter(|unit| !there(unit)).collect();
+        let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(LOADERS));
+        let next = AtomicUsize::new(0);
+        let one = || -> Result<()> {
+            while let Some(unit) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let module = self.driver.module(unit.name())?;
+                lock(&self.units).insert(unit.name().to_owned(), module);
+            }
+            Ok(())
+        };
+        if missing.len() < 2 {
+            return one();
+        }
+        std::thread::scope(|scope| {
+            let all: Vec<_> =
+                (0..n_threads.min(missing.len())).map(|_| scope.spawn(one)).collect();
+            all.into_iter().try_for_each(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })
     }
 
     /// # Errors
@@ -90,6 +122,11 @@ impl<D: Driver> Card<D> {
         card.bring(card.tables.span(), 0, bytemuck::cast_slice(&words))?;
         card.arrived()?;
         Ok(card)
+    }
+
+    /// Loads all of these units.
+    pub(crate) fn load(&self, units: &BTreeSet<Unit>) -> Result<()> {
+        self.kernels.load(units)
     }
 
     pub(crate) fn function(&self, unit: &Unit, kernel: &str) -> Result<D::Function> {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use hal::Result;
 
+use crate::buffer::{Memory, Span};
 use crate::card::Kernels;
 use crate::driver::{Arg, Driver, Geometry};
 use crate::pinned::Pinned;
@@ -18,6 +19,10 @@ use crate::units::Unit;
 const LAUNCHES: usize = 64;
 /// Tries of each way; the fastest counts.
 const TRIES: usize = 3;
+/// Launches of a graph that is looked at closely, and of one as deep as any step's; times that the first is started.
+const DEEP: usize = 512;
+const DEEPEST: usize = 4096;
+const ROUNDS: u32 = 8;
 /// How long the device may take to see a flag that is set already, and the host to see the answer.
 const ECHO: Duration = Duration::from_millis(500);
 /// How long the device waits for an answer before it takes the host for dead.
@@ -72,17 +77,30 @@ impl Manners {
         let graph = stream.capture(all).ok();
         let graph = graph.map(|graph| fastest(&stream, &|| stream.launch_graph(&graph)));
         let in_graph = graph.and_then(Result::ok);
-        let block = Pinned::new(driver, "probe", 64)?;
+        let mut block = Pinned::new(driver, "probe", 64)?;
+        let memory = Memory::new(driver, "probe", 64)?;
+        let [sum, word] = [memory.span().part(0, 4), memory.span().part(4, 4)];
+        let count = ready("probe_count", vec![Arg::Ptr(sum.at), Arg::Ptr(word.at)])?;
+        let faithful = match options.graphs.is_none() && in_graph.is_some() {
+            true => is_faithful(&stream, &count, [sum, word], &mut block).unwrap_or(false),
+            false => true,
+        };
         let limit = Arg::U32(ECHO.as_millis() as u32);
-        let echo = ready("probe_echo", vec![Arg::Ptr(block.device()), limit])?;
+        let echo_of = ready("probe_echo", vec![Arg::Ptr(block.device()), limit])?;
         // A system that ends long kernels would end one that waits.
         let echo = match driver.facts().watchdog {
             true => None,
-            false => fastest_echo(&stream, &block, &echo)?,
+            false => fastest_echo(&stream, &block, &echo_of)?,
+        };
+        let graphs = in_graph.is_some_and(|graph| graph < launch) && faithful;
+        let graphs = options.graphs.unwrap_or(graphs);
+        let flags = match options.flags {
+            None => graphs && echo.is_some() && returns(&stream, &block, [&echo_of, &nothing])?,
+            Some(flags) => flags,
         };
         Ok(Manners {
-            graphs: options.graphs.unwrap_or(in_graph.is_some_and(|graph| graph < launch)),
-            flags: options.flags.unwrap_or(echo.is_some()),
+            graphs,
+            flags,
             patience: options.patience.unwrap_or(PATIENCE),
             launch: launch / LAUNCHES as u32,
             in_graph: in_graph.map(|time| time / LAUNCHES as u32),
@@ -101,6 +119,61 @@ fn fastest<D: Driver>(stream: &Stream<D>, give: &dyn Fn() -> Result<()>) -> Resu
         fastest = fastest.min(began.elapsed());
     }
     Ok(fastest)
+}
+
+/// Whether a graph of many launches sees what was copied right before it, each time, and runs each of them once and in order.
+/// Public reports say of some versions of ROCm that it does not.
+fn is_faithful<D: Driver>(
+    stream: &Stream<D>,
+    count: &Ready<D>,
+    [sum, word]: [Span; 2],
+    block: &mut Pinned<D>,
+) -> Result<bool> {
+    let graph = stream.capture(|| (0..DEEP).try_for_each(|_| stream.launch(count)))?;
+    let words = |round: u32| 0x9e37_79b9_u32.wrapping_mul(round + 1);
+    for round in 0..ROUNDS {
+        // A place of its own for each round: nothing here waits for a copy.
+        block.word(round as usize).store(words(round), Ordering::Release);
+    }
+    stream.fill(sum, 0)?;
+    for round in 0..ROUNDS {
+        stream.copy_in(word, 0, block, 4 * round as usize, 4)?;
+        stream.launch_graph(&graph)?;
+        stream.copy_out(block, 4 * (ROUNDS + round) as usize, sum, 0, 4)?;
+    }
+    stream.finish()?;
+    let mut expected = 0u32;
+    Ok((0..ROUNDS).all(|round| {
+        for _ in 0..DEEP {
+            expected = expected.wrapping_mul(3).wrapping_add(words(round));
+        }
+        block.word((ROUNDS + round) as usize).load(Ordering::Acquire) == expected
+    }))
+}
+
+/// Whether starting a graph as deep as a step's returns while its first kernel waits: otherwise the thread that has to answer
+/// would be held up itself.
+fn returns<D: Driver>(
+    stream: &Stream<D>,
+    block: &Pinned<D>,
+    [echo, nothing]: [&Ready<D>; 2],
+) -> Result<bool> {
+    let graph = stream.capture(|| {
+        stream.launch(echo)?;
+        (0..DEEPEST).try_for_each(|_| stream.launch(nothing))
+    })?;
+    // What a driver does once for a graph is not what is asked.
+    block.word(0).store(1, Ordering::Release);
+    stream.launch_graph(&graph)?;
+    stream.finish()?;
+    block.word(0).store(0, Ordering::Release);
+    let began = Instant::now();
+    stream.launch_graph(&graph)?;
+    let took = began.elapsed();
+    block.word(0).store(1, Ordering::Release);
+    stream.finish()?;
+    // A start that waited for the kernel took as long as the kernel waits.
+    Ok(took < ECHO / 4)
 }
 
 /// Sets a flag that a kernel waits for, and waits for its own. `None` where one side does not see the other's in time.

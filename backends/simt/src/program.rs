@@ -14,8 +14,18 @@ use crate::ops;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Most tokens of a step whose answers the device waits for itself: behind a longer one the host computes for seconds.
-const MOST_WAITED: usize = 16;
+/// Most tokens of a step that is a graph, and whose answers the device waits for itself: behind a longer one the host
+/// computes for seconds.
+const MOST_IN_GRAPH: usize = 16;
+
+/// Whether an op is part of such a step.
+fn is_small(op: &Op) -> bool {
+    let mut small = true;
+    op.visit(&mut |operand, _, tensor| {
+        small &= !["x", "y"].contains(&operand) || tensor.desc().n_rows <= MOST_IN_GRAPH;
+    });
+    small
+}
 
 /// A launch whose kernel is loaded.
 #[derive(Clone, Debug)]
@@ -136,15 +146,14 @@ impl<D: Driver> SimtProgram<D> {
         let n_posts = ops.iter().filter(|op| matches!(op, Op::Post(_))).count();
         let mut room = Words { card, memory: Vec::new() };
         let step = room.keep(&vec![0; 1 + n_posts])?;
-        let few = |op: &Op| !matches!(op, Op::Merge(op) if op.y.desc().n_rows > MOST_WAITED);
         // One by one, a device takes only some hundred launches ahead of a wait.
-        let flags = card.manners.flags && card.manners.graphs && ops.iter().all(few);
+        let flags = card.manners.flags && card.manners.graphs && ops.iter().all(is_small);
         let patience = flags.then_some(card.manners.patience.as_millis() as usize);
         let facts = card.driver.facts();
         let mut lowering = Lowering::new(facts, card.tables.span(), workspace, &mut room);
         let mut made =
             Compiled { segments: vec![Segment::new(None)], posts: vec![], merges: vec![] };
-        let mut number = 0;
+        let (mut number, mut launches) = (0, Vec::new());
         while let Some(op) = ops.get(number) {
             if let Op::Post(op) = op {
                 post(op, mailboxes, step, &mut made, &mut lowering)?;
@@ -153,15 +162,18 @@ impl<D: Driver> SimtProgram<D> {
                 merge(op, mailboxes, step, patience, &mut made, &mut lowering)?;
             }
             let n = ops::lower_first(&ops[number..], &mut lowering)?;
-            let segment = made.segments.last_mut().expect("begins with one");
-            for launch in lowering.take() {
-                segment.launches.push(ready(card, number, launch)?);
-            }
+            let segment = made.segments.len() - 1;
+            launches.extend(lowering.take().into_iter().map(|launch| (segment, number, launch)));
             number += n;
+        }
+        card.load(&launches.iter().map(|(_, _, launch)| launch.unit.clone()).collect())?;
+        for (segment, number, launch) in launches {
+            made.segments[segment].launches.push(ready(card, number, launch)?);
         }
         card.arrived()?;
         let Compiled { mut segments, posts, merges } = made;
-        if card.manners.graphs {
+        // A step of many tokens spends its time in kernels, and a graph of it would take memory all the same.
+        if card.manners.graphs && ops.iter().all(is_small) {
             let stream = Stream::new(&card.driver)?;
             for segment in segments.iter_mut().filter(|segment| segment.launches.len() > 1) {
                 segment.graph = Some(stream.capture(|| segment.give(&stream))?);

@@ -1,7 +1,7 @@
 //! A program under way: segments are submitted as far as answers are there, posts are seen by their flags and shown.
 
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hal::{Error, HostRowSet, Posted, RawRun, Result, Times};
 
@@ -84,6 +84,8 @@ impl<D: Driver> Progress<D> {
             if segment.merge.is_some_and(|merge| !state.answered.contains(&merge)) {
                 return Ok(false);
             }
+            // Made before anything waits on the device: nobody would end a wait that nobody heard of.
+            let behind = Arc::new(stream.event()?);
             let whole = match &mut state.timer {
                 None => {
                     segment.give(stream)?;
@@ -99,7 +101,8 @@ impl<D: Driver> Progress<D> {
                     }
                 }
             };
-            state.last = Some(Arc::new(stream.mark(false)?));
+            stream.record(&behind)?;
+            state.last = Some(behind);
             if !whole {
                 return Ok(false);
             }
@@ -173,24 +176,35 @@ pub(crate) struct SimtRun<D: Driver> {
     rows: Option<(usize, HostRowSet)>,
 }
 
-/// Waits for something that comes soon or late: first without letting the thread go.
-struct Patience(u32);
+/// Waits for a flag that comes soon or late. Looking at it costs next to nothing, a sleep some hundred microseconds.
+struct Patience {
+    looks: u32,
+    /// When the last round that only looks was over.
+    since: Option<Instant>,
+}
 
 impl Patience {
-    /// Rounds that only look, and those that let others run.
+    /// Rounds that only look.
     const LOOKS: u32 = 200;
-    const YIELDS: u32 = 2_000;
+    /// How long others are let run in between, before this thread sleeps.
+    const AWAKE: Duration = Duration::from_millis(10);
+    /// Rounds from one question to the driver to the next.
+    const ASK: u32 = 64;
+
+    fn new() -> Patience {
+        Patience { looks: 0, since: None }
+    }
 
     /// Waits a little; whether it is worth asking the driver by now.
     fn wait(&mut self) -> bool {
-        self.0 = self.0.saturating_add(1);
-        if self.0 < Patience::LOOKS {
+        self.looks = self.looks.saturating_add(1);
+        if self.looks < Patience::LOOKS {
             std::hint::spin_loop();
             return false;
         }
-        if self.0 < Patience::LOOKS + Patience::YIELDS {
+        if self.since.get_or_insert_with(Instant::now).elapsed() < Patience::AWAKE {
             std::thread::yield_now();
-            return self.0.is_multiple_of(16);
+            return self.looks.is_multiple_of(Patience::ASK);
         }
         std::thread::sleep(Duration::from_micros(50));
         true
@@ -212,7 +226,7 @@ impl<D: Driver> SimtRun<D> {
     /// Waits until there is a post, or nothing more to come.
     fn next(&self) -> Result<Option<(u32, usize)>> {
         let (core, driver_) = (&*self.core, &*self.core.card.driver);
-        let (mut patience, mut long) = (Patience(0), false);
+        let (mut patience, mut long) = (Patience::new(), false);
         loop {
             if long {
                 core.advance()?;
@@ -222,17 +236,19 @@ impl<D: Driver> SimtRun<D> {
                 Stand::End => return Ok(None),
                 Stand::Under(under) => under,
             };
+            // Nothing is left to submit or to look at: the driver knows best how to wait.
+            if let Some(last) = under.as_ref().filter(|_| self.progress.is_over()) {
+                driver_.wait(last)?;
+                self.progress.check_expired()?;
+                return Ok(None);
+            }
             long = patience.wait();
             if !long {
                 continue;
             }
             let Some(last) = under else { continue };
-            if !driver_.has_happened(&last)? {
+            if !driver_.has_happened(&last)? || self.progress.is_over() {
                 continue;
-            }
-            if self.progress.is_over() {
-                self.progress.check_expired()?;
-                return Ok(None);
             }
             // What it wrote was there before the event.
             if self.progress.is_late() {

@@ -31,7 +31,17 @@ impl<D: Driver> Stream<D> {
         self.driver.finish(&self.raw)
     }
 
-    /// An event behind all that was given.
+    /// An event without a time, for [`Stream::record`].
+    pub(crate) fn event(&self) -> Result<D::Event> {
+        self.driver.event(false)
+    }
+
+    /// Puts an event behind all that was given.
+    pub(crate) fn record(&self, event: &D::Event) -> Result<()> {
+        self.driver.record(event, &self.raw)
+    }
+
+    /// A new event behind all that was given.
     pub(crate) fn mark(&self, timed: bool) -> Result<D::Event> {
         let event = self.driver.event(timed)?;
         self.driver.record(&event, &self.raw)?;

@@ -96,6 +96,13 @@ pub struct Calls {
     pub function: Function<unsafe extern "C" fn(*mut Raw, Raw, *const c_char) -> c_int>,
     /// Function, grid, block, dynamic shared memory, stream, pointers to the arguments, nothing.
     pub launch: Function<Launch>,
+    /// What graphs need, where there is all of it.
+    pub graphs: Option<GraphCalls>,
+}
+
+/// Work that is recorded and started as one.
+#[derive(Clone, Debug)]
+pub struct GraphCalls {
     /// Stream, mode.
     pub begin_capture: Function<unsafe extern "C" fn(Raw, c_int) -> c_int>,
     /// Stream, graph.

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "handles of a driver")]
 
+use std::borrow::Cow;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ impl<V: Vendor> Shared<V> {
     /// # Errors
     /// See [`crate::Driver`].
     pub(super) fn check(&self, call: &str, code: c_int) -> hal::Result<()> {
-        match Outcome::of(code) {
+        match Outcome::of_call(call, code) {
             Outcome::Done => Ok(()),
             Outcome::OutOfMemory => Err(self.out_of_memory(call, 0)),
             Outcome::Lost => {
@@ -114,7 +115,11 @@ pub struct Event<V: Vendor>(pub(super) Handle<V>);
 
 /// A module.
 #[derive(Debug)]
-pub struct Module<V: Vendor>(pub(super) Handle<V>);
+pub struct Module<V: Vendor> {
+    pub(super) raw: Handle<V>,
+    /// What it was loaded from: HIP does not copy it, and may look there as long as the module lives.
+    pub(super) _image: Cow<'static, [u8]>,
+}
 
 /// A kernel of a module.
 #[derive(Clone, Copy, Debug)]

@@ -29,12 +29,27 @@ impl Outcome {
             600 => Outcome::Pending,
             2 => Outcome::OutOfMemory,
             // Shut down; taken away; errors of memory and of links to other devices.
-            4 | 46 | 214 | 220 => Outcome::Lost,
+            4 | 46 | 214 | 220 | 226 => Outcome::Lost,
             // A kernel did what it must not, or did not end.
             700 | 702 | 709 | 710 | 714..=719 | 721 => Outcome::Lost,
             // What drivers say of a card that does not answer.
             999 => Outcome::Lost,
+            // HIP's own: errors of the runtime's memory, and of the runtime.
+            1052 | 1053 => Outcome::Lost,
             _ => Outcome::Refused,
+        }
+    }
+
+    /// The meaning of a code that a call of this name gave. An unknown error is a loss where it may come from work that was
+    /// given before; HIP also uses it for what it will not record.
+    #[must_use]
+    pub fn of_call(call: &str, code: c_int) -> Outcome {
+        let refuses = ["Capture", "Instantiate", "ModuleLoad", "GetFunction"];
+        match Outcome::of(code) {
+            Outcome::Lost if code == 999 && refuses.iter().any(|name| call.contains(name)) => {
+                Outcome::Refused
+            }
+            outcome => outcome,
         }
     }
 }
@@ -82,6 +97,9 @@ mod tests {
         for refused in [1, 201, 209, 218, 222, 400, 500, 701, 720, 801, 900, 901, 12345, -1] {
             assert_eq!(Outcome::of(refused), Outcome::Refused, "{refused}");
         }
+        assert_eq!(Outcome::of_call("hipStreamEndCapture", 999), Outcome::Refused);
+        assert_eq!(Outcome::of_call("hipStreamEndCapture", 719), Outcome::Lost);
+        assert_eq!(Outcome::of_call("hipStreamSynchronize", 999), Outcome::Lost);
         for lost in [46, 214, 700, 702, 715, 719, 999] {
             assert_eq!(Outcome::of(lost), Outcome::Lost, "{lost}");
         }

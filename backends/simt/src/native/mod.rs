@@ -18,7 +18,7 @@ use hal::{Bytes, Error, MemoryReport, Result};
 use crate::driver::{Arg, DevicePtr, Driver, Geometry, HostBlock};
 use crate::error::driver;
 use crate::facts::Facts;
-pub use calls::{Calls, Function, Launch, Raw, Takes};
+pub use calls::{Calls, Function, GraphCalls, Launch, Raw, Takes};
 pub use handles::{Event, Graph, Kernel, Module, Stream};
 use handles::{Handle, Shared};
 use health::Health;
@@ -71,6 +71,11 @@ impl<V: Vendor> Native<V> {
     pub fn new(vendor: V, calls: Calls, facts: Facts) -> Native<V> {
         let health = Health::new(&facts.name);
         Native { shared: Arc::new(Shared { vendor, calls, health }), facts }
+    }
+
+    fn graphs(&self) -> Result<&GraphCalls> {
+        let calls = self.shared.ready()?;
+        calls.graphs.as_ref().ok_or_else(|| driver("graph", "this driver has no graphs"))
     }
 
     fn check<F>(&self, call: &Function<F>, code: c_int) -> Result<()> {
@@ -286,7 +291,7 @@ impl<V: Vendor> Driver for Native<V> {
             (calls.load.call)(&raw mut raw, image.as_ptr().cast(), n_options, options, values)
         };
         self.check(&calls.load, code).map_err(|error| about(error, unit, &log))?;
-        Ok(Module(self.take(raw, calls.unload)))
+        Ok(Module { raw: self.take(raw, calls.unload), _image: image })
     }
 
     fn function(&self, module: &Module<V>, name: &str) -> Result<Kernel> {
@@ -294,7 +299,7 @@ impl<V: Vendor> Driver for Native<V> {
         let text = CString::new(name).map_err(|_| driver(calls.function.name, "a NUL"))?;
         let mut raw = ptr::null_mut();
         // SAFETY: the module lives, and the name ends in NUL.
-        let code = unsafe { (calls.function.call)(&raw mut raw, module.0.raw, text.as_ptr()) };
+        let code = unsafe { (calls.function.call)(&raw mut raw, module.raw.raw, text.as_ptr()) };
         let named = |error| about(error, name, &[]);
         self.check(&calls.function, code).map_err(named).map(|()| Kernel(raw))
     }
@@ -326,14 +331,14 @@ impl<V: Vendor> Driver for Native<V> {
     }
 
     fn begin_capture(&self, stream: &Stream<V>) -> Result<()> {
-        let calls = self.shared.ready()?;
+        let calls = self.graphs()?;
         // SAFETY: a stream that lives.
         let code = unsafe { (calls.begin_capture.call)(stream.0.raw, RELAXED) };
         self.check(&calls.begin_capture, code)
     }
 
     fn end_capture(&self, stream: &Stream<V>) -> Result<Graph<V>> {
-        let calls = self.shared.ready()?;
+        let calls = self.graphs()?;
         let mut graph = ptr::null_mut();
         // SAFETY: a stream that lives, and a pointer that is written during the call only.
         let code = unsafe { (calls.end_capture.call)(stream.0.raw, &raw mut graph) };
@@ -347,7 +352,7 @@ impl<V: Vendor> Driver for Native<V> {
     }
 
     unsafe fn launch_graph(&self, stream: &Stream<V>, graph: &Graph<V>) -> Result<()> {
-        let calls = self.shared.ready()?;
+        let calls = self.graphs()?;
         // SAFETY: both live; the rest is the caller's promise.
         let code = unsafe { (calls.launch_graph.call)(graph.ready.raw, stream.0.raw) };
         self.check(&calls.launch_graph, code)

@@ -21,8 +21,10 @@ use norm::Beside;
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     let mut refusal = None;
     op.visit(&mut |operand, _, desc| {
-        // Kernels count values of activations, and rows, in 32 bits; places in weights in 64.
-        let values = if desc.format.is_weight() { desc.n_rows } else { desc.n_rows * desc.n_cols };
+        // Kernels count rows, and values of what is read or written by token, in 32 bits; places in weights and the cache
+        // in 64.
+        let by_row = ["w", "up", "gate", "down", "fc1", "fc2", "table", "cache"].contains(&operand);
+        let values = if by_row { desc.n_rows } else { desc.n_rows.saturating_mul(desc.n_cols) };
         if u32::try_from(values).is_err() {
             refusal = Some(format!("operand {operand} has more than 2^32 values: {desc}"));
         }

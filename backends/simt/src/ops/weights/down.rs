@@ -103,8 +103,10 @@ pub(super) struct SecondHalf<'a> {
 
 impl SecondHalf<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
+        // The last tokens of many go as the others: there is room for that way alone.
+        let many = self.n_tokens > FEW || self.op.groups.is_some() && self.rooms.each == 0;
         match (self.op.orientation, &self.op.groups) {
-            (Down::ByNeuron, _) if self.n_tokens > FEW => self.by_neuron_many(out)?,
+            (Down::ByNeuron, _) if many => self.by_neuron_many(out)?,
             (Down::ByNeuron, Some(_)) if self.n_tokens > GROUP_TOKENS => return self.in_parts(out),
             (Down::ByNeuron, _) => self.by_neuron(out)?,
             (Down::AcrossNeurons, None) => self.across(out)?,
