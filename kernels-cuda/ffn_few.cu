@@ -67,8 +67,10 @@ static DEVICE void two_rows(float (&first)[T], float (&second)[T], const FfnStep
                             const unsigned (&rows)[2], const bool (&wanted)[2], unsigned lane, const Rows& x) {
     float sums[2][T] = {};
     if (wanted[0] || wanted[1]) {
-        const unsigned* const at[2] = {matrices[0].at + (size_t)rows[wanted[0] ? 0 : 1] * p.row_words,
-                                       matrices[1].at + (size_t)rows[wanted[1] ? 1 : 0] * p.row_words};
+        // Values are chosen, not places: an index that is known only here would put the rows in memory.
+        const unsigned first_row = wanted[0] ? rows[0] : rows[1], second_row = wanted[1] ? rows[1] : rows[0];
+        const unsigned* const at[2] = {matrices[0].at + (size_t)first_row * p.row_words,
+                                       matrices[1].at + (size_t)second_row * p.row_words};
         row_dots<W, 2, T>(sums, at, p.n_cols, lane, p.lanes, x, p.tables);
     }
     const float bias0 = wanted[0] && matrices[0].bias != nullptr ? matrices[0].bias[rows[0]] : 0.0f;
