@@ -84,32 +84,50 @@ struct FloatUnits {
     }
 };
 
+template <class W, bool FLOAT>
+struct UnitsOf {
+    typedef BlockUnits<W> Type;
+};
+template <class W>
+struct UnitsOf<W, true> {
+    typedef FloatUnits<W> Type;
+};
+template <class W>
+using Units = typename UnitsOf<W, W::FLOAT>::Type;
+
+// Whether rows are whole units.
+template <class W>
+DEVICE bool has_whole_units(unsigned n_cols) {
+    if constexpr (W::FLOAT) return n_cols % W::PER == 0;
+    return true;
+}
+
 // All units, U of them at a time. Whether a unit is there is asked for each load: what is loaded without a question, NVIDIA's
 // assembler moves down to where it is used, and less is on its way. Before the sums it is asked for each, or once for all
 // (TOGETHER, for one token), so that x is loaded ahead of them: that takes registers.
-template <class Units, unsigned R, unsigned T, unsigned U, bool TOGETHER>
+template <class W, unsigned R, unsigned T, unsigned U, bool TOGETHER>
 DEVICE void add_units(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                       unsigned lanes, const Rows& x, const unsigned* tables) {
     constexpr bool ONCE = TOGETHER && T == 1 && U > 1;
     constexpr unsigned REST = ONCE ? U - 1 : U;
-    const unsigned n = Units::count(n_cols);
+    const unsigned n = Units<W>::count(n_cols);
     for (unsigned first = lane; first < n; first += U * lanes) {
-        typename Units::Raw raw[R][U];
+        typename Units<W>::Raw raw[R][U];
 #pragma unroll
         for (unsigned u = 0; u < U; u++) {
             const unsigned i = first + u * lanes;
             if (u > 0 && i >= n) continue;
 #pragma unroll
-            for (unsigned r = 0; r < R; r++) raw[r][u] = Units::load(rows[r], n, i);
+            for (unsigned r = 0; r < R; r++) raw[r][u] = Units<W>::load(rows[r], n, i);
         }
         if (ONCE && first + (U - 1) * lanes < n) {
 #pragma unroll
-            for (unsigned u = 0; u < U; u++) Units::template add<R, T, U>(sums, raw, u, first + u * lanes, x, tables);
+            for (unsigned u = 0; u < U; u++) Units<W>::template add<R, T, U>(sums, raw, u, first + u * lanes, x, tables);
         } else {
 #pragma unroll
             for (unsigned u = 0; u < REST; u++) {
                 const unsigned i = first + u * lanes;
-                if (u == 0 || i < n) Units::template add<R, T, U>(sums, raw, u, i, x, tables);
+                if (u == 0 || i < n) Units<W>::template add<R, T, U>(sums, raw, u, i, x, tables);
             }
         }
     }
@@ -139,11 +157,9 @@ DEVICE void odd_float_dots(float (&sums)[R][T], const unsigned* const (&rows)[R]
 template <class W, unsigned R, unsigned T, unsigned U = (R * T <= 2 ? 4 / R : 1), bool TOGETHER = true>
 DEVICE void row_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                      unsigned lanes, const Rows& x, const unsigned* tables) {
-    if constexpr (!W::FLOAT) {
-        add_units<BlockUnits<W>, R, T, U, TOGETHER>(sums, rows, n_cols, lane, lanes, x, tables);
-    } else if (n_cols % W::PER == 0) {
-        add_units<FloatUnits<W>, R, T, U, TOGETHER>(sums, rows, n_cols, lane, lanes, x, tables);
-    } else {
+    if (has_whole_units<W>(n_cols)) {
+        add_units<W, R, T, U, TOGETHER>(sums, rows, n_cols, lane, lanes, x, tables);
+    } else if constexpr (W::FLOAT) {
         odd_float_dots<W, R, T>(sums, rows, n_cols, lane, lanes, x);
     }
 }
