@@ -71,6 +71,16 @@ DEVICE int dot4(int a, int b, int c) {
 #endif
 }
 
+// Bytes 0 to 3 are those of the second word that is asked, 4 to 7 those of the first.
+DEVICE unsigned looked_up(uint4 table, unsigned places) {
+    const unsigned of_eight = places & 0x07070707u, half = 0x03020100u | (places & 0x08080808u) >> 1;
+    const unsigned low = __builtin_amdgcn_perm(table.y, table.x, of_eight);
+    return __builtin_amdgcn_perm(__builtin_amdgcn_perm(table.w, table.z, of_eight), low, half);
+}
+DEVICE uint2 lookup16(uint4 table, unsigned places) {
+    return make_uint2(looked_up(table, places), looked_up(table, places >> 4));
+}
+
 DEVICE unsigned bits(float v) { return __builtin_bit_cast(unsigned, v); }
 DEVICE float from_bits(unsigned v) { return __builtin_bit_cast(float, v); }
 DEVICE float half_to_float(unsigned short v) { return float(__builtin_bit_cast(_Float16, v)); }

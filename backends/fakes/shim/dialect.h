@@ -83,6 +83,17 @@ DEVICE int dot4(int a, int b, int c) {
     return c;
 }
 
+DEVICE uint2 lookup16(uint4 table, unsigned places) {
+    const unsigned words[4] = {table.x, table.y, table.z, table.w};
+    uint2 found = {0, 0};
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned low = places >> 8 * i & 15, high = places >> (8 * i + 4) & 15;
+        found.x |= (words[low / 4] >> low % 4 * 8 & 0xff) << 8 * i;
+        found.y |= (words[high / 4] >> high % 4 * 8 & 0xff) << 8 * i;
+    }
+    return found;
+}
+
 DEVICE float half_to_float(unsigned short h) {
     // The exponent's bias is put right by a product, which makes subnormal numbers normal too.
     const float wide = from_bits((h & 0x7fffu) << 13) * from_bits(0x77800000u);
