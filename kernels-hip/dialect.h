@@ -113,6 +113,11 @@ DEVICE void fence_system() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
 DEVICE unsigned load_system(const volatile unsigned* at) {
     return __hip_atomic_load(const_cast<const unsigned*>(at), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
+DEVICE uint2 load_system(const volatile uint2* at) {
+    const unsigned long long* both = reinterpret_cast<const unsigned long long*>(const_cast<const uint2*>(at));
+    const unsigned long long v = __hip_atomic_load(both, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    return make_uint2(unsigned(v), unsigned(v >> 32));
+}
 DEVICE void store_system(volatile unsigned* at, unsigned v) {
     __hip_atomic_store(const_cast<unsigned*>(at), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }

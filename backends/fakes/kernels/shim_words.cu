@@ -75,6 +75,15 @@ KERNEL(halves)(const unsigned* floats, const unsigned* halves, unsigned n, unsig
 }
 EXPORT(halves)
 
+// Two words at once, behind each other.
+KERNEL(load_both)(const uint2* from, unsigned* to) {
+    if (thread() != 0) return;
+    const uint2 both = load_system(from + block_index().x);
+    to[2 * block_index().x] = both.x;
+    to[2 * block_index().x + 1] = both.y;
+}
+EXPORT(load_both)
+
 // Waits for the host, and answers it.
 KERNEL(wait_for_host)(const unsigned* go, unsigned* answer, unsigned milliseconds) {
     SHARED(unsigned, came, 1);

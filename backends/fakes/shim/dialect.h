@@ -124,6 +124,12 @@ DEVICE unsigned atomic_max(unsigned* at, unsigned v) {
 
 DEVICE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 DEVICE unsigned load_system(const volatile unsigned* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+DEVICE uint2 load_system(const volatile uint2* at) {
+    // The host writes one word at a time: two loads of words are what that is for a sanitiser too.
+    const volatile unsigned* words = reinterpret_cast<const volatile unsigned*>(at);
+    if (reinterpret_cast<uintptr_t>(at) % 8 != 0) __builtin_trap();
+    return {__atomic_load_n(words, __ATOMIC_RELAXED), __atomic_load_n(words + 1, __ATOMIC_RELAXED)};
+}
 DEVICE void store_system(volatile unsigned* at, unsigned v) { __atomic_store_n(at, v, __ATOMIC_RELAXED); }
 DEVICE unsigned long long nanoseconds() { return shim::nanoseconds(); }
 DEVICE void pause() { shim::pause(); }

@@ -131,6 +131,16 @@ fn small_products_are_naive_products() {
 }
 
 #[test]
+fn two_words_are_loaded_at_once() {
+    for (device, _) in devices(4) {
+        let words = noise(6, 5);
+        let at = [device.buffer(&words), device.alloc(6)];
+        assert_eq!(device.run((WORDS, "load_both"), 3, 64, 0, &at.map(Arg::At)), 0);
+        assert_eq!(device.read(at[1], 6), words);
+    }
+}
+
+#[test]
 fn nibbles_are_looked_up() {
     let byte = |words: &[u32], i: usize| words[i / 4] >> (i % 4 * 8) & 0xff;
     for (device, _) in devices(4) {
