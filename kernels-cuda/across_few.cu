@@ -8,6 +8,52 @@
 
 typedef FORMAT W;
 
+// The matrices that a block uses, and what stands to the right of them.
+struct AcrossStep {
+    const unsigned* weight;
+    const unsigned* tables;
+    const unsigned* x;
+    const unsigned* used;
+    unsigned n_used, row_words, n_cols, n_out, matrix_words;
+
+    DEVICE const unsigned* row(unsigned k, unsigned output) const {
+        return weight + ((size_t)used[k] * n_out + output) * row_words;
+    }
+    DEVICE const unsigned* values(unsigned k) const { return x + (size_t)used[k] * matrix_words; }
+};
+
+// A lane's share of two outputs of one token: its units of all matrices in a row, so that the last ones of a matrix are under
+// way beside the first ones of the next. They are added as they would be one matrix after the other.
+static DEVICE void across_one_token(float (&sums)[2][1], const AcrossStep& p, const unsigned (&outputs)[2], unsigned lane,
+                                    unsigned lanes) {
+    constexpr unsigned U = 4;
+    const unsigned n = Units<W>::count(p.n_cols);
+    unsigned k = lane < n ? 0 : p.n_used, i = lane;
+    while (k < p.n_used) {
+        typename Units<W>::Raw raw[2][U];
+        unsigned matrices[U], units[U];
+#pragma unroll
+        for (unsigned u = 0; u < U; u++) {
+            matrices[u] = k;
+            units[u] = i;
+            if (u > 0 && k >= p.n_used) continue;
+#pragma unroll
+            for (unsigned r = 0; r < 2; r++) raw[r][u] = Units<W>::load(p.row(k, outputs[r]), n, i);
+            i += lanes;
+            if (i >= n) {
+                i = lane;
+                k++;
+            }
+        }
+#pragma unroll
+        for (unsigned u = 0; u < U; u++) {
+            if (u > 0 && matrices[u] >= p.n_used) continue;
+            const Rows x = {p.values(matrices[u]), 0, 1};
+            Units<W>::template add<2, 1, U>(sums, raw, u, units[u], x, p.tables);
+        }
+    }
+}
+
 // `filled` has the groups of the `n_filled` matrices, of `n_cols` columns each.
 template <unsigned T>
 static DEVICE void across_few_tokens(const unsigned* weight, const unsigned* tables, const unsigned* x,
@@ -26,12 +72,16 @@ static DEVICE void across_few_tokens(const unsigned* weight, const unsigned* tab
         const unsigned outputs[2] = {begin < n_out ? begin : n_out - 1, begin + 1 < n_out ? begin + 1 : n_out - 1};
         for (unsigned token = 0; token < n_tokens; token += T) {
             float sums[2][T] = {};
-            for (unsigned k = 0; k < n_used; k++) {
-                const unsigned m = used[k];
-                const unsigned* matrix = weight + (size_t)m * n_out * row_words;
-                const unsigned* const rows[2] = {matrix + (size_t)outputs[0] * row_words,
-                                                 matrix + (size_t)outputs[1] * row_words};
-                const Rows some = {x + (size_t)token * x_words + (size_t)m * matrix_words, x_words, n_tokens - token};
+            const AcrossStep step = {weight, tables, x + (size_t)token * x_words, used, n_used,
+                                     row_words, n_cols, n_out, matrix_words};
+            bool is_done = false;
+            if constexpr (T == 1) {
+                is_done = has_whole_units<W>(n_cols);
+                if (is_done) across_one_token(sums, step, outputs, lane, lanes);
+            }
+            for (unsigned k = 0; !is_done && k < n_used; k++) {
+                const unsigned* const rows[2] = {step.row(k, outputs[0]), step.row(k, outputs[1])};
+                const Rows some = {step.values(k), x_words, n_tokens - token};
                 row_dots<W, 2, T>(sums, rows, n_cols, lane, lanes, some, tables);
             }
 #pragma unroll
@@ -51,9 +101,8 @@ static DEVICE void across_few_tokens(const unsigned* weight, const unsigned* tab
 // One token.
 KERNEL(across_one)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* group_weight,
                    const unsigned* filled, float* y, unsigned row_words, unsigned n_cols, unsigned n_out,
-                   unsigned n_filled, unsigned n_group, unsigned n_tokens, unsigned lanes) {
-    across_few_tokens<1>(weight, tables, x, group_weight, filled, y, row_words, n_cols, n_out, n_filled, n_group, n_tokens,
-                         lanes);
+                   unsigned n_filled, unsigned n_group, unsigned, unsigned lanes) {
+    across_few_tokens<1>(weight, tables, x, group_weight, filled, y, row_words, n_cols, n_out, n_filled, n_group, 1, lanes);
 }
 EXPORT(across_one)
 

@@ -63,6 +63,24 @@ DEVICE int dot4(int a, int b, int c) {
     return v;
 }
 
+// Four of the eight bytes of a (the first) and b, by the lower three bits of four nibbles.
+DEVICE unsigned permuted(unsigned a, unsigned b, unsigned nibbles) {
+    unsigned v;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(nibbles));
+    return v;
+}
+/// Bytes of a table of 16: those that the lower nibbles of four bytes name (x), and those that the upper ones do (y).
+DEVICE uint2 lookup16(uint4 table, unsigned places) {
+    // A fourth bit would ask for the byte's sign.
+    const unsigned of_eight = places & 0x77777777u, half = 0x32103210u | (places & 0x88888888u) >> 1;
+    unsigned found[2];
+    for (int i = 0; i < 2; i++) {
+        const unsigned low = permuted(table.x, table.y, of_eight >> 16 * i);
+        found[i] = permuted(low, permuted(table.z, table.w, of_eight >> 16 * i), half >> 16 * i);
+    }
+    return make_uint2(permuted(found[0], found[1], 0x6420u), permuted(found[0], found[1], 0x7531u));
+}
+
 DEVICE unsigned bits(float v) { return __float_as_uint(v); }
 DEVICE float from_bits(unsigned v) { return __uint_as_float(v); }
 
@@ -118,6 +136,12 @@ DEVICE unsigned load_system(const volatile unsigned* at) {
     unsigned v;
     asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
+}
+/// Two words that begin at a multiple of 8 bytes, in one read: each as new as that of one word.
+DEVICE uint2 load_system(const volatile uint2* at) {
+    unsigned long long v;
+    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return make_uint2(unsigned(v), unsigned(v >> 32));
 }
 DEVICE void store_system(volatile unsigned* at, unsigned v) {
     asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");

@@ -35,12 +35,14 @@ struct DownMatrix {
 template <class F, unsigned TOKENS>
 static DEVICE void down_add(typename Columns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
                             const DownMatrix& down) {
-    constexpr unsigned U = 4;
+    // For one token there is room for more, if they are not floats.
+    constexpr unsigned U = TOKENS == 1 && !F::FLOAT ? 8 : 4;
     for (unsigned first = 0; first < list.n; first += U) {
         typename Columns<F>::Unit units[U];
 #pragma unroll
         for (unsigned k = 0; k < U; k++) {
-            const unsigned row = list.rows[first + k < list.n ? first + k : list.n - 1];
+            if (k > 0 && first + k >= list.n) continue;
+            const unsigned row = list.rows[first + k];
             units[k] = Columns<F>::load(down.at + (size_t)row * down.row_words, down.n_out, down.unit, down.tables);
         }
 #pragma unroll
@@ -60,14 +62,15 @@ static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOK
     typedef TransposedColumns<F> C;
     // For one token there is room for more, and for the scales of a run while its rows are added.
     constexpr bool AHEAD = TOKENS == 1;
-    constexpr unsigned U = AHEAD ? 4 : 2;
+    constexpr unsigned U = AHEAD ? 8 : 2;
     typename C::Steps steps = {};
     if (AHEAD && list.n > 0) steps = C::steps(down.side, list.groups[0], down.unit);
     for (unsigned first = 0; first < list.n; first += U) {
         typename C::Unit units[U];
 #pragma unroll
         for (unsigned k = 0; k < U; k++) {
-            const unsigned row = list.rows[first + k < list.n ? first + k : list.n - 1];
+            if (k > 0 && first + k >= list.n) continue;
+            const unsigned row = list.rows[first + k];
             units[k] = C::load(down.at + (size_t)row * down.row_words, down.n_out, down.unit, nullptr);
         }
 #pragma unroll

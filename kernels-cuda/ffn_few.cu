@@ -12,6 +12,20 @@
 
 typedef FORMAT W;
 
+// Blocks of 128 threads that a multiprocessor has room for: the host launches as many (`PER_UNIT` in `ffn.rs`).
+constexpr unsigned BLOCKS = 4;
+
+// Units of each of so many rows that are under way at once, where registers are left for BLOCKS blocks.
+template <class F, unsigned T>
+DEVICE constexpr unsigned units_ahead(unsigned n_rows) {
+    if (T > 1) return 1;
+    if constexpr (F::FLOAT) {
+        return 4;
+    } else {
+        return n_rows > 1 && (F::TABLES || (F::MINS && !F::ONE) || sizeof(typename F::Raw) > 32) ? 2 : 4;
+    }
+}
+
 struct FfnMatrix {
     const unsigned* at;
     const float* bias;
@@ -40,11 +54,16 @@ struct FfnStep {
     float limit;
 };
 
-// By what a row, number i of the list, counts for a token: 0 where it does not.
-static DEVICE float factor(const FfnStep& p, unsigned i, unsigned row, unsigned group, unsigned token) {
-    if (row >= p.n_rows || token >= p.n_tokens) return 0.0f;
-    if (p.ids != nullptr && (p.members[(size_t)i * p.words] >> (p.bit + token) & 1u) == 0) return 0.0f;
-    return p.n_group == 0 ? 1.0f : p.group_weight[(size_t)token * p.n_group + group];
+// A neuron: its number in the list, row and group.
+struct FfnNeuron {
+    unsigned i, row, group;
+};
+
+// By what a neuron counts for a token: 0 where it does not.
+static DEVICE float factor(const FfnStep& p, const FfnNeuron& at, unsigned token) {
+    if (at.row >= p.n_rows || token >= p.n_tokens) return 0.0f;
+    if (p.ids != nullptr && (p.members[(size_t)at.i * p.words] >> (p.bit + token) & 1u) == 0) return 0.0f;
+    return p.n_group == 0 ? 1.0f : p.group_weight[(size_t)token * p.n_group + at.group];
 }
 
 // Products of a matrix's row with T tokens, with its bias.
@@ -54,7 +73,7 @@ static DEVICE void row_values(float (&values)[T], const FfnStep& p, const FfnMat
     float sums[1][T] = {};
     if (wanted) {
         const unsigned* const rows[1] = {matrix.at + (size_t)row * p.row_words};
-        row_dots<W, 1, T>(sums, rows, p.n_cols, lane, p.lanes, x, p.tables);
+        row_dots<W, 1, T, units_ahead<W, T>(1), W::FLOAT>(sums, rows, p.n_cols, lane, p.lanes, x, p.tables);
     }
     const float bias = wanted && matrix.bias != nullptr ? matrix.bias[row] : 0.0f;
 #pragma unroll
@@ -67,9 +86,11 @@ static DEVICE void two_rows(float (&first)[T], float (&second)[T], const FfnStep
                             const unsigned (&rows)[2], const bool (&wanted)[2], unsigned lane, const Rows& x) {
     float sums[2][T] = {};
     if (wanted[0] || wanted[1]) {
-        const unsigned* const at[2] = {matrices[0].at + (size_t)rows[wanted[0] ? 0 : 1] * p.row_words,
-                                       matrices[1].at + (size_t)rows[wanted[1] ? 1 : 0] * p.row_words};
-        row_dots<W, 2, T>(sums, at, p.n_cols, lane, p.lanes, x, p.tables);
+        // Values are chosen, not places: an index that is known only here would put the rows in memory.
+        const unsigned first_row = wanted[0] ? rows[0] : rows[1], second_row = wanted[1] ? rows[1] : rows[0];
+        const unsigned* const at[2] = {matrices[0].at + (size_t)first_row * p.row_words,
+                                       matrices[1].at + (size_t)second_row * p.row_words};
+        row_dots<W, 2, T, units_ahead<W, T>(2), W::FLOAT>(sums, at, p.n_cols, lane, p.lanes, x, p.tables);
     }
     const float bias0 = wanted[0] && matrices[0].bias != nullptr ? matrices[0].bias[rows[0]] : 0.0f;
     const float bias1 = wanted[1] && matrices[1].bias != nullptr ? matrices[1].bias[rows[1]] : 0.0f;
@@ -79,11 +100,6 @@ static DEVICE void two_rows(float (&first)[T], float (&second)[T], const FfnStep
         second[j] = lanes_sum(sums[1][j], p.lanes) + bias1;
     }
 }
-
-// One or two neurons of a group of lanes: their numbers, rows and groups.
-struct FfnNeuron {
-    unsigned i, row, group;
-};
 
 static DEVICE FfnNeuron neuron_of(const FfnStep& p, const unsigned* used, unsigned i, unsigned n) {
     FfnNeuron at = {i, p.n_rows, 0};
@@ -109,11 +125,6 @@ static DEVICE bool of_any_token(bool mine) {
 }
 
 template <unsigned T>
-static DEVICE bool is_wanted(const FfnStep& p, const FfnNeuron& at, unsigned my_token) {
-    return of_any_token<T>(factor(p, at.i, at.row, at.group, my_token) != 0.0f);
-}
-
-template <unsigned T>
 static DEVICE float pick(const float (&values)[T], unsigned j) {
     float value = values[0];
 #pragma unroll
@@ -121,20 +132,20 @@ static DEVICE float pick(const float (&values)[T], unsigned j) {
     return value;
 }
 
-// What a neuron becomes for T tokens once its tests are known: reads its row of up if one of them needs it.
+// What a neuron, which counts by so much, becomes for T tokens once its tests are known: reads its row of up if one of them
+// needs it.
 template <unsigned T>
-static DEVICE void finish_neuron(const FfnStep& p, const FfnNeuron& at, unsigned my_token, float test,
+static DEVICE void finish_neuron(const FfnStep& p, unsigned row, unsigned my_token, float by, float test,
                                  const float (&known_ups)[T], bool ups_are_known, unsigned lane, const Rows& x,
                                  unsigned* carried) {
-    const bool here = at.row < p.n_rows;
-    const float limit = here && p.threshold != nullptr ? p.threshold[at.row] : p.limit;
-    float by = factor(p, at.i, at.row, at.group, my_token);
+    const bool here = row < p.n_rows;
+    const float limit = here && p.threshold != nullptr ? p.threshold[row] : p.limit;
     if (by != 0.0f && is_dropped(p.rule, test, limit, 0.0f)) by = 0.0f;
     float ups[T];
 #pragma unroll
     for (unsigned j = 0; j < T; j++) ups[j] = known_ups[j];
     const bool alive = of_any_token<T>(by != 0.0f);
-    if (p.up.at != nullptr && !ups_are_known) row_values<T>(ups, p, p.up, at.row, alive, lane, x);
+    if (p.up.at != nullptr && !ups_are_known) row_values<T>(ups, p, p.up, row, alive, lane, x);
     if (!here || lane >= T || my_token >= p.n_tokens) return;
     unsigned word = DROPPED;
     if (by != 0.0f && p.up.at == nullptr && p.rule.kind != 0) {
@@ -143,7 +154,7 @@ static DEVICE void finish_neuron(const FfnStep& p, const FfnNeuron& at, unsigned
         word = carried_word(by * neuron(p.rule, test, pick<T>(ups, lane % T)));
         atomic_add(carried + my_token, 1u);
     }
-    p.h[(size_t)my_token * p.n_rows + at.row] = word;
+    p.h[(size_t)my_token * p.n_rows + row] = word;
 }
 
 template <unsigned T>
@@ -177,7 +188,8 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
         for (unsigned token = 0; token < p.n_tokens; token += T) {
             const Rows x = {p.x + (size_t)token * x_words, x_words, p.n_tokens - token};
             const unsigned my_token = token + lane % T;
-            const bool wanted[2] = {is_wanted<T>(p, neurons[0], my_token), is_wanted<T>(p, neurons[1], my_token)};
+            const float by[2] = {factor(p, neurons[0], my_token), factor(p, neurons[1], my_token)};
+            const bool wanted[2] = {of_any_token<T>(by[0] != 0.0f), of_any_token<T>(by[1] != 0.0f)};
             float firsts[T] = {}, seconds[T] = {};
             if (p.test.at != nullptr) {
                 const unsigned rows[2] = {neurons[0].row, neurons[1].row};
@@ -192,8 +204,9 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
             const float first_test = pick<T>(firsts, lane % T), second_test = pick<T>(seconds, lane % T);
 #pragma unroll 1
             for (unsigned r = 0; r < each; r++) {
-                const FfnNeuron at = r == 0 ? neurons[0] : neurons[1];
-                finish_neuron<T>(p, at, my_token, r == 0 ? first_test : second_test, seconds, together, lane, x, carried);
+                const unsigned row = r == 0 ? neurons[0].row : neurons[1].row;
+                finish_neuron<T>(p, row, my_token, r == 0 ? by[0] : by[1], r == 0 ? first_test : second_test, seconds,
+                                 together, lane, x, carried);
             }
         }
     }
@@ -201,27 +214,27 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
     if (t < p.n_tokens && carried[t] != 0) atomic_add(p.counts + t, carried[t]);
 }
 
-// One token. Biases, thresholds, lists and groups are null where there are none.
-KERNEL(ffn_one)(const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
-                const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members,
-                const float* threshold, const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts,
-                unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned capacity,
-                unsigned words, unsigned bit, unsigned n_group, unsigned most_rows, unsigned kind, unsigned activation,
-                unsigned skip, float alpha, float limit, float cap) {
+// One token, which is known here and saves registers. Biases, thresholds, lists and groups are null where there are none.
+KERNEL_OF(128, BLOCKS, ffn_one)
+(const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
+ const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,
+ const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts, unsigned n_rows, unsigned row_words,
+ unsigned n_cols, unsigned, unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group,
+ unsigned most_rows, unsigned kind, unsigned activation, unsigned skip, float alpha, float limit, float cap) {
     const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight, starts,
-                          h, counts, n_rows, row_words, n_cols, n_tokens, lanes, capacity, words, bit, n_group, most_rows,
+                          h, counts, n_rows, row_words, n_cols, 1, lanes, capacity, words, bit, n_group, most_rows,
                           {kind, activation, skip, alpha, cap}, limit};
     ffn_few_tokens<1>(step);
 }
 EXPORT(ffn_one)
 
 // Up to 16.
-KERNEL(ffn_few)(const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
-                const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members,
-                const float* threshold, const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts,
-                unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned capacity,
-                unsigned words, unsigned bit, unsigned n_group, unsigned most_rows, unsigned kind, unsigned activation,
-                unsigned skip, float alpha, float limit, float cap) {
+KERNEL_OF(128, BLOCKS, ffn_few)
+(const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
+ const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,
+ const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts, unsigned n_rows, unsigned row_words,
+ unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group,
+ unsigned most_rows, unsigned kind, unsigned activation, unsigned skip, float alpha, float limit, float cap) {
     const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight, starts,
                           h, counts, n_rows, row_words, n_cols, n_tokens, lanes, capacity, words, bit, n_group, most_rows,
                           {kind, activation, skip, alpha, cap}, limit};

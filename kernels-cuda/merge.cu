@@ -3,15 +3,17 @@
 #include "lib/wide.cuh"
 
 // head[0] is the step that was answered, head[1] the last one that is given up, with all before it, head[2] the one whose wait
-// took too long, which is written here.
+// took too long, which is written here. It begins at a multiple of 8 bytes.
 KERNEL(merge_wait)(unsigned* head, const unsigned* step, unsigned limit_ms) {
     if (thread() == 0) {
         const unsigned awaited = *step;
         const unsigned long long start = nanoseconds(), limit = limit_ms * 1000000ull;
         for (;;) {
-            if (load_system(head) == awaited) break;
-            if (int(load_system(head + 1) - awaited) >= 0) break;
-            if (nanoseconds() - start > limit) {
+            // Both at once: a read goes over the bus and back.
+            const uint2 answered = load_system(reinterpret_cast<const uint2*>(head));
+            if (answered.x == awaited || int(answered.y - awaited) >= 0) break;
+            // Signed: where the clock has gone back a little, no time has passed.
+            if ((long long)(nanoseconds() - start) > (long long)limit) {
                 store_system(head + 2, awaited);
                 break;
             }

@@ -71,6 +71,16 @@ DEVICE int dot4(int a, int b, int c) {
 #endif
 }
 
+// Bytes 0 to 3 are those of the second word that is asked, 4 to 7 those of the first.
+DEVICE unsigned looked_up(uint4 table, unsigned places) {
+    const unsigned of_eight = places & 0x07070707u, half = 0x03020100u | (places & 0x08080808u) >> 1;
+    const unsigned low = __builtin_amdgcn_perm(table.y, table.x, of_eight);
+    return __builtin_amdgcn_perm(__builtin_amdgcn_perm(table.w, table.z, of_eight), low, half);
+}
+DEVICE uint2 lookup16(uint4 table, unsigned places) {
+    return make_uint2(looked_up(table, places), looked_up(table, places >> 4));
+}
+
 DEVICE unsigned bits(float v) { return __builtin_bit_cast(unsigned, v); }
 DEVICE float from_bits(unsigned v) { return __builtin_bit_cast(float, v); }
 DEVICE float half_to_float(unsigned short v) { return float(__builtin_bit_cast(_Float16, v)); }
@@ -102,6 +112,11 @@ DEVICE unsigned atomic_max(unsigned* at, unsigned v) { return atomicMax(at, v); 
 DEVICE void fence_system() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
 DEVICE unsigned load_system(const volatile unsigned* at) {
     return __hip_atomic_load(const_cast<const unsigned*>(at), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+DEVICE uint2 load_system(const volatile uint2* at) {
+    const unsigned long long* both = reinterpret_cast<const unsigned long long*>(const_cast<const uint2*>(at));
+    const unsigned long long v = __hip_atomic_load(both, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    return make_uint2(unsigned(v), unsigned(v >> 32));
 }
 DEVICE void store_system(volatile unsigned* at, unsigned v) {
     __hip_atomic_store(const_cast<unsigned*>(at), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);

@@ -17,92 +17,136 @@ struct Rows {
     DEVICE const unsigned* token(unsigned t) const { return at + (size_t)(t < n ? t : n - 1) * words; }
 };
 
-template <class W, unsigned R, unsigned T, unsigned U>
-DEVICE void block_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
-                       unsigned lanes, const Rows& x, const unsigned* tables) {
-    const unsigned nb = n_cols >> 5;
-    for (unsigned first = lane; first < nb; first += U * lanes) {
-        typename W::Raw raw[R][U];
+// Values of x, a multiple of four that begins at one.
+template <unsigned N>
+DEVICE void load_floats(float (&values)[N], const unsigned* at) {
 #pragma unroll
-        for (unsigned u = 0; u < U; u++) {
-            const unsigned b = first + u * lanes;
-            if (u > 0 && b >= nb) continue;
+    for (unsigned q = 0; q < N / 4; q++) {
+        const float4 four = reinterpret_cast<const float4*>(at)[q];
+        values[4 * q] = four.x;
+        values[4 * q + 1] = four.y;
+        values[4 * q + 2] = four.z;
+        values[4 * q + 3] = four.w;
+    }
+}
+
+// How blocks are read and added up.
+template <class W>
+struct BlockUnits {
+    typedef typename W::Raw Raw;
+
+    static DEVICE unsigned count(unsigned n_cols) { return n_cols >> 5; }
+    static DEVICE Raw load(const unsigned* row, unsigned n, unsigned i) { return W::load(row, n, i); }
+
+    template <unsigned R, unsigned T, unsigned U>
+    static DEVICE void add(float (&sums)[R][T], const Raw (&raw)[R][U], unsigned u, unsigned i, const Rows& x,
+                           const unsigned* tables) {
+        Codes codes[R];
+        Scales scales[R];
 #pragma unroll
-            for (unsigned r = 0; r < R; r++) raw[r][u] = W::load(rows[r], nb, b);
+        for (unsigned r = 0; r < R; r++) {
+            codes[r] = W::unpack(raw[r][u], i, tables);
+            scales[r] = W::steps(raw[r][u], i);
         }
 #pragma unroll
-        for (unsigned u = 0; u < U; u++) {
-            const unsigned b = first + u * lanes;
-            if (u > 0 && b >= nb) continue;
-            Codes codes[R];
-            Scales scales[R];
+        for (unsigned t = 0; t < T; t++) {
+            const Q8Block block = load_q8(x.token(t), i);
+#pragma unroll
+            for (unsigned r = 0; r < R; r++) sums[r][t] = W::dot(sums[r][t], codes[r], scales[r], block);
+        }
+    }
+};
+
+// The same of 16 bytes of floats.
+template <class W>
+struct FloatUnits {
+    typedef uint4 Raw;
+    static constexpr unsigned PER = W::PER;
+
+    static DEVICE unsigned count(unsigned n_cols) { return n_cols / PER; }
+    static DEVICE Raw load(const unsigned* row, unsigned, unsigned i) { return load_four(row + 4 * i); }
+
+    template <unsigned R, unsigned T, unsigned U>
+    static DEVICE void add(float (&sums)[R][T], const Raw (&raw)[R][U], unsigned u, unsigned i, const Rows& x,
+                           const unsigned*) {
+#pragma unroll
+        for (unsigned t = 0; t < T; t++) {
+            float values[PER];
+            load_floats(values, x.token(t) + PER * i);
 #pragma unroll
             for (unsigned r = 0; r < R; r++) {
-                codes[r] = W::unpack(raw[r][u], b, tables);
-                scales[r] = W::steps(raw[r][u], b);
+                float row[PER];
+                W::unpack(raw[r][u], row);
+#pragma unroll
+                for (unsigned j = 0; j < PER; j++) sums[r][t] = fmaf(row[j], values[j], sums[r][t]);
             }
+        }
+    }
+};
+
+template <class W, bool FLOAT>
+struct UnitsOf {
+    typedef BlockUnits<W> Type;
+};
+template <class W>
+struct UnitsOf<W, true> {
+    typedef FloatUnits<W> Type;
+};
+template <class W>
+using Units = typename UnitsOf<W, W::FLOAT>::Type;
+
+// Whether rows are whole units.
+template <class W>
+DEVICE bool has_whole_units(unsigned n_cols) {
+    if constexpr (W::FLOAT) return n_cols % W::PER == 0;
+    return true;
+}
+
+// All units, U of them at a time. Whether a unit is there is asked for each load: what is loaded without a question, NVIDIA's
+// assembler moves down to where it is used, and less is on its way. Before the sums it is asked for each, or once for all
+// (TOGETHER, for one token), so that x is loaded ahead of them: that takes registers.
+template <class W, unsigned R, unsigned T, unsigned U, bool TOGETHER>
+DEVICE void add_units(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
+                      unsigned lanes, const Rows& x, const unsigned* tables) {
+    constexpr bool ONCE = TOGETHER && T == 1 && U > 1;
+    constexpr unsigned REST = ONCE ? U - 1 : U;
+    const unsigned n = Units<W>::count(n_cols);
+    for (unsigned first = lane; first < n; first += U * lanes) {
+        typename Units<W>::Raw raw[R][U];
 #pragma unroll
-            for (unsigned t = 0; t < T; t++) {
-                const Q8Block block = load_q8(x.token(t), b);
+        for (unsigned u = 0; u < U; u++) {
+            const unsigned i = first + u * lanes;
+            if (u > 0 && i >= n) continue;
 #pragma unroll
-                for (unsigned r = 0; r < R; r++) sums[r][t] = W::dot(sums[r][t], codes[r], scales[r], block);
+            for (unsigned r = 0; r < R; r++) raw[r][u] = Units<W>::load(rows[r], n, i);
+        }
+        if (ONCE && first + (U - 1) * lanes < n) {
+#pragma unroll
+            for (unsigned u = 0; u < U; u++) Units<W>::template add<R, T, U>(sums, raw, u, first + u * lanes, x, tables);
+        } else {
+#pragma unroll
+            for (unsigned u = 0; u < REST; u++) {
+                const unsigned i = first + u * lanes;
+                if (u == 0 || i < n) Units<W>::template add<R, T, U>(sums, raw, u, i, x, tables);
             }
         }
     }
 }
 
-template <class W, unsigned R, unsigned T, unsigned U>
-DEVICE void float_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
-                       unsigned lanes, const Rows& x) {
+// Rows of floats that end within 16 bytes.
+template <class W, unsigned R, unsigned T>
+DEVICE void odd_float_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
+                           unsigned lanes, const Rows& x) {
     constexpr unsigned PER = W::PER;
-    const unsigned n_units = (n_cols + PER - 1) / PER;
-    if (n_cols % PER != 0) {
-        for (unsigned i = lane; i < n_units; i += lanes) {
-            const unsigned end = n_cols - PER * i < PER ? n_cols - PER * i : PER;
-            for (unsigned j = 0; j < end; j++) {
-                const unsigned k = PER * i + j;
+    for (unsigned i = lane; i < (n_cols + PER - 1) / PER; i += lanes) {
+        const unsigned end = n_cols - PER * i < PER ? n_cols - PER * i : PER;
+        for (unsigned j = 0; j < end; j++) {
+            const unsigned k = PER * i + j;
 #pragma unroll
-                for (unsigned r = 0; r < R; r++) {
-                    const float value = W::one(rows[r], n_cols, k);
+            for (unsigned r = 0; r < R; r++) {
+                const float value = W::one(rows[r], n_cols, k);
 #pragma unroll
-                    for (unsigned t = 0; t < T; t++) sums[r][t] = fmaf(value, from_bits(x.token(t)[k]), sums[r][t]);
-                }
-            }
-        }
-        return;
-    }
-    for (unsigned first = lane; first < n_units; first += U * lanes) {
-        uint4 raw[R][U];
-#pragma unroll
-        for (unsigned u = 0; u < U; u++) {
-            const unsigned i = first + u * lanes;
-            if (u > 0 && i >= n_units) continue;
-#pragma unroll
-            for (unsigned r = 0; r < R; r++) raw[r][u] = load_four(rows[r] + 4 * i);
-        }
-#pragma unroll
-        for (unsigned u = 0; u < U; u++) {
-            const unsigned i = first + u * lanes;
-            if (u > 0 && i >= n_units) continue;
-#pragma unroll
-            for (unsigned t = 0; t < T; t++) {
-                const float4* from = reinterpret_cast<const float4*>(x.token(t) + PER * i);
-                float values[PER];
-#pragma unroll
-                for (unsigned q = 0; q < PER / 4; q++) {
-                    const float4 four = from[q];
-                    values[4 * q] = four.x;
-                    values[4 * q + 1] = four.y;
-                    values[4 * q + 2] = four.z;
-                    values[4 * q + 3] = four.w;
-                }
-#pragma unroll
-                for (unsigned r = 0; r < R; r++) {
-                    float row[PER];
-                    W::unpack(raw[r][u], row);
-#pragma unroll
-                    for (unsigned j = 0; j < PER; j++) sums[r][t] = fmaf(row[j], values[j], sums[r][t]);
-                }
+                for (unsigned t = 0; t < T; t++) sums[r][t] = fmaf(value, from_bits(x.token(t)[k]), sums[r][t]);
             }
         }
     }
@@ -110,13 +154,13 @@ DEVICE void float_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], un
 
 // This lane's share of the products of R rows with T tokens, added to `sums`. x in Q8 blocks for weights of blocks, else
 // as floats. U units of each row are on their way at once.
-template <class W, unsigned R, unsigned T, unsigned U = (R * T <= 2 ? 4 / R : 1)>
+template <class W, unsigned R, unsigned T, unsigned U = (R * T <= 2 ? 4 / R : 1), bool TOGETHER = true>
 DEVICE void row_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                      unsigned lanes, const Rows& x, const unsigned* tables) {
-    if constexpr (W::FLOAT) {
-        float_dots<W, R, T, U>(sums, rows, n_cols, lane, lanes, x);
-    } else {
-        block_dots<W, R, T, U>(sums, rows, n_cols, lane, lanes, x, tables);
+    if (has_whole_units<W>(n_cols)) {
+        add_units<W, R, T, U, TOGETHER>(sums, rows, n_cols, lane, lanes, x, tables);
+    } else if constexpr (W::FLOAT) {
+        odd_float_dots<W, R, T>(sums, rows, n_cols, lane, lanes, x);
     }
 }
 

@@ -55,6 +55,14 @@ KERNEL(small_product)(const unsigned* a, const unsigned* b, int* d) {
 }
 EXPORT(small_product)
 
+// Each thread looks up what its word names in a table of 16 bytes.
+KERNEL(look_up)(const unsigned* table, const unsigned* places, unsigned* found) {
+    const uint2 both = lookup16(make_uint4(table[0], table[1], table[2], table[3]), places[thread()]);
+    found[2 * thread()] = both.x;
+    found[2 * thread() + 1] = both.y;
+}
+EXPORT(look_up)
+
 // For all halves, and for floats between them: how many do not come back.
 KERNEL(halves)(const unsigned* floats, const unsigned* halves, unsigned n, unsigned* wrong) {
     const unsigned i = block_index().x * block_size().x + thread();
@@ -66,6 +74,15 @@ KERNEL(halves)(const unsigned* floats, const unsigned* halves, unsigned n, unsig
     if (i < n && float_to_half(from_bits(floats[i])) != halves[i]) atomic_add(wrong + 1, 1);
 }
 EXPORT(halves)
+
+// Two words at once, behind each other.
+KERNEL(load_both)(const uint2* from, unsigned* to) {
+    if (thread() != 0) return;
+    const uint2 both = load_system(from + block_index().x);
+    to[2 * block_index().x] = both.x;
+    to[2 * block_index().x + 1] = both.y;
+}
+EXPORT(load_both)
 
 // Waits for the host, and answers it.
 KERNEL(wait_for_host)(const unsigned* go, unsigned* answer, unsigned milliseconds) {

@@ -83,6 +83,17 @@ DEVICE int dot4(int a, int b, int c) {
     return c;
 }
 
+DEVICE uint2 lookup16(uint4 table, unsigned places) {
+    const unsigned words[4] = {table.x, table.y, table.z, table.w};
+    uint2 found = {0, 0};
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned low = places >> 8 * i & 15, high = places >> (8 * i + 4) & 15;
+        found.x |= (words[low / 4] >> low % 4 * 8 & 0xff) << 8 * i;
+        found.y |= (words[high / 4] >> high % 4 * 8 & 0xff) << 8 * i;
+    }
+    return found;
+}
+
 DEVICE float half_to_float(unsigned short h) {
     // The exponent's bias is put right by a product, which makes subnormal numbers normal too.
     const float wide = from_bits((h & 0x7fffu) << 13) * from_bits(0x77800000u);
@@ -113,6 +124,12 @@ DEVICE unsigned atomic_max(unsigned* at, unsigned v) {
 
 DEVICE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 DEVICE unsigned load_system(const volatile unsigned* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+DEVICE uint2 load_system(const volatile uint2* at) {
+    // The host writes one word at a time: two loads of words are what that is for a sanitiser too.
+    const volatile unsigned* words = reinterpret_cast<const volatile unsigned*>(at);
+    if (reinterpret_cast<uintptr_t>(at) % 8 != 0) __builtin_trap();
+    return {__atomic_load_n(words, __ATOMIC_RELAXED), __atomic_load_n(words + 1, __ATOMIC_RELAXED)};
+}
 DEVICE void store_system(volatile unsigned* at, unsigned v) { __atomic_store_n(at, v, __ATOMIC_RELAXED); }
 DEVICE unsigned long long nanoseconds() { return shim::nanoseconds(); }
 DEVICE void pause() { shim::pause(); }

@@ -130,6 +130,32 @@ fn small_products_are_naive_products() {
     }
 }
 
+#[test]
+fn two_words_are_loaded_at_once() {
+    for (device, _) in devices(4) {
+        let words = noise(6, 5);
+        let at = [device.buffer(&words), device.alloc(6)];
+        assert_eq!(device.run((WORDS, "load_both"), 3, 64, 0, &at.map(Arg::At)), 0);
+        assert_eq!(device.read(at[1], 6), words);
+    }
+}
+
+#[test]
+fn nibbles_are_looked_up() {
+    let byte = |words: &[u32], i: usize| words[i / 4] >> (i % 4 * 8) & 0xff;
+    for (device, _) in devices(4) {
+        let (table, places) = (noise(4, 1), noise(256, 2));
+        let at = [device.buffer(&table), device.buffer(&places), device.alloc(512)];
+        assert_eq!(device.run((WORDS, "look_up"), 1, 256, 0, &at.map(Arg::At)), 0);
+        let got = device.read(at[2], 512);
+        for (i, both) in (0..1024).map(|i| (i, byte(&places, i))) {
+            let word = |upper: usize| byte(&got[2 * (i / 4) + upper..], i % 4);
+            let want = [both & 15, both >> 4].map(|place| byte(&table, place as usize));
+            assert_eq!([word(0), word(1)], want, "byte {i}, {both:#x}");
+        }
+    }
+}
+
 /// To the nearest half, ties to even, by its definition: halves in order of size are halves in order of bits.
 fn nearest_half(v: f32) -> u32 {
     let value = |h: u32| {

@@ -24,9 +24,10 @@ const N_COUNTS: usize = 64;
 const DROPPED: u32 = 0x8000_0000;
 /// Most groups: a block keeps a list of those that are used.
 const MAX_GROUPS: usize = 1024;
-/// Threads of a block of `ffn_few`, blocks of each multiprocessor, and neurons that a group of lanes tests at once.
+/// Threads of a block of `ffn_few`, blocks of each multiprocessor (as many as the kernel leaves registers for), and neurons
+/// that a group of lanes tests at once.
 const BLOCK: u32 = 128;
-const PER_UNIT: u32 = 5;
+const PER_UNIT: u32 = 4;
 const NEURONS: usize = 2;
 
 /// The ways to compute a block.
