@@ -250,6 +250,10 @@ impl Product<'_> {
         };
         let grid =
             [n_rows.div_ceil(tile), self.n_tokens.div_ceil(TILE_TOKENS), groups.n_group.max(1)];
-        out.launch(Unit::weight("matmul_many", desc.format), kernel, grid, BLOCK, &args);
+        let file = match takes_q8(desc.format) && out.facts().mma {
+            true => "matmul_many",
+            false => "matmul_plain",
+        };
+        out.launch(Unit::weight(file, desc.format), kernel, grid, BLOCK, &args);
     }
 }

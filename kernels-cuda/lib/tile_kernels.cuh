@@ -1,0 +1,32 @@
+// The kernels of matmul_many.cu and matmul_plain.cu: tiles of 128 rows, or of 32 (floats: 64) for grids that would leave
+// most of the device idle.
+#pragma once
+#include "lib/tile_floats.cuh"
+#include "lib/tile_matrix.cuh"
+
+template <class F, bool MATRIX, unsigned ROWS>
+DEVICE void matmul_tile(const Product& p, const Part& part) {
+    if constexpr (F::FLOAT) {
+        FloatTile<F, ROWS == 128 ? 2 : 1>::run(p, part);
+    } else {
+        typedef BlockStages<F, ROWS, ROWS == 128 ? 2 : 4> Stages;
+        if constexpr (!MATRIX) {
+            multiply_blocks<Stages, DotProducts<Stages>>(p, part);
+        } else if constexpr (ROWS == 128) {
+            multiply_blocks<Stages, MatrixProducts<Stages, 4, 2, 2, 4>>(p, part);
+        } else {
+            multiply_blocks<Stages, MatrixProducts<Stages, 2, 4, 1, 2>>(p, part);
+        }
+    }
+}
+
+// `W` is the weight's format, `MATRIX` whether matrix units multiply.
+#define MATMUL_KERNEL(name, MATRIX, ROWS)                                                                                \
+    KERNEL_OF(256, 2, name)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias,       \
+                            const unsigned* pairs, const unsigned* group_rows, float* y, unsigned y_cols,               \
+                            unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned relu,     \
+                            unsigned n_group, unsigned x_by_pair) {                                                     \
+        const Product p = {weight, tables, x, bias, y, y_cols, row_words, n_cols, relu};                                \
+        matmul_tile<W, MATRIX, ROWS>(p, part_of(pairs, group_rows, n_rows, n_tokens, n_group, x_by_pair));              \
+    }                                                                                                                   \
+    EXPORT(name)
