@@ -8,7 +8,7 @@
 //
 // What holds in all three:
 // - Blocks are one-dimensional, a multiple of 64 threads.
-// - shfl*, ballot, any and mma_s8 are for whole waves: every lane is there, none has returned.
+// - shfl*, ballot, any, mma_s8 and mma_tf32 are for whole waves: every lane is there, none has returned.
 // - shfl takes the lane modulo WAVE; shfl_xor wants an offset below WAVE; past the last lane, shfl_down gives the own value.
 // - Atomics give the old value, and order nothing else.
 // - Products are fused only where fmaf says so: this is compiled with -fmad=false.
@@ -31,6 +31,8 @@
 #define WAVE 32u
 /// Whether there is mma_s8.
 #define HAS_MMA 1
+/// Whether there is mma_tf32.
+#define HAS_MMA_FLOATS (__CUDA_ARCH__ >= 800)
 
 DEVICE unsigned thread() { return threadIdx.x; }
 DEVICE uint3 block_index() { return blockIdx; }
@@ -156,5 +158,23 @@ DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2]) {
     }
 #endif
 }
+
+// D (16 x 8) += A (16 x 8) * B (8 x 8), floats, by a wave of 32. Of the numbers in A and B, the upper 10 bits of mantissa count,
+// and the others have to be 0. With g and t as above:
+//
+//   a[0]: A[g    ][t    ]          b[0]: B[t    ][g]           d[0]: D[g    ][2 t    ]
+//   a[1]: A[g + 8][t    ]          b[1]: B[t + 4][g]           d[1]: D[g    ][2 t + 1]
+//   a[2]: A[g    ][t + 4]                                      d[2]: D[g + 8][2 t    ]
+//   a[3]: A[g + 8][t + 4]                                      d[3]: D[g + 8][2 t + 1]
+//
+// Products are exact; what they are added up to may be cut off at its last place instead of rounded, so long sums are for
+// others to make. Source: PTX ISA, "Matrix Fragments for mma.m16n8k8".
+#if HAS_MMA_FLOATS
+DEVICE void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
 
 #endif

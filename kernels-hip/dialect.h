@@ -26,6 +26,7 @@
 // 64 on CDNA, 32 on RDNA: known when code is generated, but no constant expression.
 #define WAVE (__builtin_amdgcn_wavefrontsize())
 #define HAS_MMA 0
+#define HAS_MMA_FLOATS 0
 
 /// Thousands of ticks a second of the clock that only goes forward: hipDeviceAttributeWallClockRate.
 #if !defined(WALL_CLOCK_KHZ)

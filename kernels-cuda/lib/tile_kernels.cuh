@@ -1,13 +1,18 @@
 // The kernels of matmul_many.cu and matmul_plain.cu: tiles of 128 rows, or of 32 (floats: 64) for grids that would leave
 // most of the device idle.
 #pragma once
-#include "lib/tile_floats.cuh"
 #include "lib/tile_matrix.cuh"
+#include "lib/tile_matrix_floats.cuh"
 
 template <class F, bool MATRIX, unsigned ROWS>
 DEVICE void matmul_tile(const Product& p, const Part& part) {
     if constexpr (F::FLOAT) {
-        FloatTile<F, ROWS == 128 ? 2 : 1>::run(p, part);
+        constexpr unsigned V = ROWS == 128 ? 2 : 1;
+        if constexpr (MATRIX) {
+            MatrixFloatTile<F, V>::run(p, part);
+        } else {
+            FloatTile<F, V>::run(p, part);
+        }
     } else {
         typedef BlockStages<F, ROWS, ROWS == 128 ? 2 : 4> Stages;
         if constexpr (!MATRIX) {

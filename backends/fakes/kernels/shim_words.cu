@@ -55,6 +55,20 @@ KERNEL(small_product)(const unsigned* a, const unsigned* b, int* d) {
 }
 EXPORT(small_product)
 
+// D = D + A B for A of 16 rows and B of 8 columns of 8 floats; each wave does the same.
+KERNEL(small_product_of_floats)(const unsigned* a, const unsigned* b, float* d) {
+    const unsigned g = lane() % 32 / 4, t = lane() % 4;
+    const unsigned left[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
+    const unsigned right[2] = {b[g * 8 + t], b[g * 8 + t + 4]};
+    float sum[4];
+    for (unsigned i = 0; i < 4; i++) sum[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
+    barrier();
+    mma_tf32(sum, left, right);
+    if (thread() >= 32) return;
+    for (unsigned i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[i];
+}
+EXPORT(small_product_of_floats)
+
 // For all halves, and for floats between them: how many do not come back.
 KERNEL(halves)(const unsigned* floats, const unsigned* halves, unsigned n, unsigned* wrong) {
     const unsigned i = block_index().x * block_size().x + thread();

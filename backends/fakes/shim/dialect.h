@@ -21,9 +21,8 @@
 #define DYNAMIC_SHARED(T, name) T* const name = reinterpret_cast<T*>(shim::view->dynamic)
 
 #define WAVE (shim::view->wave)
-#if !defined(HAS_MMA)
 #define HAS_MMA 1
-#endif
+#define HAS_MMA_FLOATS 1
 
 // Aligned as on devices, so that a sanitiser sees what would be misaligned there.
 struct alignas(8) uint2 { unsigned x, y; };
@@ -119,6 +118,9 @@ DEVICE void pause() { shim::pause(); }
 
 DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     shim::mma_s8(d, a, b, line);
+}
+DEVICE void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
+    shim::mma_tf32(d, a, b, line);
 }
 
 #endif

@@ -48,6 +48,8 @@ struct Wave {
     uint32_t values[2][MOST_LANES];
     /// For each 32 lanes 16 rows and 8 columns of 32 bytes.
     alignas(32) int8_t lines[2][MOST_LANES / 32][24][32];
+    /// The same of 8 floats.
+    alignas(32) float floats[2][MOST_LANES / 32][24][8];
 };
 
 struct Array {
@@ -496,6 +498,29 @@ __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const
         int sum = 0;
         for (unsigned k = 0; k < 32; k++) sum += row[k] * column[k];
         d[i] = int(unsigned(d[i]) + unsigned(sum));
+    }
+}
+
+/// The same of floats, of which 10 bits of mantissa are taken.
+void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line) {
+    Block& bl = here();
+    Wave& w = bl.waves[bl.thread / bl.wave];
+    const unsigned lane = bl.thread & (bl.wave - 1), g = lane % 32 / 4, t = lane % 4;
+    float(*lines)[8] = w.floats[w.set][lane / 32];
+    const auto put = [](float& to, unsigned word) {
+        word &= 0xffffe000u;
+        memcpy(&to, &word, 4);
+    };
+    for (unsigned half = 0; half < 2; half++) {
+        for (unsigned upper = 0; upper < 2; upper++) put(lines[g + 8 * upper][t + 4 * half], a[2 * half + upper]);
+        put(lines[16 + g][t + 4 * half], b[half]);
+    }
+    bl.wait_for_wave(line);
+    for (unsigned i = 0; i < 4; i++) {
+        const float *row = lines[g + i / 2 * 8], *column = lines[16 + 2 * t + i % 2];
+        float sum = 0;
+        for (unsigned k = 0; k < 8; k++) sum += row[k] * column[k];
+        d[i] += sum;
     }
 }
 

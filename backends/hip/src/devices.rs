@@ -101,6 +101,7 @@ fn facts(library: &Library, found: &Found) -> Result<Facts, Missing> {
         n_units: ask(Attribute::hipDeviceAttributeMultiprocessorCount)?.max(1),
         shared: ask(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock)?,
         mma: false,
+        mma_floats: false,
         watchdog: ask(Attribute::hipDeviceAttributeKernelExecTimeout)? != 0,
     })
 }
