@@ -15,12 +15,10 @@ DEVICE void matmul_tile(const Product& p, const Part& part) {
         }
     } else {
         typedef BlockStages<F, ROWS, ROWS == 128 ? 2 : 4> Stages;
-        if constexpr (!MATRIX) {
-            multiply_blocks<Stages, DotProducts<Stages>>(p, part);
-        } else if constexpr (ROWS == 128) {
-            multiply_blocks<Stages, MatrixProducts<Stages, 4, 2, 2, 4>>(p, part);
+        if constexpr (MATRIX) {
+            multiply_blocks<Stages, MatrixProducts<Stages>>(p, part);
         } else {
-            multiply_blocks<Stages, MatrixProducts<Stages, 2, 4, 1, 2>>(p, part);
+            multiply_blocks<Stages, DotProducts<Stages>>(p, part);
         }
     }
 }

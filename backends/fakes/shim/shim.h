@@ -91,6 +91,8 @@ struct Launch {
     uint64_t seed;
     /// Bytes that a block may have in all.
     size_t most_shared = 48 * 1024;
+    /// Whether matrix units multiply wrongly.
+    bool wrong_matrix = false;
 };
 
 /// Why a launch failed.

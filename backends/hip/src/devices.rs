@@ -52,7 +52,8 @@ pub fn open_with(
     let library = ready()?;
     let compiler = library.compiler()?;
     let device = found.ordinal;
-    let (arch, facts) = (library.arch(device)?, facts(&library, found)?);
+    let arch = library.arch(device)?;
+    let facts = facts(&library, found, &arch)?;
     let (calls, folder) = (library.calls.clone(), folder.map(Path::to_owned));
     // ROCm before 5.4 does not know the question.
     let clock = library.attribute(Attribute::hipDeviceAttributeWallClockRate, device).ok();
@@ -89,7 +90,14 @@ fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
     })
 }
 
-fn facts(library: &Library, found: &Found) -> Result<Facts, Missing> {
+/// Whether kernels may multiply small matrices: what `HAS_MMA` is in `kernels-hip/dialect.h`, where the compiler knows how.
+fn has_matrix_units(arch: &str) -> bool {
+    let arch = arch.split(':').next().unwrap_or_default();
+    let cdna = ["gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"];
+    arch.starts_with("gfx11") || ["gfx1200", "gfx1201"].contains(&arch) || cdna.contains(&arch)
+}
+
+fn facts(library: &Library, found: &Found, arch: &str) -> Result<Facts, Missing> {
     let ask = |which| library.attribute(which, found.ordinal).map(|value| value.max(0) as u32);
     let integrated = ask(Attribute::hipDeviceAttributeIntegrated)? != 0;
     Ok(Facts {
@@ -100,7 +108,7 @@ fn facts(library: &Library, found: &Found) -> Result<Facts, Missing> {
         wave: ask(Attribute::hipDeviceAttributeWarpSize)?,
         n_units: ask(Attribute::hipDeviceAttributeMultiprocessorCount)?.max(1),
         shared: ask(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock)?,
-        mma: false,
+        mma: has_matrix_units(arch),
         mma_floats: false,
         watchdog: ask(Attribute::hipDeviceAttributeKernelExecTimeout)? != 0,
     })
