@@ -168,15 +168,13 @@ struct MmaBytes {
 
     static DEVICE unsigned row(unsigned i) { return thread() % 32 / 4 + 8 * i; }
     static DEVICE unsigned column(unsigned j) { return 2 * (thread() % 4) + j; }
-    /// Of 16 rows of A, and of the columns of B, which are `stride` words apart.
-    static DEVICE Left left(const unsigned* rows, unsigned stride) {
-        const unsigned* from = rows + thread() % 32 / 4 * stride + thread() % 4;
+    /// Where a lane begins to read rows or columns that are `stride` words apart.
+    static DEVICE unsigned start(unsigned stride) { return thread() % 32 / 4 * stride + thread() % 4; }
+    /// Of 16 rows of A, and of the columns of B, from where the lane begins.
+    static DEVICE Left left(const unsigned* from, unsigned stride) {
         return {{from[0], from[8 * stride], from[4], from[8 * stride + 4]}};
     }
-    static DEVICE Right right(const unsigned* columns, unsigned stride) {
-        const unsigned* from = columns + thread() % 32 / 4 * stride + thread() % 4;
-        return {{from[0], from[4]}};
-    }
+    static DEVICE Right right(const unsigned* from, unsigned) { return {{from[0], from[4]}}; }
     static DEVICE void multiply(int (&d)[OWN], const Left& a, const Right& b) { mma_s8(d, a.words, b.words); }
     /// The first 16 products of 32 onto one, the others onto the other.
     static DEVICE void multiply_halves(int (&first)[OWN], int (&second)[OWN], const Left& a, const Right& b) {

@@ -7,8 +7,8 @@
 // each 16 by 16. `n_columns` is set to how many there are, 0 for no such units.
 KERNEL(check_bytes)(const unsigned* rows, const unsigned* columns, int* sums, unsigned* n_columns) {
 #if HAS_MMA
-    const MmaBytes::Left left = MmaBytes::left(rows, 8);
-    const MmaBytes::Right right = MmaBytes::right(columns, 8);
+    const MmaBytes::Left left = MmaBytes::left(rows + MmaBytes::start(8), 8);
+    const MmaBytes::Right right = MmaBytes::right(columns + MmaBytes::start(8), 8);
     int all[MmaBytes::OWN] = {}, first[MmaBytes::OWN] = {}, second[MmaBytes::OWN] = {};
     MmaBytes::multiply(all, left, right);
     MmaBytes::multiply_halves(first, second, left, right);

@@ -155,15 +155,15 @@ struct MmaBytes {
     static DEVICE unsigned group() { return thread() % LANES / 16; }
     static DEVICE unsigned row(unsigned i) { return ROW_STEP * i + ROW_APART * group(); }
     static DEVICE unsigned column(unsigned) { return thread() % 16; }
-    static DEVICE Left left(const unsigned* rows, unsigned stride) {
+    static DEVICE unsigned start(unsigned stride) { return thread() % 16 * stride + APART * group(); }
+    static DEVICE Left left(const unsigned* from, unsigned) {
         Left all;
         for (unsigned half = 0; half < 2; half++) {
-            const unsigned* from = rows + thread() % 16 * stride + 4 * half + APART * group();
-            for (unsigned i = 0; i < WORDS; i++) all.words[half][i] = from[i];
+            for (unsigned i = 0; i < WORDS; i++) all.words[half][i] = from[4 * half + i];
         }
         return all;
     }
-    static DEVICE Right right(const unsigned* columns, unsigned stride) { return left(columns, stride); }
+    static DEVICE Right right(const unsigned* from, unsigned stride) { return left(from, stride); }
 
 #if defined(MFMA_CDNA3)
     static DEVICE long long pair(unsigned lower, unsigned upper) { return (long long)upper << 32 | lower; }

@@ -21,8 +21,8 @@ struct MatrixProducts {
     static DEVICE unsigned first_token() { return thread() / MmaBytes::LANES / WM * FN * MmaBytes::COLUMNS; }
 
     DEVICE void multiply(const S& at, unsigned stage) {
-        const unsigned* left = at.row_codes(stage) + first_row() * S::STRIDE;
-        const unsigned* right = at.token_codes(stage) + first_token() * S::STRIDE;
+        const unsigned* left = at.row_codes(stage) + first_row() * S::STRIDE + MmaBytes::start(S::STRIDE);
+        const unsigned* right = at.token_codes(stage) + first_token() * S::STRIDE + MmaBytes::start(S::STRIDE);
 #pragma unroll 1
         for (unsigned k = 0; k < S::K; k++) {
             MmaBytes::Left a[FM];

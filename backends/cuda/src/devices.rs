@@ -136,3 +136,14 @@ fn facts(library: &Library, device: c_int, found: &Found) -> Result<Facts, Missi
         watchdog: ask(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_gain_on_servers() {
+        assert!([(8, 0), (9, 0), (10, 0), (10, 3)].into_iter().all(floats_gain));
+        assert!(![(7, 5), (8, 6), (8, 9), (12, 0)].into_iter().any(floats_gain));
+    }
+}

@@ -47,7 +47,8 @@ KERNEL(small_product)(const unsigned* a, const unsigned* b, int* d) {
     };
     for (unsigned i = 0; i < MmaBytes::OWN; i++) sum[i] = d[at(i)];
     barrier();
-    MmaBytes::multiply(sum, MmaBytes::left(a, 8), MmaBytes::right(b, 8));
+    const unsigned start = MmaBytes::start(8);
+    MmaBytes::multiply(sum, MmaBytes::left(a + start, 8), MmaBytes::right(b + start, 8));
     if (thread() >= MmaBytes::LANES) return;
     for (unsigned i = 0; i < MmaBytes::OWN; i++) d[at(i)] = sum[i];
 }

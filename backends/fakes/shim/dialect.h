@@ -127,14 +127,11 @@ struct MmaBytes {
 
     static unsigned row(unsigned i) { return thread() % 32 / 4 + 8 * i; }
     static unsigned column(unsigned j) { return 2 * (thread() % 4) + j; }
-    static Left left(const unsigned* rows, unsigned stride) {
-        const unsigned* from = rows + thread() % 32 / 4 * stride + thread() % 4;
+    static unsigned start(unsigned stride) { return thread() % 32 / 4 * stride + thread() % 4; }
+    static Left left(const unsigned* from, unsigned stride) {
         return {{from[0], from[8 * stride], from[4], from[8 * stride + 4]}};
     }
-    static Right right(const unsigned* columns, unsigned stride) {
-        const unsigned* from = columns + thread() % 32 / 4 * stride + thread() % 4;
-        return {{from[0], from[4]}};
-    }
+    static Right right(const unsigned* from, unsigned) { return {{from[0], from[4]}}; }
     static void multiply(int (&d)[OWN], const Left& a, const Right& b) { mma_s8(d, a.words, b.words); }
     static void multiply_halves(int (&first)[OWN], int (&second)[OWN], const Left& a, const Right& b) {
         const unsigned lower[2] = {b.words[0], 0}, upper[2] = {0, b.words[1]};

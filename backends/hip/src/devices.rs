@@ -113,3 +113,19 @@ fn facts(library: &Library, found: &Found, arch: &str) -> Result<Facts, Missing>
         watchdog: ask(Attribute::hipDeviceAttributeKernelExecTimeout)? != 0,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrix_units_are_those_that_kernels_know() {
+        for arch in ["gfx1100", "gfx1151", "gfx1201", "gfx90a:sramecc+:xnack-", "gfx942"] {
+            assert!(has_matrix_units(arch), "{arch}");
+        }
+        // The last has others than those before it.
+        for arch in ["gfx906", "gfx1030", "gfx1250", ""] {
+            assert!(!has_matrix_units(arch), "{arch}");
+        }
+    }
+}

@@ -58,7 +58,9 @@ impl Checked {
             }
             let found = match tried(driver, kernels, kernel) {
                 Ok(found) => found,
-                Err(error @ Error::Driver { .. }) => Found::Wrong(format!("cannot be tried ({error})")),
+                Err(error @ Error::Driver { .. }) => {
+                    Found::Wrong(format!("cannot be tried ({error})"))
+                }
                 Err(error) => return Err(error),
             };
             if let Found::Wrong(why) = &found {
@@ -109,7 +111,8 @@ fn compared(n_wrong: usize) -> Found {
 fn operands(floats: bool) -> Vec<u32> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let word = (state >> 32) as u32;
         if floats { word & 0x807f_ffff | 0x3f80_0000 } else { word }
     };
@@ -136,10 +139,14 @@ fn wrong_bytes(operands: &[u32], sums: &[u32], n_columns: usize) -> usize {
 /// How many sums of products of floats are wrong.
 fn wrong_floats(operands: &[u32], sums: &[u32]) -> usize {
     let of = |first: usize, number: usize| {
-        operands[first + WORDS * number..][..WORDS].iter().map(|word| f64::from(f32::from_bits(*word)))
+        operands[first + WORDS * number..][..WORDS]
+            .iter()
+            .map(|word| f64::from(f32::from_bits(*word)))
     };
     let mut n_wrong = 0;
-    for (row, column) in (0..SIDE).flat_map(|row| (0..FLOAT_COLUMNS).map(move |column| (row, column))) {
+    for (row, column) in
+        (0..SIDE).flat_map(|row| (0..FLOAT_COLUMNS).map(move |column| (row, column)))
+    {
         let products = || of(0, row).zip(of(COLUMNS, column)).map(|(a, b)| a * b);
         let (wanted, size): (f64, f64) = (products().sum(), products().map(f64::abs).sum());
         let got = f64::from(f32::from_bits(sums[FLOAT_COLUMNS * row + column]));
@@ -159,10 +166,13 @@ mod tests {
         let operands = operands(true);
         let sums = |cut: u32| -> Vec<u32> {
             let of = |word: u32| f32::from_bits(word & cut);
-            let each = (0..SIDE).flat_map(|row| (0..FLOAT_COLUMNS).map(move |column| (row, column)));
+            let each =
+                (0..SIDE).flat_map(|row| (0..FLOAT_COLUMNS).map(move |column| (row, column)));
             let sum = |(row, column): (usize, usize)| -> f32 {
                 (0..WORDS)
-                    .map(|k| of(operands[WORDS * row + k]) * of(operands[COLUMNS + WORDS * column + k]))
+                    .map(|k| {
+                        of(operands[WORDS * row + k]) * of(operands[COLUMNS + WORDS * column + k])
+                    })
                     .sum()
             };
             each.map(|at| sum(at).to_bits()).collect()
@@ -175,6 +185,9 @@ mod tests {
     #[test]
     fn every_wrong_sum_of_bytes_is_counted() {
         let operands = operands(false);
-        assert_eq!(wrong_bytes(&operands, &vec![1; PARTS * SIDE * SIDE], SIDE), PARTS * SIDE * SIDE);
+        assert_eq!(
+            wrong_bytes(&operands, &vec![1; PARTS * SIDE * SIDE], SIDE),
+            PARTS * SIDE * SIDE
+        );
     }
 }

@@ -14,7 +14,8 @@ const TOLERANCE: f64 = 2e-6;
 fn floats(n: usize, seed: u64, kept: u32) -> Vec<f32> {
     let mut state = seed << 20 | 1;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         f32::from_bits((state >> 32) as u32 & (0x807f_ffff & kept) | 0x3f80_0000)
     };
     (0..n).map(|_| next()).collect()
@@ -90,8 +91,7 @@ fn tiles_of_floats_lose_nothing() {
 fn tiles_of_down_lose_nothing() {
     let Some(device) = open(Vendor::Cuda, 6) else { return };
     let (n_rows, n_out) = (150, 120);
-    let (down, h) =
-        (floats(n_rows * n_out, 3, u32::MAX), floats(TOKENS * n_rows, 4, u32::MAX));
+    let (down, h) = (floats(n_rows * n_out, 3, u32::MAX), floats(TOKENS * n_rows, 4, u32::MAX));
     for file in ["down_many", "down_plain"] {
         let [down_at, h_at] = [&down, &h].map(|all| Arg::At(device.buffer(&words(all))));
         let partial = device.buffer(&vec![0; TOKENS * n_out]);
