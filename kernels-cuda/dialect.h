@@ -184,8 +184,8 @@ struct MmaBytes {
     }
 };
 
-// D (16 x 8) += A (16 x 8) * B (8 x 8), floats, by a wave of 32. Of the numbers in A and B, the upper 10 bits of mantissa count,
-// and the others have to be 0. With g and t as above:
+// D (16 x 8) += A (16 x 8) * B (8 x 8), floats, by a wave of 32. Of the numbers in A and B, the upper 10 bits of mantissa
+// count, and the others have to be 0. With g and t as above:
 //
 //   a[0]: A[g    ][t    ]          b[0]: B[t    ][g]           d[0]: D[g    ][2 t    ]
 //   a[1]: A[g + 8][t    ]          b[1]: B[t + 4][g]           d[1]: D[g    ][2 t + 1]

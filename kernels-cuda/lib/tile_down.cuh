@@ -74,24 +74,30 @@ DEVICE void multiply_down(const DownWork& work, Tile tile) {
     tile.write(work);
 }
 
+// With groups, the rows and pairs of the block's.
+DEVICE void take_group(DownWork& work, const unsigned* pairs, const unsigned* group_rows) {
+    const unsigned z = block_index().z;
+    work.begin = work.h_first = group_rows[2 * z];
+    work.end = group_rows[2 * z + 1];
+    work.n = pairs[z + 1] - pairs[z];
+    work.h_row = work.sums_row = pairs[z];
+}
+
 // A kernel that does this with `TILE<W>`, for the format `W`. Without groups (0), slices of all rows; with them, `group_rows`
 // has where the rows of each begin and end, and sums are by pair.
-#define DOWN_KERNEL(name, TILE)                                                                                            \
+#define DOWN_KERNEL(name, TILE)                                                                                           \
     KERNEL_OF(256, 2, name)(const unsigned* down, const unsigned* tables, const unsigned* groups, const unsigned* scales, \
-                 const unsigned* mins, const float* h, const unsigned* pairs, const unsigned* group_rows, float* partial, \
-                 unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice,   \
-                 unsigned h_cols, unsigned n_group, unsigned side_words, unsigned offset, unsigned wide) {                \
-        SHARED(float4, memory, TILE<W>::FOURS);                                                                            \
-        const unsigned z = block_index().z, begin = z * slice;                                                             \
-        DownWork work = {down, tables, {groups, scales, mins, side_words, (int)offset, wide}, h, partial, slot, row_words, \
-                         n_out, h_cols, begin, begin + slice < n_rows ? begin + slice : n_rows, 0, 0,                      \
-                         (size_t)z * n_tokens, 64 * block_index().y, n_tokens};                                            \
-        if (n_group != 0) {                                                                                                \
-            work.begin = work.h_first = group_rows[2 * z];                                                                 \
-            work.end = group_rows[2 * z + 1];                                                                              \
-            work.n = pairs[z + 1] - pairs[z];                                                                              \
-            work.h_row = work.sums_row = pairs[z];                                                                         \
-        }                                                                                                                  \
+                            const unsigned* mins, const float* h, const unsigned* pairs, const unsigned* group_rows,      \
+                            float* partial, unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out,           \
+                            unsigned n_tokens, unsigned slice, unsigned h_cols, unsigned n_group, unsigned side_words,    \
+                            unsigned offset, unsigned wide) {                                                             \
+        SHARED(float4, memory, TILE<W>::FOURS);                                                                           \
+        const Side side = {groups, scales, mins, side_words, (int)offset, wide};                                          \
+        const unsigned z = block_index().z, begin = z * slice, end = begin + slice < n_rows ? begin + slice : n_rows;     \
+        const size_t sums_row = (size_t)z * n_tokens;                                                                     \
+        DownWork work = {down, tables, side, h, partial, slot, row_words, n_out, h_cols, begin, end, 0, 0, sums_row,      \
+                         64 * block_index().y, n_tokens};                                                                 \
+        if (n_group != 0) take_group(work, pairs, group_rows);                                                            \
         if (work.first_token < work.n) multiply_down<W>(work, TILE<W>{memory, {}});                                       \
-    }                                                                                                                      \
+    }                                                                                                                     \
     EXPORT(name)

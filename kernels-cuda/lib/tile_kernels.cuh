@@ -24,12 +24,12 @@ DEVICE void matmul_tile(const Product& p, const Part& part) {
 }
 
 // `W` is the weight's format, `MATRIX` whether matrix units multiply.
-#define MATMUL_KERNEL(name, MATRIX, ROWS)                                                                                \
-    KERNEL_OF(256, 2, name)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias,       \
-                            const unsigned* pairs, const unsigned* group_rows, float* y, unsigned y_cols,               \
-                            unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned relu,     \
-                            unsigned n_group, unsigned x_by_pair) {                                                     \
-        const Product p = {weight, tables, x, bias, y, y_cols, row_words, n_cols, relu};                                \
-        matmul_tile<W, MATRIX, ROWS>(p, part_of(pairs, group_rows, n_rows, n_tokens, n_group, x_by_pair));              \
-    }                                                                                                                   \
+#define MATMUL_KERNEL(name, MATRIX, ROWS)                                                                           \
+    KERNEL_OF(256, 2, name)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias,   \
+                            const unsigned* pairs, const unsigned* group_rows, float* y, unsigned y_cols,           \
+                            unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned relu, \
+                            unsigned n_group, unsigned x_by_pair) {                                                 \
+        const Product p = {weight, tables, x, bias, y, y_cols, row_words, n_cols, relu};                            \
+        matmul_tile<W, MATRIX, ROWS>(p, part_of(pairs, group_rows, n_rows, n_tokens, n_group, x_by_pair));          \
+    }                                                                                                               \
     EXPORT(name)

@@ -503,7 +503,7 @@ __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const
 }
 
 /// The same of floats, of which 10 bits of mantissa are taken.
-void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line) {
+__attribute__((optimize("O3"))) void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line) {
     Block& bl = here();
     Wave& w = bl.waves[bl.thread / bl.wave];
     const unsigned lane = bl.thread & (bl.wave - 1), g = lane % 32 / 4, t = lane % 4;
