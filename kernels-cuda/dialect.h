@@ -8,7 +8,7 @@
 //
 // What holds in all three:
 // - Blocks are one-dimensional, a multiple of 64 threads.
-// - shfl*, ballot, any and mma_s8 are for whole waves: every lane is there, none has returned.
+// - shfl*, ballot, any, MmaBytes and mma_tf32 are for whole waves: every lane is there, none has returned.
 // - shfl takes the lane modulo WAVE; shfl_xor wants an offset below WAVE; past the last lane, shfl_down gives the own value.
 // - Atomics give the old value, and order nothing else.
 // - Products are fused only where fmaf says so: this is compiled with -fmad=false.
@@ -29,8 +29,10 @@
 
 /// Threads that run in step.
 #define WAVE 32u
-/// Whether there is mma_s8.
+/// Whether there is MmaBytes.
 #define HAS_MMA 1
+/// Whether there is mma_tf32.
+#define HAS_MMA_FLOATS (__CUDA_ARCH__ >= 800)
 
 DEVICE unsigned thread() { return threadIdx.x; }
 DEVICE uint3 block_index() { return blockIdx; }
@@ -163,7 +165,6 @@ DEVICE void pause() { __nanosleep(100); }
 //   a[2]: A[g    ][4 t + i + 16]                                  d[2]: D[g + 8][2 t    ]
 //   a[3]: A[g + 8][4 t + i + 16]                                  d[3]: D[g + 8][2 t + 1]
 //
-// So a row of A and a column of B lie in memory as they are read: word t, and word t + 4, of 32 bytes in a row.
 // Source: PTX ISA, "Matrix Fragments for mma.m16n8k32". Before sm_80 it is four of m8n8k16, whose fragments are quarters of
 // these; integers, so the same bits.
 DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2]) {
@@ -180,5 +181,49 @@ DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2]) {
     }
 #endif
 }
+
+/// D (16 x COLUMNS, int) += A (16 x 32, signed bytes) * B (32 x COLUMNS, signed bytes), by a wave of LANES, of which each holds
+/// OWN_ROWS by OWN_COLUMNS numbers of D: number OWN_COLUMNS * i + j is at row(i), column(j). A row of A and a column of B lie
+/// in memory as they are read, 8 words each; what a lane takes of them is the dialect's own.
+struct MmaBytes {
+    static constexpr unsigned LANES = 32, COLUMNS = 8, OWN_ROWS = 2, OWN_COLUMNS = 2, OWN = OWN_ROWS * OWN_COLUMNS;
+    struct Left { unsigned words[4]; };
+    struct Right { unsigned words[2]; };
+
+    static DEVICE unsigned row(unsigned i) { return thread() % 32 / 4 + 8 * i; }
+    static DEVICE unsigned column(unsigned j) { return 2 * (thread() % 4) + j; }
+    /// Where a lane begins to read rows or columns that are `stride` words apart.
+    static DEVICE unsigned start(unsigned stride) { return thread() % 32 / 4 * stride + thread() % 4; }
+    /// Of 16 rows of A, and of the columns of B, from where the lane begins.
+    static DEVICE Left left(const unsigned* from, unsigned stride) {
+        return {{from[0], from[8 * stride], from[4], from[8 * stride + 4]}};
+    }
+    static DEVICE Right right(const unsigned* from, unsigned) { return {{from[0], from[4]}}; }
+    static DEVICE void multiply(int (&d)[OWN], const Left& a, const Right& b) { mma_s8(d, a.words, b.words); }
+    /// The first 16 products of 32 onto one, the others onto the other.
+    static DEVICE void multiply_halves(int (&first)[OWN], int (&second)[OWN], const Left& a, const Right& b) {
+        const unsigned lower[2] = {b.words[0], 0}, upper[2] = {0, b.words[1]};
+        mma_s8(first, a.words, lower);
+        mma_s8(second, a.words, upper);
+    }
+};
+
+// D (16 x 8) += A (16 x 8) * B (8 x 8), floats, by a wave of 32. Of the numbers in A and B, the upper 10 bits of mantissa
+// count, and the others have to be 0. With g and t as above:
+//
+//   a[0]: A[g    ][t    ]          b[0]: B[t    ][g]           d[0]: D[g    ][2 t    ]
+//   a[1]: A[g + 8][t    ]          b[1]: B[t + 4][g]           d[1]: D[g    ][2 t + 1]
+//   a[2]: A[g    ][t + 4]                                      d[2]: D[g + 8][2 t    ]
+//   a[3]: A[g + 8][t + 4]                                      d[3]: D[g + 8][2 t + 1]
+//
+// Products are exact; what they are added up to may be cut off at its last place instead of rounded, so long sums are for
+// others to make. Source: PTX ISA, "Matrix Fragments for mma.m16n8k8".
+#if HAS_MMA_FLOATS
+DEVICE void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
 
 #endif

@@ -25,7 +25,24 @@
 
 // 64 on CDNA, 32 on RDNA: known when code is generated, but no constant expression.
 #define WAVE (__builtin_amdgcn_wavefrontsize())
+// Bytes of a step of a matrix unit: WMMA of RDNA 3 and 4, MFMA of CDNA 1 and 2, and since.
+#if defined(__GFX11__) && __has_builtin(__builtin_amdgcn_wmma_i32_16x16x16_iu8_w32)
+#define HAS_MMA 1
+#define WMMA_RDNA3
+#elif (defined(__gfx1200__) || defined(__gfx1201__)) && __has_builtin(__builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12)
+#define HAS_MMA 1
+#define WMMA_RDNA4
+#elif (defined(__gfx908__) || defined(__gfx90a__)) && __has_builtin(__builtin_amdgcn_mfma_i32_16x16x16i8)
+#define HAS_MMA 1
+#define MFMA_CDNA1
+#elif (defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) || defined(__gfx950__)) && \
+    __has_builtin(__builtin_amdgcn_mfma_i32_16x16x32_i8)
+#define HAS_MMA 1
+#define MFMA_CDNA3
+#else
 #define HAS_MMA 0
+#endif
+#define HAS_MMA_FLOATS 0
 
 /// Thousands of ticks a second of the clock that only goes forward: hipDeviceAttributeWallClockRate.
 #if !defined(WALL_CLOCK_KHZ)
@@ -131,5 +148,81 @@ DEVICE unsigned long long nanoseconds() {
     return ticks / WALL_CLOCK_KHZ * 1000000 + ticks % WALL_CLOCK_KHZ * 1000000 / WALL_CLOCK_KHZ;
 }
 DEVICE void pause() { __builtin_amdgcn_s_sleep(4); }
+
+#if HAS_MMA
+// A lane has a row of A and a column of B, that of its number modulo 16, and in D a column. Of the 4 words of either half of a
+// row, groups of 16 lanes hold different ones, or on RDNA 3 all of them. Sources: "How to accelerate AI applications on RDNA 3
+// using WMMA" and "Using the Matrix Cores of AMD RDNA 4 architecture GPUs" (GPUOpen), "AMD matrix cores" (AMD lab notes).
+struct MmaBytes {
+#if defined(WMMA_RDNA3)
+    static constexpr unsigned LANES = 32, WORDS = 4, APART = 0, ROW_STEP = 2, ROW_APART = 1;
+#elif defined(WMMA_RDNA4)
+    static constexpr unsigned LANES = 32, WORDS = 2, APART = 2, ROW_STEP = 1, ROW_APART = 8;
+#else
+    static constexpr unsigned LANES = 64, WORDS = 1, APART = 1, ROW_STEP = 1, ROW_APART = 4;
+#endif
+    static constexpr unsigned COLUMNS = 16, OWN_ROWS = 256 / LANES, OWN_COLUMNS = 1, OWN = OWN_ROWS;
+    typedef int Words __attribute__((ext_vector_type(WORDS < 2 ? 2 : WORDS)));
+    typedef int Sums __attribute__((ext_vector_type(OWN)));
+    struct Left { unsigned words[2][WORDS]; };
+    typedef Left Right;
+
+    static DEVICE unsigned group() { return thread() % LANES / 16; }
+    static DEVICE unsigned row(unsigned i) { return ROW_STEP * i + ROW_APART * group(); }
+    static DEVICE unsigned column(unsigned) { return thread() % 16; }
+    static DEVICE unsigned start(unsigned stride) { return thread() % 16 * stride + APART * group(); }
+    static DEVICE Left left(const unsigned* from, unsigned) {
+        Left all;
+        for (unsigned half = 0; half < 2; half++) {
+            for (unsigned i = 0; i < WORDS; i++) all.words[half][i] = from[4 * half + i];
+        }
+        return all;
+    }
+    static DEVICE Right right(const unsigned* from, unsigned stride) { return left(from, stride); }
+
+#if defined(MFMA_CDNA3)
+    static DEVICE long long pair(unsigned lower, unsigned upper) { return (long long)upper << 32 | lower; }
+    static DEVICE Sums add(Sums d, long long a, long long b) { return __builtin_amdgcn_mfma_i32_16x16x32_i8(a, b, d, 0, 0, 0); }
+    static DEVICE Sums half(Sums d, const Left& a, const Right& b, unsigned which) {
+        return add(d, pair(a.words[which][0], 0), pair(b.words[which][0], 0));
+    }
+    static DEVICE Sums both(Sums d, const Left& a, const Right& b) {
+        return add(d, pair(a.words[0][0], a.words[1][0]), pair(b.words[0][0], b.words[1][0]));
+    }
+#else
+    static DEVICE Words half_words(const Left& from, unsigned which) {
+        Words words = {};
+        for (unsigned i = 0; i < WORDS; i++) words[i] = int(from.words[which][i]);
+        return words;
+    }
+    static DEVICE Sums half(Sums d, const Left& a, const Right& b, unsigned which) {
+#if defined(WMMA_RDNA3)
+        const Words left = half_words(a, which), right = half_words(b, which);
+        return __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32(true, left, true, right, d, false);
+#elif defined(WMMA_RDNA4)
+        const Words left = half_words(a, which), right = half_words(b, which);
+        return __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12(true, left, true, right, d, false);
+#else
+        return __builtin_amdgcn_mfma_i32_16x16x16i8(int(a.words[which][0]), int(b.words[which][0]), d, 0, 0, 0);
+#endif
+    }
+    static DEVICE Sums both(Sums d, const Left& a, const Right& b) { return half(half(d, a, b, 0), a, b, 1); }
+#endif
+
+    static DEVICE Sums sums_of(const int (&d)[OWN]) {
+        Sums sums;
+        for (unsigned i = 0; i < OWN; i++) sums[i] = d[i];
+        return sums;
+    }
+    static DEVICE void put(int (&d)[OWN], Sums sums) {
+        for (unsigned i = 0; i < OWN; i++) d[i] = sums[i];
+    }
+    static DEVICE void multiply(int (&d)[OWN], const Left& a, const Right& b) { put(d, both(sums_of(d), a, b)); }
+    static DEVICE void multiply_halves(int (&first)[OWN], int (&second)[OWN], const Left& a, const Right& b) {
+        put(first, half(sums_of(first), a, b, 0));
+        put(second, half(sums_of(second), a, b, 1));
+    }
+};
+#endif
 
 #endif

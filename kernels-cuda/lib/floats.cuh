@@ -13,6 +13,8 @@ struct Floats {
     static constexpr bool TABLES = false;
     static constexpr unsigned PER = N;
     static constexpr unsigned PER_WORD = N / 4;
+    // Whether 10 bits of mantissa hold every value: F16 and BF16.
+    static constexpr bool SHORT = N == 8;
 
     // All values of 16 bytes.
     static DEVICE void unpack(uint4 words, float (&out)[N]) {

@@ -1,15 +1,15 @@
 // A tile of products of quantised weights with activations in Q8 blocks, K blocks of columns at a time. Codes lie in shared
 // memory as signed bytes, the offset taken off, so that one sum of 32 products is one step of a matrix unit.
 //
-// The tile has 16 * WM * FM rows and 8 * WN * FN tokens: WM by WN groups of 32 threads with FM by FN small products each.
-// While one stage is multiplied the words of the next are on their way.
+// While one stage is multiplied the words of the next are on their way. Who multiplies what lies there is tile_dots.cuh or
+// tile_matrix.cuh.
 #pragma once
 #include "lib/tile.cuh"
 
-template <class W, unsigned WM, unsigned WN, unsigned FM, unsigned FN, unsigned K>
-struct BlockTile {
-    static constexpr unsigned ROWS = 16 * WM * FM;
-    static constexpr unsigned TOKENS = 8 * WN * FN;
+// What lies in shared memory: N rows of the weight, and the tokens, N_BLOCKS blocks of columns at a time.
+template <class W, unsigned N, unsigned N_BLOCKS>
+struct BlockStages {
+    static constexpr unsigned ROWS = N, TOKENS = TILE_TOKENS, K = N_BLOCKS;
     // Words of a row of codes: four more than there are, so that neighbouring rows lie in other banks.
     static constexpr unsigned STRIDE = 8 * K + 4;
     static constexpr unsigned N_CODES = (ROWS + TOKENS) * STRIDE;
@@ -23,7 +23,6 @@ struct BlockTile {
     static constexpr unsigned ROW_LOADS = (ROWS * K + TILE_THREADS - 1) / TILE_THREADS;
     static constexpr unsigned TOKEN_WORDS = 3 * TOKENS * K;
     static constexpr unsigned TOKEN_LOADS = (TOKEN_WORDS + TILE_THREADS - 1) / TILE_THREADS;
-    static_assert(TOKENS == TILE_TOKENS && 32 * WM * WN == TILE_THREADS, "the grid counts on it");
 
     struct Words {
         typename W::Raw rows[ROW_LOADS];
@@ -32,12 +31,11 @@ struct BlockTile {
 
     unsigned* codes;
     float* facts;
-    float sums[ROWS * TOKENS / TILE_THREADS];
 
-    DEVICE float* row_facts(unsigned stage, unsigned k) { return facts + (stage & 1) * N_FACTS + k * FACTS; }
-    DEVICE float* token_facts(unsigned stage, unsigned k) { return row_facts(stage, k) + ROW_FACTS * ROWS; }
-    DEVICE unsigned* row_codes(unsigned stage) { return codes + (stage & 1) * N_CODES; }
-    DEVICE unsigned* token_codes(unsigned stage) { return row_codes(stage) + ROWS * STRIDE; }
+    DEVICE float* row_facts(unsigned stage, unsigned k) const { return facts + (stage & 1) * N_FACTS + k * FACTS; }
+    DEVICE float* token_facts(unsigned stage, unsigned k) const { return row_facts(stage, k) + ROW_FACTS * ROWS; }
+    DEVICE unsigned* row_codes(unsigned stage) const { return codes + (stage & 1) * N_CODES; }
+    DEVICE unsigned* token_codes(unsigned stage) const { return row_codes(stage) + ROWS * STRIDE; }
 
     // Four codes less the offset, each in its byte.
     static DEVICE unsigned centred(unsigned four) {
@@ -132,154 +130,30 @@ struct BlockTile {
 #pragma unroll
         for (unsigned f = 0; f < 4; f++) facts_of_one[f] = f < n ? from[f * step] : 0.0f;
     }
-
-#if HAS_MMA
-    // Sums begin at this number: as bits of a float they are 1.5 * 2^23 and the sum, which saves a conversion.
-    static constexpr int BASE = 0x4b400000;
-
-    static DEVICE float small(int sum) { return from_bits((unsigned)sum) - 12582912.0f; }
-
-    DEVICE unsigned first_row() const { return thread() / 32 % WM * FM * 16 + thread() % 32 / 4; }
-    DEVICE unsigned first_token() const { return thread() / 32 / WM * FN * 8; }
-
-    DEVICE void multiply(unsigned stage) {
-        const unsigned inner = thread() % 4;
-        const unsigned* left = row_codes(stage) + first_row() * STRIDE + inner;
-        const unsigned* right = token_codes(stage) + (first_token() + thread() % 32 / 4) * STRIDE + inner;
-#pragma unroll 1
-        for (unsigned k = 0; k < K; k++) {
-            unsigned a[FM][4];
-            float row[FM][2][4];
-#pragma unroll
-            for (unsigned i = 0; i < FM; i++) {
-                const unsigned* from = left + 16 * i * STRIDE + 8 * k;
-                a[i][0] = from[0];
-                a[i][1] = from[8 * STRIDE];
-                a[i][2] = from[4];
-                a[i][3] = from[8 * STRIDE + 4];
-                const float* fact = row_facts(stage, k) + first_row() + 16 * i;
-                take(row[i][0], fact, ROW_FACTS, ROWS);
-                take(row[i][1], fact + 8, ROW_FACTS, ROWS);
-            }
-#pragma unroll
-            for (unsigned j = 0; j < FN; j++) {
-                const unsigned* from = right + 8 * j * STRIDE + 8 * k;
-                const unsigned b[2] = {from[0], from[4]};
-                const float* fact = token_facts(stage, k) + first_token() + 8 * j + 2 * inner;
-                float token[2][4];
-                take(token[0], fact, TOKEN_FACTS, TOKENS);
-                take(token[1], fact + 1, TOKEN_FACTS, TOKENS);
-#pragma unroll
-                for (unsigned i = 0; i < FM; i++) {
-                    int first[4] = {BASE, BASE, BASE, BASE};
-                    int second[4] = {BASE, BASE, BASE, BASE};
-                    if constexpr (HALVES == 1) {
-                        mma_s8(first, a[i], b);
-                    } else {
-                        const unsigned lower[2] = {b[0], 0};
-                        const unsigned upper[2] = {0, b[1]};
-                        mma_s8(first, a[i], lower);
-                        mma_s8(second, a[i], upper);
-                    }
-#pragma unroll
-                    for (unsigned e = 0; e < 4; e++) {
-                        float& sum = sums[4 * (FN * i + j) + e];
-                        sum = scaled(sum, small(first[e]), small(second[e]), row[i][e / 2], token[e % 2]);
-                    }
-                }
-            }
-        }
-    }
-
-    DEVICE void write(const Product& p, const Part& part, unsigned rows, unsigned tokens) {
-#pragma unroll
-        for (unsigned i = 0; i < FM; i++) {
-#pragma unroll
-            for (unsigned j = 0; j < FN; j++) {
-#pragma unroll
-                for (unsigned e = 0; e < 4; e++) {
-                    const unsigned row = rows + first_row() + 16 * i + 8 * (e / 2);
-                    const unsigned token = tokens + first_token() + 8 * j + 2 * (thread() % 4) + e % 2;
-                    write_product(p, part, row, token, sums[4 * (FN * i + j) + e]);
-                }
-            }
-        }
-    }
-#else
-    // Rows and tokens of a thread are 16 apart.
-    static constexpr unsigned R = ROWS / 16;
-    static constexpr unsigned T = TOKENS / 16;
-
-    DEVICE void multiply(unsigned stage) {
-        const unsigned* left = row_codes(stage) + thread() % 16 * STRIDE;
-        const unsigned* right = token_codes(stage) + thread() / 16 * STRIDE;
-#pragma unroll 1
-        for (unsigned k = 0; k < K; k++) {
-            uint4 lo[T], hi[T];
-            float token[T][4];
-#pragma unroll
-            for (unsigned j = 0; j < T; j++) {
-                const uint4* from = reinterpret_cast<const uint4*>(right + 16 * j * STRIDE + 8 * k);
-                lo[j] = from[0];
-                hi[j] = from[1];
-                take(token[j], token_facts(stage, k) + thread() / 16 + 16 * j, TOKEN_FACTS, TOKENS);
-            }
-#pragma unroll
-            for (unsigned i = 0; i < R; i++) {
-                const uint4* from = reinterpret_cast<const uint4*>(left + 16 * i * STRIDE + 8 * k);
-                const uint4 a = from[0];
-                const uint4 b = from[1];
-                float row[4];
-                take(row, row_facts(stage, k) + thread() % 16 + 16 * i, ROW_FACTS, ROWS);
-#pragma unroll
-                for (unsigned j = 0; j < T; j++) {
-                    int first = dot4((int)a.x, (int)lo[j].x, 0);
-                    first = dot4((int)a.y, (int)lo[j].y, first);
-                    first = dot4((int)a.z, (int)lo[j].z, first);
-                    first = dot4((int)a.w, (int)lo[j].w, first);
-                    int second = dot4((int)b.x, (int)hi[j].x, HALVES == 1 ? first : 0);
-                    second = dot4((int)b.y, (int)hi[j].y, second);
-                    second = dot4((int)b.z, (int)hi[j].z, second);
-                    second = dot4((int)b.w, (int)hi[j].w, second);
-                    float& sum = sums[T * i + j];
-                    sum = scaled(sum, (float)(HALVES == 1 ? second : first), (float)second, row, token[j]);
-                }
-            }
-        }
-    }
-
-    DEVICE void write(const Product& p, const Part& part, unsigned rows, unsigned tokens) {
-#pragma unroll
-        for (unsigned i = 0; i < R; i++) {
-#pragma unroll
-            for (unsigned j = 0; j < T; j++) {
-                const unsigned row = rows + thread() % 16 + 16 * i;
-                write_product(p, part, row, tokens + thread() / 16 + 16 * j, sums[T * i + j]);
-            }
-        }
-    }
-#endif
-
-    static DEVICE void run(const Product& p, const Part& part) {
-        const unsigned rows = part.begin + ROWS * block_index().x;
-        const unsigned tokens = TOKENS * block_index().y;
-        if (rows >= part.end || tokens >= part.n_tokens) return;
-        SHARED(uint4, shared_codes, 2 * N_CODES / 4);
-        SHARED(float, shared_facts, 2 * N_FACTS);
-        BlockTile tile = {reinterpret_cast<unsigned*>(shared_codes), shared_facts, {}};
-        const unsigned n_stages = ((p.n_cols >> 5) + K - 1) / K;
-        Words words;
-        tile.load(p, part, rows, tokens, 0, words);
-        tile.store(p, part, rows, 0, words);
-        barrier();
-#pragma unroll 1
-        for (unsigned stage = 0; stage < n_stages; stage++) {
-            const bool more = stage + 1 < n_stages;
-            if (more) tile.load(p, part, rows, tokens, stage + 1, words);
-            tile.multiply(stage);
-            if (more) tile.store(p, part, rows, stage + 1, words);
-            barrier();
-        }
-        tile.write(p, part, rows, tokens);
-    }
 };
+
+// Makes a tile: `Products` multiplies what lies in `Stages`.
+template <class Stages, class Products>
+DEVICE void multiply_blocks(const Product& p, const Part& part) {
+    const unsigned rows = part.begin + Stages::ROWS * block_index().x;
+    const unsigned tokens = Stages::TOKENS * block_index().y;
+    if (rows >= part.end || tokens >= part.n_tokens) return;
+    SHARED(uint4, shared_codes, 2 * Stages::N_CODES / 4);
+    SHARED(float, shared_facts, 2 * Stages::N_FACTS);
+    Stages stages = {reinterpret_cast<unsigned*>(shared_codes), shared_facts};
+    Products products = {};
+    const unsigned n_stages = ((p.n_cols >> 5) + Stages::K - 1) / Stages::K;
+    typename Stages::Words words;
+    stages.load(p, part, rows, tokens, 0, words);
+    stages.store(p, part, rows, 0, words);
+    barrier();
+#pragma unroll 1
+    for (unsigned stage = 0; stage < n_stages; stage++) {
+        const bool more = stage + 1 < n_stages;
+        if (more) stages.load(p, part, rows, tokens, stage + 1, words);
+        products.multiply(stages, stage);
+        if (more) stages.store(p, part, rows, stage + 1, words);
+        barrier();
+    }
+    products.write(p, part, rows, tokens);
+}

@@ -3,39 +3,24 @@
 #pragma once
 #include "lib/tile.cuh"
 
+// What a thread brings of 16 columns: four of V rows, and of a token.
 template <class W, unsigned V>
-struct FloatTile {
-    static constexpr unsigned ROWS = 64 * V;
-    static constexpr unsigned TOKENS = TILE_TOKENS;
-    static constexpr unsigned COLUMNS = 16;
-    // Of a column: four more than there are, so that neighbours lie in other banks.
-    static constexpr unsigned ROW_STRIDE = ROWS + 4;
-    static constexpr unsigned TOKEN_STRIDE = TOKENS + 4;
-    static constexpr unsigned STAGE = COLUMNS * (ROW_STRIDE + TOKEN_STRIDE);
+struct FloatValues {
+    float4 rows[V];
+    float4 token;
 
-    struct Values {
-        float4 rows[V];
-        float4 token;
-    };
-
-    float* columns;
-    float sums[V][4][4];
-
-    DEVICE float* row_columns(unsigned stage) { return columns + (stage & 1) * STAGE; }
-    DEVICE float* token_columns(unsigned stage) { return row_columns(stage) + COLUMNS * ROW_STRIDE; }
-
-    DEVICE void load(const Product& p, const Part& part, unsigned rows, unsigned tokens, unsigned stage, Values& values) {
-        const unsigned q = stage * COLUMNS / 4 + thread() % 4;
+    DEVICE void load(const Product& p, const Part& part, unsigned first_row, unsigned first_token, unsigned stage) {
+        const unsigned q = 4 * stage + thread() % 4;
 #pragma unroll
         for (unsigned i = 0; i < V; i++) {
-            const unsigned row = rows + thread() / 4 + 64 * i;
+            const unsigned row = first_row + thread() / 4 + 64 * i;
             const unsigned last = part.end - 1;
-            values.rows[i] = W::four(p.weight + (size_t)(row < last ? row : last) * p.row_words, p.n_cols, q, nullptr);
+            rows[i] = W::four(p.weight + (size_t)(row < last ? row : last) * p.row_words, p.n_cols, q, nullptr);
         }
-        const unsigned token = tokens + thread() / 4;
+        const unsigned t = first_token + thread() / 4;
         float x[4] = {};
-        if (token < part.n_tokens) {
-            const float* from = reinterpret_cast<const float*>(p.x) + (size_t)part.x_row(token) * p.n_cols;
+        if (t < part.n_tokens) {
+            const float* from = reinterpret_cast<const float*>(p.x) + (size_t)part.x_row(t) * p.n_cols;
             if (p.n_cols % 4 != 0) {
 #pragma unroll
                 for (unsigned c = 0; c < 4; c++) {
@@ -49,8 +34,26 @@ struct FloatTile {
                 x[3] = four.w;
             }
         }
-        values.token = make_float4(x[0], x[1], x[2], x[3]);
+        token = make_float4(x[0], x[1], x[2], x[3]);
     }
+};
+
+template <class W, unsigned V>
+struct FloatTile {
+    static constexpr unsigned ROWS = 64 * V;
+    static constexpr unsigned TOKENS = TILE_TOKENS;
+    static constexpr unsigned COLUMNS = 16;
+    // Of a column: four more than there are, so that neighbours lie in other banks.
+    static constexpr unsigned ROW_STRIDE = ROWS + 4;
+    static constexpr unsigned TOKEN_STRIDE = TOKENS + 4;
+    static constexpr unsigned STAGE = COLUMNS * (ROW_STRIDE + TOKEN_STRIDE);
+    typedef FloatValues<W, V> Values;
+
+    float* columns;
+    float sums[V][4][4];
+
+    DEVICE float* row_columns(unsigned stage) { return columns + (stage & 1) * STAGE; }
+    DEVICE float* token_columns(unsigned stage) { return row_columns(stage) + COLUMNS * ROW_STRIDE; }
 
     static DEVICE void put(float* to, unsigned stride, float4 four) {
         to[0] = four.x;
@@ -96,12 +99,12 @@ struct FloatTile {
         FloatTile tile = {reinterpret_cast<float*>(shared_columns), {}};
         const unsigned n_stages = (p.n_cols + COLUMNS - 1) / COLUMNS;
         Values values;
-        tile.load(p, part, rows, tokens, 0, values);
+        values.load(p, part, rows, tokens, 0);
         tile.store(0, values);
         barrier();
         for (unsigned stage = 0; stage < n_stages; stage++) {
             const bool more = stage + 1 < n_stages;
-            if (more) tile.load(p, part, rows, tokens, stage + 1, values);
+            if (more) values.load(p, part, rows, tokens, stage + 1);
             tile.multiply(stage);
             if (more) tile.store(stage + 1, values);
             barrier();

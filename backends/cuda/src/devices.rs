@@ -93,6 +93,13 @@ fn capability(library: &Library, device: c_int) -> Result<(c_int, c_int), Missin
     Ok((library.attribute(major, device)?, library.attribute(minor, device)?))
 }
 
+/// Whether matrix units multiply floats so much faster than the others that several products of theirs are worth it: those of
+/// servers do, by 7 times and more; those of other cards are as fast as the others, or twice as fast.
+/// Source: NVIDIA's tables of peak rates, TF32 and FP32.
+fn floats_gain(capability: (c_int, c_int)) -> bool {
+    matches!(capability, (8, 0) | (9, _) | (10, _))
+}
+
 fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
     let device = library.device(ordinal)?;
     let memory = Bytes(library.total(device)?);
@@ -125,6 +132,18 @@ fn facts(library: &Library, device: c_int, found: &Found) -> Result<Facts, Missi
         n_units: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
         shared: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
         mma: true,
+        mma_floats: floats_gain(capability(library, device)?),
         watchdog: ask(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_gain_on_servers() {
+        assert!([(8, 0), (9, 0), (10, 0), (10, 3)].into_iter().all(floats_gain));
+        assert!(![(7, 5), (8, 6), (8, 9), (12, 0)].into_iter().any(floats_gain));
+    }
 }

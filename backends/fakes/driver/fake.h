@@ -59,6 +59,8 @@ struct Settings {
     uint64_t watchdog = 0;
     uint64_t integrated = 0;
     uint64_t units = 4;
+    /// Whether matrix units multiply wrongly.
+    uint64_t wrong_matrix = 0;
     uint64_t major = 8, minor = 6;
 };
 
@@ -95,7 +97,7 @@ struct Device {
     int state();
 };
 
-constexpr int MOST_DEVICES = 8;
+constexpr int MOST_DEVICES = 9;
 
 struct World {
     /// "CUDA" or "HIP".

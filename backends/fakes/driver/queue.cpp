@@ -317,13 +317,14 @@ int launch(Stream& stream, Function& function, shim::Index grid, shim::Index blo
         values->push_back(value);
     }
     return enqueue(stream, [=](Device& device) {
-        uint64_t number, seed, lost_after, lost_code;
+        uint64_t number, seed, lost_after, lost_code, wrong_matrix;
         {
             std::unique_lock<std::mutex> lock(device.mutex);
             if (device.lost != SUCCESS) return int(SUCCESS);
             number = device.n_launches++;
             device.changed.wait(lock, [&] { return number < device.settings.hang_after || device.lost != SUCCESS; });
             seed = device.settings.seed;
+            wrong_matrix = device.settings.wrong_matrix;
             lost_after = device.settings.lost_after;
             lost_code = device.settings.lost_code;
         }
@@ -335,7 +336,7 @@ int launch(Stream& stream, Function& function, shim::Index grid, shim::Index blo
         for (uint64_t& value : *values) pointers.push_back(&value);
         const uint64_t order = seed == 0 ? 0 : (seed << 32 | (number & 0xffffffffu)) | uint64_t(1) << 63;
         const unsigned wave = unsigned(world().library.wave);
-        const shim::Launch how = {grid, block, shared, wave, order, world().most_shared};
+        const shim::Launch how = {grid, block, shared, wave, order, world().most_shared, wrong_matrix != 0};
         if (!world().library.record.empty()) write_launch(world().library.record, *kernel, how, pointers.data());
         const shim::Outcome outcome = shim::launch(*kernel, how, pointers.data());
         if (outcome.fault == shim::Fault::None) return int(SUCCESS);

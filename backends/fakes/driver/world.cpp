@@ -70,6 +70,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
     if (key == "watchdog") return s.watchdog = value, true;
     if (key == "integrated") return s.integrated = value, true;
     if (key == "units") return s.units = value, true;
+    if (key == "wrong_matrix") return s.wrong_matrix = value, true;
     if (key == "major") return s.major = value, true;
     if (key == "minor") return s.minor = value, true;
     // Counted from now.

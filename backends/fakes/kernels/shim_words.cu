@@ -41,19 +41,32 @@ EXPORT(fresh_memory)
 
 // D = D + A B for A of 16 rows and B of 8 columns of 32 bytes; each wave does the same.
 KERNEL(small_product)(const unsigned* a, const unsigned* b, int* d) {
+    int sum[MmaBytes::OWN];
+    const auto at = [](unsigned i) {
+        return MmaBytes::row(i / MmaBytes::OWN_COLUMNS) * 8 + MmaBytes::column(i % MmaBytes::OWN_COLUMNS);
+    };
+    for (unsigned i = 0; i < MmaBytes::OWN; i++) sum[i] = d[at(i)];
+    barrier();
+    const unsigned start = MmaBytes::start(8);
+    MmaBytes::multiply(sum, MmaBytes::left(a + start, 8), MmaBytes::right(b + start, 8));
+    if (thread() >= MmaBytes::LANES) return;
+    for (unsigned i = 0; i < MmaBytes::OWN; i++) d[at(i)] = sum[i];
+}
+EXPORT(small_product)
+
+// D = D + A B for A of 16 rows and B of 8 columns of 8 floats; each wave does the same.
+KERNEL(small_product_of_floats)(const unsigned* a, const unsigned* b, float* d) {
     const unsigned g = lane() % 32 / 4, t = lane() % 4;
     const unsigned left[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
     const unsigned right[2] = {b[g * 8 + t], b[g * 8 + t + 4]};
-    int sum[4];
+    float sum[4];
     for (unsigned i = 0; i < 4; i++) sum[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
     barrier();
-#if HAS_MMA
-    mma_s8(sum, left, right);
-#endif
+    mma_tf32(sum, left, right);
     if (thread() >= 32) return;
     for (unsigned i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[i];
 }
-EXPORT(small_product)
+EXPORT(small_product_of_floats)
 
 // Each thread looks up what its word names in a table of 16 bytes.
 KERNEL(look_up)(const unsigned* table, const unsigned* places, unsigned* found) {

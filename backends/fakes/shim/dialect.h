@@ -21,9 +21,8 @@
 #define DYNAMIC_SHARED(T, name) T* const name = reinterpret_cast<T*>(shim::view->dynamic)
 
 #define WAVE (shim::view->wave)
-#if !defined(HAS_MMA)
 #define HAS_MMA 1
-#endif
+#define HAS_MMA_FLOATS 1
 
 // Aligned as on devices, so that a sanitiser sees what would be misaligned there.
 struct alignas(8) uint2 { unsigned x, y; };
@@ -136,6 +135,29 @@ DEVICE void pause() { shim::pause(); }
 
 DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     shim::mma_s8(d, a, b, line);
+}
+// As NVIDIA has it: see kernels-cuda/dialect.h.
+struct MmaBytes {
+    static constexpr unsigned LANES = 32, COLUMNS = 8, OWN_ROWS = 2, OWN_COLUMNS = 2, OWN = OWN_ROWS * OWN_COLUMNS;
+    struct Left { unsigned words[4]; };
+    struct Right { unsigned words[2]; };
+
+    static unsigned row(unsigned i) { return thread() % 32 / 4 + 8 * i; }
+    static unsigned column(unsigned j) { return 2 * (thread() % 4) + j; }
+    static unsigned start(unsigned stride) { return thread() % 32 / 4 * stride + thread() % 4; }
+    static Left left(const unsigned* from, unsigned stride) {
+        return {{from[0], from[8 * stride], from[4], from[8 * stride + 4]}};
+    }
+    static Right right(const unsigned* from, unsigned) { return {{from[0], from[4]}}; }
+    static void multiply(int (&d)[OWN], const Left& a, const Right& b) { mma_s8(d, a.words, b.words); }
+    static void multiply_halves(int (&first)[OWN], int (&second)[OWN], const Left& a, const Right& b) {
+        const unsigned lower[2] = {b.words[0], 0}, upper[2] = {0, b.words[1]};
+        mma_s8(first, a.words, lower);
+        mma_s8(second, a.words, upper);
+    }
+};
+DEVICE void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
+    shim::mma_tf32(d, a, b, line);
 }
 
 #endif

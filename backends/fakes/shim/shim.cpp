@@ -48,6 +48,8 @@ struct Wave {
     uint32_t values[2][MOST_LANES];
     /// For each 32 lanes 16 rows and 8 columns of 32 bytes.
     alignas(32) int8_t lines[2][MOST_LANES / 32][24][32];
+    /// The same of 8 floats.
+    alignas(32) float floats[2][MOST_LANES / 32][24][8];
 };
 
 struct Array {
@@ -77,6 +79,7 @@ struct Block : View {
     Array arrays[MOST_ARRAYS];
     unsigned n_arrays;
     size_t used, dynamic_len, most_shared;
+    bool wrong_matrix;
     alignas(64) unsigned char memory[ROOM + (MOST_ARRAYS + 2) * (GUARD + 64)];
 
     Fault fault;
@@ -495,7 +498,30 @@ __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const
         const int8_t *row = lines[g + i / 2 * 8], *column = lines[16 + 2 * t + i % 2];
         int sum = 0;
         for (unsigned k = 0; k < 32; k++) sum += row[k] * column[k];
-        d[i] = int(unsigned(d[i]) + unsigned(sum));
+        d[i] = int(unsigned(d[i]) + unsigned(sum) + bl.wrong_matrix);
+    }
+}
+
+/// The same of floats, of which 10 bits of mantissa are taken.
+__attribute__((optimize("O3"))) void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line) {
+    Block& bl = here();
+    Wave& w = bl.waves[bl.thread / bl.wave];
+    const unsigned lane = bl.thread & (bl.wave - 1), g = lane % 32 / 4, t = lane % 4;
+    float(*lines)[8] = w.floats[w.set][lane / 32];
+    const auto put = [](float& to, unsigned word) {
+        word &= 0xffffe000u;
+        memcpy(&to, &word, 4);
+    };
+    for (unsigned half = 0; half < 2; half++) {
+        for (unsigned upper = 0; upper < 2; upper++) put(lines[g + 8 * upper][t + 4 * half], a[2 * half + upper]);
+        put(lines[16 + g][t + 4 * half], b[half]);
+    }
+    bl.wait_for_wave(line);
+    for (unsigned i = 0; i < 4; i++) {
+        const float *row = lines[g + i / 2 * 8], *column = lines[16 + 2 * t + i % 2];
+        float sum = 0;
+        for (unsigned k = 0; k < 8; k++) sum += row[k] * column[k];
+        d[i] += bl.wrong_matrix ? 1.001f * sum : sum;
     }
 }
 
@@ -551,6 +577,7 @@ Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
     b.n_waves = l.block.x / l.wave;
     b.dynamic_len = l.shared;
     b.most_shared = l.most_shared;
+    b.wrong_matrix = l.wrong_matrix;
     b.seed = l.seed;
     b.random = l.seed * 0x9e3779b97f4a7c15u | 1;
     b.fault = Fault::None;

@@ -31,6 +31,7 @@ void barrier(int line);
 uint32_t exchange(uint32_t v, unsigned from, int line);
 uint64_t ballot(bool p, int line);
 void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line);
+void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line);
 /// An array in the running block's shared memory: the same for each key.
 void* shared(const void* key, size_t len, size_t align);
 void pause();
@@ -90,6 +91,8 @@ struct Launch {
     uint64_t seed;
     /// Bytes that a block may have in all.
     size_t most_shared = 48 * 1024;
+    /// Whether matrix units multiply wrongly.
+    bool wrong_matrix = false;
 };
 
 /// Why a launch failed.

@@ -11,7 +11,9 @@ use simt::Options;
 use crate::Fake;
 
 /// Devices of a fake: as many as there are parts.
-pub const DEVICES: usize = 8;
+pub const DEVICES: usize = 9;
+/// The device whose matrix units multiply wrongly.
+pub const WRONG: usize = 8;
 /// What a part may book.
 const BUDGET: Bytes = Bytes(1 << 30);
 
@@ -71,6 +73,26 @@ pub fn conforms_without_graphs(open: Open<'_>, fake: &Fake) {
         assert!(report.passed().count() > 0, "{part}");
     }
     assert_eq!(fake.count(1, "graphs"), started);
+}
+
+/// Matrix units whose products are wrong are found, and products are right without them.
+///
+/// # Panics
+/// If not.
+pub fn does_without_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
+    let right = open(WRONG, Options::default()).expect("the fake opens");
+    assert!(!right.info().description.contains("matrix units"), "{:?}", right.info());
+    drop(right);
+    fake.set(&format!("{WRONG}:wrong_matrix=1"));
+    let device = device(open, WRONG, Options::default());
+    let description = &device.info().description;
+    assert!(description.contains("its matrix units are not used"), "{description}");
+    for part in ["MatMul/Q4_0", "MatMul/F16", "SparseFfn/F32"] {
+        let report = conformance::run_matching(&device, part);
+        assert_eq!(report.n_failed(), 0, "\n{report}");
+        assert!(report.passed().count() > 0, "{part}");
+    }
+    fake.set(&format!("{WRONG}:reset=1"));
 }
 
 /// What does not fit is refused with what is free, and what fits still does.

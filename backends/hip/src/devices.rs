@@ -52,7 +52,8 @@ pub fn open_with(
     let library = ready()?;
     let compiler = library.compiler()?;
     let device = found.ordinal;
-    let (arch, facts) = (library.arch(device)?, facts(&library, found)?);
+    let arch = library.arch(device)?;
+    let facts = facts(&library, found, &arch)?;
     let (calls, folder) = (library.calls.clone(), folder.map(Path::to_owned));
     // ROCm before 5.4 does not know the question.
     let clock = library.attribute(Attribute::hipDeviceAttributeWallClockRate, device).ok();
@@ -97,7 +98,14 @@ fn n_units(ask: &dyn Fn(Attribute) -> Result<u32, Missing>) -> Result<u32, Missi
     Ok(physical.max(ask(Attribute::hipDeviceAttributeMultiprocessorCount)?).max(1))
 }
 
-fn facts(library: &Library, found: &Found) -> Result<Facts, Missing> {
+/// Whether kernels may multiply small matrices: what `HAS_MMA` is in `kernels-hip/dialect.h`, where the compiler knows how.
+fn has_matrix_units(arch: &str) -> bool {
+    let arch = arch.split(':').next().unwrap_or_default();
+    let cdna = ["gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"];
+    arch.starts_with("gfx11") || ["gfx1200", "gfx1201"].contains(&arch) || cdna.contains(&arch)
+}
+
+fn facts(library: &Library, found: &Found, arch: &str) -> Result<Facts, Missing> {
     let ask = |which| library.attribute(which, found.ordinal).map(|value| value.max(0) as u32);
     let integrated = ask(Attribute::hipDeviceAttributeIntegrated)? != 0;
     Ok(Facts {
@@ -108,7 +116,24 @@ fn facts(library: &Library, found: &Found) -> Result<Facts, Missing> {
         wave: ask(Attribute::hipDeviceAttributeWarpSize)?,
         n_units: n_units(&ask)?,
         shared: ask(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock)?,
-        mma: false,
+        mma: has_matrix_units(arch),
+        mma_floats: false,
         watchdog: ask(Attribute::hipDeviceAttributeKernelExecTimeout)? != 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrix_units_are_those_that_kernels_know() {
+        for arch in ["gfx1100", "gfx1151", "gfx1201", "gfx90a:sramecc+:xnack-", "gfx942"] {
+            assert!(has_matrix_units(arch), "{arch}");
+        }
+        // The last has others than those before it.
+        for arch in ["gfx906", "gfx1030", "gfx1250", ""] {
+            assert!(!has_matrix_units(arch), "{arch}");
+        }
+    }
 }

@@ -38,15 +38,19 @@ impl<D: Driver> SimtBackend<D> {
     /// # Errors
     /// What the driver refuses.
     pub fn open_with(driver: D, options: Options) -> Result<Arc<SimtBackend<D>>> {
-        let facts = driver.facts();
+        let card = Arc::new(Card::new(Arc::new(driver), options)?);
+        let facts = &card.checked.facts;
+        let mut description = facts.description.clone();
+        if let Some(remark) = &card.checked.remark {
+            description = format!("{description}; {remark}");
+        }
         let info = DeviceInfo {
             name: facts.name.clone(),
-            description: facts.description.clone(),
+            description,
             kind: facts.kind,
             max_binding: facts.total,
             hand_off: true,
         };
-        let card = Arc::new(Card::new(Arc::new(driver), options)?);
         Ok(Arc::new(SimtBackend { card, info }))
     }
 

@@ -10,6 +10,7 @@ use crate::buffer::{Memory, Span};
 use crate::driver::Driver;
 use crate::pinned::Pinned;
 use crate::probe::{Manners, Options};
+use crate::self_check::Checked;
 use crate::stream::Stream;
 use crate::units::Unit;
 
@@ -25,6 +26,8 @@ pub(crate) struct Card<D: Driver> {
     pub(crate) driver: Arc<D>,
     /// How programs are given to it.
     pub(crate) manners: Manners,
+    /// What its kernels count on.
+    pub(crate) checked: Checked,
     /// What formats look codes up in (`layout::tables`).
     pub(crate) tables: Memory<D>,
     kernels: Arc<Kernels<D>>,
@@ -116,9 +119,10 @@ impl<D: Driver> Card<D> {
         let kernels = Kernels::new(&driver);
         let stream = Stream::new(&driver)?;
         let manners = Manners::found(&driver, &kernels, options)?;
+        let checked = Checked::new(&driver, &kernels)?;
         let loader = Loader { stream, blocks: [None, None], next: 0, busy: false };
         let (loader, steps) = (Mutex::new(loader), AtomicU32::new(0));
-        let card = Card { driver, manners, tables, kernels, loader, steps };
+        let card = Card { driver, manners, checked, tables, kernels, loader, steps };
         card.bring(card.tables.span(), 0, bytemuck::cast_slice(&words))?;
         card.arrived()?;
         Ok(card)

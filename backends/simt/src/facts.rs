@@ -21,6 +21,8 @@ pub struct Facts {
     pub shared: u32,
     /// Whether kernels multiply small matrices of bytes in one instruction (`HAS_MMA` of its dialect).
     pub mma: bool,
+    /// The same of floats (`HAS_MMA_FLOATS`), where three such products are faster than one without.
+    pub mma_floats: bool,
     /// Whether the system ends kernels that run for seconds, because a display hangs on the device.
     pub watchdog: bool,
 }

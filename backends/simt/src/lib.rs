@@ -26,6 +26,7 @@ mod probe;
 mod program;
 mod queue;
 mod run;
+mod self_check;
 mod stream;
 mod timer;
 pub mod units;

@@ -149,7 +149,7 @@ impl<D: Driver> SimtProgram<D> {
         // One by one, a device takes only some hundred launches ahead of a wait.
         let flags = card.manners.flags && card.manners.graphs && ops.iter().all(is_small);
         let patience = flags.then_some(card.manners.patience.as_millis() as usize);
-        let facts = card.driver.facts();
+        let facts = &card.checked.facts;
         let mut lowering = Lowering::new(facts, card.tables.span(), workspace, &mut room);
         let mut made =
             Compiled { segments: vec![Segment::new(None)], posts: vec![], merges: vec![] };

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
     let (found, missing) = devices::candidates(None);
     for candidate in &found {
         patients.push(match candidate.open() {
-            Ok(backend) => device(&candidate.name, &candidate.description, &backend),
+            Ok(backend) => device(&candidate.name, &backend.info().description, &backend),
             Err(error) => Patient {
                 name: candidate.name.clone(),
                 description: candidate.description.clone(),

@@ -9,4 +9,5 @@
 mod device;
 mod drivers;
 mod memory;
+mod products;
 mod shim;

@@ -156,6 +156,32 @@ fn nibbles_are_looked_up() {
     }
 }
 
+#[test]
+fn small_products_of_floats_take_10_bits_of_mantissa() {
+    // Between 1 and 2, or their negatives, with all bits of a mantissa.
+    let floats = |n: usize, seed: u32| -> Vec<u32> {
+        noise(n, seed).iter().map(|word| word & 0x807f_ffff | 0x3f80_0000).collect()
+    };
+    let cut = |word: u32| f64::from(f32::from_bits(word & 0xffff_e000));
+    for (device, _) in devices(5) {
+        for seed in 1..=8 {
+            let (a, b) = (floats(16 * 8, seed), floats(8 * 8, seed + 100));
+            let d = floats(16 * 8, seed + 200);
+            let at = [device.buffer(&a), device.buffer(&b), device.buffer(&d)];
+            let args = at.map(Arg::At);
+            assert_eq!(device.run((WORDS, "small_product_of_floats"), 1, 128, 0, &args), 0);
+            let got = device.read(at[2], 16 * 8);
+            for (i, got) in got.iter().enumerate() {
+                let (row, column) = (i / 8, i % 8);
+                let dot: f64 = (0..8).map(|k| cut(a[row * 8 + k]) * cut(b[column * 8 + k])).sum();
+                let want = f64::from(f32::from_bits(d[i])) + dot;
+                let error = (f64::from(f32::from_bits(*got)) - want).abs();
+                assert!(error < 1e-4, "row {row}, column {column}: {error:e}");
+            }
+        }
+    }
+}
+
 /// To the nearest half, ties to even, by its definition: halves in order of size are halves in order of bits.
 fn nearest_half(v: f32) -> u32 {
     let value = |h: u32| {

@@ -15,7 +15,8 @@ fn fake() -> Option<&'static Fake> {
     static FAKE: OnceLock<Option<Fake>> = OnceLock::new();
     let load = || {
         let fake = Fake::load(Vendor::Hip).map_err(|why| eprintln!("skipped: {why}")).ok()?;
-        fake.set(&format!("devices={} wave=32 arch=gfx1100", suite::DEVICES));
+        // Cards without matrix units: the test of wide waves has cards with them.
+        fake.set(&format!("devices={} wave=32 arch=gfx1030", suite::DEVICES));
         Some(fake)
     };
     FAKE.get_or_init(load).as_ref()
@@ -33,7 +34,7 @@ fn devices_of_the_fake_are_named_and_described() {
     assert_eq!(found.len(), suite::DEVICES);
     for (number, device) in found.iter().enumerate() {
         assert_eq!(device.name, format!("HIP{number}"));
-        assert!(device.description.contains("gfx1100"), "{}", device.description);
+        assert!(device.description.contains("gfx1030"), "{}", device.description);
         assert!(device.memory.0 > 0 && !device.pci.is_empty());
     }
 }

@@ -303,7 +303,8 @@ impl DownMany<'_> {
         let slices = if n_group > 0 { n_group } else { n_rows.div_ceil(self.slice) };
         let tiles =
             [self.n_out.div_ceil(TILE_COLUMNS), self.n_tokens.div_ceil(TILE_TOKENS), slices];
-        out.launch(Unit::down("down_many", &weight.desc), "down_many", tiles, BLOCK, &args);
+        let file = if out.facts().mma_floats { "down_many" } else { "down_plain" };
+        out.launch(Unit::down(file, &weight.desc), "down_many", tiles, BLOCK, &args);
         Ok(())
     }
 }

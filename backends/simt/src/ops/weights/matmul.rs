@@ -250,6 +250,9 @@ impl Product<'_> {
         };
         let grid =
             [n_rows.div_ceil(tile), self.n_tokens.div_ceil(TILE_TOKENS), groups.n_group.max(1)];
-        out.launch(Unit::weight("matmul_many", desc.format), kernel, grid, BLOCK, &args);
+        let facts = out.facts();
+        let matrix = if takes_q8(desc.format) { facts.mma } else { facts.mma_floats };
+        let file = if matrix { "matmul_many" } else { "matmul_plain" };
+        out.launch(Unit::weight(file, desc.format), kernel, grid, BLOCK, &args);
     }
 }

@@ -1,0 +1,193 @@
+//! Whether matrix units multiply as kernels expect it: who holds which number of a small matrix differs between makers and
+//! generations, and a driver or a device may be wrong. Tried when a device is opened (`kernels-cuda/matrix_check.cu`); kernels
+//! do without units whose products are wrong.
+
+use std::sync::Arc;
+
+use hal::{Error, RawStaging as _, Result};
+
+use crate::card::Kernels;
+use crate::driver::{Arg, Driver, Geometry};
+use crate::facts::Facts;
+use crate::pinned::Pinned;
+use crate::program::Ready;
+use crate::stream::Stream;
+use crate::units::Unit;
+
+/// Rows and most columns of a small product, and words of one of them.
+const SIDE: usize = 16;
+const WORDS: usize = 8;
+/// Columns where floats are multiplied.
+const FLOAT_COLUMNS: usize = 8;
+/// Sums of bytes: all, and those of either half.
+const PARTS: usize = 3;
+/// Where what lies in the block: rows, columns, sums, and how many columns the device has.
+const COLUMNS: usize = SIDE * WORDS;
+const SUMS: usize = 2 * COLUMNS;
+const SEEN: usize = SUMS + PARTS * SIDE * SIDE;
+/// What floats may miss of the sum of sizes: they are added up in F32. Without what is cut off them they would miss more.
+const TOLERANCE: f64 = 1e-5;
+
+/// What is known of a device once it was tried.
+#[derive(Clone, Debug)]
+pub(crate) struct Checked {
+    /// Its facts, less the units that kernels do without.
+    pub(crate) facts: Facts,
+    /// Why they do.
+    pub(crate) remark: Option<String>,
+}
+
+/// What came of a try.
+#[derive(Clone, Debug, PartialEq)]
+enum Found {
+    Right,
+    /// The kernels were compiled without such units.
+    Absent,
+    Wrong(String),
+}
+
+impl Checked {
+    /// # Errors
+    /// A lost device, no memory.
+    pub(crate) fn new<D: Driver>(driver: &Arc<D>, kernels: &Kernels<D>) -> Result<Checked> {
+        let mut facts = driver.facts().clone();
+        let mut remark = None;
+        for (claimed, kernel) in [(facts.mma, "check_bytes"), (facts.mma_floats, "check_floats")] {
+            if !claimed {
+                continue;
+            }
+            let found = match tried(driver, kernels, kernel) {
+                Ok(found) => found,
+                Err(error @ Error::Driver { .. }) => {
+                    Found::Wrong(format!("cannot be tried ({error})"))
+                }
+                Err(error) => return Err(error),
+            };
+            if let Found::Wrong(why) = &found {
+                remark = Some(format!("its matrix units are not used: they {why}"));
+            }
+            match kernel {
+                "check_bytes" => facts.mma = found == Found::Right,
+                _ => facts.mma_floats = found == Found::Right,
+            }
+        }
+        Ok(Checked { facts, remark })
+    }
+}
+
+fn tried<D: Driver>(driver: &Arc<D>, kernels: &Kernels<D>, kernel: &str) -> Result<Found> {
+    let mut block = Pinned::new(driver, "self check", 4 * (SEEN + 1))?;
+    let floats = kernel == "check_floats";
+    let operands = operands(floats);
+    block.bytes_mut().fill(0xa5);
+    block.bytes_mut()[..4 * SUMS].copy_from_slice(bytemuck::cast_slice(&operands));
+    let at = |word: usize| Arg::Ptr(block.device() + 4 * word as u64);
+    let ready = Ready {
+        function: kernels.function(&Unit::plain("matrix_check"), kernel)?,
+        geometry: Geometry { grid: [1; 3], block: 64, shared: 0 },
+        args: vec![at(0), at(COLUMNS), at(SUMS), at(SEEN)],
+    };
+    let stream = Stream::new(driver)?;
+    stream.launch(&ready)?;
+    stream.finish()?;
+    let n_columns = block.words::<u32>(SEEN, 1)[0] as usize;
+    let sums = block.words::<u32>(SUMS, PARTS * SIDE * SIDE);
+    Ok(match (n_columns, floats) {
+        (0, _) => Found::Absent,
+        (FLOAT_COLUMNS, true) => compared(wrong_floats(&operands, sums)),
+        (8 | SIDE, false) => compared(wrong_bytes(&operands, sums, n_columns)),
+        _ => Found::Wrong(format!("have {n_columns} columns")),
+    })
+}
+
+fn compared(n_wrong: usize) -> Found {
+    match n_wrong {
+        0 => Found::Right,
+        _ => Found::Wrong(format!("give wrong products ({n_wrong})")),
+    }
+}
+
+/// Rows and columns: any bytes, or floats between 1 and 2 and their negatives.
+fn operands(floats: bool) -> Vec<u32> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let word = (state >> 32) as u32;
+        if floats { word & 0x807f_ffff | 0x3f80_0000 } else { word }
+    };
+    (0..SUMS).map(|_| next()).collect()
+}
+
+/// How many sums of products of bytes are wrong.
+fn wrong_bytes(operands: &[u32], sums: &[u32], n_columns: usize) -> usize {
+    let bytes: &[i8] = bytemuck::cast_slice(operands);
+    let of = |first: usize, number: usize| &bytes[4 * (first + WORDS * number)..][..4 * WORDS];
+    let dot = |a: &[i8], b: &[i8]| -> i32 {
+        a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
+    };
+    let mut n_wrong = 0;
+    for (row, column) in (0..SIDE).flat_map(|row| (0..n_columns).map(move |column| (row, column))) {
+        let (a, b) = (of(0, row), of(COLUMNS, column));
+        let wanted = [dot(a, b), dot(&a[..16], &b[..16]), dot(&a[16..], &b[16..])];
+        let got = |part: usize| sums[SIDE * (SIDE * part + row) + column] as i32;
+        n_wrong += (0..PARTS).filter(|&part| got(part) != wanted[part]).count();
+    }
+    n_wrong
+}
+
+/// How many sums of products of floats are wrong.
+fn wrong_floats(operands: &[u32], sums: &[u32]) -> usize {
+    let of = |first: usize, number: usize| {
+        operands[first + WORDS * number..][..WORDS]
+            .iter()
+            .map(|word| f64::from(f32::from_bits(*word)))
+    };
+    let mut n_wrong = 0;
+    for (row, column) in
+        (0..SIDE).flat_map(|row| (0..FLOAT_COLUMNS).map(move |column| (row, column)))
+    {
+        let products = || of(0, row).zip(of(COLUMNS, column)).map(|(a, b)| a * b);
+        let (wanted, size): (f64, f64) = (products().sum(), products().map(f64::abs).sum());
+        let got = f64::from(f32::from_bits(sums[FLOAT_COLUMNS * row + column]));
+        // What is no number is not near.
+        let near = (got - wanted).abs() <= TOLERANCE * size;
+        n_wrong += usize::from(!near);
+    }
+    n_wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_that_are_cut_are_found() {
+        let operands = operands(true);
+        let sums = |cut: u32| -> Vec<u32> {
+            let of = |word: u32| f32::from_bits(word & cut);
+            let each =
+                (0..SIDE).flat_map(|row| (0..FLOAT_COLUMNS).map(move |column| (row, column)));
+            let sum = |(row, column): (usize, usize)| -> f32 {
+                (0..WORDS)
+                    .map(|k| {
+                        of(operands[WORDS * row + k]) * of(operands[COLUMNS + WORDS * column + k])
+                    })
+                    .sum()
+            };
+            each.map(|at| sum(at).to_bits()).collect()
+        };
+        assert_eq!(wrong_floats(&operands, &sums(u32::MAX)), 0);
+        assert!(wrong_floats(&operands, &sums(0xffff_e000)) > 100);
+        assert_eq!(wrong_floats(&operands, &[f32::NAN.to_bits(); SIDE * FLOAT_COLUMNS]), 128);
+    }
+
+    #[test]
+    fn every_wrong_sum_of_bytes_is_counted() {
+        let operands = operands(false);
+        assert_eq!(
+            wrong_bytes(&operands, &vec![1; PARTS * SIDE * SIDE], SIDE),
+            PARTS * SIDE * SIDE
+        );
+    }
+}

@@ -1,0 +1,43 @@
+// Small products by matrix units, which the host compares with its own when a device is opened
+// (`backends/simt/src/self_check.rs`). All waves do the same.
+#include "dialect.h"
+#include "lib/split.cuh"
+
+// Of 16 rows and as many columns as there are, of 8 words: sums of all 32 products of bytes, of the first 16, of the others,
+// each 16 by 16. `n_columns` is set to how many there are, 0 for no such units.
+KERNEL(check_bytes)(const unsigned* rows, const unsigned* columns, int* sums, unsigned* n_columns) {
+#if HAS_MMA
+    const MmaBytes::Left left = MmaBytes::left(rows + MmaBytes::start(8), 8);
+    const MmaBytes::Right right = MmaBytes::right(columns + MmaBytes::start(8), 8);
+    int all[MmaBytes::OWN] = {}, first[MmaBytes::OWN] = {}, second[MmaBytes::OWN] = {};
+    MmaBytes::multiply(all, left, right);
+    MmaBytes::multiply_halves(first, second, left, right);
+    for (unsigned i = 0; i < MmaBytes::OWN; i++) {
+        const unsigned row = MmaBytes::row(i / MmaBytes::OWN_COLUMNS), column = MmaBytes::column(i % MmaBytes::OWN_COLUMNS);
+        sums[16 * row + column] = all[i];
+        sums[16 * row + column + 256] = first[i];
+        sums[16 * row + column + 512] = second[i];
+    }
+    if (thread() == 0) n_columns[0] = MmaBytes::COLUMNS;
+#else
+    if (thread() == 0) n_columns[0] = 0;
+#endif
+}
+EXPORT(check_bytes)
+
+// Of 16 rows and 8 columns of 8 floats the sums of products, 16 by 8.
+KERNEL(check_floats)(const float* rows, const float* columns, float* sums, unsigned* n_columns) {
+#if HAS_MMA_FLOATS
+    const unsigned g = thread() % 32 / 4, t = thread() % 4;
+    const Split left[4] = {split<false>(rows[8 * g + t]), split<false>(rows[8 * (g + 8) + t]),
+                           split<false>(rows[8 * g + t + 4]), split<false>(rows[8 * (g + 8) + t + 4])};
+    const Split right[2] = {split<false>(columns[8 * g + t]), split<false>(columns[8 * g + t + 4])};
+    float own[4] = {};
+    mma_split<false>(own, left, right);
+    for (unsigned i = 0; i < 4; i++) sums[8 * (g + i / 2 * 8) + 2 * t + i % 2] = own[i];
+    if (thread() == 0) n_columns[0] = 8;
+#else
+    if (thread() == 0) n_columns[0] = 0;
+#endif
+}
+EXPORT(check_floats)
