@@ -3,9 +3,10 @@
 #include "lib/wide.cuh"
 
 // head[0] is the step that was answered, head[1] the last one that is given up, with all before it, head[2] the one whose wait
-// took too long, which is written here. It begins at a multiple of 8 bytes.
-KERNEL(merge_wait)(unsigned* head, const unsigned* step, unsigned limit_ms) {
-    if (thread() == 0) {
+// took too long, which is written here. It begins at a multiple of 8 bytes. *given_up is the last step in which a wait took too
+// long: the other waits of that step end at once.
+KERNEL(merge_wait)(unsigned* head, const unsigned* step, unsigned* given_up, unsigned limit_ms) {
+    if (thread() == 0 && *given_up != *step) {
         const unsigned awaited = *step;
         const unsigned long long start = nanoseconds(), limit = limit_ms * 1000000ull;
         for (;;) {
@@ -15,6 +16,7 @@ KERNEL(merge_wait)(unsigned* head, const unsigned* step, unsigned limit_ms) {
             // Signed: where the clock has gone back a little, no time has passed.
             if ((long long)(nanoseconds() - start) > (long long)limit) {
                 store_system(head + 2, awaited);
+                *given_up = awaited;
                 break;
             }
             pause();

@@ -68,8 +68,7 @@ impl<D: Driver> Kernels<D> {
             return one();
         }
         std::thread::scope(|scope| {
-            let all: Vec<_> =
-                (0..n_threads.min(missing.len())).map(|_| scope.spawn(one)).collect();
+            let all: Vec<_> = (0..n_threads.min(missing.len())).map(|_| scope.spawn(one)).collect();
             all.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),

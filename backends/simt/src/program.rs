@@ -27,6 +27,9 @@ fn is_small(op: &Op) -> bool {
     small
 }
 
+/// Words of a program's step before those of its posts.
+const STEP_WORDS: usize = 2;
+
 /// A launch whose kernel is loaded.
 #[derive(Clone, Debug)]
 pub(crate) struct Ready<D: Driver> {
@@ -51,7 +54,7 @@ pub(crate) struct Steps<D: Driver> {
     pub(crate) merges: Vec<(usize, Arc<SimtMailbox<D>>)>,
     /// The device waits for answers itself.
     pub(crate) flags: bool,
-    /// The number of the step, then a counter for each post.
+    /// The number of the step, the last one in which a wait took too long, then a counter for each post.
     pub(crate) step: Span,
     _memory: Vec<Memory<D>>,
     _kernels: Arc<Kernels<D>>,
@@ -145,7 +148,7 @@ impl<D: Driver> SimtProgram<D> {
         card.arrived()?;
         let n_posts = ops.iter().filter(|op| matches!(op, Op::Post(_))).count();
         let mut room = Words { card, memory: Vec::new() };
-        let step = room.keep(&vec![0; 1 + n_posts])?;
+        let step = room.keep(&vec![0; STEP_WORDS + n_posts])?;
         // One by one, a device takes only some hundred launches ahead of a wait.
         let flags = card.manners.flags && card.manners.graphs && ops.iter().all(is_small);
         let patience = flags.then_some(card.manners.patience.as_millis() as usize);
@@ -230,7 +233,7 @@ fn post<D: Driver>(
     let n_weights = op.weights.as_ref().map_or(0, |weights| weights.desc().n_cols);
     let sent = row_words.unwrap_or(0);
     let n_words = x.n_rows * (x.n_cols + n_weights) + capacity * (1 + sent);
-    let arrived = step.part(4 * (1 + made.posts.len()) as u64, 4);
+    let arrived = step.part(4 * (STEP_WORDS + made.posts.len()) as u64, 4);
     let args = [
         ptr(plain(&op.batch.words)?),
         ptr(plain(&op.x)?),
@@ -278,7 +281,8 @@ fn merge<D: Driver>(
     let (y, unit) = (op.y.desc(), Unit::plain("merge"));
     match patience {
         Some(limit) => {
-            let args = [ptr(mailbox.span(mailbox.places.head)), ptr(step), word(limit)];
+            let (head, given_up) = (mailbox.span(mailbox.places.head), step.part(4, 4));
+            let args = [ptr(head), ptr(step), ptr(given_up), word(limit)];
             out.launch(unit.clone(), WAIT, [1; 3], 64, &args);
         }
         None => made.segments.push(Segment::new(Some(op.mailbox))),

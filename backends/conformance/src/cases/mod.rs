@@ -9,6 +9,7 @@ mod ffn_variants;
 mod handoff;
 mod matmul;
 mod memory;
+mod neighbours;
 mod predict;
 mod program;
 mod recurrent;
@@ -31,6 +32,7 @@ pub(crate) fn all() -> Vec<Case> {
         route::cases(),
         recurrent::cases(),
         program::cases(),
+        neighbours::cases(),
         handoff::cases(),
         memory::cases(),
     ]

@@ -146,7 +146,7 @@ fn layer(
     ops.extend([Add { a: mixed, x: x.clone() }.into(), norm(&x, &normed)]);
     let spec = Spec { n_tokens: n, accumulate: true, ..Spec::new(format, Lie::Transposed) };
     let ffn = build(rig, &spec)?;
-    let ffn = resized(rig, ffn, format, &normed, &x)?;
+    let ffn = resized(rig, ffn, format, N_EMBD, &normed, &x)?;
     ops.push(ffn.into());
     let gather = Gather { x, batch: batch.clone(), y: chosen.clone() };
     ops.extend([gather.into(), norm(&chosen, &normed)]);
@@ -154,17 +154,18 @@ fn layer(
     Ok(ops)
 }
 
-/// The block with matrices of the model's width, from `x` to `y`.
-fn resized(
+/// The block with matrices of a model's width, from `x` to `y`.
+pub(super) fn resized(
     rig: &mut Rig,
     op: SparseFfn<Tensor>,
     format: Format,
+    n_embd: usize,
     x: &Tensor,
     y: &Tensor,
 ) -> Result<SparseFfn<Tensor>> {
-    let gate = rig.weight(160, N_EMBD, format)?;
-    let up = rig.weight(160, N_EMBD, format)?;
-    let source = rig.matrix(N_EMBD, 160, format)?;
+    let gate = rig.weight(160, n_embd, format)?;
+    let up = rig.weight(160, n_embd, format)?;
+    let source = rig.matrix(n_embd, 160, format)?;
     let pack = hal::PackDesc { transpose: true, ..hal::PackDesc::whole(source.desc()) };
     let down = rig.device.import("down", &pack, &source)?;
     let hits = None;

@@ -45,11 +45,9 @@ impl Outcome {
     #[must_use]
     pub fn of_call(call: &str, code: c_int) -> Outcome {
         let refuses = ["Capture", "Instantiate", "ModuleLoad", "GetFunction"];
-        match Outcome::of(code) {
-            Outcome::Lost if code == 999 && refuses.iter().any(|name| call.contains(name)) => {
-                Outcome::Refused
-            }
-            outcome => outcome,
+        match code == 999 && refuses.iter().any(|name| call.contains(name)) {
+            true => Outcome::Refused,
+            false => Outcome::of(code),
         }
     }
 }

@@ -1,0 +1,152 @@
+//! Ops that follow each other in every layer, in one program and each in one of its own: the same bits. A device may launch
+//! neighbours together, or keep what one has made for the next.
+
+use hal::format::Format;
+use hal::op::{Add, Attention, MatMul, Norm, NormKind, Pairing, Rope, StoreKv};
+use hal::{Batch, BatchShape, KvCache, Op, Result, Tensor};
+
+use super::ffn::{Lie, Spec, build};
+use super::program::resized;
+use crate::Case;
+use crate::rig::{Rig, f32_bytes};
+
+/// A width that is whole blocks, but not of 256.
+const N_EMBD: usize = 320;
+const D_HEAD: usize = 64;
+const N_HEAD: usize = 5;
+
+pub(super) fn cases() -> Vec<Case> {
+    let rounded = "activations that are rounded again and again may tip over";
+    let mut cases = Vec::new();
+    for (format, kv) in [
+        (Format::F32, Format::F32),
+        (Format::F16, Format::Q8_0),
+        (Format::Q8_0, Format::F16),
+        (Format::Q4_0, Format::BF16),
+    ] {
+        for n_tokens in [1, 3, 20] {
+            let name = format!("Program/neighbours/{format}+{kv}/t{n_tokens}");
+            let case = Case::new(name, move |rig| neighbours(rig, format, kv, n_tokens));
+            cases.push(match (format, kv) {
+                (Format::F32, Format::F32) => case,
+                (Format::F32 | Format::F16, _) => case.within(1e-4, "what is cached is rounded"),
+                _ => case.within(2e-3, rounded),
+            });
+        }
+    }
+    cases
+}
+
+/// What a layer works on, in the order in which it is written.
+struct Values {
+    all: Vec<(&'static str, Tensor, Vec<f32>)>,
+}
+
+impl Values {
+    fn add(&mut self, rig: &mut Rig, name: &'static str, n: usize, cols: usize) -> Result<Tensor> {
+        let values = rig.rng.floats(n * cols);
+        let tensor = rig.updated(n, cols, &values)?;
+        self.all.push((name, tensor.clone(), values));
+        Ok(tensor)
+    }
+
+    /// As at first.
+    fn reset(&self, rig: &mut Rig) -> Result<()> {
+        for (_, tensor, values) in &self.all {
+            rig.queue.write(tensor, &f32_bytes(values))?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, rig: &mut Rig) -> Result<Vec<Vec<f32>>> {
+        self.all.iter().map(|(_, tensor, _)| rig.read(tensor)).collect()
+    }
+}
+
+fn neighbours(rig: &mut Rig, format: Format, kv: Format, n: usize) -> Result<()> {
+    let shape = BatchShape { max_tokens: n, max_seqs: 1, max_blocks: 3 };
+    let facts = rig.facts(&[(n + 40, n)], 4);
+    let batch = rig.batch(shape, &facts, 4, 1 << 20)?;
+    let cache = rig.filled_cache(&facts, 4, KvCache::both(D_HEAD), KvCache::both(kv))?;
+    let mut values = Values { all: Vec::new() };
+    let ops = layer(rig, format, &batch, &cache, n, &mut values)?;
+    rig.run(ops.clone())?;
+    let together = values.read(rig)?;
+    for ((name, tensor, _), _) in values.all.iter().zip(&together) {
+        rig.watch(name, tensor)?;
+    }
+    values.reset(rig)?;
+    for op in ops {
+        rig.run([op])?;
+    }
+    let alone = values.read(rig)?;
+    for ((name, _, _), (together, alone)) in values.all.iter().zip(together.iter().zip(&alone)) {
+        rig.same_bits(name, together, alone);
+    }
+    Ok(())
+}
+
+fn layer(
+    rig: &mut Rig,
+    format: Format,
+    batch: &Batch<Tensor>,
+    cache: &KvCache<Tensor>,
+    n: usize,
+    values: &mut Values,
+) -> Result<Vec<Op>> {
+    let mut value = |rig: &mut Rig, name, cols| values.add(rig, name, n, cols);
+    let [before, x] = [value(rig, "before", N_EMBD)?, value(rig, "x", N_EMBD)?];
+    let [first, second] = [value(rig, "first normed", N_EMBD)?, value(rig, "second normed", N_EMBD)?];
+    let q = value(rig, "q", N_HEAD * D_HEAD)?;
+    let [k, v] = [value(rig, "k", D_HEAD)?, value(rig, "v", D_HEAD)?];
+    let heard = value(rig, "heard", N_HEAD * D_HEAD)?;
+    let [mixed, y] = [value(rig, "mixed", N_EMBD)?, value(rig, "y", N_EMBD)?];
+    let last = value(rig, "last normed", N_EMBD)?;
+    let freqs: Vec<f32> = (0..D_HEAD / 2).map(|j| 0.7f32.powi(j as i32)).collect();
+    let freqs = rig.tensor(1, D_HEAD / 2, &freqs)?;
+    let norm = |rig: &mut Rig, y: &Tensor, kind| -> Result<Op> {
+        let weight = Some(rig.input(1, N_EMBD)?);
+        let bias = if kind == NormKind::Layer { Some(rig.input(1, N_EMBD)?) } else { None };
+        let (x, y) = (x.clone(), y.clone());
+        Ok(Norm { x, weight, bias, y, kind, eps: 1e-5, width: N_EMBD }.into())
+    };
+    let add = |a: &Tensor| -> Op { Add { a: a.clone(), x: x.clone() }.into() };
+    let rope = |x: &Tensor| -> Op {
+        let (freqs, batch, x) = (freqs.clone(), batch.clone(), x.clone());
+        let pairing = Pairing::Halves;
+        Rope { freqs, batch, x, d_head: D_HEAD, first: 0, n_rot: D_HEAD, pairing, scale: 1.0 }
+            .into()
+    };
+    let mut ops: Vec<Op> = vec![add(&before), norm(rig, &first, NormKind::Rms)?];
+    for to in [&q, &k, &v] {
+        let (n_rows, bias) = (to.desc().n_cols, rig.input(1, to.desc().n_cols)?);
+        let (w, x, y) = (rig.weight(n_rows, N_EMBD, format)?, first.clone(), to.clone());
+        ops.push(MatMul { w, x, bias: Some(bias), y }.into());
+    }
+    ops.extend([rope(&q), rope(&k)]);
+    ops.push(StoreKv { k, v, batch: batch.clone(), cache: cache.clone() }.into());
+    let attention = Attention {
+        q,
+        cache: cache.clone(),
+        batch: batch.clone(),
+        sinks: None,
+        y: heard.clone(),
+        n_head: N_HEAD,
+        n_head_kv: 1,
+        scale: 0.125,
+        window: None,
+        softcap: 0.0,
+    };
+    let w = rig.weight(N_EMBD, N_HEAD * D_HEAD, format)?;
+    ops.extend([
+        attention.into(),
+        MatMul { w, x: heard, bias: None, y: mixed.clone() }.into(),
+        add(&mixed),
+        norm(rig, &second, NormKind::Layer)?,
+    ]);
+    let spec = Spec { n_tokens: n, ..Spec::new(format, Lie::Transposed) };
+    let ffn = build(rig, &spec)?;
+    ops.push(resized(rig, ffn, format, N_EMBD, &second, &y)?.into());
+    ops.extend([add(&y), norm(rig, &last, NormKind::Rms)?]);
+    Ok(ops)
+}
