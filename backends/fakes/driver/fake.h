@@ -44,6 +44,8 @@ const char* code_name(int code);
 /// What a test sets, for a device.
 struct Settings {
     uint64_t memory = uint64_t(4) << 30;
+    /// What of it is told as free and cannot be had.
+    uint64_t hidden = 0;
     /// For the order of lanes, waves and blocks; 0 is in order.
     uint64_t seed = 1;
     /// Before each piece of work.

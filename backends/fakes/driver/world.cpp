@@ -63,6 +63,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
     std::lock_guard<std::mutex> lock(device->mutex);
     Settings& s = device->settings;
     if (key == "memory") return s.memory = value, true;
+    if (key == "hidden") return s.hidden = value, true;
     if (key == "seed") return s.seed = value, true;
     if (key == "delay_us") return s.delay_us = value, true;
     if (key == "refuse_code") return s.refuse_code = value, true;

@@ -112,7 +112,7 @@ impl Fake {
     /// Of the library: `devices` (0 to 9), `version` (12040 is CUDA 12.4, 60032830 HIP 6.0), `init` (what the first call
     /// returns), `wave` (32 or 64, HIP), `arch` (HIP), `refuse_compiling` (hiprtc), `record` (a folder for launches).
     ///
-    /// Of devices: `memory` (bytes), `seed` (of the order of lanes; 0 for none), `delay_us` (before each piece of work),
+    /// Of devices: `memory` (bytes), `hidden` (bytes of it that are told as free and cannot be had), `seed` (of the order of lanes; 0 for none), `delay_us` (before each piece of work),
     /// `lost` (a code: from now on), `lost_after` (launches from now) with `lost_code`, `refuse_after` (launches from now:
     /// one call fails) with `refuse_code`, `hang_after` (launches from now: kernels wait) until `release=1`, `watchdog`,
     /// `integrated`, `units`, `wrong_matrix`, `major`, `minor`, and `reset=1` (all of this as at first).
