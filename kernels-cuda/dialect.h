@@ -167,18 +167,21 @@ DEVICE void pause() { __nanosleep(100); }
 //
 // Source: PTX ISA, "Matrix Fragments for mma.m16n8k32". Before sm_80 it is four of m8n8k16, whose fragments are quarters of
 // these; integers, so the same bits.
+DEVICE void mma_s8_half(int d[4], const unsigned a[2], unsigned b) {
+    for (int i = 0; i < 2; i++) {
+        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+r"(d[2 * i]), "+r"(d[2 * i + 1])
+            : "r"(a[i]), "r"(b));
+    }
+}
 DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2]) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    for (int i = 0; i < 4; i++) {
-        const int low = i % 2 * 2;
-        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
-            : "+r"(d[low]), "+r"(d[low + 1])
-            : "r"(a[i]), "r"(b[i / 2]));
-    }
+    mma_s8_half(d, a, b[0]);
+    mma_s8_half(d, a + 2, b[1]);
 #endif
 }
 
@@ -202,9 +205,14 @@ struct MmaBytes {
     static DEVICE void multiply(int (&d)[OWN], const Left& a, const Right& b) { mma_s8(d, a.words, b.words); }
     /// The first 16 products of 32 onto one, the others onto the other.
     static DEVICE void multiply_halves(int (&first)[OWN], int (&second)[OWN], const Left& a, const Right& b) {
+#if __CUDA_ARCH__ >= 800
         const unsigned lower[2] = {b.words[0], 0}, upper[2] = {0, b.words[1]};
         mma_s8(first, a.words, lower);
         mma_s8(second, a.words, upper);
+#else
+        mma_s8_half(first, a.words, b.words[0]);
+        mma_s8_half(second, a.words + 2, b.words[1]);
+#endif
     }
 };
 
