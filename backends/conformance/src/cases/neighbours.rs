@@ -3,7 +3,7 @@
 
 use hal::format::Format;
 use hal::op::{Add, Attention, MatMul, Norm, NormKind, Pairing, Rope, StoreKv};
-use hal::{Batch, BatchShape, KvCache, Op, Result, Tensor};
+use hal::{Batch, BatchShape, KvCache, Op, Operand, Result, Tensor};
 
 use super::ffn::{Lie, Spec, build};
 use super::program::resized;
@@ -96,7 +96,8 @@ fn layer(
 ) -> Result<Vec<Op>> {
     let mut value = |rig: &mut Rig, name, cols| values.add(rig, name, n, cols);
     let [before, x] = [value(rig, "before", N_EMBD)?, value(rig, "x", N_EMBD)?];
-    let [first, second] = [value(rig, "first normed", N_EMBD)?, value(rig, "second normed", N_EMBD)?];
+    let [first, second] =
+        [value(rig, "first normed", N_EMBD)?, value(rig, "second normed", N_EMBD)?];
     let q = value(rig, "q", N_HEAD * D_HEAD)?;
     let [k, v] = [value(rig, "k", D_HEAD)?, value(rig, "v", D_HEAD)?];
     let heard = value(rig, "heard", N_HEAD * D_HEAD)?;

@@ -255,7 +255,7 @@ fn a_library_can_lack_a_function() {
     without(Vendor::Cuda, "cuGraphLaunch", &folder).expect("it has it");
     assert!(without(Vendor::Cuda, "cuNothing", &folder).is_err());
     // SAFETY: our own library.
-    let library = unsafe { Library::new(folder.join("libcuda.so")) }.expect("it loads");
+    let library = unsafe { Library::new(folder.join("libcuda.so.1")) }.expect("it loads");
     // SAFETY: neither is called.
     let (gone, left) =
         unsafe { (library.get::<Raw>("cuGraphLaunch"), library.get::<Raw>("cuGraphDestroy")) };
