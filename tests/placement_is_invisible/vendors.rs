@@ -9,20 +9,24 @@ use super::budgets::greedy;
 use super::graphics::built_in;
 use super::*;
 
-/// The fake, loaded once for this process, and its first two devices; `None`, with the reason printed, where it could not
+/// The fake, loaded once for this process, and some of its devices; `None`, with the reason printed, where it could not
 /// be compiled.
-fn fake(vendor: Vendor, backend: &str) -> Option<Vec<Arc<dyn Backend>>> {
+fn fake(
+    vendor: Vendor,
+    backend: &str,
+    which: Range<usize>,
+) -> Option<(&'static Fake, Vec<Arc<dyn Backend>>)> {
     static FAKES: [OnceLock<Option<Fake>>; 2] = [OnceLock::new(), OnceLock::new()];
     let load = || {
         let fake = Fake::load(vendor).map_err(|why| eprintln!("skipped: {why}")).ok()?;
         fake.set("devices=3");
         Some(fake)
     };
-    FAKES[usize::from(vendor == Vendor::Hip)].get_or_init(load).as_ref()?;
+    let fake = FAKES[usize::from(vendor == Vendor::Hip)].get_or_init(load).as_ref()?;
     let (found, missing) = devices::candidates(None);
     let found: Vec<_> = found.into_iter().filter(|found| found.backend == backend).collect();
     assert_eq!(found.len(), 3, "{missing:?}");
-    Some(found.iter().map(|found| found.open().unwrap()).collect())
+    Some((fake, found[which].iter().map(|found| found.open().unwrap()).collect()))
 }
 
 fn words(backends: &[Arc<dyn Backend>], placement: Option<Placement>) -> Vec<u32> {
@@ -38,8 +42,7 @@ fn words(backends: &[Arc<dyn Backend>], placement: Option<Placement>) -> Vec<u32
 
 /// All on one device; every layer split with the CPU; over two devices.
 fn a_fake_says_the_cpus_words(vendor: Vendor, backend: &str) {
-    let Some(backends) = fake(vendor, backend) else { return };
-    let backends = backends[..2].to_vec();
+    let Some((_, backends)) = fake(vendor, backend, 0..2) else { return };
     within(Duration::from_secs(500), move || {
         let model = built_in();
         let n_layer = model.hyper.n_layer;
@@ -66,4 +69,67 @@ fn a_fake_of_cuda_says_the_cpus_words() {
 #[test]
 fn a_fake_of_rocm_says_the_cpus_words() {
     a_fake_says_the_cpus_words(Vendor::Hip, "hip");
+}
+
+/// The last device, of which nobody else takes memory.
+fn last(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn Backend>)> {
+    let (fake, backends) = fake(vendor, backend, 2..3)?;
+    Some((fake, backends.into_iter().next_back()?))
+}
+
+/// A text of the built-in model with so much of a device, the engine that wrote it, and what was told.
+fn planned(backend: &Arc<dyn Backend>, budget: Bytes) -> (Vec<u32>, Engine, Device, Vec<String>) {
+    let device = Device::new(Arc::clone(backend), DeviceId(1), budget);
+    let told = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let to = Arc::clone(&told);
+    let notice: Notice = Arc::new(move |text: &str| to.lock().unwrap().push(text.to_owned()));
+    let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
+    let devices = vec![cpu_device(2), device.clone()];
+    let mut engine = Engine::load(built_in(), devices, options, None, notice, &|_, _| {}).unwrap();
+    let words = greedy(&mut engine, 1, 12);
+    let told = told.lock().unwrap().clone();
+    (words, engine, device, told)
+}
+
+/// From nothing to everything, and then with memory that the driver tells as free and does not give.
+fn budgets_of_a_fake_are_kept(vendor: Vendor, backend: &str) {
+    let Some((fake, backend)) = last(vendor, backend) else { return };
+    within(Duration::from_secs(500), move || {
+        let expected = words(&[], None)[..].to_vec();
+        let same = |words: &[u32], why: &str| assert_eq!(words, &expected[..words.len()], "{why}");
+        let (words, engine, device, _) = planned(&backend, Bytes::MAX);
+        same(&words, "all of it");
+        let (all, n_layer) = (device.ledger().peak().0, engine.placement().layers.len());
+        drop((engine, device));
+        let mut kinds = [0; 3];
+        for step in 0..=8 {
+            let budget = Bytes(all * step / 8);
+            let (words, engine, device, _) = planned(&backend, budget);
+            same(&words, &format!("budget {budget}"));
+            assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
+            let at_home = engine.placement().layers.iter().filter(|layer| layer.home == 1).count();
+            kinds[0] += usize::from(at_home == 0);
+            kinds[1] += usize::from(at_home > 0 && at_home < n_layer);
+            kinds[2] += usize::from(at_home == n_layer);
+        }
+        assert!(kinds[0] > 0 && kinds[2] > 0, "nothing and all were seen: {kinds:?}");
+        let used = fake.count(2, "used");
+        for part in [1, 4, 7] {
+            fake.set(&format!("2:hidden={}", (4 << 30) - used - all * part / 8));
+            let (words, _, _, told) = planned(&backend, Bytes::MAX);
+            same(&words, &format!("{part} of 8 parts"));
+            assert!(told.iter().any(|text| text.contains("going on")), "{part}: {told:?}");
+        }
+        fake.set("2:hidden=0");
+    });
+}
+
+#[test]
+fn budgets_of_a_fake_of_cuda_are_kept() {
+    budgets_of_a_fake_are_kept(Vendor::Cuda, "cuda");
+}
+
+#[test]
+fn budgets_of_a_fake_of_rocm_are_kept() {
+    budgets_of_a_fake_are_kept(Vendor::Hip, "hip");
 }

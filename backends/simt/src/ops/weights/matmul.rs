@@ -38,8 +38,13 @@ pub(crate) fn products_workspace(w: &TensorDesc, n_tokens: usize) -> u64 {
 }
 
 pub(crate) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let n_tokens = op.x.desc().n_rows;
-    products(&op.w, plain(&op.x)?, n_tokens, op.bias.as_ref(), plain(&op.y)?, 0, out)
+    let (desc, mut x) = (op.x.desc(), plain(&op.x)?);
+    if takes_q8(op.w.desc().format) {
+        x = rounded(x, desc.n_rows * desc.n_cols, out)?;
+    }
+    let (weight, bias, y) = (&Weight::new(&op.w)?, out.maybe(op.bias.as_ref())?, plain(&op.y)?);
+    Product { weight, x, n_tokens: desc.n_rows, bias, relu: false, groups: None, y }.lower(out);
+    Ok(())
 }
 
 /// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256) holds x rounded.
@@ -52,8 +57,11 @@ pub(crate) fn products(
     scratch: u64,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
+    let n_values = n_tokens * w.desc().n_cols;
     if takes_q8(w.desc().format) {
-        x = rounded(x, n_tokens * w.desc().n_cols, scratch, out)?;
+        let q = Scratch::behind(scratch).q8(n_values).span(out)?;
+        quantize(x, n_values, q, None, out);
+        x = q;
     }
     let weight = Weight::new(w)?;
     let bias = out.maybe(bias)?;
@@ -61,12 +69,13 @@ pub(crate) fn products(
     Ok(())
 }
 
-/// Values in Q8 blocks, where they were rounded before, or in the workspace from byte `scratch` on.
-fn rounded(x: Span, n_values: usize, scratch: u64, out: &mut Lowering<'_>) -> Result<Span> {
+/// Values in Q8 blocks: where they were rounded before, or at the beginning of the workspace. For `MatMul` alone, which uses
+/// nothing else of it.
+fn rounded(x: Span, n_values: usize, out: &mut Lowering<'_>) -> Result<Span> {
     if let Some(q) = out.rounded(x) {
         return Ok(q);
     }
-    let q = Scratch::behind(scratch).q8(n_values).span(out)?;
+    let q = Scratch::default().q8(n_values).span(out)?;
     quantize(x, n_values, q, None, out);
     out.ahead().rounded = Some((x, q));
     Ok(q)
@@ -89,7 +98,7 @@ pub(crate) fn lower_beside(all: &[&MatMul<Tensor>], out: &mut Lowering<'_>) -> R
     let Some(first) = all.first() else { return Ok(()) };
     let mut x = plain(&first.x)?;
     if takes_q8(first.w.desc().format) {
-        x = rounded(x, first.w.desc().n_cols, 0, out)?;
+        x = rounded(x, first.w.desc().n_cols, out)?;
     }
     let weight = Weight::new(&first.w)?;
     let (desc, lanes) = (weight.desc, weight.lanes());
