@@ -61,6 +61,8 @@ struct Settings {
     uint64_t watchdog = 0;
     uint64_t integrated = 0;
     uint64_t units = 4;
+    /// Whether graphs leave out what was recorded last, and whether starting one waits until it is done.
+    uint64_t short_graphs = 0, blocking_graphs = 0;
     /// Whether matrix units multiply wrongly.
     uint64_t wrong_matrix = 0;
     uint64_t major = 8, minor = 6;

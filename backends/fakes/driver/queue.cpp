@@ -197,7 +197,14 @@ int launch_graph(Stream& stream, const Graph& graph) {
     // A graph in a recording would be a node of its own.
     if (stream.is_capturing) return CAPTURE_UNSUPPORTED;
     auto ops = std::make_shared<std::vector<Op>>(graph.ops);
-    return enqueue(stream, [ops](Device& device) {
+    bool is_short, blocks;
+    {
+        std::lock_guard<std::mutex> lock(stream.device.mutex);
+        is_short = stream.device.settings.short_graphs;
+        blocks = stream.device.settings.blocking_graphs;
+    }
+    if (is_short && ops->size() > 1) ops->pop_back();
+    const int code = enqueue(stream, [ops](Device& device) {
         {
             std::lock_guard<std::mutex> lock(device.mutex);
             device.n_graphs++;
@@ -207,6 +214,8 @@ int launch_graph(Stream& stream, const Graph& graph) {
         }
         return int(SUCCESS);
     });
+    if (code == SUCCESS && blocks) stream.finish();
+    return code;
 }
 
 int copy(Stream& stream, uintptr_t dst, bool dst_on_device, uintptr_t src, bool src_on_device, size_t len) {

@@ -72,6 +72,8 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
     if (key == "integrated") return s.integrated = value, true;
     if (key == "units") return s.units = value, true;
     if (key == "wrong_matrix") return s.wrong_matrix = value, true;
+    if (key == "short_graphs") return s.short_graphs = value, true;
+    if (key == "blocking_graphs") return s.blocking_graphs = value, true;
     if (key == "major") return s.major = value, true;
     if (key == "minor") return s.minor = value, true;
     // Counted from now.

@@ -115,7 +115,8 @@ impl Fake {
     /// Of devices: `memory` (bytes), `hidden` (bytes of it that are told as free and cannot be had), `seed` (of the order of lanes; 0 for none), `delay_us` (before each piece of work),
     /// `lost` (a code: from now on), `lost_after` (launches from now) with `lost_code`, `refuse_after` (launches from now:
     /// one call fails) with `refuse_code`, `hang_after` (launches from now: kernels wait) until `release=1`, `watchdog`,
-    /// `integrated`, `units`, `wrong_matrix`, `major`, `minor`, and `reset=1` (all of this as at first).
+    /// `integrated`, `short_graphs` (they leave out
+    /// what was recorded last), `blocking_graphs` (starting one waits for it), `units`, `wrong_matrix`, `major`, `minor`, and `reset=1` (all of this as at first).
     ///
     /// # Panics
     /// If a word is not one of these.

@@ -95,6 +95,33 @@ pub fn does_without_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
     fake.set(&format!("{WRONG}:reset=1"));
 }
 
+/// Graphs that do not do what was recorded are not used, and a device whose graphs hold up who starts them does not wait for
+/// that thread; both are said.
+///
+/// # Panics
+/// If not.
+pub fn does_without_bad_graphs(open: Open<'_>, fake: &Fake) {
+    let waiting = Options { graphs: Some(true), ..Options::default() };
+    let says = |options, says: &str| {
+        let device = device(open, WRONG, options);
+        let found = device.info().description.contains(says);
+        let report = conformance::run_matching(&device, "HandOff");
+        assert_eq!(report.n_failed(), 0, "\n{report}");
+        found
+    };
+    assert!(!says(waiting, "so submissions end at hand-offs"));
+    fake.set(&format!("{WRONG}:blocking_graphs=1"));
+    assert!(says(
+        waiting,
+        "starting a graph waits for its kernels, so submissions end at hand-offs"
+    ));
+    fake.set(&format!("{WRONG}:reset=1"));
+    assert!(!says(Options::default(), "its graphs"));
+    fake.set(&format!("{WRONG}:short_graphs=1"));
+    assert!(says(Options::default(), "its graphs do not do what was recorded"));
+    fake.set(&format!("{WRONG}:reset=1"));
+}
+
 /// What does not fit is refused with what is free, and what fits still does.
 ///
 /// # Panics

@@ -41,7 +41,8 @@ impl<D: Driver> SimtBackend<D> {
         let card = Arc::new(Card::new(Arc::new(driver), options)?);
         let facts = &card.checked.facts;
         let mut description = facts.description.clone();
-        if let Some(remark) = &card.checked.remark {
+        let remarks = [card.checked.remark.as_deref(), card.manners.remark];
+        for remark in remarks.into_iter().flatten() {
             description = format!("{description}; {remark}");
         }
         let info = DeviceInfo {

@@ -28,6 +28,12 @@ const ECHO: Duration = Duration::from_millis(500);
 /// How long the device waits for an answer before it takes the host for dead.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What is said of devices that are given work in a slower way.
+const UNFAITHFUL: &str =
+    "its graphs do not do what was recorded, so kernels are launched one by one";
+const DEAF: &str = "it does not wait for the host itself, so submissions end at hand-offs";
+const BLOCKING: &str = "starting a graph waits for its kernels, so submissions end at hand-offs";
+
 /// What to do whatever was measured: tests look at both ways.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
@@ -54,6 +60,8 @@ pub struct Manners {
     pub in_graph: Option<Duration>,
     /// From a flag that the host sets to the device's that it sees, where flags work.
     pub echo: Option<Duration>,
+    /// What it does not do as others do, which costs time.
+    pub remark: Option<&'static str>,
 }
 
 impl Manners {
@@ -94,9 +102,19 @@ impl Manners {
         };
         let graphs = in_graph.is_some_and(|graph| graph < launch) && faithful;
         let graphs = options.graphs.unwrap_or(graphs);
+        let mut remark = (!faithful).then_some(UNFAITHFUL);
         let flags = match options.flags {
-            None => graphs && echo.is_some() && returns(&stream, &block, [&echo_of, &nothing])?,
             Some(flags) => flags,
+            None if !graphs => false,
+            None if echo.is_none() => {
+                remark = Some(DEAF);
+                false
+            }
+            None => {
+                let returns = returns(&stream, &block, [&echo_of, &nothing])?;
+                remark = remark.or((!returns).then_some(BLOCKING));
+                returns
+            }
         };
         Ok(Manners {
             graphs,
@@ -105,6 +123,7 @@ impl Manners {
             launch: launch / LAUNCHES as u32,
             in_graph: in_graph.map(|time| time / LAUNCHES as u32),
             echo,
+            remark,
         })
     }
 }

@@ -68,6 +68,8 @@ fn wrong_matrix_units_of_the_fake_are_not_used() {
     let Some(fake) = fake() else { return };
     fake.set(&format!("{}:major=9 {0}:minor=0", suite::WRONG));
     suite::does_without_wrong_matrix_units(&open, fake);
+    // On the same device, one after the other.
+    suite::does_without_bad_graphs(&open, fake);
 }
 
 #[test]
