@@ -14,5 +14,5 @@ mod statistics;
 pub use chunks::Chunks;
 pub use error::{Error, Result};
 pub use logits::{LogitsReader, LogitsWriter};
-pub use score::{against_engine, against_file, perplexity};
+pub use score::{against_engine, against_file, against_logits, logits, perplexity};
 pub use statistics::{Comparison, Mean, Perplexity, Reference};

@@ -85,6 +85,53 @@ pub fn against_engine(
     Ok((total, stats))
 }
 
+/// The logits of all tokens of `chunks` whose successors are predicted, to compare several engines with: `[n, n_vocab]`.
+///
+/// # Errors
+/// The engine's, among them an interrupt.
+pub fn logits(engine: &mut Engine, chunks: &Chunks, interrupt: &AtomicBool) -> Result<Vec<f32>> {
+    let mut rows = Vec::new();
+    for chunk in chunks.iter() {
+        let (before, scored) = halves(chunks, &chunk);
+        in_session(engine, |engine, session| {
+            engine.feed(session, before, Want::Last, interrupt, &mut |_, _| {})?;
+            let keep = &mut |_: usize, row: &[f32]| rows.extend_from_slice(row);
+            engine.feed(session, scored, Want::All, interrupt, keep)?;
+            Ok(())
+        })?;
+    }
+    Ok(rows)
+}
+
+/// How far `engine` strays from `kept`, which [`logits`] gave for the same chunks and vocabulary.
+///
+/// # Errors
+/// The engine's, among them an interrupt.
+pub fn against_logits(
+    engine: &mut Engine,
+    kept: &[f32],
+    chunks: &Chunks,
+    interrupt: &AtomicBool,
+) -> Result<Comparison> {
+    let mut total = Comparison::default();
+    let mut rest = kept;
+    for chunk in chunks.iter() {
+        let (before, scored) = halves(chunks, &chunk);
+        in_session(engine, |engine, session| {
+            engine.feed(session, before, Want::Last, interrupt, &mut |_, _| {})?;
+            let each = &mut |pos: usize, row: &[f32]| {
+                if let Some((base, later)) = rest.split_at_checked(row.len()) {
+                    total.add(Reference::Logits(base), row, chunk[pos + 1]);
+                    rest = later;
+                }
+            };
+            engine.feed(session, scored, Want::All, interrupt, each)?;
+            Ok(())
+        })?;
+    }
+    Ok(total)
+}
+
 /// How far `engine` strays from the probabilities in a file, over the file's own text.
 ///
 /// # Errors

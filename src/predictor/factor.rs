@@ -1,9 +1,13 @@
 //! Low-rank factors of the matrix that decides which neurons count.
 //!
 //! `test = w . x` is what the gate (or up) says. Factors of rank `r` that lose least of it on the inputs a text gives are
-//! not those of `w` alone: an error in a direction in which inputs never lie costs nothing. With `C = L L^T` the second
-//! moment of the inputs, `E|(w - w') x|^2 = |(w - w') L|^2`, so the best `w'` is the truncated singular value
-//! decomposition of `w L`, brought back by `L^-1`. Its right vectors are the eigenvectors of `L^T w^T w L`.
+//! not those of `w` alone: an error in a direction in which inputs never lie costs nothing. What is the same for all inputs
+//! is a constant of each neuron, which the bias of its score knows, so only what inputs do about their mean counts. With
+//! `C = L L^T` their covariance, `E|(w - w') (x - mean)|^2 = |(w - w') L|^2`, so the best `w'` is the truncated singular
+//! value decomposition of `w L`, brought back by `L^-1`. Its right vectors are the eigenvectors of `L^T w^T w L`.
+//!
+//! Were the mean among the directions, its column would be many times larger than all others in models whose neurons
+//! seldom fire, and rounding it would take the bits of its neighbours in a block.
 //!
 //! Where few of many directions are wanted, they are found by products with a narrow matrix instead: a random one that
 //! goes through `w L` and back a few times turns towards the largest.
@@ -19,8 +23,10 @@ use rand_chacha::ChaCha8Rng;
 
 use super::matrix::{Dense, PAR};
 
-/// Added to each input's variance, as a share of the mean one: directions that the text never took.
+/// Put in the place of each input's dependence on others, at least, as a share: directions that the text never took.
 const RIDGE: f64 = 1e-4;
+/// An input whose variance is this share of the mean one is the same for all tokens.
+const CONSTANT: f64 = 1e-9;
 /// Tokens for each direction from which on a moment is believed as it is.
 const ENOUGH: usize = 4;
 /// Rows that are added to a moment at once.
@@ -32,10 +38,13 @@ const BESIDE: usize = 16;
 /// How often the narrow matrix goes through and back.
 const TURNS: usize = 3;
 
-/// The second moment of inputs, `sum over tokens of x x^T`.
+/// The first two moments of inputs.
 #[derive(Clone, Debug)]
 pub(super) struct Moment {
-    sum: Mat<f64>,
+    /// `sum over tokens of x`
+    sum: Vec<f64>,
+    /// `sum over tokens of x x^T`
+    squares: Mat<f64>,
     n_tokens: usize,
 }
 
@@ -43,7 +52,7 @@ impl Moment {
     /// Of no inputs yet, of `n_embd` values each.
     #[must_use]
     pub(super) fn new(n_embd: usize) -> Moment {
-        Moment { sum: Mat::zeros(n_embd, n_embd), n_tokens: 0 }
+        Moment { sum: vec![0.0; n_embd], squares: Mat::zeros(n_embd, n_embd), n_tokens: 0 }
     }
 
     /// Adds the rows of `x`, some at a time: in the precision of the sum they take twice the memory.
@@ -51,23 +60,37 @@ impl Moment {
         for values in x.values.chunks(AT_ONCE * x.n_cols.max(1)) {
             let rows = MatRef::from_row_major_slice(values, values.len() / x.n_cols, x.n_cols);
             let rows = Mat::from_fn(rows.nrows(), rows.ncols(), |i, j| f64::from(rows[(i, j)]));
-            matmul(self.sum.as_mut(), Accum::Add, rows.transpose(), rows.as_ref(), 1.0, PAR);
+            matmul(self.squares.as_mut(), Accum::Add, rows.transpose(), rows.as_ref(), 1.0, PAR);
+        }
+        for row in x.values.chunks_exact(x.n_cols.max(1)) {
+            self.sum.iter_mut().zip(row).for_each(|(sum, &v)| *sum += f64::from(v));
         }
         self.n_tokens += x.n_rows;
     }
 
-    /// The part of the moment that is better replaced by the same variance for every direction: a few tokens lie in few
-    /// directions by chance, and say nothing about the others.
+    /// How inputs vary together about their mean.
+    fn covariance(&self) -> Mat<f64> {
+        let n = self.sum.len();
+        let per_token = 1.0 / self.n_tokens.max(1) as f64;
+        Mat::from_fn(n, n, |i, j| {
+            let means = self.sum[i] * per_token * self.sum[j] * per_token;
+            self.squares[(i, j)] * per_token - means
+        })
+    }
+
+    /// The part of the inputs' `correlation` that is better taken for chance: a few tokens lie in few directions by chance,
+    /// and say nothing about the others.
     ///
-    /// Source: oracle approximating shrinkage, Chen, Wiesel, Eldar and Hero 2010.
-    fn doubt(&self, mean: f64, per_token: f64) -> f64 {
-        let n = self.sum.nrows();
+    /// Source: oracle approximating shrinkage, Chen, Wiesel, Eldar and Hero 2010, of correlations, since inputs of a
+    /// model differ in their variance by orders of magnitude (Schafer and Strimmer 2005 have such targets).
+    fn doubt(&self, correlation: &Mat<f64>) -> f64 {
+        let n = correlation.nrows();
         if self.n_tokens >= ENOUGH * n {
             return RIDGE;
         }
         let (p, tokens) = (n as f64, self.n_tokens as f64);
-        let square = (self.sum.norm_l2() * per_token).powi(2);
-        let trace = (mean * p).powi(2);
+        let square = correlation.norm_l2().powi(2);
+        let trace = (0..n).map(|i| correlation[(i, i)]).sum::<f64>().powi(2);
         let rest = 1.0 - 2.0 / p;
         let share = (rest * square + trace) / ((tokens + rest) * (square - trace / p));
         match share.is_finite() && share > 0.0 {
@@ -76,40 +99,56 @@ impl Moment {
         }
     }
 
-    /// Its lower Cholesky factor, with a little variance for every direction.
-    fn root(&self) -> Result<Mat<f64>, &'static str> {
-        let n = self.sum.nrows();
-        let per_token = 1.0 / self.n_tokens.max(1) as f64;
-        let mean = (0..n).map(|i| self.sum[(i, i)]).sum::<f64>() * per_token / n.max(1) as f64;
+    /// The lower Cholesky factor of the covariance, and which inputs are the same for all tokens: it takes them for
+    /// independent ones of some variance, and no direction may hold them.
+    fn root(&self) -> Result<(Mat<f64>, Vec<usize>), &'static str> {
+        let covariance = self.covariance();
+        let n = covariance.nrows();
+        let mean = (0..n).map(|i| covariance[(i, i)]).sum::<f64>() / n.max(1) as f64;
         if !(mean.is_finite() && mean > 0.0) {
-            return Err("the inputs are all zero or hold what is no number");
+            return Err("the inputs are all the same or hold what is no number");
         }
-        let share = self.doubt(mean, per_token);
-        let moment = Mat::from_fn(n, n, |i, j| {
-            (1.0 - share) * self.sum[(i, j)] * per_token + if i == j { share * mean } else { 0.0 }
+        let constant: Vec<bool> = (0..n).map(|i| covariance[(i, i)] <= CONSTANT * mean).collect();
+        let deviation = |i: usize| match constant[i] {
+            true => mean.sqrt(),
+            false => covariance[(i, i)].sqrt(),
+        };
+        let correlation = Mat::from_fn(n, n, |i, j| match i == j {
+            true => 1.0,
+            false if constant[i] || constant[j] => 0.0,
+            false => covariance[(i, j)] / (deviation(i) * deviation(j)),
         });
-        let factor = moment.llt(Side::Lower).map_err(|_| "it is not positive definite")?;
-        Ok(factor.L().to_owned())
+        let share = self.doubt(&correlation);
+        let believed = Mat::from_fn(n, n, |i, j| {
+            let together = correlation[(i, j)] * if i == j { 1.0 } else { 1.0 - share };
+            together * deviation(i) * deviation(j)
+        });
+        let factor = believed.llt(Side::Lower).map_err(|_| "it is not positive definite")?;
+        Ok((factor.L().to_owned(), (0..n).filter(|&i| constant[i]).collect()))
     }
 }
 
 /// `test ~ fc2 . fc1 . x`, columns and rows in order of what they matter.
 #[derive(Clone, Debug)]
 pub(super) struct Factors {
-    /// `[rank, n_embd]`; on the inputs of the moment, its outputs have variance 1 and nothing in common.
+    /// `[rank, n_embd]`; on the inputs of the moment, its outputs have variance 1 and nothing in common. 0 for inputs that
+    /// are the same for all tokens.
     pub(super) fc1: Dense,
     /// `[n_ff, rank]`
     pub(super) fc2: Dense,
 }
 
 impl Factors {
-    /// The best factors of rank `rank` of `w` `[n_ff, n_embd]` on inputs of `moment`.
+    /// The best factors of rank `rank` of `w` `[n_ff, n_embd]` on inputs of `moment`, up to a constant for each neuron.
     ///
     /// # Errors
     /// Why the moment or `w` has no factors.
     pub(super) fn new(w: &Dense, moment: &Moment, rank: usize) -> Result<Factors, &'static str> {
-        let root = moment.root()?;
-        let (w, n) = (w.wide(), root.nrows());
+        let (root, constant) = moment.root()?;
+        let (mut w, n) = (w.wide(), root.nrows());
+        for &i in &constant {
+            w.col_mut(i).fill(0.0);
+        }
         let rank = rank.min(n);
         let (right, fc2) = match rank * NARROW <= n {
             true => narrow(w.as_ref(), root.as_ref(), rank)?,
@@ -118,6 +157,10 @@ impl Factors {
         // fc1 = right^T L^-1, so fc1^T = L^-T right.
         let mut fc1 = right;
         solve_upper_triangular_in_place(root.transpose(), fc1.as_mut(), PAR);
+        // Not only up to rounding.
+        for &i in &constant {
+            fc1.row_mut(i).fill(0.0);
+        }
         let factors =
             Factors { fc1: Dense::narrow(fc1.transpose()), fc2: Dense::narrow(fc2.as_ref()) };
         let finite = |dense: &Dense| dense.values.iter().all(|v| v.is_finite());
@@ -197,10 +240,27 @@ mod tests {
         values.prop_map(move |values| Dense { n_rows, n_cols, values })
     }
 
+    /// What factors leave open, up to a constant for each neuron.
     fn error(w: &Dense, factors: &Factors, x: &Dense) -> f64 {
         let (exact, near) = (x.times(w), x.times(&factors.fc1).times(&factors.fc2));
         let pairs = exact.values.iter().zip(&near.values);
-        pairs.map(|(a, b)| f64::from(a - b).powi(2)).sum()
+        let rest: Vec<f64> = pairs.map(|(a, b)| f64::from(a - b)).collect();
+        varying(&rest, w.n_rows)
+    }
+
+    /// The sum of squares of what is left when each of the `n` columns of `values` has lost its mean.
+    fn varying(values: &[f64], n: usize) -> f64 {
+        let of_column = |column: usize| {
+            let values = || values.iter().skip(column).step_by(n);
+            let mean = values().sum::<f64>() / values().count() as f64;
+            values().map(|v| (v - mean).powi(2)).sum::<f64>()
+        };
+        (0..n).map(of_column).sum()
+    }
+
+    fn size(w: &Dense, x: &Dense) -> f64 {
+        let values: Vec<f64> = x.times(w).values.iter().copied().map(f64::from).collect();
+        varying(&values, w.n_rows)
     }
 
     fn moment(x: &Dense) -> Moment {
@@ -216,7 +276,7 @@ mod tests {
         fn a_matrix_of_low_rank_is_found_again(a in matrix(20, 3), b in matrix(3, 12), x in matrix(40, 12)) {
             let w = a.times(&b.transposed());
             let factors = Factors::new(&w, &moment(&x), 3).unwrap();
-            let size: f64 = x.times(&w).values.iter().map(|v| f64::from(*v).powi(2)).sum();
+            let size = size(&w, &x);
             prop_assert!(error(&w, &factors, &x) <= 1e-6 * size + 1e-6);
         }
 
@@ -232,20 +292,21 @@ mod tests {
             let small = Factors::new(&other.transposed(), &moment, 3).unwrap();
             prop_assert!(z.values.iter().all(|v| v.is_finite()));
             let fc2 = {
-                // w C fc1^T, as fc1's outputs are white.
+                // w C fc1^T, as fc1's outputs are white about their means.
                 let near = x.times(&small.fc1);
                 let mut fc2 = Dense::new(20, 3);
                 let exact = x.times(&w);
                 for n in 0..20 {
                     for k in 0..3 {
-                        let sum: f64 = (0..60).map(|t| f64::from(exact.row(t)[n]) * f64::from(near.row(t)[k])).sum();
-                        fc2.values[n * 3 + k] = (sum / 60.0) as f32;
+                        let mean = (0..60).map(|t| f64::from(near.row(t)[k])).sum::<f64>() / 60.0;
+                        let term = |t: usize| f64::from(exact.row(t)[n]) * (f64::from(near.row(t)[k]) - mean);
+                        fc2.values[n * 3 + k] = ((0..60).map(term).sum::<f64>() / 60.0) as f32;
                     }
                 }
                 fc2
             };
             let other = error(&w, &Factors { fc1: small.fc1, fc2 }, &x);
-            let size: f64 = x.times(&w).values.iter().map(|v| f64::from(*v).powi(2)).sum();
+            let size = size(&w, &x);
             prop_assert!(best <= other + 1e-3 * size, "{best} {other}");
         }
 
@@ -253,7 +314,7 @@ mod tests {
         fn more_rank_is_never_worse(w in matrix(20, 8), x in matrix(60, 8)) {
             let factors = Factors::new(&w, &moment(&x), 8).unwrap();
             let errors: Vec<f64> = (1..=8).map(|rank| error(&w, &factors.cut(rank), &x)).collect();
-            let size: f64 = x.times(&w).values.iter().map(|v| f64::from(*v).powi(2)).sum();
+            let size = size(&w, &x);
             prop_assert!(errors.windows(2).all(|pair| pair[1] <= pair[0] + 1e-3 * size), "{errors:?}");
             prop_assert!(errors[7] <= 1e-6 * size);
         }
@@ -272,9 +333,33 @@ mod tests {
         w.values.iter_mut().zip(&low.values).for_each(|(w, low)| *w = 0.1 * *w + low);
         let (few, many) = (values(20, 32), values(400, 32));
         let factors = Factors::new(&w, &moment(&few), 3).unwrap();
-        let size: f64 = many.times(&w).values.iter().map(|v| f64::from(*v).powi(2)).sum();
+        let size = size(&w, &many);
         let lost = error(&w, &factors, &many) / size;
         assert!(lost < 0.02, "{lost}");
+    }
+
+    #[test]
+    fn what_all_inputs_have_in_common_takes_no_direction() {
+        let mut random = ChaCha8Rng::seed_from_u64(9);
+        let mut values = |n: usize, m: usize| Dense {
+            n_rows: n,
+            n_cols: m,
+            values: (0..n * m).map(|_| random.random_range(-1.0f32..1.0)).collect(),
+        };
+        // Neurons that seldom fire: a large constant against each, on an input that never changes and one that hardly does.
+        let (a, b, mut x) = (values(40, 3), values(3, 32), values(100, 32));
+        let mut w = a.times(&b.transposed());
+        w.values.chunks_exact_mut(32).for_each(|row| row[..2].fill(-50.0));
+        for (t, row) in x.values.chunks_exact_mut(32).enumerate() {
+            row[0] = 1.0;
+            row[1] = 1.0 + 1e-6 * (t % 3) as f32;
+        }
+        let factors = Factors::new(&w, &moment(&x), 3).unwrap();
+        assert!((0..3).all(|k| factors.fc1.row(k)[0] == 0.0));
+        let lost = error(&w, &factors, &x) / size(&w, &x);
+        assert!(lost < 1e-4, "{lost}");
+        let largest = |row: &[f32]| row.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        assert!(largest(&factors.fc2.values) < 10.0, "{}", largest(&factors.fc2.values));
     }
 
     #[test]
@@ -290,7 +375,7 @@ mod tests {
         for row in w.values.chunks_exact_mut(64) {
             row.iter_mut().enumerate().for_each(|(i, v)| *v /= (1.0 + i as f32).sqrt());
         }
-        let root = moment(&x).root().unwrap();
+        let (root, _) = moment(&x).root().unwrap();
         let wide = w.wide();
         let rest = |found: (Mat<f64>, Mat<f64>)| {
             let all = product(wide.as_ref(), root.as_ref());

@@ -14,6 +14,9 @@ use crate::predictor::{Chooser, ERRORS, Layers, Levels, Quality};
 const OF_DIVERGENCE: f64 = 0.6;
 const OF_OTHER_TOPS: f64 = 0.5;
 
+/// Memory for the logits of the dense run, which otherwise runs again beside each comparison.
+const MOST_KEPT: usize = 1 << 30;
+
 /// Errors that are told apart.
 const STEPS: usize = 32;
 
@@ -26,6 +29,13 @@ fn error(i: usize) -> f32 {
     (error * 1e4).round() / 1e4
 }
 
+/// What runs are compared with.
+struct Reference<'a> {
+    dense: &'a mut Engine,
+    /// Its logits, if there are few enough.
+    logits: Option<Vec<f32>>,
+}
+
 impl Job<'_> {
     /// Compares with the dense run at some errors.
     pub(super) fn levels(
@@ -35,6 +45,13 @@ impl Job<'_> {
         layers: &Layers,
     ) -> Result<Levels, Failure> {
         let bar = self.bar("measuring", 2 * STEPS.ilog2() as usize);
+        let rows = chunks.n_chunks() * chunks.n_scored();
+        let size = rows * dense.model().n_vocab() * size_of::<f32>();
+        let logits = match size <= MOST_KEPT {
+            true => Some(evaluate::logits(dense, chunks, self.interrupt.flag())?),
+            false => None,
+        };
+        let reference = &mut Reference { dense, logits };
         let mut known: Vec<Option<Comparison>> = vec![None; STEPS];
         let mut level = |quality: Quality| {
             // All before `low` keep to it, as far as is known; none from `high` on does.
@@ -43,9 +60,12 @@ impl Job<'_> {
                 let middle = low.midpoint(high);
                 let comparison = match known[middle] {
                     Some(comparison) => comparison,
-                    None => {
-                        *known[middle].insert(self.compare(dense, layers, error(middle), chunks)?)
-                    }
+                    None => *known[middle].insert(self.compare(
+                        reference,
+                        layers,
+                        error(middle),
+                        chunks,
+                    )?),
                 };
                 bar.inc(1);
                 match keeps(&comparison, quality) {
@@ -62,7 +82,7 @@ impl Job<'_> {
 
     fn compare(
         &self,
-        dense: &mut Engine,
+        Reference { dense, logits }: &mut Reference<'_>,
         layers: &Layers,
         error: f32,
         chunks: &Chunks,
@@ -78,7 +98,10 @@ impl Job<'_> {
         let mut engine = engine::quietly(self.model, options, self.machine.cpu.clone())?;
         let flag = self.interrupt.flag();
         let quiet = &mut |_: usize, _: &Comparison| {};
-        let (comparison, _) = evaluate::against_engine(&mut engine, dense, chunks, flag, quiet)?;
+        let comparison = match logits {
+            Some(logits) => evaluate::against_logits(&mut engine, logits, chunks, flag)?,
+            None => evaluate::against_engine(&mut engine, dense, chunks, flag, quiet)?.0,
+        };
         self.terminal.detail(&format!(
             "at an error of {error}: divergence {:.5}, same top token {:.2} %",
             comparison.divergence.value(),
