@@ -16,10 +16,12 @@ static DEVICE void send(unsigned* to, const unsigned* from, size_t n) {
 }
 
 // Word 0 of `out` is the number of tokens, word 1 the flag: the number of the step, written last. `at_...` are words of out.
+// step[1] is the last step in which a wait took too long: what the host was given may still be looked at, and is left alone.
 KERNEL(post)(const unsigned* batch, const float* x, unsigned n_in, unsigned max_rows, const float* weights, unsigned n_weights,
     const unsigned* ids, const unsigned* count, const unsigned* members, unsigned capacity, unsigned words_held,
     unsigned words_sent, unsigned* out, unsigned at_count, unsigned at_x, unsigned at_weights, unsigned at_ids,
     unsigned at_members, const unsigned* step, unsigned* arrived) {
+    if (step[1] == step[0]) return;
     const unsigned n_tokens = real_tokens(batch, max_rows);
     send(out + at_x, reinterpret_cast<const unsigned*>(x), size_t(n_tokens) * n_in);
     if (weights) send(out + at_weights, reinterpret_cast<const unsigned*>(weights), size_t(n_tokens) * n_weights);

@@ -1,14 +1,24 @@
-"""Which units of kernels there are (kernels-cuda/UNITS), and tools that pip can bring."""
+"""Which units of kernels there are (kernels-cuda/UNITS), and the tools that compile them."""
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels-cuda"
+# AMD's dialect, flags, and files that take the place of those in KERNELS.
+OVERRIDES = ROOT / "kernels-hip"
 # Beside the formats of the files: what a transposed matrix is stored as.
 TRANSPOSED = ["transposed_nibbles", "transposed_bytes"]
+DEBIAN = ["clang-19", "lld-19", "llvm-19", "libamdhip64-dev", "rocm-device-libs"]
+LIBRARIES = ROOT / "target/rocm-device-libs"
+# What a device library of an architecture holds: its number.
+ISA = """target datalayout = "e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024-v2048:2048-n32:64-S32-A5-G1-ni:7"
+target triple = "amdgcn-amd-amdhsa"
+@__oclc_ISA_version = linkonce_odr protected local_unnamed_addr addrspace(4) constant i32 {number}, align 4
+"""
 
 
 def weight_formats():
@@ -66,6 +76,61 @@ def environment(name, packages):
         mark.write_text(wanted)
     (site,) = folder.glob("lib/python3*/site-packages")
     return site
+
+
+def clang(archs):
+    """Debian's clang, with a library for each architecture: its ROCm is older than some of them."""
+    have = shutil.which("clang++-19") and shutil.which("llvm-as-19") and shutil.which("ld.lld-19")
+    if not have or not Path("/usr/include/hip/hip_runtime.h").is_file() or not device_libraries():
+        root = [] if os.geteuid() == 0 else ["sudo"]
+        subprocess.run([*root, "apt-get", "update", "-q"], check=True)
+        install = ["apt-get", "install", "--yes", "-q", "--no-install-recommends", *DEBIAN]
+        subprocess.run([*root, *install], check=True)
+    LIBRARIES.mkdir(parents=True, exist_ok=True)
+    for path in device_libraries():
+        link = LIBRARIES / path.name
+        if not link.is_symlink():
+            link.symlink_to(path)
+    for arch in archs:
+        name = arch.removeprefix("gfx")
+        path = LIBRARIES / f"oclc_isa_version_{name}.bc"
+        if not path.exists():
+            major, minor, step = int(name[:-2]), int(name[-2], 16), int(name[-1], 16)
+            text = ISA.format(number=major * 1000 + minor * 100 + step)
+            subprocess.run(["llvm-as-19", "-o", path, "-"], input=text.encode(), check=True)
+
+
+def device_libraries():
+    listed = subprocess.run(["dpkg", "-L", "rocm-device-libs"], capture_output=True, text=True)
+    return [Path(line) for line in listed.stdout.splitlines() if line.endswith(".bc")]
+
+
+def for_hip(file, names, arch, out):
+    """The command that compiles a file for an architecture of AMD's, below OVERRIDES, and what it reads."""
+    own = OVERRIDES / f"{file}.cu"
+    source = (own if own.is_file() else KERNELS / f"{file}.cu").read_text()
+    flags = [line.strip() for line in (OVERRIDES / "FLAGS").read_text().splitlines()]
+    command = ["clang++-19", "-x", "hip", f"--offload-arch={arch}", "--cuda-device-only", "--no-gpu-bundle-output"]
+    command += [flag for flag in flags if flag and not flag.startswith("#")]
+    command += ["-I.", f"-I{KERNELS}", *names, "--rocm-path=/usr", f"--rocm-device-lib-path={LIBRARIES}", "-", "-o", out]
+    # From standard input, so that the folder for includes is HIP's and its dialect comes first.
+    return command, source
+
+
+def hip_stamp():
+    """A number of all that is compiled for AMD, as backends/hip/src/stored.rs counts it."""
+    files = {}
+    for folder, prefix in [(KERNELS, ""), (KERNELS / "cache", "cache/"), (KERNELS / "lib", "lib/"),
+                           (KERNELS / "formats", "formats/"), (OVERRIDES, "")]:
+        for path in folder.iterdir():
+            if path.suffix in (".cu", ".cuh", ".h") and path != KERNELS / "dialect.h":
+                files[prefix + path.name] = path
+    stamp = 0xcbf29ce484222325
+    for name, path in [*sorted(files.items()), ("FLAGS", OVERRIDES / "FLAGS")]:
+        for part in (name.encode(), path.read_bytes()):
+            for byte in len(part).to_bytes(8, "little") + part:
+                stamp = (stamp ^ byte) * 0x100000001b3 & 0xffffffffffffffff
+    return f"{stamp:016x}"
 
 
 def workers():

@@ -1,9 +1,18 @@
 //! Puts the sources of the kernels into the program: AMD has nothing like PTX, so they are compiled where they run.
+//!
+//! With `THERMOCLINE_HIP_CODE=FOLDER`, which `scripts/make_hip_code` has filled, kernels that were compiled before go into the
+//! program too.
+
+#[path = "src/stored.rs"]
+mod stored;
 
 use std::error::Error;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Where to find kernels that were compiled before.
+const CODE: &str = "THERMOCLINE_HIP_CODE";
 
 /// Folders that kernels include from, and what they are called there. `kernels-hip` has HIP's dialect, and kernels that
 /// take the place of those in `kernels-cuda`.
@@ -20,6 +29,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     let root = fs::canonicalize(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))?;
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src/stored.rs");
+    println!("cargo::rerun-if-env-changed={CODE}");
+    let sources = sources(&root)?;
+    let mut table = String::from("&[\n");
+    for (name, path) in &sources {
+        let path = path.to_str().ok_or("a path that is no text")?;
+        writeln!(table, "    ({name:?}, include_str!({path:?})),")?;
+    }
+    table.push(']');
+    fs::write(out.join("sources.rs"), table)?;
+    let folder = std::env::var_os(CODE).filter(|folder| !folder.is_empty());
+    let embedded = match folder {
+        // From the root of the repository on, unless it is a whole path.
+        Some(folder) => embedded(&root.join(folder), &root, sources)?,
+        None => "&[]".to_owned(),
+    };
+    fs::write(out.join("embedded.rs"), embedded)?;
+    Ok(())
+}
+
+/// Files of kernels, by their names.
+fn sources(root: &Path) -> Result<Vec<(String, PathBuf)>, Box<dyn Error>> {
     let mut sources: Vec<(String, PathBuf)> = Vec::new();
     for (folder, prefix) in FOLDERS {
         let folder = root.join(folder);
@@ -39,12 +70,32 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     sources.sort();
+    Ok(sources)
+}
+
+/// The table of what a folder has for these sources.
+fn embedded(
+    folder: &Path,
+    root: &Path,
+    mut sources: Vec<(String, PathBuf)>,
+) -> Result<String, Box<dyn Error>> {
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let flags = root.join("kernels-hip/FLAGS");
+    println!("cargo::rerun-if-changed={}", flags.display());
+    sources.push(("FLAGS".to_owned(), flags));
+    let read = |(name, path): (String, PathBuf)| Ok((name, fs::read(path)?));
+    let texts: Vec<(String, Vec<u8>)> =
+        sources.into_iter().map(read).collect::<std::io::Result<_>>()?;
+    let stamp = stored::stamp(texts.iter().map(|(name, text)| (&**name, &**text)));
     let mut table = String::from("&[\n");
-    for (name, path) in sources {
+    for stored::Stored { arch, unit, path } in stored::stored(folder, stamp)? {
+        println!("cargo::rerun-if-changed={}", path.display());
         let path = path.to_str().ok_or("a path that is no text")?;
-        writeln!(table, "    ({name:?}, include_str!({path:?})),")?;
+        writeln!(
+            table,
+            "    Embedded {{ arch: {arch:?}, unit: {unit:?}, packed: include_bytes!({path:?}) }},"
+        )?;
     }
     table.push(']');
-    fs::write(out.join("sources.rs"), table)?;
-    Ok(())
+    Ok(table)
 }

@@ -109,11 +109,12 @@ impl Plan<'_> {
             };
             lanes.push(lane);
         }
+        let mut mailboxes = self.mailboxes(placement)?;
         // One after the other: packing uses all threads, and what was read for a pack goes before the next.
         let (mut layers, mut done) = (Vec::new(), 0);
         let total = (0..placement.layers.len()).map(|i| self.layer_bytes(i)).sum();
         for (i, placed) in placement.layers.iter().enumerate() {
-            layers.push(self.layer(i, placed)?);
+            layers.push(self.layer(i, placed, &mut mailboxes)?);
             done += self.layer_bytes(i);
             (self.progress)(done, total);
         }
@@ -144,7 +145,30 @@ impl Plan<'_> {
         Ok(loaded)
     }
 
-    fn layer(&self, index: usize, placed: &LayerPlacement) -> Result<Layer> {
+    /// By home, a mailbox for each layer that is split there: they follow each other.
+    fn mailboxes(&self, placement: &Placement) -> Result<Vec<Vec<Mailbox>>> {
+        let by_home = |(home, device): (DeviceIndex, &Device)| {
+            let split = |placed: &&LayerPlacement| placed.home == home && self.is_split(placed);
+            match placement.layers.iter().filter(split).count() {
+                0 => Ok(Vec::new()),
+                n => Ok(device.mailboxes(self.mailbox_shape(), n)?),
+            }
+        };
+        self.devices.iter().enumerate().map(by_home).collect()
+    }
+
+    /// Whether some neurons of a layer are not at its home.
+    fn is_split(&self, placed: &LayerPlacement) -> bool {
+        let n_ff = self.model.hyper.n_ff;
+        placed.shares.iter().any(|share| share.device != placed.home && share.neurons.len(n_ff) > 0)
+    }
+
+    fn layer(
+        &self,
+        index: usize,
+        placed: &LayerPlacement,
+        mailboxes: &mut [Vec<Mailbox>],
+    ) -> Result<Layer> {
         let weights: &LayerWeights = &self.model.layers[index];
         let device = &self.devices[placed.home];
         let import = |part: &str, rows: &hal::HostRows| {
@@ -178,7 +202,7 @@ impl Plan<'_> {
         }
         let mailbox = match remotes.is_empty() {
             true => None,
-            false => Some(device.mailbox(self.mailbox_shape())?),
+            false => mailboxes[placed.home].pop(),
         };
         let chosen = self.mode.chosen(self.model, self.options, index);
         let predictor = chosen.map(|chosen| Predictor::import(device, index, chosen, placed));

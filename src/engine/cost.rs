@@ -192,11 +192,15 @@ impl Plan<'_> {
             Streaming::Forced { .. } => (stream.map_or(Bytes(0), |stream| stream.bytes), None),
             Streaming::Off => (Bytes(0), None),
         };
+        // The first takes what all share, too.
+        let mailboxes = |n| self.devices[device].mailboxes_size(self.mailbox_shape(), n);
+        let hand_off = mailboxes(2) - mailboxes(1);
         DeviceFacts {
             budget,
             fixed: self.fixed(device) + slots,
             stream,
-            hand_off: self.mailbox_shape().bytes(),
+            hand_offs: mailboxes(1) - hand_off,
+            hand_off,
             embed: self.can_embed(device).then(|| self.embed_size(device)),
             head: self.can_run_head(device).then(|| self.head_size(device)),
             shared: match tied {

@@ -167,6 +167,8 @@ pub struct DeviceFacts {
     pub budget: Bytes,
     /// What it needs before the first weight: batch, scratch, staging.
     pub fixed: Bytes,
+    /// What the hand-offs of all split layers share.
+    pub hand_offs: Bytes,
     /// The hand-off of a split layer.
     pub hand_off: Bytes,
     /// The embedding; `None` where the device cannot look tokens up.

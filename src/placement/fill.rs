@@ -136,7 +136,7 @@ impl<'a> Filler<'a> {
         for &layer in wholes {
             spots[layer - range.start].home = device;
         }
-        let mut used = Bytes(0);
+        let (mut used, mut is_split) = (Bytes(0), false);
         for (spot, layer) in spots.iter_mut().zip(range.clone()) {
             let sizes = &facts.layers[layer];
             used +=
@@ -144,11 +144,13 @@ impl<'a> Filler<'a> {
                     (true, _) => sizes.frame + sizes.cache + sizes.whole?,
                     (false, Some(_)) => {
                         *spot = Spot { home: device, groups: 0 };
+                        is_split = true;
                         sizes.frame + sizes.cache + facts.hand_off
                     }
                     (false, None) => Bytes(0),
                 };
         }
+        used += if is_split { facts.hand_offs } else { Bytes(0) };
         let mut left = room.0.checked_sub(used.0)?;
         (spots.first()?.home == device).then_some(())?;
         if others == Others::OnCpu {

@@ -118,7 +118,12 @@ impl Forecast {
                 on.frames += layer.frame;
                 on.cache += layer.cache;
                 on.neurons += layer.neurons;
-                on.hand_offs += if split { task.devices[spot.home].hand_off } else { Bytes(0) };
+                if split {
+                    let facts = &task.devices[spot.home];
+                    let first = on.hand_offs == Bytes(0);
+                    on.hand_offs += facts.hand_off;
+                    on.hand_offs += if first { facts.hand_offs } else { Bytes(0) };
+                }
             }
             layers.push(layer);
             placed.push(placement(task, i, spot.home, spot.groups));

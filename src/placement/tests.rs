@@ -93,6 +93,7 @@ impl Recipe {
         let device = |(budget, speed)| DeviceFacts {
             budget: Bytes(budget),
             fixed: Bytes(3000),
+            hand_offs: Bytes(500),
             hand_off: Bytes(700),
             embed: Some(round(self.ends)),
             head: Some(round(self.ends)),

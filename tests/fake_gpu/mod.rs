@@ -126,6 +126,28 @@ fn a_driver_that_is_no_good_is_a_sentence() {
     }
 }
 
+/// Of devices that are named for several backends, each takes its own; one that is of none of them is missed.
+#[test]
+fn backends_are_compared_on_their_own_devices() {
+    if !there() {
+        return;
+    }
+    let bench = |more: &[&str]| {
+        let size = ["--synthetic", "256x2x512x4/4:Q4_0:relu", "-p", "0", "-n", "1", "-r", "1"];
+        let args =
+            [&["bench"][..], &size, &["--device", "CUDA0,HIP0", "-o", "json"], more].concat();
+        run(&args, fakes::folder(), &[])
+    };
+    let output = bench(&["--backend", "cpu,cuda,hip", "-ngl", "1"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let devices: Vec<_> = rows.as_array().unwrap().iter().map(|row| &row["devices"]).collect();
+    assert_eq!(devices, ["none", "CUDA0", "HIP0"], "{rows:#}");
+    let refused = bench(&["--backend", "cpu,cuda"]);
+    let notes = text(&refused.stderr);
+    assert!(refused.status.code() == Some(5) && notes.contains("no device 'HIP0'"), "{notes}");
+}
+
 /// The first versions of ROCm 5 lack calls for graphs: work is given launch by launch there.
 #[test]
 fn a_driver_without_graphs_is_used_without_them() {

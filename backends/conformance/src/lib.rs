@@ -24,6 +24,7 @@ mod weights;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hal::{Device, Error};
 
@@ -204,6 +205,30 @@ pub fn run_matching(device: &Device, part: &str) -> Report {
 #[must_use]
 pub fn run_all(device: &Device) -> Report {
     run_matching(device, "")
+}
+
+/// Runs every case on one of these devices, which work beside each other: each takes the next that none has taken.
+///
+/// # Panics
+/// Without a device.
+#[must_use]
+pub fn run_beside(devices: &[Device]) -> Report {
+    let (cases, next) = (cases(), AtomicUsize::new(0));
+    let work = |device: &Device| {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(case) = cases.get(number) else { return done };
+            done.push((number, run_case(case, device)));
+        }
+    };
+    let mut done: Vec<(usize, Outcome)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = devices.iter().map(|device| scope.spawn(|| work(device))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("cases catch panics")).collect()
+    });
+    done.sort_by_key(|(number, _)| *number);
+    let outcomes = done.into_iter().map(|(number, outcome)| (cases[number].name.clone(), outcome));
+    Report { device: devices[0].info().name.clone(), outcomes: outcomes.collect() }
 }
 
 /// The whole of a backend's conformance test.

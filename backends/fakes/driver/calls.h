@@ -138,23 +138,25 @@ CALL(cuMemsetD8Async, hipMemsetD8Async)(uintptr_t dst, unsigned char byte, size_
 CALL(cuStreamCreate, hipStreamCreateWithFlags)(void** out, unsigned flags) {
     BEGIN;
     if (flags > 1) return fake::INVALID_VALUE;
-    *out = fake::add_handle(fake::Type::Stream, fake::Stream::start(*fake::current).get());
+    *out = fake::Stream::start(*fake::current).get();
     return fake::SUCCESS;
 }
 CALL(cuStreamCreateWithPriority, hipStreamCreateWithPriority)(void** out, unsigned flags, int) {
     BEGIN;
     if (flags > 1) return fake::INVALID_VALUE;
-    *out = fake::add_handle(fake::Type::Stream, fake::Stream::start(*fake::current).get());
+    *out = fake::Stream::start(*fake::current).get();
     return fake::SUCCESS;
 }
 CALL(cuStreamDestroy_v2, hipStreamDestroy)(void* handle) {
     ENTER;
-    if (!fake::remove_handle(fake::Type::Stream, handle)) return fake::INVALID_HANDLE;
+    if (!fake::is_handle(fake::Type::Stream, handle)) return fake::INVALID_HANDLE;
     fake::Stream& stream = *static_cast<fake::Stream*>(handle);
     fake::Device& device = stream.device;
+    std::lock_guard<std::mutex> lock(device.mutex);
+    // From here on another thread that ends a stream may forget this one.
+    if (!fake::remove_handle(fake::Type::Stream, handle)) return fake::INVALID_HANDLE;
     stream.end();
     // Its work goes on; it is forgotten when that is done.
-    std::lock_guard<std::mutex> lock(device.mutex);
     for (auto it = device.streams.begin(); it != device.streams.end();) {
         const bool ended = *it != device.default_stream && !fake::is_handle(fake::Type::Stream, it->get());
         it = ended && (*it)->is_idle() ? device.streams.erase(it) : std::next(it);

@@ -81,6 +81,8 @@ void Stream::end() {
 
 std::shared_ptr<Stream> Stream::start(Device& device) {
     auto stream = std::make_shared<Stream>(device);
+    // Before the device has it: one of its streams that is no handle was ended, and is forgotten.
+    add_handle(Type::Stream, stream.get());
     std::lock_guard<std::mutex> lock(device.mutex);
     device.streams.insert(stream);
     return stream;

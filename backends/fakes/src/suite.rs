@@ -18,7 +18,7 @@ pub const WRONG: usize = 8;
 const BUDGET: Bytes = Bytes(1 << 30);
 
 /// Opens the device of a number.
-pub type Open<'a> = &'a dyn Fn(usize, Options) -> hal::Result<Arc<dyn Backend>>;
+pub type Open<'a> = &'a (dyn Fn(usize, Options) -> hal::Result<Arc<dyn Backend>> + Sync);
 
 fn device(open: Open<'_>, number: usize, options: Options) -> Device {
     let backend = open(number, options).expect("the fake opens");
@@ -48,13 +48,14 @@ fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
     recorder.finish().expect("a program")
 }
 
-/// The suite of all backends, programs as graphs and hand-offs by flags.
+/// The suite of all backends, programs as graphs and hand-offs by flags: cases beside each other, on one device that was
+/// opened twice.
 ///
 /// # Panics
 /// With the report.
 pub fn conforms(open: Open<'_>, fake: &Fake) {
     let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
-    let report = conformance::run_all(&device(open, 0, options));
+    let report = conformance::run_beside(&[(); 2].map(|()| device(open, 0, options)));
     assert_eq!(report.n_failed(), 0, "\n{report}");
     assert!(fake.count(0, "graphs") > 0, "programs are graphs");
 }
@@ -196,6 +197,33 @@ pub fn refuses_a_call(open: Open<'_>, fake: &Fake) {
     queue.write(&x, bytemuck::cast_slice(&[5.0f32; 8])).expect("a write");
     queue.replay(&program).and_then(|run| run.wait()).expect("it goes on");
     assert_eq!(read(&mut queue, &x, 8), [8.0; 8]);
+}
+
+/// A device that is opened again and again, by several threads, keeps what is done on it apart.
+///
+/// # Panics
+/// If not.
+pub fn is_shared(open: Open<'_>, fake: &Fake) {
+    let before = fake.count(5, "used");
+    let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let open = |round: usize| {
+                let device = device(open, 5, options);
+                for _ in 0..20 {
+                    let mut queue = device.queue("shared").expect("a queue");
+                    let start = (100 * thread + round) as f32;
+                    let a = row(&device, &mut queue, &[1.0; 100]);
+                    let x = row(&device, &mut queue, &[start; 100]);
+                    let program = adding(&device, &a, &x, 5);
+                    queue.replay(&program).and_then(|run| run.wait()).expect("a run");
+                    assert_eq!(read(&mut queue, &x, 100), vec![start + 5.0; 100]);
+                }
+            };
+            scope.spawn(move || (0..3).for_each(open));
+        }
+    });
+    assert_eq!(fake.count(5, "used"), before, "memory is given back");
 }
 
 /// Two devices and several queues on each keep apart, and give back all they have taken.

@@ -215,6 +215,19 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// [`DeviceInfo::hand_off`] is false.
     fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>>;
 
+    /// The blocks of `n` hand-offs of which each is over before the next begins: they may be the same.
+    ///
+    /// # Errors
+    /// See [`Backend::mailbox`].
+    fn mailboxes(&self, shape: MailboxShape, n: usize) -> Result<Vec<Arc<dyn RawMailbox>>> {
+        (0..n).map(|_| self.mailbox(shape)).collect()
+    }
+
+    /// Bytes that [`Backend::mailboxes`] takes.
+    fn mailboxes_size(&self, shape: MailboxShape, n: usize) -> Bytes {
+        Bytes(n as u64 * shape.bytes().0)
+    }
+
     /// Prepares a program for replay: everything that can be decided once is decided here. `workspace` is at
     /// least as large as the largest plan of `ops`; programs of one device share it. The program holds what it
     /// uses: clones of the ops with their tensors, and of the workspace, keep the memory.

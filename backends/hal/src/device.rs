@@ -33,10 +33,16 @@ pub struct Mailbox {
     pub(crate) raw: Arc<dyn RawMailbox>,
     pub(crate) device: DeviceId,
     pub(crate) shape: MailboxShape,
-    _held: Arc<Reservation>,
+    /// Mailboxes that were made together have one.
+    held: Arc<Reservation>,
 }
 
 impl Mailbox {
+    /// Whether both were made together, so that only one at a time holds something.
+    pub(crate) fn is_with(&self, other: &Mailbox) -> bool {
+        Arc::ptr_eq(&self.held, &other.held)
+    }
+
     /// Capacity.
     #[must_use]
     pub fn shape(&self) -> MailboxShape {
@@ -220,9 +226,28 @@ impl Device {
     /// # Errors
     /// [`Error::OutOfMemory`] past the budget, the backend's.
     pub fn mailbox(&self, shape: MailboxShape) -> Result<Mailbox> {
-        let held = self.ledger.reserve("mailbox", shape.bytes())?;
+        let held = self.ledger.reserve("mailbox", self.mailboxes_size(shape, 1))?;
         let raw = self.backend.mailbox(shape)?;
-        Ok(Mailbox { raw, device: self.id, shape, _held: Arc::new(held) })
+        Ok(Mailbox { raw, device: self.id, shape, held: Arc::new(held) })
+    }
+
+    /// The blocks of `n` hand-offs that follow each other, as those of a model's layers do: of these mailboxes one is
+    /// posted to when the one before was merged from, so that they may share their room.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] past the budget, the backend's.
+    pub fn mailboxes(&self, shape: MailboxShape, n: usize) -> Result<Vec<Mailbox>> {
+        let held = Arc::new(self.ledger.reserve("mailboxes", self.mailboxes_size(shape, n))?);
+        let raw = self.backend.mailboxes(shape, n)?;
+        let device = self.id;
+        let mailbox = |raw| Mailbox { raw, device, shape, held: Arc::clone(&held) };
+        Ok(raw.into_iter().map(mailbox).collect())
+    }
+
+    /// Bytes of such mailboxes here.
+    #[must_use]
+    pub fn mailboxes_size(&self, shape: MailboxShape, n: usize) -> Bytes {
+        self.backend.mailboxes_size(shape, n)
     }
 
     /// The words of a batch.

@@ -141,6 +141,10 @@ impl Recorder {
                 "another order",
             ));
         }
+        if name == "Post" && self.ops.iter().any(|op| self.is_open_beside(op, mailbox)) {
+            let expected = "posted when those made with it were merged";
+            return Err(Error::shape(name, "mailbox", expected, "before that"));
+        }
         let floats = if name == "Post" { shape.n_in } else { shape.n_out };
         let fits = of.n_rows <= shape.max_tokens && of.n_cols == floats;
         if !fits || rows > shape.max_rows || (name == "Post" && weights != shape.n_weights) {
@@ -148,6 +152,14 @@ impl Recorder {
             return Err(Error::shape(name, "mailbox", format!("{shape:?}"), got));
         }
         Ok(())
+    }
+
+    /// Whether an op posts to a mailbox that was made with this one and is not merged from yet.
+    fn is_open_beside(&self, op: &Op, mailbox: usize) -> bool {
+        let Op::Post(post) = op else { return false };
+        let merged = |op: &Op| matches!(op, Op::Merge(m) if m.mailbox == post.mailbox);
+        self.mailboxes[post.mailbox].is_with(&self.mailboxes[mailbox])
+            && !self.ops.iter().any(merged)
     }
 
     /// Compiles what was recorded.

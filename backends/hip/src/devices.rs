@@ -9,6 +9,7 @@ use hip_sys::hiprt::hipDeviceAttribute_t as Attribute;
 use simt::native::Native;
 use simt::{Facts, Found, Missing, Options, SimtBackend, in_order, slot};
 
+use crate::embedded::{EMBEDDED, Embedded, base, has};
 use crate::library::Library;
 use crate::vendor::Hip;
 
@@ -23,12 +24,20 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
     let library = ready()?;
     let found: Result<Vec<Found>, Missing> =
         (0..library.count()?).map(|ordinal| look_at(&library, ordinal)).collect();
-    let found = found?;
+    let mut found = found?;
     if found.is_empty() {
         return Err(Missing::Device);
     }
-    // Without it no device is of any use.
-    library.compiler()?;
+    // Without it a device is of use only if this program has its kernels.
+    if let Err(missing) = library.compiler() {
+        for device in &mut found {
+            let ready = has(EMBEDDED, &library.arch(device.ordinal)?);
+            device.refusal = (!ready).then(|| missing.to_string());
+        }
+        if found.iter().all(|device| device.refusal.is_some()) {
+            return Err(missing);
+        }
+    }
     Ok(in_order("HIP", found))
 }
 
@@ -43,14 +52,45 @@ pub fn open(found: &Found, folder: Option<&Path>) -> hal::Result<Arc<SimtBackend
 /// Opens a device, given work in a way that is set: tests look at all of them.
 ///
 /// # Errors
-/// [`hal::Error::Driver`].
+/// [`hal::Error::Unsupported`] for one without a compiler, [`hal::Error::Driver`].
 pub fn open_with(
     found: &Found,
     folder: Option<&Path>,
     options: Options,
 ) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
+    open_from(found, folder, options, EMBEDDED)
+}
+
+/// [`open_with`], where the program has these kernels.
+pub(crate) fn open_from(
+    found: &Found,
+    folder: Option<&Path>,
+    options: Options,
+    embedded: &'static [Embedded],
+) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
+    if let Some(reason) = found.refusal.clone() {
+        let device = found.name.clone();
+        return Err(hal::Error::Unsupported { op: "open", device, reason });
+    }
     let library = ready()?;
-    let compiler = library.compiler()?;
+    let (arch, can_compile) = (library.arch(found.ordinal)?, library.compiler().is_ok());
+    match open_one(library, found, folder, options, embedded) {
+        // An old ROCm may not load what a new compiler has made.
+        Err(hal::Error::Driver { .. }) if can_compile && has(embedded, &arch) => {
+            open_one(ready()?, found, folder, options, &[])
+        }
+        opened => opened,
+    }
+}
+
+fn open_one(
+    library: Library,
+    found: &Found,
+    folder: Option<&Path>,
+    options: Options,
+    embedded: &'static [Embedded],
+) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
+    let compiler = library.compiler();
     let device = found.ordinal;
     let arch = library.arch(device)?;
     let facts = facts(&library, found, &arch)?;
@@ -59,7 +99,7 @@ pub fn open_with(
     let clock = library.attribute(Attribute::hipDeviceAttributeWallClockRate, device).ok();
     let clock = clock.filter(|khz| *khz > 0);
     let version = library.runtime()?;
-    let vendor = Hip { library, device, arch, compiler, version, clock, folder };
+    let vendor = Hip { library, device, arch, compiler, embedded, version, clock, folder };
     SimtBackend::open_with(Native::new(vendor, calls, facts), options)
 }
 
@@ -79,7 +119,7 @@ fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
     let memory = Bytes(library.total(ordinal)?);
     let (name, arch) = (library.name(ordinal)?, library.arch(ordinal)?);
     // What follows are settings of the card.
-    let arch = arch.split(':').next().unwrap_or_default();
+    let arch = base(&arch);
     Ok(Found {
         name: String::new(),
         description: format!("{name}, {arch}, {memory}"),
@@ -100,7 +140,7 @@ fn n_units(ask: &dyn Fn(Attribute) -> Result<u32, Missing>) -> Result<u32, Missi
 
 /// Whether kernels may multiply small matrices: what `HAS_MMA` is in `kernels-hip/dialect.h`, where the compiler knows how.
 fn has_matrix_units(arch: &str) -> bool {
-    let arch = arch.split(':').next().unwrap_or_default();
+    let arch = base(arch);
     let cdna = ["gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"];
     arch.starts_with("gfx11") || ["gfx1200", "gfx1201"].contains(&arch) || cdna.contains(&arch)
 }

@@ -8,13 +8,19 @@ use std::path::PathBuf;
 
 use hal::Result;
 use hip_sys::hiprt;
-use simt::MOST_THREADS;
+use simt::Missing;
 use simt::native::Vendor;
 
 use crate::compiler::Compiler;
+use crate::embedded::{self, Embedded};
 use crate::kept::Kept;
 use crate::library::Library;
-use crate::sources;
+use crate::sources::{self, Source};
+
+/// What kernels are compiled with, a word on a line.
+const FLAGS: &str = include_str!("../../../kernels-hip/FLAGS");
+/// The clock that kernels read, where nobody says another one: `WALL_CLOCK_KHZ` in `kernels-hip/dialect.h`.
+const CLOCK: c_int = 100_000;
 
 /// A device, and the compiler of its kernels.
 #[derive(Debug)]
@@ -22,7 +28,10 @@ pub struct Hip {
     pub(crate) library: Library,
     pub(crate) device: c_int,
     pub(crate) arch: String,
-    pub(crate) compiler: Compiler,
+    /// Where it is missing, `embedded` has what is needed.
+    pub(crate) compiler: std::result::Result<Compiler, Missing>,
+    /// What was compiled before, for some architectures.
+    pub(crate) embedded: &'static [Embedded],
     /// The version of the library. That of the compiler says nothing: it is the same in all of them.
     pub(crate) version: c_int,
     /// Ticks of the clock that kernels read in a millisecond, where the driver tells.
@@ -48,32 +57,71 @@ impl Vendor for Hip {
 
     fn image(&self, unit: &str) -> Result<Cow<'static, [u8]>> {
         let source = sources::of(unit)?;
-        let mut options = vec![
-            format!("--offload-arch={}", self.arch),
-            "-std=c++17".to_owned(),
-            "-O3".to_owned(),
-            // The largest block of any launch. The compiler would leave room for the registers of 1024 threads.
-            format!("--gpu-max-threads-per-block={MOST_THREADS}"),
-            // Products and sums are joined where the kernels say so, as on every other device.
-            "-ffp-contract=off".to_owned(),
-        ];
+        if let Some(code) = self.embedded(&source) {
+            return Ok(Cow::Owned(code));
+        }
+        self.compiled(&source).map(Cow::Owned)
+    }
+}
+
+impl Hip {
+    /// What was compiled before, for this architecture and its clock.
+    fn embedded(&self, source: &Source) -> Option<Vec<u8>> {
+        let same_clock = self.clock.is_none_or(|khz| khz == CLOCK) || !reads_clock(source);
+        let code = embedded::code(self.embedded, &self.arch, &source.unit);
+        code.filter(|_| same_clock)
+    }
+
+    /// What the compiler makes, or has made before.
+    fn compiled(&self, source: &Source) -> Result<Vec<u8>> {
+        let compiler = self.compiler.as_ref().map_err(Missing::clone)?;
+        let mut options = vec![format!("--offload-arch={}", self.arch)];
+        options.extend(flags().map(str::to_owned));
         if let Some(khz) = self.clock {
             options.push(format!("-DWALL_CLOCK_KHZ={khz}"));
         }
         options.extend_from_slice(&source.names);
         let kept = self.folder.as_ref().map(|folder| {
-            let (options, compiler) = (options.join(" "), self.compiler.version());
-            let version = format!("{} {compiler}", self.version);
-            Kept::new(folder, unit, &[&source.text, &options, &self.arch, &version])
+            let version = format!("{} {}", self.version, compiler.version());
+            let options = options.join(" ");
+            Kept::new(folder, &source.unit, &[&source.text, &options, &self.arch, &version])
         });
         if let Some(code) = kept.as_ref().and_then(Kept::read) {
-            return Ok(Cow::Owned(code));
+            return Ok(code);
         }
-        let code = self.compiler.compile(&source, &options)?;
+        let code = compiler.compile(source, &options)?;
         if let Some(kept) = kept {
             // A folder that cannot be written costs the next start some seconds, nothing else.
             let _ = kept.write(&code);
         }
-        Ok(Cow::Owned(code))
+        Ok(code)
+    }
+}
+
+fn flags() -> impl Iterator<Item = &'static str> {
+    FLAGS.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+/// Whether kernels of a unit read the clock: the dialect has the word once.
+fn reads_clock(source: &Source) -> bool {
+    source.text.matches("nanoseconds()").count() > 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_no_larger_than_the_compiler_is_told() {
+        let most = format!("--gpu-max-threads-per-block={}", simt::MOST_THREADS);
+        assert!(flags().any(|flag| flag == most));
+        assert!(flags().all(|flag| flag.starts_with('-') && !flag.contains(' ')));
+    }
+
+    #[test]
+    fn units_that_wait_read_the_clock() {
+        for (unit, reads) in [("merge", true), ("probe", true), ("add", false), ("post", false)] {
+            assert_eq!(reads_clock(&sources::of(unit).unwrap()), reads, "{unit}");
+        }
     }
 }

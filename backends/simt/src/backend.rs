@@ -10,7 +10,8 @@ use hal::{
 use crate::buffer::{Memory, RowLayout, SimtBuffer, Span, rounded, stored_size};
 use crate::card::Card;
 use crate::driver::Driver;
-use crate::mailbox::SimtMailbox;
+use crate::error::driver;
+use crate::mailbox::{Room, SimtMailbox};
 use crate::ops;
 use crate::pinned::Pinned;
 use crate::probe::{Manners, Options};
@@ -136,7 +137,17 @@ impl<D: Driver> Backend for SimtBackend<D> {
     }
 
     fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
-        Ok(Arc::new(SimtMailbox::new(&self.card.driver, shape)?))
+        let one = SimtMailbox::several(&self.card.driver, shape, 1)?.pop();
+        one.map(|one| Arc::new(one) as Arc<dyn RawMailbox>).ok_or_else(|| driver("mailbox", "none"))
+    }
+
+    fn mailboxes(&self, shape: MailboxShape, n: usize) -> Result<Vec<Arc<dyn RawMailbox>>> {
+        let all = SimtMailbox::several(&self.card.driver, shape, n)?;
+        Ok(all.into_iter().map(|one| Arc::new(one) as Arc<dyn RawMailbox>).collect())
+    }
+
+    fn mailboxes_size(&self, shape: MailboxShape, n: usize) -> Bytes {
+        Bytes(4 * Room::new(&shape, n).len as u64)
     }
 
     fn compile(

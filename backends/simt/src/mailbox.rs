@@ -2,6 +2,9 @@
 //!
 //! Words of a post: tokens, flag, length of the list, nothing; then x, weights, ids, members. Words of an answer: flag,
 //! poison, expired, nothing; then y. A flag is the number of the step that it belongs to, so nothing is ever reset.
+//!
+//! Mailboxes that are used one after the other have flags of their own and share the room for all else: a post comes behind
+//! the merge before it on the device, and a merge behind the host's answer.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,15 +27,17 @@ const STEP: usize = 16;
 #[derive(Debug)]
 pub(crate) struct SimtMailbox<D: Driver> {
     pub(crate) shape: MailboxShape,
-    block: Pinned<D>,
+    block: Arc<Pinned<D>>,
+    /// The word of the block that this one begins with.
+    base: usize,
     pub(crate) places: Places,
     /// The list of the post that the host looks at, kept so that a step allocates nothing.
-    pub(crate) rows: Mutex<HostRowSet>,
+    pub(crate) rows: Arc<Mutex<HostRowSet>>,
 }
 
 impl<D: Driver> RawMailbox for SimtMailbox<D> {}
 
-/// Where the parts begin, in words.
+/// Where the parts begin, in words from the first of a mailbox on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Places {
     pub(crate) x: usize,
@@ -42,25 +47,46 @@ pub(crate) struct Places {
     /// The other half.
     pub(crate) head: usize,
     pub(crate) answer: usize,
+}
+
+/// A block of several mailboxes: the flags of both halves of each, then what they share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Of the first mailbox.
+    places: Places,
     /// All of it.
-    len: usize,
+    pub(crate) len: usize,
 }
 
 /// Words that a post writes before its values.
 pub(crate) const COUNT: usize = 2;
 
-impl Places {
-    fn new(shape: &MailboxShape, words: usize) -> Places {
+/// Words of a mailbox's own: the heads of both halves, away from what the other side writes.
+const OWN: usize = 2 * STEP;
+
+impl Room {
+    /// For `n` mailboxes.
+    pub(crate) fn new(shape: &MailboxShape, n: usize) -> Room {
         let MailboxShape { max_tokens, n_in, n_weights, max_rows, n_out } = *shape;
         let after = |at: usize, n: usize| (at + n).next_multiple_of(STEP);
-        let x = after(0, HEAD);
+        let head = after(0, HEAD);
+        let x = n * OWN;
         let weights = after(x, max_tokens * n_in);
         let ids = after(weights, max_tokens * n_weights);
         let members = after(ids, max_rows);
-        let head = after(members, max_rows * words);
-        let answer = after(head, HEAD);
+        let answer = after(members, max_rows * max_tokens.div_ceil(32));
         let len = after(answer, max_tokens * n_out);
-        Places { x, weights, ids, members, head, answer, len }
+        Room { places: Places { x, weights, ids, members, head, answer }, len }
+    }
+}
+
+impl Places {
+    /// The same places from another word on.
+    fn from(self, base: usize) -> Places {
+        let Places { x, weights, ids, members, head, answer } = self;
+        let [x, weights, ids, members, answer] =
+            [x, weights, ids, members, answer].map(|at| at - base);
+        Places { x, weights, ids, members, head, answer }
     }
 }
 
@@ -78,18 +104,31 @@ pub(crate) fn mailbox<D: Driver>(
 }
 
 impl<D: Driver> SimtMailbox<D> {
+    /// `n` mailboxes that are used one after the other.
+    ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
-    pub(crate) fn new(driver: &Arc<D>, shape: MailboxShape) -> Result<SimtMailbox<D>> {
+    pub(crate) fn several(
+        driver: &Arc<D>,
+        shape: MailboxShape,
+        n: usize,
+    ) -> Result<Vec<SimtMailbox<D>>> {
         let words = shape.max_tokens.div_ceil(32);
-        let rows = HostRowSet {
+        let rows = Arc::new(Mutex::new(HostRowSet {
             ids: Vec::with_capacity(shape.max_rows),
             members: Vec::with_capacity(shape.max_rows * words),
             words,
+        }));
+        let room = Room::new(&shape, n);
+        let block = Arc::new(Pinned::new(driver, "mailbox", 4 * room.len)?);
+        let one = |base: usize| SimtMailbox {
+            shape,
+            block: Arc::clone(&block),
+            base,
+            places: room.places.from(base),
+            rows: Arc::clone(&rows),
         };
-        let places = Places::new(&shape, words);
-        let block = Pinned::new(driver, "mailbox", 4 * places.len)?;
-        Ok(SimtMailbox { shape, block, places, rows: Mutex::new(rows) })
+        Ok((0..n).map(|number| one(number * OWN)).collect())
     }
 
     /// Words of membership per row.
@@ -99,12 +138,12 @@ impl<D: Driver> SimtMailbox<D> {
 
     /// Where the device sees it, from word `at` on.
     pub(crate) fn span(&self, at: usize) -> Span {
-        let (at, len) = (4 * at as u64, 4 * self.places.len as u64);
+        let (at, len) = (4 * (self.base + at) as u64, self.block.len() as u64);
         Span { at: self.block.device() + at, size: len - at }
     }
 
     fn flag(&self, at: usize) -> &AtomicU32 {
-        self.block.word(at)
+        self.block.word(self.base + at)
     }
 
     /// Whether the post of a step is there.
@@ -119,7 +158,7 @@ impl<D: Driver> SimtMailbox<D> {
 
     /// Some floats of it.
     pub(crate) fn floats(&self, at: usize, n: usize) -> &[f32] {
-        self.block.words(at, n)
+        self.block.words(self.base + at, n)
     }
 
     /// Its list, of which each row has `held` words of membership, in `rows`.
@@ -127,9 +166,9 @@ impl<D: Driver> SimtMailbox<D> {
         let count = (self.flag(COUNT).load(Ordering::Relaxed) as usize).min(self.shape.max_rows);
         rows.words = n_tokens.div_ceil(32);
         rows.ids.clear();
-        rows.ids.extend_from_slice(self.block.words(self.places.ids, count));
+        rows.ids.extend_from_slice(self.block.words(self.base + self.places.ids, count));
         rows.members.clear();
-        let members: &[u32] = self.block.words(self.places.members, count * held);
+        let members: &[u32] = self.block.words(self.base + self.places.members, count * held);
         for row in members.chunks_exact(held.max(1)) {
             rows.members.extend_from_slice(&row[..rows.words]);
         }
@@ -138,7 +177,7 @@ impl<D: Driver> SimtMailbox<D> {
     /// Answers the post of a step.
     pub(crate) fn answer(&self, step: u32, y: &[f32]) {
         let n = y.len().min(self.shape.max_tokens * self.shape.n_out);
-        self.block.put(self.places.answer, &y[..n]);
+        self.block.put(self.base + self.places.answer, &y[..n]);
         self.flag(self.places.head).store(step, Ordering::Release);
     }
 
@@ -160,5 +199,27 @@ impl<D: Driver> SimtMailbox<D> {
     /// Gives it back.
     pub(crate) fn keep_rows(&self, rows: HostRowSet) {
         *lock(&self.rows) = rows;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_have_flags_of_their_own_and_share_the_rest() {
+        let shape = MailboxShape { max_tokens: 33, n_in: 5, n_weights: 3, n_out: 7, max_rows: 9 };
+        let (one, three) = (Room::new(&shape, 1), Room::new(&shape, 3));
+        assert_eq!(three.len, one.len + 2 * OWN);
+        for number in 0..3 {
+            let (base, places) = (number * OWN, three.places.from(number * OWN));
+            assert!(
+                HEAD <= places.head && places.head + HEAD <= OWN && base + OWN <= three.places.x
+            );
+            let shared = [places.x, places.weights, places.ids, places.members, places.answer];
+            assert!(shared.is_sorted() && shared.iter().all(|at| at.is_multiple_of(STEP)));
+            assert_eq!(base + places.x, three.places.x);
+            assert!(base + places.answer + 33 * 7 <= three.len);
+        }
     }
 }

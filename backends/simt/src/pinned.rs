@@ -47,6 +47,11 @@ impl<D: Driver> Pinned<D> {
         self.block.device
     }
 
+    /// Bytes that its owner asked for.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.block.host
     }

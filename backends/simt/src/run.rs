@@ -252,6 +252,7 @@ impl<D: Driver> SimtRun<D> {
             }
             // What it wrote was there before the event.
             if self.progress.is_late() {
+                self.progress.check_expired()?;
                 return Err(driver("post", "a segment ended without its post"));
             }
         }

@@ -2,6 +2,7 @@
 
 use crate::cli::args::{BackendName, DeviceArgs};
 use crate::cli::parse::{Budget, Layers};
+use crate::devices::backend_of;
 use crate::placement::Wishes;
 
 /// What the user says about devices.
@@ -31,12 +32,14 @@ impl DeviceOptions {
     /// One for each backend and budget, the CPU alone once.
     pub(super) fn combinations(args: &DeviceArgs) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
+        let asked: Vec<_> = args.backend.iter().filter_map(|&name| backend_name(name)).collect();
         for &name in &args.backend {
             let budgets = args.vram_budget.iter().map(|&budget| vec![budget]);
             let none = args.vram_budget.is_empty().then(Vec::new);
             for vram_budget in budgets.chain(none) {
                 let one = DeviceArgs { backend: vec![name], vram_budget, ..args.clone() };
                 let mut one = Self::resolve(&one);
+                one.leave_to_others(&asked);
                 if one.backend == Some("cpu") {
                     one.budgets.clear();
                     one.expected_by.clear();
@@ -47,6 +50,17 @@ impl DeviceOptions {
             }
         }
         all
+    }
+
+    /// Of devices that were named, those that another backend of the comparison reaches are its own.
+    fn leave_to_others(&mut self, asked: &[&str]) {
+        let Some(backend) = self.backend.filter(|backend| *backend != "cpu") else { return };
+        if let Some(named) = &mut self.named {
+            named.retain(|name| {
+                let own = backend_of(name);
+                own == backend || !asked.contains(&own)
+            });
+        }
     }
 
     pub(super) fn resolve(args: &DeviceArgs) -> Self {
@@ -76,11 +90,7 @@ impl DeviceOptions {
         Self {
             backend: match backend {
                 _ if none || whole_layers == Some(0) => Some("cpu"),
-                BackendName::Auto => None,
-                BackendName::Cpu => Some("cpu"),
-                BackendName::Cuda => Some("cuda"),
-                BackendName::Hip => Some("hip"),
-                BackendName::Wgpu => Some("wgpu"),
+                name => backend_name(name),
             },
             named: names.filter(|names| !none && !is(names, "auto")),
             main: args.main_gpu,
@@ -95,5 +105,16 @@ impl DeviceOptions {
             expected_by: flags.filter(|(_, given)| *given).map(|(f, _)| f).collect(),
             without_layers: wanted_layers != whole_layers,
         }
+    }
+}
+
+/// One of [`crate::devices::BACKENDS`]; any of them for `auto`.
+fn backend_name(name: BackendName) -> Option<&'static str> {
+    match name {
+        BackendName::Auto => None,
+        BackendName::Cpu => Some("cpu"),
+        BackendName::Cuda => Some("cuda"),
+        BackendName::Hip => Some("hip"),
+        BackendName::Wgpu => Some("wgpu"),
     }
 }

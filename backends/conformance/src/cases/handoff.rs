@@ -32,8 +32,13 @@ pub(super) fn cases() -> Vec<Case> {
     }
     cases.push(Case::new("HandOff/empty-list", empty));
     cases.push(Case::new("HandOff/layers", layers));
-    cases.push(Case::new("HandOff/given-up", given_up));
-    cases.push(Case::new("HandOff/timed", timed));
+    for together in [false, true] {
+        let name = |what: &str| if together { format!("{what}/together") } else { what.to_owned() };
+        let given_up = move |rig: &mut Rig| given_up(rig, together);
+        cases.push(Case::new(name("HandOff/given-up"), given_up));
+        cases.push(Case::new(name("HandOff/timed"), move |rig: &mut Rig| timed(rig, together)));
+    }
+    cases.push(Case::new("HandOff/layers/together", together));
     cases
 }
 
@@ -46,13 +51,15 @@ struct Sizes {
     mailbox: usize,
     n_layers: usize,
     n_weights: usize,
+    /// The mailboxes of all layers are made together.
+    together: bool,
 }
 
 impl Sizes {
     /// One layer without weights, whose list has room for more tokens than the mailbox.
     fn new(n_tokens: usize, max_tokens: usize) -> Sizes {
         let (list, mailbox) = (max_tokens + 32, max_tokens);
-        Sizes { n_tokens, max_tokens, list, mailbox, n_layers: 1, n_weights: 0 }
+        Sizes { n_tokens, max_tokens, list, mailbox, n_layers: 1, n_weights: 0, together: false }
     }
 }
 
@@ -65,7 +72,7 @@ struct Layers {
 }
 
 fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
-    let Sizes { n_tokens, max_tokens, list, mailbox, n_layers, n_weights } = sizes;
+    let Sizes { n_tokens, max_tokens, list, mailbox, n_layers, n_weights, together } = sizes;
     if !rig.device.info().hand_off {
         return Err(rig.not_here("Post", "the device has no hand-offs"));
     }
@@ -74,15 +81,19 @@ fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
     let y = rig.updated(max_tokens, N_OUT, &y_values)?;
     let a = rig.input(max_tokens, N_OUT)?;
     let mut recorder = rig.device.record("hand-off");
-    for layer in 0..n_layers {
-        let shape = MailboxShape {
-            max_tokens: mailbox,
-            n_in: N_IN,
-            n_weights,
-            n_out: N_OUT,
-            max_rows: if ids.is_some() { CAPACITY } else { 0 },
-        };
-        let mailbox = recorder.mailbox(&rig.device.mailbox(shape)?)?;
+    let shape = MailboxShape {
+        max_tokens: mailbox,
+        n_in: N_IN,
+        n_weights,
+        n_out: N_OUT,
+        max_rows: if ids.is_some() { CAPACITY } else { 0 },
+    };
+    let mailboxes = match together {
+        true => rig.device.mailboxes(shape, n_layers)?,
+        false => (0..n_layers).map(|_| rig.device.mailbox(shape)).collect::<Result<_>>()?,
+    };
+    for (layer, mailbox) in mailboxes.iter().enumerate() {
+        let mailbox = recorder.mailbox(mailbox)?;
         let x = rig.input(max_tokens, N_IN)?;
         // The third answer replaces what was there.
         let accumulate = layer != 2;
@@ -156,9 +167,18 @@ fn layers(rig: &mut Rig) -> Result<()> {
     serve_all(rig, &layers)
 }
 
+/// The same of those that may share their room.
+fn together(rig: &mut Rig) -> Result<()> {
+    let ids = rig.rng.choose(5, 50);
+    let sizes = Sizes { n_layers: 4, n_weights: 3, together: true, ..Sizes::new(5, 8) };
+    let layers = build(rig, sizes, Some(&ids))?;
+    serve_all(rig, &layers)?;
+    serve_all(rig, &layers)
+}
+
 /// A step that is dropped before, at and after an answer leaves nobody waiting, and the next one works.
-fn given_up(rig: &mut Rig) -> Result<()> {
-    let layers = build(rig, Sizes { n_layers: 3, ..Sizes::new(3, 4) }, None)?;
+fn given_up(rig: &mut Rig, together: bool) -> Result<()> {
+    let layers = build(rig, Sizes { n_layers: 3, together, ..Sizes::new(3, 4) }, None)?;
     let fresh = rig.rng.floats(4 * N_OUT);
     for answers in 0..3 {
         let mut run = rig.queue.replay(&layers.program)?;
@@ -179,8 +199,8 @@ fn given_up(rig: &mut Rig) -> Result<()> {
 }
 
 /// A run that is timed: the same bits, and times of the parts in their order.
-fn timed(rig: &mut Rig) -> Result<()> {
-    let layers = build(rig, Sizes { n_layers: 3, ..Sizes::new(2, 4) }, None)?;
+fn timed(rig: &mut Rig, together: bool) -> Result<()> {
+    let layers = build(rig, Sizes { n_layers: 3, together, ..Sizes::new(2, 4) }, None)?;
     let began = Instant::now();
     let mut run = rig.queue.replay_timed(&layers.program)?;
     while serve(rig, &mut run)? {}

@@ -78,5 +78,7 @@ fn the_fake_refuses_a_call() {
 fn two_fakes_work_beside_each_other() {
     if let Some(fake) = fake() {
         suite::works_beside_others(&open, fake);
+        // On one of the same devices, one after the other.
+        suite::is_shared(&open, fake);
     }
 }

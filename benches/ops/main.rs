@@ -3,46 +3,75 @@
 //! of what it skips, so its products are those of the dense block.
 //!
 //! `cargo bench --bench ops`, or `cargo bench --bench ops -- Q4_0 F16` for some formats, `--device CUDA0` for another
-//! device than the CPU: what its memory gives is then measured by adding long rows, on it. Weights of several layers are
+//! device than the CPU: what its memory gives is then measured by adding long rows, on it. `--shape 2048x5632` is another
+//! shape than the 7B one, with less of everything; `--json FILE` writes the lines to a file too. Weights of several layers are
 //! used in turn, so that none of them stays in a cache. Which neurons fire is chosen by the input: row r of gate is
 //! `u[r]` in its first half and 1 in its second, so `x = (1, .., -c, ..)` fires those with `u[r] > c`. The predictor
 //! wants the same: the halves of its hidden values read the halves of `p = (1, .., c, ..)`, and row r of its second
 //! matrix is `u[r]` and -1. Formats that nothing rounds to have random weights and no lines of skipping.
 #![allow(clippy::print_stdout, reason = "a table is what this program makes")]
 
+mod made;
+mod table;
+
 use std::error::Error;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hal::format::Format;
 use hal::op::{Activation, Add, Down, FfnKind, Hidden, MatMul, Predict, Skip, SparseFfn};
 use hal::{
-    Bytes, Device, DeviceId, HostRows, PackDesc, Program, Queue, RowSet, Rows, Select, Source,
-    Tensor, TensorDesc,
+    Bytes, Device, DeviceId, HostRows, PackDesc, Program, Queue, RowSet, Rows, Select, Tensor,
+    TensorDesc,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde_json::json;
 use thermocline::bench::{SkippingFfn, probe_size, read_bandwidth};
 use thermocline::devices::{candidates, cpu, cpu_threads};
 
+use made::{bundle, halves, random, rows};
+use table::{Prompt, Single};
+
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-const N_EMBD: usize = 4096;
-const N_FF: usize = 11008;
-/// Rank of the predictor, as in PowerInfer's files of this shape.
-const RANK: usize = 1024;
-/// Weights of all layers of a format, at least.
+/// What a feed-forward block has, unless another is asked for.
+const SHAPE: Shape = Shape { n_embd: 4096, n_ff: 11008 };
+/// Weights of all layers of a format, at least, in that shape; in others as much less as their matrices are smaller.
 const WEIGHTS: usize = 1 << 30;
-/// Rows made by quantising; the rest are copies of them.
-const N_DISTINCT: usize = 16;
 const DENSITIES: [f32; 5] = [0.05, 0.1, 0.2, 0.5, 1.0];
-/// Rows that are added to see what memory gives: more than any cache holds.
-const N_ADDED: usize = 32 << 10;
+/// Floats that are added to see what memory gives, in that shape: more than any cache holds.
+const N_ADDED: usize = 128 << 20;
 /// Tokens of a prompt.
 const N_PROMPT: usize = 512;
 /// Each program is timed at least so long and so often.
 const TIME: Duration = Duration::from_millis(300);
 const RUNS: usize = 7;
+
+#[derive(Clone, Copy)]
+struct Shape {
+    n_embd: usize,
+    n_ff: usize,
+}
+
+impl Shape {
+    fn parse(text: &str) -> Option<Shape> {
+        let (n_embd, n_ff) = text.split_once('x')?;
+        let shape = Shape { n_embd: n_embd.parse().ok()?, n_ff: n_ff.parse().ok()? };
+        // Whole blocks of all formats, in half a row of n_embd too.
+        let whole = |n: usize, by: usize| n > 0 && n.is_multiple_of(by);
+        (whole(shape.n_embd, 512) && whole(shape.n_ff, 256)).then_some(shape)
+    }
+
+    /// Rank of the predictor, as in PowerInfer's files of the 7B shape.
+    fn rank(self) -> usize {
+        (self.n_embd / 4).next_multiple_of(512)
+    }
+
+    /// As much less of `n` as a matrix is smaller than one of [`SHAPE`].
+    fn of(self, n: usize) -> usize {
+        (n as f64 * (self.n_embd * self.n_ff) as f64 / (SHAPE.n_embd * SHAPE.n_ff) as f64) as usize
+    }
+}
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -50,9 +79,14 @@ fn main() -> Result<()> {
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
-    let at = arguments.iter().position(|argument| argument == "--device");
-    let named = at.and_then(|at| arguments.get(at + 1));
+    let value = |flag: &str| {
+        let at = arguments.iter().position(|argument| argument == flag)?;
+        arguments.get(at + 1)
+    };
+    let (named, json, shape) = (value("--device"), value("--json"), value("--shape"));
     let device = named.map_or_else(|| Ok(cpu(None)), |name| open(name))?;
+    let wrong = || "--shape is a multiple of 512 and one of 256: 4096x11008";
+    let by = shape.map_or(Ok(SHAPE), |text| Shape::parse(text).ok_or_else(wrong))?;
     let n_threads = cpu_threads(None);
     let free = device.memory()?.free;
     let probe = || -> Result<f64> {
@@ -60,7 +94,7 @@ fn main() -> Result<()> {
             None => {
                 Ok(read_bandwidth(n_threads, probe_size(free)).ok_or("no memory for the probe")?)
             }
-            Some(_) => adding(&device),
+            Some(_) => adding(&device, by),
         }
     };
     println!("{}", device.info().description);
@@ -68,19 +102,24 @@ fn main() -> Result<()> {
         "| op | format | density | ms | GB/s | read | share |\n|---|---|---:|---:|---:|---:|---:|"
     );
     let wanted = |format: &Format| {
-        let formats = arguments.iter().filter(|a| !a.starts_with('-') && Some(*a) != named);
+        let is_value = |a: &&String| [named, json, shape].contains(&Some(*a));
+        let formats = arguments.iter().filter(|a| !a.starts_with('-') && !is_value(a));
         let formats: Vec<_> = formats.collect();
         format.is_weight()
             && (formats.is_empty() || formats.iter().any(|name| *name == format.name()))
     };
-    let mut prompts = Vec::new();
+    let (mut singles, mut prompts) = (Vec::new(), Vec::new());
     for format in Format::ALL.iter().copied().filter(wanted) {
-        let weights = Weights::new(&device, format)?;
-        weights.measure(&device, &probe)?;
+        let weights = Weights::new(&device, by, format)?;
+        singles.extend(weights.measure(&device, &probe)?);
         prompts.extend(weights.measure_prompt(&device)?);
     }
     println!("\n| {N_PROMPT} tokens | format | ms | G products/s |\n|---|---|---:|---:|");
-    prompts.iter().for_each(|line| println!("{line}"));
+    prompts.iter().for_each(Prompt::print);
+    if let Some(path) = json {
+        let shape = json!({ "n_embd": by.n_embd, "n_ff": by.n_ff, "n_prompt": N_PROMPT });
+        std::fs::write(path, table::json(device.info(), shape, &singles, &prompts))?;
+    }
     Ok(())
 }
 
@@ -93,8 +132,9 @@ fn open(name: &str) -> Result<Device> {
 }
 
 /// GB/s of a sum of long rows: two are read and one is written.
-fn adding(device: &Device) -> Result<f64> {
-    let [a, x] = ["a", "x"].map(|label| device.alloc_f32(label, N_ADDED, N_EMBD));
+fn adding(device: &Device, by: Shape) -> Result<f64> {
+    let n_rows = (by.of(N_ADDED) / by.n_embd).max(1);
+    let [a, x] = ["a", "x"].map(|label| device.alloc_f32(label, n_rows, by.n_embd));
     let mut recorder = device.record("adding");
     recorder.push(Add { a: a?, x: x? })?;
     let (program, mut queue) = (recorder.finish()?, device.queue("adding")?);
@@ -104,11 +144,12 @@ fn adding(device: &Device) -> Result<f64> {
         queue.replay(&program)?.wait()?;
         best = best.min(begin.elapsed().as_secs_f64());
     }
-    Ok((3 * 4 * N_ADDED * N_EMBD) as f64 / best / 1e9)
+    Ok((3 * 4 * n_rows * by.n_embd) as f64 / best / 1e9)
 }
 
 /// The feed-forward weights of several layers.
 struct Weights {
+    by: Shape,
     format: Format,
     layers: Vec<Layer>,
 }
@@ -125,18 +166,19 @@ struct Layer {
 }
 
 impl Weights {
-    fn new(device: &Device, format: Format) -> Result<Weights> {
+    fn new(device: &Device, by: Shape, format: Format) -> Result<Weights> {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
-        let matrix = format.row_bytes(N_EMBD).ok_or("whole blocks")? * N_FF;
-        let layers = (0..WEIGHTS.div_ceil(3 * matrix)).map(|_| {
-            let firing: Vec<f32> = (0..N_FF).map(|_| rng.random_range(0.0..1.0)).collect();
-            let gate = halves(format, N_EMBD, firing.iter().map(|&u| (u, 1.0)))?;
-            let fc2 = halves(format, RANK, firing.iter().map(|&u| (u, -1.0)))?;
-            let hidden = |i| if i < RANK / 2 { (1.0, 0.0) } else { (0.0, 1.0) };
-            let fc1 = halves(format, N_EMBD, (0..RANK).map(hidden))?;
-            let down_rows = rows(random(format, N_FF, N_EMBD, &mut rng)?, N_FF, N_EMBD, format)?;
-            let up = rows(random(format, N_FF, N_EMBD, &mut rng)?, N_FF, N_EMBD, format)?;
-            let down = rows(random(format, N_EMBD, N_FF, &mut rng)?, N_EMBD, N_FF, format)?;
+        let Shape { n_embd, n_ff } = by;
+        let matrix = format.row_bytes(n_embd).ok_or("whole blocks")? * n_ff;
+        let layers = (0..by.of(WEIGHTS).div_ceil(3 * matrix)).map(|_| {
+            let firing: Vec<f32> = (0..n_ff).map(|_| rng.random_range(0.0..1.0)).collect();
+            let gate = halves(format, n_embd, firing.iter().map(|&u| (u, 1.0)))?;
+            let fc2 = halves(format, by.rank(), firing.iter().map(|&u| (u, -1.0)))?;
+            let hidden = |i| if i < by.rank() / 2 { (1.0, 0.0) } else { (0.0, 1.0) };
+            let fc1 = halves(format, n_embd, (0..by.rank()).map(hidden))?;
+            let down_rows = rows(random(format, n_ff, n_embd, &mut rng)?, n_ff, n_embd, format)?;
+            let up = rows(random(format, n_ff, n_embd, &mut rng)?, n_ff, n_embd, format)?;
+            let down = rows(random(format, n_embd, n_ff, &mut rng)?, n_embd, n_ff, format)?;
             let whole =
                 |label, rows: &HostRows| device.import(label, &PackDesc::whole(rows.desc()), rows);
             let transposed =
@@ -146,17 +188,17 @@ impl Weights {
                 up: whole("up", &up)?,
                 down: whole("down", &down)?,
                 down_by_neuron: device.import("down by neuron", &transposed, &down)?,
-                bundle: bundle(device, [&gate, &up, &down_rows])?,
+                bundle: bundle(device, by, [&gate, &up, &down_rows])?,
                 fc1: whole("fc1", &fc1)?,
                 fc2: whole("fc2", &fc2)?,
             })
         });
-        Ok(Weights { format, layers: layers.collect::<Result<_>>()? })
+        Ok(Weights { by, format, layers: layers.collect::<Result<_>>()? })
     }
 
     /// Lines of the table of single tokens. Memory is probed before and after each, since neighbours may change what
     /// it gives from second to second.
-    fn measure(&self, device: &Device, probe: &dyn Fn() -> Result<f64>) -> Result<()> {
+    fn measure(&self, device: &Device, probe: &dyn Fn() -> Result<f64>) -> Result<Vec<Single>> {
         let format = self.format;
         let bytes = |tensor: &Tensor| {
             let desc = hal::Operand::desc(tensor);
@@ -166,19 +208,18 @@ impl Weights {
         let (gate, up, down) = (bytes(&layer.gate), bytes(&layer.up), bytes(&layer.down));
         let desc = hal::Operand::desc;
         let skipping = SkippingFfn::new(Some(desc(&layer.up)), desc(&layer.down), false);
-        let mut before = probe()?;
-        let mut line = |op: &str, density: Option<f64>, time: f64, bytes: f64| -> Result<()> {
-            let density = density.map_or_else(String::new, |d| format!("{:.1}%", 100.0 * d));
-            let after = probe()?;
-            let (ms, rate, read) = (1e3 * time, bytes / time / 1e9, (before + after) / 2.0);
-            let share = 100.0 * rate / read;
-            println!(
-                "| {op} | {format} | {density} | {ms:.3} | {rate:.1} | {read:.1} | {share:.0}% |"
-            );
-            before = after;
-            Ok(())
-        };
-        let mut bench = Bench::new(device, 1)?;
+        let (mut before, mut lines) = (probe()?, Vec::new());
+        let mut line =
+            |op: &'static str, density: Option<f64>, time: f64, bytes: f64| -> Result<()> {
+                let after = probe()?;
+                let (ms, rate, read) = (1e3 * time, bytes / time / 1e9, (before + after) / 2.0);
+                let line = Single { op, format, density, ms, rate, read };
+                line.print();
+                lines.push(line);
+                before = after;
+                Ok(())
+            };
+        let mut bench = Bench::new(device, self.by, 1)?;
         let program = bench.program(device, &self.layers, Kind::MatMul)?;
         line("MatMul", None, bench.time(&program, 1.0)? / self.n_layer(), gate)?;
         let program = bench.program(device, &self.layers, Kind::Dense)?;
@@ -189,7 +230,7 @@ impl Weights {
             gate + up + down,
         )?;
         if !format.quantizes() {
-            return Ok(());
+            return Ok(lines);
         }
         let program = bench.program(device, &self.layers, Kind::Sparse)?;
         for wanted in DENSITIES {
@@ -197,7 +238,7 @@ impl Weights {
             let density = bench.density(&program, self.layers.len())?;
             line("SparseFfn", Some(density), time, gate + skipping.bytes(density))?;
         }
-        let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * N_FF) as f64;
+        let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * self.by.n_ff) as f64;
         let skipping = SkippingFfn::new(Some(desc(&layer.up)), desc(&layer.bundle[2]), true);
         let alone = bench.program(device, &self.layers, Kind::Predict)?;
         let both = bench.program(device, &self.layers, Kind::Predicted)?;
@@ -210,13 +251,13 @@ impl Weights {
             line("Predict, SparseFfn", Some(density), all, predictor + listed)?;
             line("the second of them", Some(density), all - first, listed)?;
         }
-        Ok(())
+        Ok(lines)
     }
 
     /// Lines of the table of prompts: one layer, whose weights are used again by every token.
-    fn measure_prompt(&self, device: &Device) -> Result<Vec<String>> {
-        let mut bench = Bench::new(device, N_PROMPT)?;
-        let matrix = (N_EMBD * N_FF * N_PROMPT) as f64;
+    fn measure_prompt(&self, device: &Device) -> Result<Vec<Prompt>> {
+        let mut bench = Bench::new(device, self.by, N_PROMPT)?;
+        let matrix = (self.by.n_embd * self.by.n_ff * N_PROMPT) as f64;
         let ops = [
             ("MatMul", Kind::MatMul, 1.0, matrix),
             ("SparseFfn, dense", Kind::Dense, 1.0, 3.0 * matrix),
@@ -229,7 +270,7 @@ impl Weights {
             let program = bench.program(device, &self.layers[..1], kind)?;
             let time = bench.time(&program, density)?;
             let (ms, rate) = (1e3 * time, products / time / 1e9);
-            Ok(format!("| {op} | {} | {ms:.1} | {rate:.0} |", self.format))
+            Ok(Prompt { op, format: self.format, ms, rate })
         });
         lines.collect()
     }
@@ -250,6 +291,7 @@ enum Kind {
 
 /// What the programs read and write besides weights.
 struct Bench {
+    by: Shape,
     n_tokens: usize,
     queue: Queue,
     x: Tensor,
@@ -263,19 +305,21 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(device: &Device, n_tokens: usize) -> Result<Bench> {
+    fn new(device: &Device, by: Shape, n_tokens: usize) -> Result<Bench> {
+        let Shape { n_embd, n_ff } = by;
         let mut queue = device.queue("bench")?;
-        let slots = device.alloc("slots", TensorDesc::new(1, N_FF, Format::U32))?;
-        queue.write(&slots, bytemuck::cast_slice(&(0..N_FF as u32).collect::<Vec<_>>()))?;
+        let slots = device.alloc("slots", TensorDesc::new(1, n_ff, Format::U32))?;
+        queue.write(&slots, bytemuck::cast_slice(&(0..n_ff as u32).collect::<Vec<_>>()))?;
         Ok(Bench {
+            by,
             n_tokens,
             queue,
-            x: device.alloc_f32("x", n_tokens, N_EMBD)?,
-            p: device.alloc_f32("p", n_tokens, N_EMBD)?,
+            x: device.alloc_f32("x", n_tokens, n_embd)?,
+            p: device.alloc_f32("p", n_tokens, n_embd)?,
             slots,
-            list: device.row_set(N_FF, n_tokens)?,
-            y: device.alloc_f32("y", n_tokens, N_EMBD)?,
-            h: device.alloc_f32("h", n_tokens, N_FF)?,
+            list: device.row_set(n_ff, n_tokens)?,
+            y: device.alloc_f32("y", n_tokens, n_embd)?,
+            h: device.alloc_f32("h", n_tokens, n_ff)?,
             active: device.alloc_f32("active", 1, n_tokens)?,
         })
     }
@@ -342,7 +386,7 @@ impl Bench {
 
     /// Median seconds of a replay in which the share `density` of the neurons fires.
     fn time(&mut self, program: &Program, density: f32) -> Result<f64> {
-        let (first, second) = (N_EMBD / 2, N_EMBD - N_EMBD / 2);
+        let (first, second) = (self.by.n_embd / 2, self.by.n_embd - self.by.n_embd / 2);
         let cut = density - 1.0;
         let x = [vec![1.0; first], vec![cut; second]].concat().repeat(self.n_tokens);
         self.queue.write(&self.x, bytemuck::cast_slice(&x))?;
@@ -365,62 +409,6 @@ impl Bench {
         self.queue.write(&self.active, bytemuck::cast_slice(&active))?;
         self.queue.replay(program)?.wait()?;
         self.queue.read_f32(&self.active, &mut active)?;
-        Ok(f64::from(active[0]) / (n_layer * N_FF) as f64)
+        Ok(f64::from(active[0]) / (n_layer * self.by.n_ff) as f64)
     }
-}
-
-/// The three side by side on the device.
-fn bundle(device: &Device, parts: [&HostRows; 3]) -> Result<[Tensor; 3]> {
-    let mut bytes = Vec::new();
-    for row in 0..N_FF {
-        for part in parts {
-            bytes.extend_from_slice(&part.rows(row..row + 1)?);
-        }
-    }
-    let wide = rows(bytes, N_FF, 3 * N_EMBD, parts[0].desc().format)?;
-    let wide = device.import("bundle", &PackDesc::whole(wide.desc()), &wide)?;
-    Ok([0, 1, 2].map(|i| wide.columns(i * N_EMBD..(i + 1) * N_EMBD)))
-}
-
-fn rows(bytes: Vec<u8>, n_rows: usize, n_cols: usize, format: Format) -> Result<HostRows> {
-    Ok(HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, format)?)
-}
-
-/// Rows of `n_cols` that are one value in their first half and another in their second.
-fn halves(
-    format: Format,
-    n_cols: usize,
-    values: impl Iterator<Item = (f32, f32)>,
-) -> Result<HostRows> {
-    if !format.quantizes() {
-        let n_rows = values.count();
-        let some = conformance::random_weights(format, N_DISTINCT * n_cols, 1);
-        return rows(some.repeat(n_rows / N_DISTINCT), n_rows, n_cols, format);
-    }
-    let block = |value: f32| {
-        let mut bytes = vec![0; format.block_bytes()];
-        format.quantize(&vec![value; format.block_values()], &mut bytes);
-        bytes
-    };
-    let (n_blocks, mut n_rows) = (n_cols / format.block_values(), 0);
-    let mut bytes = Vec::new();
-    for (first, second) in values {
-        bytes.extend(block(first).repeat(n_blocks / 2));
-        bytes.extend(block(second).repeat(n_blocks - n_blocks / 2));
-        n_rows += 1;
-    }
-    rows(bytes, n_rows, n_cols, format)
-}
-
-/// A few random rows, again and again.
-fn random(format: Format, n_rows: usize, n_cols: usize, rng: &mut ChaCha8Rng) -> Result<Vec<u8>> {
-    if !format.quantizes() {
-        let some = conformance::random_weights(format, N_DISTINCT * n_cols, rng.random());
-        return Ok(some.repeat(n_rows / N_DISTINCT));
-    }
-    let values: Vec<f32> =
-        (0..N_DISTINCT * n_cols).map(|_| rng.random_range(-0.02..0.02)).collect();
-    let mut bytes = vec![0; N_DISTINCT * format.row_bytes(n_cols).ok_or("whole blocks")?];
-    format.quantize(&values, &mut bytes);
-    Ok(bytes.repeat(n_rows / N_DISTINCT))
 }

@@ -1,0 +1,76 @@
+//! Kernels that a build was given, on a fake of ROCm: all tests here share it.
+
+use std::io::Write as _;
+use std::sync::Mutex;
+
+use fakes::{Fake, Vendor};
+use flate2::Compression;
+use flate2::write::DeflateEncoder;
+use hal::format::Format;
+use hal::op::Add;
+use hal::{Bytes, Device, DeviceId, Error, TensorDesc};
+use simt::Options;
+
+use crate::devices::{devices, open_from};
+use crate::embedded::Embedded;
+
+/// One test at a time: what a fake is set to counts for all.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// What `build.rs` would have made of code for the fake, which is a text.
+fn embedded(arch: &'static str, units: &[&'static str]) -> &'static [Embedded] {
+    let text = |unit| format!("// unit {unit}\nFAKE code for {arch}\n\0");
+    let one = |unit: &&'static str| Embedded { arch, unit, packed: packed(&text(unit)) };
+    units.iter().map(one).collect::<Vec<_>>().leak()
+}
+
+fn packed(text: &str) -> &'static [u8] {
+    let mut packed = DeflateEncoder::new(Vec::new(), Compression::fast());
+    packed.write_all(text.as_bytes()).unwrap();
+    packed.finish().unwrap().leak()
+}
+
+/// What opening a device and an addition need.
+const UNITS: [&str; 3] = ["add", "matrix_check", "probe"];
+
+/// Opens the device and adds 1 to 2 there.
+fn three(embedded: &'static [Embedded]) -> hal::Result<f32> {
+    let found = devices().unwrap();
+    let backend = open_from(&found[0], None, Options::default(), embedded)?;
+    let device = Device::new(backend, DeviceId(1), Bytes(1 << 20));
+    let mut queue = device.queue("three")?;
+    let row = || device.alloc("row", TensorDesc::new(1, 1, Format::F32));
+    let (a, x) = (row()?, row()?);
+    queue.write(&a, &1.0f32.to_le_bytes())?;
+    queue.write(&x, &2.0f32.to_le_bytes())?;
+    let mut recorder = device.record("three");
+    recorder.push(Add { a, x: x.clone() })?;
+    let program = recorder.finish()?;
+    queue.replay(&program)?.wait()?;
+    let mut sum = [0.0];
+    queue.read_f32(&x, &mut sum)?;
+    Ok(sum[0])
+}
+
+#[test]
+fn embedded_kernels_come_before_the_compiler_of_the_fake() {
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let fake = match Fake::load(Vendor::Hip) {
+        Ok(fake) => fake,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    fake.set("devices=1 arch=gfx1100 refuse_compiling=1");
+    assert_eq!(three(embedded("gfx1100", &UNITS)), Ok(3.0));
+    let refused = |all| matches!(three(all), Err(Error::Driver { call, .. }) if call.contains("hiprtcCompileProgram"));
+    assert!(refused(&[]), "nothing is embedded");
+    assert!(refused(embedded("gfx1100", &UNITS[1..])), "a unit is missing");
+    assert!(refused(embedded("gfx1030", &UNITS)), "another architecture");
+    fake.set("arch=gfx90a:sramecc+:xnack-");
+    assert_eq!(three(embedded("gfx90a", &UNITS)), Ok(3.0));
+    fake.set("refuse_compiling=0");
+    assert_eq!(three(&[]), Ok(3.0));
+    // What is no code of the driver's is made anew.
+    let wrong = Embedded { packed: packed("no code\0"), ..embedded("gfx90a", &UNITS)[2] };
+    assert_eq!(three(vec![wrong].leak()), Ok(3.0));
+    fake.set("arch=gfx1100");
+}

@@ -1,0 +1,72 @@
+//! What is found, as lines of Markdown and as JSON.
+
+use hal::DeviceInfo;
+use hal::format::Format;
+use serde_json::{Value, json};
+
+/// A line of the table of single tokens.
+pub(crate) struct Single {
+    pub(crate) op: &'static str,
+    pub(crate) format: Format,
+    pub(crate) density: Option<f64>,
+    pub(crate) ms: f64,
+    /// GB/s.
+    pub(crate) rate: f64,
+    /// What memory gives.
+    pub(crate) read: f64,
+}
+
+impl Single {
+    pub(crate) fn print(&self) {
+        let Single { op, format, ms, rate, read, .. } = self;
+        let density = self.density.map_or_else(String::new, |d| format!("{:.1}%", 100.0 * d));
+        let share = 100.0 * rate / read;
+        println!("| {op} | {format} | {density} | {ms:.3} | {rate:.1} | {read:.1} | {share:.0}% |");
+    }
+
+    fn json(&self) -> Value {
+        let Single { op, format, density, ms, rate, read } = self;
+        let format = format.name();
+        json!({ "op": op, "format": format, "density": density, "ms": ms, "gb_s": rate, "read_gb_s": read })
+    }
+}
+
+/// A line of the table of prompts.
+pub(crate) struct Prompt {
+    pub(crate) op: &'static str,
+    pub(crate) format: Format,
+    pub(crate) ms: f64,
+    /// Thousand millions of products a second.
+    pub(crate) rate: f64,
+}
+
+impl Prompt {
+    pub(crate) fn print(&self) {
+        let Prompt { op, format, ms, rate } = self;
+        println!("| {op} | {format} | {ms:.1} | {rate:.0} |");
+    }
+
+    fn json(&self) -> Value {
+        let Prompt { op, format, ms, rate } = self;
+        json!({ "op": op, "format": format.name(), "ms": ms, "g_products_s": rate })
+    }
+}
+
+/// All of it.
+pub(crate) fn json(
+    device: &DeviceInfo,
+    shape: Value,
+    singles: &[Single],
+    prompts: &[Prompt],
+) -> String {
+    let singles: Vec<_> = singles.iter().map(Single::json).collect();
+    let prompts: Vec<_> = prompts.iter().map(Prompt::json).collect();
+    let all = json!({
+        "device": device.name,
+        "description": device.description,
+        "shape": shape,
+        "one_token": singles,
+        "prompt": prompts,
+    });
+    format!("{all:#}\n")
+}
