@@ -31,7 +31,7 @@ fn two_of_the_mailboxes_made_together_are_not_open_at_once() {
         let (x, batch) = (x.clone(), batch.clone());
         Post { x, batch, rows: None, weights: None, mailbox }
     };
-    [a, b, c].map(|mailbox| recorder.push(post(mailbox)).unwrap());
+    [a, b, c].into_iter().for_each(|mailbox| recorder.push(post(mailbox)).unwrap());
     let refused = recorder.push(post(d)).unwrap_err();
     assert!(refused.to_string().contains("those made with it"), "{refused}");
     recorder.push(Merge { batch: batch.clone(), y, mailbox: c, accumulate: false }).unwrap();

@@ -384,7 +384,7 @@ CALL(cuDeviceGetName, hipDeviceGetName)(char* to, int len, int ordinal) {
 }
 CALL(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId)(char* to, int len, int ordinal) {
     DEVICE_OF(device, ordinal);
-    return put_text(to, len, "0000:0" + std::to_string(device->ordinal + 1) + ":00.0");
+    return put_text(to, len, std::string("0000:0") + "123456789a"[device->ordinal] + ":00.0");
 }
 CALL(cuDeviceTotalMem_v2, hipDeviceTotalMem)(size_t* len, int ordinal) {
     DEVICE_OF(device, ordinal);

@@ -101,7 +101,7 @@ struct Device {
     int state();
 };
 
-constexpr int MOST_DEVICES = 9;
+constexpr int MOST_DEVICES = 10;
 
 struct World {
     /// "CUDA" or "HIP".

@@ -60,6 +60,11 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
         for (Device& each : devices) known = known && set(&each, key, text);
         return known;
     }
+    if (key == "reset") {
+        // What a loss has stopped must not lose the device once more.
+        set(device, "release", "1");
+        finish_all(*device);
+    }
     std::lock_guard<std::mutex> lock(device->mutex);
     Settings& s = device->settings;
     if (key == "memory") return s.memory = value, true;

@@ -109,7 +109,7 @@ impl Fake {
 
     /// Sets what a test wants: `key=value` for all devices, `1:key=value` for one, parted by blanks.
     ///
-    /// Of the library: `devices` (0 to 9), `version` (12040 is CUDA 12.4, 60032830 HIP 6.0), `init` (what the first call
+    /// Of the library: `devices` (0 to 10), `version` (12040 is CUDA 12.4, 60032830 HIP 6.0), `init` (what the first call
     /// returns), `wave` (32 or 64, HIP), `arch` (HIP), `refuse_compiling` (hiprtc), `record` (a folder for launches).
     ///
     /// Of devices: `memory` (bytes), `hidden` (bytes of it that are told as free and cannot be had), `seed` (of the order of lanes; 0 for none), `delay_us` (before each piece of work),

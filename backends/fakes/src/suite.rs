@@ -11,7 +11,9 @@ use simt::Options;
 use crate::Fake;
 
 /// Devices of a fake: as many as there are parts.
-pub const DEVICES: usize = 9;
+pub const DEVICES: usize = 10;
+/// The device that takes turns with the first in the suite of all backends.
+pub const SECOND: usize = 9;
 /// The device whose matrix units multiply wrongly.
 pub const WRONG: usize = 8;
 /// What a part may book.
@@ -48,14 +50,13 @@ fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
     recorder.finish().expect("a program")
 }
 
-/// The suite of all backends, programs as graphs and hand-offs by flags: cases beside each other, on one device that was
-/// opened twice.
+/// The suite of all backends, programs as graphs and hand-offs by flags, on the first device and another that is like it.
 ///
 /// # Panics
 /// With the report.
-pub fn conforms(open: Open<'_>, fake: &Fake) {
+pub fn conforms(open: Open<'_>, second: usize, fake: &Fake) {
     let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
-    let report = conformance::run_beside(&[(); 2].map(|()| device(open, 0, options)));
+    let report = conformance::run_beside(&[0, second].map(|number| device(open, number, options)));
     assert_eq!(report.n_failed(), 0, "\n{report}");
     assert!(fake.count(0, "graphs") > 0, "programs are graphs");
 }
@@ -208,8 +209,9 @@ pub fn is_shared(open: Open<'_>, fake: &Fake) {
     let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let open = |round: usize| {
+            let open = move |round: usize| {
                 let device = device(open, 5, options);
+                (0..300).for_each(|_| drop(device.queue("short").expect("a queue")));
                 for _ in 0..20 {
                     let mut queue = device.queue("shared").expect("a queue");
                     let start = (100 * thread + round) as f32;

@@ -19,7 +19,7 @@ static TURN: Mutex<()> = Mutex::new(());
 
 /// What `build.rs` would have made of code for the fake, which is a text.
 fn embedded(arch: &'static str, units: &[&'static str]) -> &'static [Embedded] {
-    let text = |unit| format!("// unit {unit}\nFAKE code for {arch}\n\0");
+    let text = |unit: &str| format!("// unit {unit}\nFAKE code for {arch}\n\0");
     let one = |unit: &&'static str| Embedded { arch, unit, packed: packed(&text(unit)) };
     units.iter().map(one).collect::<Vec<_>>().leak()
 }

@@ -12,12 +12,12 @@ fn the_fake_conforms_with_waves_of_64() {
         Ok(fake) => fake,
         Err(why) => return eprintln!("skipped: {why}"),
     };
-    fake.set("devices=1 wave=64 arch=gfx90a");
+    fake.set("devices=2 wave=64 arch=gfx90a");
     let found = thermocline_hip::devices().expect("the fake has a device");
     assert!(found[0].description.contains("gfx90a"), "{}", found[0].description);
     let open = |number: usize, options| {
         let opened = thermocline_hip::open_with(&found[number], None, options);
         opened.map(|backend| backend as Arc<dyn Backend>)
     };
-    suite::conforms(&open, &fake);
+    suite::conforms(&open, 1, &fake);
 }

@@ -88,9 +88,9 @@ impl DeviceOptions {
         let other = backend != BackendName::Auto && backend != BackendName::Cpu;
         let flags = flags.into_iter().chain([("--device", named && !none), ("--backend", other)]);
         Self {
-            backend: match backend {
-                _ if none || whole_layers == Some(0) => Some("cpu"),
-                name => backend_name(name),
+            backend: match none || whole_layers == Some(0) {
+                true => Some("cpu"),
+                false => backend_name(backend),
             },
             named: names.filter(|names| !none && !is(names, "auto")),
             main: args.main_gpu,

@@ -13,8 +13,12 @@ fn fake() -> Option<&'static Fake> {
     static FAKE: OnceLock<Option<Fake>> = OnceLock::new();
     let load = || {
         let fake = Fake::load(Vendor::Cuda).map_err(|why| eprintln!("skipped: {why}")).ok()?;
-        // The first is a card whose matrix units multiply floats too, which the others' do not gain by.
-        fake.set(&format!("devices={} 0:major=9 0:minor=0", suite::DEVICES));
+        // Two are cards whose matrix units multiply floats too, which the others' do not gain by.
+        fake.set(&format!(
+            "devices={} 0:major=9 0:minor=0 {}:major=9 {1}:minor=0",
+            suite::DEVICES,
+            suite::SECOND
+        ));
         Some(fake)
     };
     FAKE.get_or_init(load).as_ref()
@@ -52,7 +56,7 @@ fn an_old_card_of_the_fake_is_refused_with_a_sentence() {
 #[test]
 fn the_fake_conforms() {
     if let Some(fake) = fake() {
-        suite::conforms(&open, fake);
+        suite::conforms(&open, suite::SECOND, fake);
     }
 }
 

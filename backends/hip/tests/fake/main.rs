@@ -42,7 +42,7 @@ fn devices_of_the_fake_are_named_and_described() {
 #[test]
 fn the_fake_conforms() {
     if let Some(fake) = fake() {
-        suite::conforms(&open, fake);
+        suite::conforms(&open, suite::SECOND, fake);
     }
 }
 
