@@ -149,7 +149,7 @@ fn queues_do_not_meet() {
 fn a_timed_run_tells_when_its_parts_ran() {
     let Some(device) = device() else { return };
     let report = conformance::run_matching(&device, "timed");
-    assert!(report.n_failed() == 0 && report.passed().count() == 2, "\n{report}");
+    assert!(report.n_failed() == 0 && report.passed().count() == 3, "\n{report}");
     let mut queue = device.queue("times").expect("a queue");
     let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
     let split = hand_off(&device, &mut queue, &a, &x);
