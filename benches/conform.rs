@@ -42,6 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     println!("{result:#}");
     match report.n_failed() {
+        0 if report.outcomes.is_empty() => Err(format!("no case has {part:?} in its name").into()),
         0 => Ok(()),
         n => Err(format!("{name}: {n} cases failed").into()),
     }

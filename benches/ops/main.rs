@@ -97,19 +97,15 @@ fn main() -> Result<()> {
             Some(_) => adding(&device, by),
         }
     };
+    let is_value = |a: &&String| [named, json, shape].contains(&Some(*a));
+    let formats = arguments.iter().filter(|a| !a.starts_with('-') && !is_value(a));
+    let formats = weights(&formats.collect::<Vec<_>>())?;
     println!("{}", device.info().description);
     println!(
         "| op | format | density | ms | GB/s | read | share |\n|---|---|---:|---:|---:|---:|---:|"
     );
-    let wanted = |format: &Format| {
-        let is_value = |a: &&String| [named, json, shape].contains(&Some(*a));
-        let formats = arguments.iter().filter(|a| !a.starts_with('-') && !is_value(a));
-        let formats: Vec<_> = formats.collect();
-        format.is_weight()
-            && (formats.is_empty() || formats.iter().any(|name| *name == format.name()))
-    };
     let (mut singles, mut prompts) = (Vec::new(), Vec::new());
-    for format in Format::ALL.iter().copied().filter(wanted) {
+    for format in formats {
         let weights = Weights::new(&device, by, format)?;
         singles.extend(weights.measure(&device, &probe)?);
         prompts.extend(weights.measure_prompt(&device)?);
@@ -121,6 +117,17 @@ fn main() -> Result<()> {
         std::fs::write(path, table::json(device.info(), shape, &singles, &prompts))?;
     }
     Ok(())
+}
+
+/// The formats of these names; of none, all that weights have.
+fn weights(names: &[&String]) -> Result<Vec<Format>> {
+    let all = || Format::ALL.iter().copied().filter(|format| format.is_weight());
+    let known = |name: &&&String| all().any(|format| format.name() == **name);
+    if let Some(other) = names.iter().find(|name| !known(name)) {
+        return Err(format!("{other} is no format of weights").into());
+    }
+    let wanted = |format: &Format| names.iter().any(|name| *name == format.name());
+    Ok(all().filter(|format| names.is_empty() || wanted(format)).collect())
 }
 
 /// The device of this name.

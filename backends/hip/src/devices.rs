@@ -15,6 +15,8 @@ use crate::vendor::Hip;
 
 /// The oldest version of HIP.
 const NEEDED: c_int = 50_000_000;
+/// What is said of a device that does not take the kernels of this program.
+pub(crate) const UNLOADED: &str = "its ROCm does not load the kernels that are in this program, and compiles them when they are first used";
 
 /// Every device that ROCm shows, in the order of their slots.
 ///
@@ -77,7 +79,9 @@ pub(crate) fn open_from(
     match open_one(library, found, folder, options, embedded) {
         // An old ROCm may not load what a new compiler has made.
         Err(hal::Error::Driver { .. }) if can_compile && has(embedded, &arch) => {
-            open_one(ready()?, found, folder, options, &[])
+            let description = format!("{}; {UNLOADED}", found.description);
+            let found = Found { description, ..found.clone() };
+            open_one(ready()?, &found, folder, options, &[])
         }
         opened => opened,
     }

@@ -11,7 +11,7 @@ use hal::op::Add;
 use hal::{Bytes, Device, DeviceId, Error, TensorDesc};
 use simt::Options;
 
-use crate::devices::{devices, open_from};
+use crate::devices::{UNLOADED, devices, open_from};
 use crate::embedded::Embedded;
 
 /// One test at a time: what a fake is set to counts for all.
@@ -72,5 +72,11 @@ fn embedded_kernels_come_before_the_compiler_of_the_fake() {
     // What is no code of the driver's is made anew.
     let wrong = Embedded { packed: packed("no code\0"), ..embedded("gfx90a", &UNITS)[2] };
     assert_eq!(three(vec![wrong].leak()), Ok(3.0));
+    let opened = |embedded| {
+        let backend = open_from(&devices().unwrap()[0], None, Options::default(), embedded);
+        backend.unwrap().info().description.clone()
+    };
+    assert!(opened(vec![wrong].leak()).ends_with(UNLOADED), "and that is said");
+    assert!(!opened(embedded("gfx90a", &UNITS)).contains(UNLOADED));
     fake.set("arch=gfx1100");
 }

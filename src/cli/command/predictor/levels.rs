@@ -49,7 +49,13 @@ impl Job<'_> {
         let size = rows * dense.model().n_vocab() * size_of::<f32>();
         let logits = match size <= MOST_KEPT {
             true => Some(evaluate::logits(dense, chunks, self.interrupt.flag())?),
-            false => None,
+            false => {
+                let size = hal::Bytes(size as u64);
+                self.terminal.detail(&format!(
+                    "the dense run's logits would take {size}: it runs again beside each comparison"
+                ));
+                None
+            }
         };
         let reference = &mut Reference { dense, logits };
         let mut known: Vec<Option<Comparison>> = vec![None; STEPS];
