@@ -10,14 +10,16 @@ use std::time::{Duration, Instant};
 use hal::format::Format;
 use hal::op::{Activation, Add, Down, FfnKind, MatMul, Merge, Op, Post, Skip, SparseFfn};
 use hal::{
-    BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, Error, HostRows, MailboxShape,
-    PackDesc, Program, Queue, Result, Rows, Select, Source, Tensor,
+    BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceKind, Error, HostRows,
+    MailboxShape, PackDesc, Program, Queue, Result, Rows, Select, Source, Tensor,
 };
 
 use crate::placement::Speed;
 
-/// Larger than the caches of most processors; less where there is less memory, or the model is smaller.
+/// Larger than the caches of graphics devices, and than those of processors, which have up to hundreds of megabytes; less
+/// where there is less memory, or the model is smaller.
 const SIZE: Bytes = Bytes(256 << 20);
+const SIZE_OF_CPU: Bytes = Bytes(1 << 30);
 const LEAST: Bytes = Bytes(4 << 20);
 /// One neuron in so many is used.
 const EVERY: usize = 8;
@@ -74,7 +76,8 @@ impl Shape {
 /// # Errors
 /// What the device refuses or reports.
 pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Speed> {
-    let most = SIZE.min(shape.size).max(LEAST).min(Bytes(free.map_or(u64::MAX, |b| b.0 / 4)));
+    let size = if device.info().kind == DeviceKind::Cpu { SIZE_OF_CPU } else { SIZE };
+    let most = size.min(shape.size).max(LEAST).min(Bytes(free.map_or(u64::MAX, |b| b.0 / 4)));
     let mut queue = device.queue("probe")?;
     let mut probe = Probe::new(device, shape, LEAST, most)?;
     let op = probe.op(&mut queue)?;
@@ -131,14 +134,19 @@ impl Probe {
         let n_ff = (limit.min(shape.n_ff as u64) / 64).max(1) as usize * 64;
         let layer = 3 * n_ff as u64 * row;
         let n_layers = |size: Bytes| (size.0 / layer).clamp(1, MOST_LAYERS as u64) as usize;
-        // Not zeros: pages that were never written are one page.
-        let source = Source::Owned(Arc::new(vec![0x3c_u8; layer as usize]));
-        let rows = HostRows::new(source, 3 * n_ff, shape.n_embd, shape.format)?;
+        // Each layer's own: the CPU uses them where they are, and the same ones again would come out of its cache. Not
+        // zeros: pages that were never written are one page.
+        let rows = || {
+            let source = Source::Owned(Arc::new(vec![0x3c_u8; layer as usize]));
+            HostRows::new(source, 3 * n_ff, shape.n_embd, shape.format)
+        };
         let mut queue = device.queue("probe")?;
         let x = device.alloc_f32("probe", 1, shape.n_embd)?;
         queue.write(&x, bytemuck::cast_slice(&vec![0.5f32; shape.n_embd]))?;
-        let pack = PackDesc::whole(rows.desc());
-        let import = |_| device.import("probe", &pack, &rows);
+        let import = |_| {
+            let rows = rows()?;
+            device.import("probe", &PackDesc::whole(rows.desc()), &rows)
+        };
         Ok(Probe {
             device: device.clone(),
             shape: *shape,

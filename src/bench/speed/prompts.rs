@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
 use hal::{
-    Bytes, DeviceKind, HostRows, PackDesc, Queue, Result, Rows, Select, Source, Staging, Tensor,
+    Bytes, DeviceKind, HostRows, Operand, PackDesc, Queue, Result, Rows, Select, Source, Staging,
+    Tensor,
 };
 
 use super::{EVERY, PASSES, Probe};
@@ -37,6 +38,7 @@ impl Probe {
     }
 
     /// Seconds of a block of so many neurons for so many tokens, of which each uses every eighth if neurons are skipped.
+    /// Listed ones are each wanted by every eighth token, another one for each.
     fn block(&self, queue: &mut Queue, n_tokens: usize, n_rows: usize) -> Result<f64> {
         let (layer, n_ff, n_embd) = (&self.layers[0], self.n_ff, self.shape.n_embd);
         let floats = |rows, cols| self.device.alloc_f32("probe", rows, cols);
@@ -45,7 +47,8 @@ impl Probe {
         let y = floats(n_tokens, n_embd)?;
         let active = floats(1, n_tokens)?;
         queue.write(&active, bytemuck::cast_slice(&vec![0f32; n_tokens]))?;
-        let bias = match self.shape.skips {
+        // What is listed is used.
+        let bias = match self.shape.skips && !self.shape.listed {
             true => {
                 let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
                 let bias = floats(1, n_rows)?;
@@ -73,7 +76,7 @@ impl Probe {
             bias_down: None,
             threshold: None,
             group_weight: None,
-            rows: Rows::All,
+            rows: self.wanted(queue, n_tokens, n_rows)?,
             x,
             y,
             active,
@@ -86,6 +89,25 @@ impl Probe {
             accumulate: false,
         };
         self.time(queue, &self.program(vec![op.into()])?)
+    }
+
+    /// All rows, or a list of them.
+    fn wanted(&self, queue: &mut Queue, n_tokens: usize, n_rows: usize) -> Result<Rows<Tensor>> {
+        if !self.shape.listed {
+            return Ok(Rows::All);
+        }
+        let set = self.device.row_set(n_rows, n_tokens)?;
+        let ids: Vec<u32> = (0..n_rows as u32).collect();
+        let bits = |first: usize| {
+            let every = (first..32).step_by(EVERY).map(|bit| 1u32 << bit);
+            every.fold(0, |word, bit| word | bit)
+        };
+        let words = set.members.desc().n_cols;
+        let members = (0..n_rows).flat_map(|row| vec![bits(row % EVERY); words]);
+        queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
+        queue.write(&set.count, bytemuck::bytes_of(&(n_rows as u32)))?;
+        queue.write(&set.members, bytemuck::cast_slice(&members.collect::<Vec<_>>()))?;
+        Ok(Rows::Active(set))
     }
 
     /// A matrix of the format; whatever it holds is nobody's matter.
