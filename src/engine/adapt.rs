@@ -5,7 +5,8 @@
 //! [`exchange::EVERY`] tokens the counts are fetched, and what is clear changes places: a slot of the device's pack and
 //! one of the CPU's are filled with each other's neuron, from the host's memory, between two steps. Nothing is computed
 //! then, so nobody reads a slot that is half full, and no slot is kept free. Packs, programs and shapes stay as they are.
-//! Experts change places by number: the rows of the router, so that group g means another expert from then on.
+//! Experts with a ReLU exchange neurons, each with its own. Others change places by number: the rows of the router, so
+//! that group g means another expert from then on.
 
 use std::sync::Arc;
 
@@ -53,12 +54,14 @@ pub(super) enum Way {
     Neurons,
     /// By whole experts of so many neurons.
     Experts(usize),
+    /// One by one, each with others of the same expert of so many.
+    WithinExperts(usize),
 }
 
 impl Way {
     pub(super) fn unit(self) -> usize {
         match self {
-            Way::Neurons => 1,
+            Way::Neurons | Way::WithinExperts(_) => 1,
             Way::Experts(n) => n,
         }
     }
@@ -142,6 +145,10 @@ impl FfnMode {
     fn exchanges(self, ffn: &Ffn) -> Option<Way> {
         match (self.orientation(ffn), ffn.n_expert) {
             (Down::ByNeuron, None) if self.is_sparse() => Some(Way::Neurons),
+            // Bounds of groups are part of a program, so each expert keeps as many neurons on a side as it has.
+            (Down::ByNeuron, Some(n)) if self.is_sparse() => {
+                Some(Way::WithinExperts(ffn.up.w.desc().n_rows / n.max(1)))
+            }
             (Down::AcrossNeurons, Some(_)) => Some(Way::Experts(ffn.down.w.desc().n_cols)),
             (Down::ByNeuron | Down::AcrossNeurons, _) => None,
         }
@@ -236,7 +243,7 @@ impl Plan<'_> {
         let used = self.reads(index, self.used_experts()).used * way.unit() as f64;
         let n_matrices = ffn.matrices().count();
         let n_rows = match way {
-            Way::Neurons => n_matrices,
+            Way::Neurons | Way::WithinExperts(_) => n_matrices,
             Way::Experts(n) => n * (n_matrices - 1) + ffn.up.w.desc().n_cols,
         };
         let saved = used * (1.0 / cpu.sparse - 1.0 / device.sparse);
@@ -307,7 +314,8 @@ impl Plan<'_> {
         let number = |list: &Arc<[u32]>| -> Vec<usize> {
             list.iter().step_by(unit).map(|&n| n as usize / unit).collect()
         };
-        let numbers = ffn.n_expert.map(|n| (lists.map(number), (0..n as u32).collect()));
+        let whole = ffn.n_expert.filter(|_| matches!(way, Way::Experts(_)));
+        let numbers = whole.map(|n| (lists.map(number), (0..n as u32).collect()));
         let packs = self.mode.packs(&self.devices[CPU], ffn, &Neurons::All);
         let down = packs.iter().find(|packed| ByNeuron::size(packed).is_some());
         let down = down.map(|packed| {
@@ -348,7 +356,10 @@ impl Plan<'_> {
             }
             let lists = lists.map(|list| &list[..]);
             let heat = (at.layer, &at.heat, adapt.weight);
-            all.extend(exchange::swaps(heat, lists, at.way.unit(), &at.bounds));
+            all.extend(match at.way {
+                Way::WithinExperts(n) => exchange::swaps_within(heat, lists, n, &at.bounds),
+                way => exchange::swaps(heat, lists, way.unit(), &at.bounds),
+            });
             most = most.min(at.bounds.most);
         }
         adapt.weight.decay(adapt.layers.iter_mut().map(|at| &mut at.heat));

@@ -6,7 +6,7 @@ use hal::format::Format;
 use hal::{Device, KvCache, Mailbox, MailboxShape, Operand, Tensor};
 
 use crate::model::{Affine, Frame, LayerWeights, Model};
-use crate::placement::{DeviceIndex, Forecast, LayerPlacement, Neurons, Placement, Share};
+use crate::placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement, Share};
 
 use super::adapt::Adapt;
 use super::ffn::{FfnMode, FfnTensors};
@@ -107,6 +107,9 @@ impl Plan<'_> {
                 true => Some(Lane::new(device, &shape, &rungs)?),
                 false => None,
             };
+            if lane.is_some() && index != CPU {
+                device.reserve_workspace(self.workspace(index))?;
+            }
             lanes.push(lane);
         }
         let mut mailboxes = self.mailboxes(placement)?;

@@ -13,7 +13,7 @@ use hal::{
 use crate::model::{Ffn, Model};
 use crate::placement::{
     CPU, Cut, DeviceFacts, DeviceIndex, Forecast, LayerFacts, LayerReads, LayerSizes, Neurons,
-    Placement, Task, Uses, plan,
+    Placement, StreamReads, Task, Uses, plan,
 };
 
 use super::adapt::ExchangeNeeds;
@@ -132,9 +132,11 @@ impl Plan<'_> {
         weights.frame.each(&mut |_, rows| frame += size(rows));
         let chosen = self.mode.chosen(self.model, self.options, layer);
         let lists = chosen.is_some();
+        let (mut before, mut scores) = (0.0, 0.0);
         if let Some(chosen) = chosen {
             let slots = TensorDesc::new(1, hyper.n_ff, Format::U32);
-            frame += chosen.fc1.map_or(0.0, size) + size(chosen.fc2) + bytes(slots);
+            (before, scores) = (chosen.fc1.map_or(0.0, size), size(chosen.fc2));
+            frame += before + scores + bytes(slots);
         }
         let formats = self.options.kv_formats;
         let row = |n, format| bytes(TensorDesc::new(1, n, format));
@@ -159,14 +161,19 @@ impl Plan<'_> {
                 }
             }
         };
+        let experts = if weights.ffn.n_expert.is_some() { used } else { 1.0 };
         LayerReads {
             frame,
             cache: position * past as f64,
             tested: tested / n_ff,
             used: besides / n_ff,
-            prompt: matrices / n_ff * if weights.ffn.n_expert.is_some() { used } else { 1.0 },
-            streams: self.streams(layer),
-            n_ops: self.layer_ops(layer, hyper.n_ff).len(),
+            prompt: matrices / n_ff * experts,
+            streams: self.streams(layer).then_some(StreamReads {
+                brought: (matrices + scores) / n_ff,
+                multiplied: (matrices * experts + scores) / n_ff,
+                per_piece: before,
+            }),
+            n_ops: self.layer_ops(layer, hyper.n_ff, 1).len(),
         }
     }
 
@@ -266,6 +273,11 @@ impl Plan<'_> {
         self.devices[device].pack_size(&PackDesc::whole(rows.desc()), mapped)
     }
 
+    pub(super) fn batch(&self) -> Batch<TensorDesc> {
+        let shape = self.scratch().batch;
+        Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
+    }
+
     fn f32(&self, rows: usize, cols: usize) -> TensorDesc {
         TensorDesc::new(rows, cols, Format::F32)
     }
@@ -273,11 +285,6 @@ impl Plan<'_> {
     fn can_all(&self, device: DeviceIndex, ops: impl IntoIterator<Item = OpDesc>) -> bool {
         let on = &self.devices[device];
         ops.into_iter().all(|op| matches!(on.plan(&op), Answer::Yes { .. }))
-    }
-
-    fn batch(&self) -> Batch<TensorDesc> {
-        let shape = self.scratch().batch;
-        Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
     }
 
     /// The cache of one layer.
@@ -290,10 +297,10 @@ impl Plan<'_> {
         }
     }
 
-    /// The ops of a layer with `n` of its neurons, for the largest step; with a hand-off if those are not all.
-    fn layer_ops(&self, layer: usize, n: usize) -> Vec<OpDesc> {
+    /// The ops of a layer with `n` of its neurons, for a step of `n_tokens`; with a hand-off if those are not all.
+    pub(super) fn layer_ops(&self, layer: usize, n: usize, n_tokens: usize) -> Vec<OpDesc> {
         let (weights, hyper) = (&self.model.layers[layer], &self.model.hyper);
-        let n_tokens = self.options.n_ubatch;
+        let shape = self.scratch();
         let split = n < hyper.n_ff;
         let list = || list_desc(hyper.n_ff, n_tokens);
         let chosen = self.mode.chosen(self.model, self.options, layer);
@@ -309,11 +316,10 @@ impl Plan<'_> {
             cache: &self.cache_shape(),
             predictor: predictor.as_ref(),
             own: own.as_ref(),
-            scratch: &self.scratch().body,
+            scratch: &shape.body.map(&mut |desc| TensorDesc { n_rows: n_tokens, ..*desc }),
             batch: &self.batch(),
             active: self.f32(1, n_tokens),
-            hits: self
-                .scratch()
+            hits: shape
                 .hits
                 .filter(|_| n_tokens <= MOST_COUNTED)
                 .map(|hits| self.f32(1, hits.n_cols)),
@@ -326,21 +332,11 @@ impl Plan<'_> {
 
     /// What a device needs before the first weight: batch, scratch, staging.
     fn fixed(&self, device: DeviceIndex) -> Bytes {
-        let (shape, n_ff) = (self.scratch(), self.model.hyper.n_ff);
         let on = &self.devices[device];
-        let layers = 0..self.model.layers.len();
-        let ops = layers.flat_map(|layer| self.layer_ops(layer, n_ff)).chain(self.head_ops());
-        let workspace = ops.map(|op| match on.plan(&op) {
-            Answer::Yes { workspace, .. } => workspace,
-            Answer::No(_) => Bytes(0),
-        });
-        let workspace = TensorDesc::new(
-            1,
-            workspace.max().unwrap_or_default().0.div_ceil(4) as usize,
-            Format::U32,
-        );
-        let workspace = if workspace.n_cols > 0 { on.alloc_size(&workspace) } else { Bytes(0) };
-        shape.size(on, &self.options.ladder()) + workspace
+        let n_words = self.workspace(device).0.div_ceil(4) as usize;
+        let workspace = TensorDesc::new(1, n_words, Format::U32);
+        let workspace = if n_words > 0 { on.alloc_size(&workspace) } else { Bytes(0) };
+        self.scratch().size(on, &self.options.ladder()) + workspace
     }
 
     /// Norms, attention and predictor of a layer, and its cache.
@@ -392,8 +388,11 @@ impl Plan<'_> {
 
     fn can_run(&self, device: DeviceIndex, layer: usize, n: usize) -> bool {
         let split = n < self.model.hyper.n_ff;
+        let n_tokens = self.options.n_ubatch;
         (self.devices[device].info().hand_off || !split)
-            && self.can_all(device, self.layer_ops(layer, n))
+            && [n_tokens, n_tokens.min(MOST_COUNTED)]
+                .iter()
+                .all(|&n_tokens| self.can_all(device, self.layer_ops(layer, n, n_tokens)))
     }
 
     fn can_embed(&self, device: DeviceIndex) -> bool {
@@ -407,8 +406,9 @@ impl Plan<'_> {
         self.can_all(device, [rows.into()].into_iter().chain(positions))
     }
 
-    fn head_ops(&self) -> Vec<OpDesc> {
-        let (model, n) = (self.model, self.options.max_out());
+    /// The ops of the head for `n` tokens.
+    pub(super) fn head_ops(&self, n: usize) -> Vec<OpDesc> {
+        let model = self.model;
         let [x, y] = [self.options.n_ubatch, n].map(|n| self.f32(n, model.hyper.n_embd));
         let by = model.output_norm.try_map("", &mut |_, rows| Ok::<_, Infallible>(rows.desc()));
         let Ok(by) = by;
@@ -426,6 +426,6 @@ impl Plan<'_> {
     }
 
     fn can_run_head(&self, device: DeviceIndex) -> bool {
-        self.can_all(device, self.head_ops())
+        self.can_all(device, self.head_ops(self.options.max_out()))
     }
 }

@@ -35,10 +35,10 @@ pub(super) struct LayerOps<'a, T> {
     pub(super) active: T,
     /// Counters of rows, if they are counted.
     pub(super) hits: Option<T>,
-    /// Lists that the predictor fills: rows here, and rows elsewhere.
+    /// Lists that the predictor fills: rows here and, if some neurons are elsewhere, rows there.
     pub(super) resident: Option<RowSet<T>>,
     pub(super) absent: Option<RowSet<T>>,
-    /// Present if some neurons are elsewhere.
+    /// Present if neurons that are elsewhere are computed there.
     pub(super) mailbox: Option<usize>,
 }
 
@@ -54,6 +54,18 @@ pub(super) fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) ->
         width: norm.w.desc().n_cols,
     }
     .into()
+}
+
+/// What `predictor` reads, before anything is added to the residual.
+pub(super) fn predictor_input<'a, T>(
+    model: &Model,
+    predictor: &Predictor<T>,
+    s: &'a Scratch<T>,
+) -> &'a T {
+    match (predictor.input, model.spec.predictor_input) {
+        (Input::Normed, _) => &s.h,
+        (Input::OfFile, PredictorInput::Residual) => &s.x,
+    }
 }
 
 fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
@@ -195,12 +207,11 @@ impl<T: Operand> LayerOps<'_, T> {
     fn neurons(&self, ops: &mut Vec<Op<T>>, accumulate: bool) {
         let s = self.scratch;
         let (mut rows, mut absent) = (Rows::All, None);
-        if let (Some(predictor), Some(resident)) = (self.predictor, &self.resident) {
-            absent = self.absent.clone().filter(|_| self.mailbox.is_some());
-            let x = match (predictor.input, self.model.spec.predictor_input) {
-                (Input::Normed, _) => s.h.clone(),
-                (Input::OfFile, PredictorInput::Residual) => s.x.clone(),
-            };
+        // Where the others stream, their lists are made piece by piece.
+        let wanted = self.own.is_some() || self.mailbox.is_some();
+        if let (Some(predictor), Some(resident), true) = (self.predictor, &self.resident, wanted) {
+            absent = self.absent.clone();
+            let x = predictor_input(self.model, predictor, s).clone();
             ops.push(predictor.op(x, resident.clone(), absent.clone()).into());
             rows = Rows::Active(resident.clone());
         }

@@ -21,6 +21,7 @@ mod step;
 mod stream;
 mod timeline;
 mod value;
+mod workspace;
 
 pub use adapt::{ExchangeNeeds, Exchanged};
 pub use cost::{assumed_past, exchange_needs, forecast, task};

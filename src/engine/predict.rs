@@ -2,6 +2,7 @@
 //! devices of the layer.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use hal::format::Format;
 use hal::op::{Hidden, Predict};
@@ -96,7 +97,7 @@ impl Predictor<TensorDesc> {
 /// Floats as one row.
 pub(super) fn vector(values: &[f32]) -> HostRows {
     let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
-    let source = Source::Owned(std::sync::Arc::new(bytes));
+    let source = Source::Owned(Arc::new(bytes));
     HostRows::new(source, 1, values.len(), Format::F32).expect("as many bytes as values")
 }
 
@@ -130,6 +131,13 @@ impl Predictor<Tensor> {
     pub(super) fn place(&self, queue: &mut Queue, placed: &LayerPlacement) -> Result<()> {
         let slots = slots(placed, self.slots.desc().n_cols);
         Ok(queue.write(&self.slots, &slots.rows(0..1)?)?)
+    }
+}
+
+impl<T: Clone> Predictor<T> {
+    /// The same over some of the neurons: their rows, what is added to their scores, where they live.
+    pub(super) fn over(&self, fc2: T, bias: T, slots: T) -> Predictor<T> {
+        Predictor { fc2, bias: Some(bias), slots, ..self.clone() }
     }
 }
 
@@ -167,7 +175,7 @@ fn slots(placed: &LayerPlacement, n_ff: usize) -> HostRows {
         }
     }
     let bytes: Vec<u8> = bytemuck::cast_slice(&slots).to_vec();
-    let source = Source::Owned(std::sync::Arc::new(bytes));
+    let source = Source::Owned(Arc::new(bytes));
     HostRows::new(source, 1, n_ff, Format::U32).expect("as many bytes as words")
 }
 
@@ -202,13 +210,12 @@ impl ListShape {
 
     /// Bytes on `device`, staging included.
     pub(super) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
-        let size = |rows, cols| device.alloc_size(&words(rows, cols));
-        let n_lists = if self.shared { 2 } else { 1 };
-        let members: BTreeSet<usize> = Self::member_words(rungs).collect();
-        let members: Bytes = members.into_iter().map(|words| size(self.n_ff, words)).sum();
-        let list = size(1, self.n_ff) + members;
-        let staging = Bytes(self.staging(rungs).iter().sum::<usize>() as u64);
-        (0..n_lists).map(|_| list).sum::<Bytes>() + size(self.n_layer, 1) + size(1, 1) + staging
+        let resident = List::size(device, self.n_ff, self.n_layer, rungs);
+        let absent = match self.shared {
+            true => List::size(device, self.n_ff, 1, rungs),
+            false => Bytes(0),
+        };
+        resident + absent + Bytes(self.staging(rungs).iter().sum::<usize>() as u64)
     }
 }
 
@@ -230,6 +237,14 @@ struct List {
 }
 
 impl List {
+    /// Bytes of a list of up to `n` rows.
+    fn size(device: &Device, n: usize, n_counts: usize, rungs: &[usize]) -> Bytes {
+        let size = |rows, cols| device.alloc_size(&words(rows, cols));
+        let members: BTreeSet<usize> = ListShape::member_words(rungs).collect();
+        let members: Bytes = members.into_iter().map(|words| size(n, words)).sum();
+        size(1, n) + size(n_counts, 1) + members
+    }
+
     fn new(device: &Device, n_ff: usize, n_counts: usize, rungs: &[usize]) -> Result<List> {
         let mut members: Vec<Tensor> = Vec::new();
         for n_words in ListShape::member_words(rungs) {
@@ -281,6 +296,40 @@ impl Lists {
     /// How many rows of each layer were wanted here, `[n_layer, 1]`.
     pub(super) fn counts(&self) -> &Tensor {
         &self.resident.counts
+    }
+}
+
+/// What a predictor's choice among the neurons of a piece goes through: all of them are in the device's slots, in order.
+#[derive(Debug)]
+pub(super) struct PieceLists {
+    slots: Tensor,
+    list: List,
+}
+
+impl PieceLists {
+    /// For pieces of `n` neurons, in steps of these numbers of tokens.
+    pub(super) fn new(device: &Device, n: usize, rungs: &[usize]) -> Result<PieceLists> {
+        let order: Vec<u32> = (0..n as u32).map(|slot| Slot::Resident(slot).encode()).collect();
+        let bytes: Vec<u8> = bytemuck::cast_slice(&order).to_vec();
+        let rows = HostRows::new(Source::Owned(Arc::new(bytes)), 1, n, Format::U32)?;
+        let slots = device.import("streamed slots", &PackDesc::whole(rows.desc()), &rows)?;
+        Ok(PieceLists { slots, list: List::new(device, n, 1, rungs)? })
+    }
+
+    /// Bytes of it on `device`.
+    pub(super) fn size(device: &Device, n: usize, rungs: &[usize]) -> Bytes {
+        let slots = device.pack_size(&PackDesc::whole(words(1, n)), false);
+        slots + List::size(device, n, 1, rungs)
+    }
+
+    /// Where they live.
+    pub(super) fn slots(&self) -> Tensor {
+        self.slots.clone()
+    }
+
+    /// The neurons of a piece that a step of the `rung`, of those it was made for, wants.
+    pub(super) fn set(&self, rung: usize) -> RowSet<Tensor> {
+        self.list.set(0, rung)
     }
 }
 

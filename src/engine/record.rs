@@ -11,7 +11,8 @@ use super::Result;
 use super::build::{Embedding, Head, Layer, Plan, Remote};
 use super::ffn::{FfnPlace, FfnTensors};
 use super::lane::{Lane, Scratch};
-use super::layer::{LayerOps, norm};
+use super::layer::{LayerOps, norm, predictor_input};
+use super::predict::{PieceLists, Predictor};
 use super::stream::{Leg, Stream};
 use super::timeline::Work;
 
@@ -173,29 +174,43 @@ impl Recording<'_> {
         Ok(legs)
     }
 
+    /// The rungs of steps of `from` tokens and more.
+    pub(super) fn rungs_from(&self, from: usize) -> &[usize] {
+        &self.rungs[self.rungs.partition_point(|&n| n < from)..]
+    }
+
     /// Neurons that came in a piece into the slots of `share`, for the rungs that stream: what they make of the block's
-    /// input is added to y, or put there.
+    /// input is added to y, or put there. With a predictor, only those of them that it lists.
     pub(super) fn piece(
         &self,
         lane: &Lane,
         from: usize,
         share: &FfnTensors,
+        listed: Option<(&Predictor<Tensor>, &PieceLists)>,
         adds: bool,
     ) -> Result<Ladder> {
-        let first = self.rungs.partition_point(|&n| n < from);
-        let n_layer = self.plan.model.hyper.n_layer;
-        self.ladder(&self.rungs[first..], |rung, n| {
+        let rungs = self.rungs_from(from);
+        let first = self.rungs.len() - rungs.len();
+        let model = self.plan.model;
+        let n_layer = model.hyper.n_layer;
+        self.ladder(rungs, |rung, n| {
             let mut recorder = lane.device.record(&format!("piece x {n}"));
             let s = view(&lane.scratch, n);
+            let mut rows = Rows::All;
+            if let Some((predictor, lists)) = listed {
+                let (x, set) = (predictor_input(model, predictor, &s).clone(), lists.set(rung));
+                recorder.push(predictor.op(x, set.clone(), None))?;
+                rows = Rows::Active(set);
+            }
             let place = FfnPlace {
                 x: s.h,
-                weights: None,
+                weights: s.weights.filter(|_| share.groups.is_some()),
                 y: s.y,
                 active: lane.active[first + rung].rows(n_layer..n_layer + 1),
                 hits: None,
                 accumulate: adds,
             };
-            recorder.push(self.plan.mode.op(share, Rows::All, place))?;
+            recorder.push(self.plan.mode.op(share, rows, place))?;
             Ok(recorder.finish()?)
         })
     }
@@ -278,7 +293,7 @@ impl Recording<'_> {
             active: lane.active[rung].rows(index..index + 1),
             hits: lane.hits(index, self.rungs[rung]),
             resident: lists.map(|lists| lists.resident(index, rung)),
-            absent: lists.and_then(|lists| lists.absent(rung)),
+            absent: lists.filter(|_| !layer.remotes.is_empty()).and_then(|l| l.absent(rung)),
             mailbox,
         }
     }

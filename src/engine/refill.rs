@@ -1,7 +1,7 @@
 //! Slots filled anew: what an exchange of neurons writes, on both sides of a layer.
 
 use hal::pack::{pack_plain, plain_size, slot_plain};
-use hal::{Bytes, Device, HostRows, PackDesc, Queue, Reservation, Tensor, TensorDesc};
+use hal::{Bytes, Device, HostRows, PackDesc, Queue, Reservation, Source, Tensor, TensorDesc};
 
 use crate::model::LayerWeights;
 use crate::placement::exchange::Swap;
@@ -121,10 +121,11 @@ pub(super) struct ByNeuron {
 }
 
 impl ByNeuron {
-    /// Bytes that it takes; `None` where it is not worth it: down lies by neuron, or has no blocks.
+    /// Bytes that it takes; `None` where it is not worth it: down lies by neuron, or has no blocks and is one matrix.
     pub(super) fn size(packed: &PackedFfn) -> Option<Bytes> {
         let blocks = packed.pack.source.format.quants().is_some();
-        let desc = packed.pack.packed().ok().filter(|_| packed.pack.transpose && blocks)?;
+        let slow = blocks || matches!(packed.rows.source(), Source::Paged(_));
+        let desc = packed.pack.packed().ok().filter(|_| packed.pack.transpose && slow)?;
         plain_size(&desc).map(|len| Bytes(len as u64))
     }
 

@@ -187,12 +187,13 @@ impl Loaded {
             let active = rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
             let padded = self.streams[device].as_ref().map_or(0, Stream::padded);
             let active = active - (padded * n) as f64;
+            stats.gates += self.streams[device].as_ref().map_or(0, Stream::scored) as f64;
             stats.active += active;
             stats.off_cpu += if device == CPU { 0.0 } else { active };
         }
         stats.neurons = (n * (sizes.n_layer * sizes.n_ff + sizes.n_shared)) as f64;
         let unlisted = self.layers.iter().filter(|layer| layer.predictor.is_none()).count();
-        stats.gates = (unlisted * sizes.n_ff) as f64 * sizes.used(n) + sizes.n_shared as f64;
+        stats.gates += (unlisted * sizes.n_ff) as f64 * sizes.used(n) + sizes.n_shared as f64;
         for lane in self.lanes.iter_mut().flatten() {
             if let Some(lists) = &lane.lists {
                 buffers.counts.resize(sizes.n_layer, 0);

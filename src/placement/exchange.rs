@@ -138,6 +138,35 @@ pub fn swaps(
     pairs.map(swap).take_while(|swap| f64::from(swap.gain) >= least).collect()
 }
 
+/// The same of a layer whose neurons change places one by one within experts of `n_each`, which lie beside each other on
+/// both sides: how many each has on a side stays.
+#[must_use]
+pub fn swaps_within(
+    (layer, heat, weight): (usize, &Heat, Weight),
+    sides: [&[u32]; 2],
+    n_each: usize,
+    bounds: &Bounds,
+) -> Vec<Swap> {
+    let expert = |neuron: u32| neuron as usize / n_each.max(1);
+    let runs = sides.map(|side| {
+        let mut end = 0;
+        let runs = side.chunk_by(|&a, &b| expert(a) == expert(b)).map(|run| {
+            end += run.len();
+            (expert(run[0]), end - run.len(), run)
+        });
+        runs.collect::<Vec<_>>()
+    });
+    let pairs = runs[0].iter().flat_map(|&(number, hot, device)| {
+        let other = runs[1].iter().find(|(other, ..)| *other == number);
+        other.map(|&(_, cold, cpu)| (hot, cold, [device, cpu]))
+    });
+    let within = pairs.flat_map(|(hot, cold, sides)| {
+        let all = swaps((layer, heat, weight), sides, 1, bounds).into_iter();
+        all.map(move |swap| Swap { hot: swap.hot + hot, cold: swap.cold + cold, ..swap })
+    });
+    within.collect()
+}
+
 /// Of the exchanges of all layers the `most` best ones, by layer.
 #[must_use]
 pub fn best(mut all: Vec<Swap>, most: usize) -> Vec<Swap> {
@@ -178,6 +207,17 @@ mod tests {
         let heat = heat(&[0.9, 0.0, 0.2, 0.2, 0.6, 0.6]);
         let all = swaps((0, &heat, Weight::default()), [&[2, 3, 0, 1], &[4, 5]], 2, &EAGER);
         assert_eq!((all.len(), all[0].hot, all[0].cold), (1, 0, 0));
+    }
+
+    #[test]
+    fn neurons_of_experts_change_places_with_their_own() {
+        // Experts of 4: the first has 0, 1 here and 2, 3 there, the second 4 here, the third 8, 9 there.
+        let heat = heat(&[0.9, 0.1, 0.8, 0.2, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9]);
+        let at = (0, &heat, Weight::default());
+        let sides: [&[u32]; 2] = [&[1, 0, 4], &[5, 7, 2, 3, 8, 9]];
+        let all = swaps_within(at, sides, 4, &EAGER);
+        let places: Vec<_> = all.iter().map(|swap| (swap.hot, swap.cold)).collect();
+        assert_eq!(places, [(0, 2), (2, 0)]);
     }
 
     #[test]

@@ -83,10 +83,21 @@ pub struct LayerReads {
     /// Of each neuron in a prompt, in which nearly every one is used by some token; of experts the share that a token
     /// uses.
     pub prompt: f64,
-    /// Whether the neurons may stream.
-    pub streams: bool,
+    /// What it takes that the neurons come to another device for a prompt; `None` where they cannot.
+    pub streams: Option<StreamReads>,
     /// Ops of the layer.
     pub n_ops: usize,
+}
+
+/// Neurons on their way to a device that computes them for a prompt, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StreamReads {
+    /// Of each neuron that comes.
+    pub brought: f64,
+    /// Of each, what every token is multiplied with there.
+    pub multiplied: f64,
+    /// The same, of a piece, besides its neurons: what a predictor begins with.
+    pub per_piece: f64,
 }
 
 /// One layer.
@@ -232,7 +243,7 @@ mod tests {
         tested: 0.0,
         used: 0.0,
         prompt: 0.0,
-        streams: false,
+        streams: None,
         n_ops: 0,
     };
 

@@ -12,7 +12,8 @@ mod tests;
 
 pub use estimate::LayerTime;
 pub use facts::{
-    Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, Speed, StreamFacts, Task, Uses, Wishes,
+    Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, Speed, StreamFacts, StreamReads, Task,
+    Uses, Wishes,
 };
 pub use forecast::{DeviceBytes, Forecast, LayerForecast, Parts};
 pub use plan::{plan, plan_whole_layers};

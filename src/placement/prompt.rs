@@ -2,7 +2,8 @@
 //!
 //! With many tokens multiplying decides, not reading: `n` tokens take `n * bytes / prompt` of whatever they pass through.
 //! A split layer takes the longer of its two sides, and a hand-off. One whose absent neurons come to its home takes
-//! `bytes / upload` and the home's own time for all of them; that copies run beside work is left out of the account. All
+//! `bytes / upload` and the home's own time for all of them (of experts, all come and a token uses few; of what a predictor
+//! lists, its rows come along and score again); that copies run beside work is left out of the account. All
 //! of it is bounded from the side of doubt: what is estimated to be faster is.
 
 use hal::Bytes;
@@ -41,17 +42,18 @@ impl Task {
         let through = tokens * (reads.frame + reads.cache) / speed.prompt;
         let frame = through + reads.n_ops as f64 * speed.op;
         let own = tokens * n_home as f64 * reads.prompt / speed.prompt;
-        match (absent > 0.0, home.stream.filter(|_| streamed && reads.streams)) {
+        match (absent > 0.0, home.stream.filter(|_| streamed).zip(reads.streams)) {
             (false, _) => frame + own,
             (true, None) => {
                 frame + own.max(tokens * absent * reads.prompt / cpu.prompt) + speed.hand_off
             }
-            (true, Some(stream)) => {
+            (true, Some((stream, reads))) => {
                 let n_pieces = (absent / stream.piece.max(1) as f64).ceil();
                 // A piece is started as a hand-off is.
                 let pieces = n_pieces * (speed.op + speed.hand_off);
-                let bytes = absent * reads.prompt;
-                frame + own + bytes / speed.upload + tokens * bytes / speed.prompt + pieces
+                let brought = absent * reads.brought / speed.upload;
+                let bytes = absent * reads.multiplied + n_pieces * reads.per_piece;
+                frame + own + brought + tokens * bytes / speed.prompt + pieces
             }
         }
     }

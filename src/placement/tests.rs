@@ -74,7 +74,11 @@ impl Recipe {
                 tested: tested * neuron as f64,
                 used: used * neuron as f64,
                 prompt: neuron as f64,
-                streams: self.streams.is_some(),
+                streams: self.streams.map(|_| StreamReads {
+                    brought: neuron as f64,
+                    multiplied: neuron as f64,
+                    per_piece: 0.0,
+                }),
                 n_ops: 10,
             };
             LayerFacts::new(reads, Uses::Each(&uses), &cut)

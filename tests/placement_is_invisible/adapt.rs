@@ -268,7 +268,7 @@ fn neurons_are_observed_under_their_own_names() {
 }
 
 /// A generated model with experts.
-fn experts(spec: &str) -> Arc<Model> {
+pub(super) fn experts(spec: &str) -> Arc<Model> {
     let spec = Spec { n_vocab: 300, ..Spec::parse(spec).unwrap() };
     let file = spec.build(&mut |_, _| {}).unwrap();
     Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
@@ -301,6 +301,32 @@ fn experts_change_sides_as_a_whole() {
                 let difference = difference(&expected.logits, &course.logits);
                 assert!(difference <= bound(format), "{spec}: {difference}");
             }
+        }
+    });
+}
+
+/// Where neurons are skipped, each expert's own follow the text.
+#[test]
+fn neurons_change_sides_within_their_experts() {
+    within(LIMIT, || {
+        for (spec, format) in [
+            ("64x3x64x4/2*8/2:F16:relu", Format::F16),
+            ("64x2x96x4/2*6/2:Q8_0:relu", Format::Q8_0),
+            ("64x2x96x4/2*6/2:Q4_0:relu", Format::Q4_0),
+        ] {
+            let model = experts(spec);
+            let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
+            let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
+            let expected = course(&mut alone, &text);
+            let devices = vec![cpu_device(2), sim(2, 10).1];
+            let placement = super::stream::split(&model, Some(2));
+            let mut engine = load_with(&model, devices, adapting(), Some(placement));
+            let moved = course(&mut engine, &text);
+            let [before, after] =
+                [&moved.shares[..24], &moved.shares[120..]].map(|shares| mean(shares));
+            assert!(after > before + 0.15, "{spec}: {before} became {after}");
+            let difference = difference(&expected.logits, &moved.logits);
+            assert!(difference <= bound(format), "{spec}: {difference}");
         }
     });
 }

@@ -11,6 +11,7 @@ mod loss;
 mod predictor;
 mod shares;
 pub(crate) mod stream;
+mod stream_chosen;
 mod unified;
 mod vendors;
 

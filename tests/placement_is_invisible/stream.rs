@@ -11,7 +11,7 @@ use super::graphics::{built_in, graphics};
 use super::*;
 
 /// From 17 tokens on, in pieces of a few neurons.
-fn streaming(piece: u64) -> EngineOptions {
+pub(super) fn streaming(piece: u64) -> EngineOptions {
     let streaming = Streaming::Forced { from: 8, piece: Bytes(piece) };
     EngineOptions { n_ctx: 160, n_ubatch: 64, streaming, ..EngineOptions::default() }
 }
@@ -20,7 +20,7 @@ fn handing() -> EngineOptions {
     EngineOptions { streaming: Streaming::Off, ..streaming(1) }
 }
 
-fn text(model: &Model, n: usize) -> Vec<u32> {
+pub(super) fn text(model: &Model, n: usize) -> Vec<u32> {
     (0..n).map(|i| TEXT[i % TEXT.len()] % model.n_vocab() as u32).collect()
 }
 

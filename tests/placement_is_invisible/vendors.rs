@@ -71,6 +71,23 @@ fn a_fake_of_rocm_says_the_cpus_words() {
     a_fake_says_the_cpus_words(Vendor::Hip, "hip");
 }
 
+fn a_fake_takes_chosen_neurons_in_pieces(vendor: Vendor, backend: &str) {
+    let Some((_, backends)) = fake(vendor, backend, 0..1) else { return };
+    within(Duration::from_secs(500), move || {
+        super::stream_chosen::a_device_takes_chosen_neurons(&backends[0]);
+    });
+}
+
+#[test]
+fn a_fake_of_cuda_takes_chosen_neurons_in_pieces() {
+    a_fake_takes_chosen_neurons_in_pieces(Vendor::Cuda, "cuda");
+}
+
+#[test]
+fn a_fake_of_rocm_takes_chosen_neurons_in_pieces() {
+    a_fake_takes_chosen_neurons_in_pieces(Vendor::Hip, "hip");
+}
+
 /// The last device, of which nobody else takes memory.
 fn last(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn Backend>)> {
     let (fake, backends) = fake(vendor, backend, 2..3)?;

@@ -288,6 +288,17 @@ impl Device {
         })
     }
 
+    /// Makes the workspace that programs share at least this large, so that recording them takes no more.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], the backend's.
+    pub fn reserve_workspace(&self, bytes: Bytes) -> Result<()> {
+        if bytes > Bytes(0) {
+            self.workspace(bytes)?;
+        }
+        Ok(())
+    }
+
     /// Starts recording a program. Record the largest program of a ladder first: the workspace is shared.
     #[must_use]
     pub fn record(&self, label: &str) -> Recorder {

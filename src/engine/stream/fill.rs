@@ -1,5 +1,6 @@
 //! A piece on its way: neurons picked out of the file, packed as the device wants them, sent.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hal::op::Down;
@@ -13,6 +14,7 @@ use crate::placement::Neurons;
 use super::super::Result;
 use super::super::build::Plan;
 use super::super::ffn::chosen;
+use super::super::predict::vector;
 use super::slots::{Part, PieceSize, Places};
 
 /// Host memory of one tensor of a set of slots.
@@ -102,15 +104,21 @@ impl Columns {
         Ok(Columns { bytes: Arc::new(Vec::with_capacity(len)), _booked: booked })
     }
 
-    /// The blocks `blocks` of every row of `source`, filled up to `n_cols` columns with zeros.
-    fn take(&mut self, source: &HostRows, blocks: &[u32], n_cols: usize) -> hal::Result<HostRows> {
-        let desc = source.desc();
+    /// The blocks `blocks` of these rows of `source`, filled up to `n_cols` columns with zeros.
+    fn take(
+        &mut self,
+        source: &HostRows,
+        rows: Range<usize>,
+        blocks: &[u32],
+        n_cols: usize,
+    ) -> hal::Result<HostRows> {
+        let (desc, n_rows) = (source.desc(), rows.len());
         let block = desc.format.block_bytes();
         let row = desc.format.row_bytes(n_cols).unwrap_or_default();
-        let from = source.rows(0..desc.n_rows)?;
+        let from = source.rows(rows)?;
         // Packs are made before the next piece is, and let go of this.
         let to = Arc::make_mut(&mut self.bytes);
-        to.resize(row * desc.n_rows, 0);
+        to.resize(row * n_rows, 0);
         // Neighbours are copied together.
         let runs: Vec<&[u32]> = blocks.chunk_by(|a, b| a + 1 == *b).collect();
         let rows =
@@ -125,7 +133,7 @@ impl Columns {
             to[at..].fill(0);
         }
         let bytes: Arc<Vec<u8>> = Arc::clone(&self.bytes);
-        HostRows::new(Source::Owned(bytes), desc.n_rows, n_cols, desc.format)
+        HostRows::new(Source::Owned(bytes), n_rows, n_cols, desc.format)
     }
 }
 
@@ -137,8 +145,12 @@ pub(super) struct Sources {
     down: HostRows,
     transpose: bool,
     orientation: Down,
+    /// Rows of a predictor's last matrix, one for each neuron.
+    scores: Option<HostRows>,
     /// Values for all neurons, and what a slot has that holds none.
     vectors: Vec<(Part, HostRows, f32)>,
+    /// Neurons of an expert, or of the layer.
+    n_each: usize,
 }
 
 impl Sources {
@@ -147,6 +159,13 @@ impl Sources {
         let packs = plan.mode.packs(device, ffn, &Neurons::All);
         let transpose = packs.last().is_some_and(|down| down.pack.transpose);
         let bias = |part: &crate::model::Affine| part.bias.clone();
+        let n_ff = plan.model.hyper.n_ff;
+        let chosen = plan.mode.chosen(plan.model, plan.options, index);
+        // The same op for all: where nothing is added to scores, 0 is.
+        let offsets = chosen.map(|chosen| match chosen.bias {
+            Some(bias) => vector(bias),
+            None => vector(&vec![0.0; n_ff]),
+        });
         let vectors = [
             (Part::BiasGate, ffn.gate.as_ref().and_then(bias), 0.0),
             (Part::BiasUp, bias(&ffn.up), 0.0),
@@ -156,6 +175,8 @@ impl Sources {
                 super::super::ffn::cuts(plan.options, index, &Neurons::All),
                 f32::MAX,
             ),
+            // Nobody wants it.
+            (Part::Offset, offsets, f32::MIN),
         ];
         Sources {
             gate: ffn.gate.as_ref().map(|gate| gate.w.clone()),
@@ -163,11 +184,23 @@ impl Sources {
             down: ffn.down.w.clone(),
             transpose,
             orientation: plan.mode.orientation(ffn),
+            scores: chosen.map(|chosen| chosen.fc2.clone()),
+            n_each: n_ff / ffn.n_expert.unwrap_or(1),
             vectors: vectors
                 .into_iter()
                 .filter_map(|(part, all, none)| Some((part, all?, none)))
                 .collect(),
         }
+    }
+
+    /// Whether a predictor scores them.
+    pub(super) fn is_scored(&self) -> bool {
+        self.scores.is_some()
+    }
+
+    /// Neurons of which none comes in one piece with others: an expert's, or the layer's.
+    pub(super) fn n_each(&self) -> usize {
+        self.n_each
     }
 
     /// Neurons whose columns of down come together.
@@ -191,7 +224,7 @@ impl Sources {
     fn columns_len(&self, size: PieceSize) -> usize {
         let desc = self.down.desc();
         let row = desc.format.row_bytes(self.n_columns(size)).unwrap_or_default();
-        if self.by_columns() { row * desc.n_rows } else { 0 }
+        if self.by_columns() { row * self.up.desc().n_cols } else { 0 }
     }
 
     /// Packs `neurons` into the host memory of the slots at `places`.
@@ -215,18 +248,25 @@ impl Sources {
             pack_rows(gate, &mut fills[at(Part::Gate)])?;
         }
         pack_rows(&self.up, &mut fills[at(Part::Up)])?;
+        if let Some(scores) = &self.scores {
+            pack_rows(scores, &mut fills[at(Part::Scores)])?;
+        }
         let down = &mut fills[at(Part::Down)];
         match self.by_columns() {
             false => pack_rows(&self.down, down)?,
             true => {
-                let block = self.block() as u32;
-                let mut blocks: Vec<u32> = neurons.iter().map(|&n| n / block).collect();
+                let (block, n_each) = (self.block() as u32, self.n_each as u32);
+                // Experts' matrices lie one below the other, each with columns of its own.
+                let (expert, n_out) = (neurons[0] / n_each, self.up.desc().n_cols);
+                let matrix = expert as usize * n_out..(expert as usize + 1) * n_out;
+                let neurons = || neurons.iter().map(|&n| n % n_each);
+                let mut blocks: Vec<u32> = neurons().map(|n| n / block).collect();
                 blocks.dedup();
-                let taken = columns.take(&self.down, &blocks, self.n_columns(size))?;
+                let taken = columns.take(&self.down, matrix, &blocks, self.n_columns(size))?;
                 let mut pack = PackDesc::whole(taken.desc());
                 if self.transpose {
                     let number = |n: u32| blocks.partition_point(|&other| other < n / block) as u32;
-                    let columns = neurons.iter().map(|&n| number(n) * block + n % block);
+                    let columns = neurons().map(|n| number(n) * block + n % block);
                     let select = Select::Rows(columns.collect());
                     pack = PackDesc { select, transpose: true, spare, ..pack };
                 }

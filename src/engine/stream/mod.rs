@@ -8,6 +8,7 @@
 //! but for a set of slots that is still in use.
 
 mod fill;
+mod make;
 mod slots;
 
 use std::collections::VecDeque;
@@ -15,7 +16,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hal::op::MOST_COUNTED;
-use hal::{Bytes, Program, Run, Tensor};
+use hal::{Bytes, Program, Run};
 
 use crate::model::Model;
 use crate::placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement};
@@ -23,7 +24,8 @@ use crate::placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Plac
 use super::build::{Layer, Plan};
 use super::lane::Lane;
 use super::options::Streaming;
-use super::record::{Ladder, Recording, lane};
+use super::predict::PieceLists;
+use super::record::{Ladder, lane};
 use super::step::{Buffers, Part, StepSizes};
 use super::timeline::Work;
 use super::{Error, Result};
@@ -52,6 +54,8 @@ pub(super) struct Stream {
     size: PieceSize,
     /// Layers in order; `None` for those that do not stream.
     layers: Vec<Option<Streamed>>,
+    /// What predictors choose among the neurons of a piece through, one piece after the other.
+    _lists: Option<PieceLists>,
     /// Two sets of slots, in turn.
     sides: [Side; 2],
     next: usize,
@@ -60,14 +64,19 @@ pub(super) struct Stream {
     /// Slots of the step so far that held no neuron, where every slot is counted.
     padded: usize,
     counts_all: bool,
+    /// Neurons that came to predictors in the step so far.
+    scored: usize,
 }
 
 /// A layer whose absent neurons stream.
 #[derive(Debug)]
 struct Streamed {
-    /// Which of the shares and programs of a side are of its shape.
+    /// Which of the shares of a side is of its shape.
     kind: usize,
-    /// Neurons that are not at home, ascending, and which of them each piece has.
+    /// Which of a side's programs runs over each piece; the only one over all.
+    ways: Vec<usize>,
+    /// Neurons that are not at home, ascending, and which of them each piece has. Whole experts have the order of their
+    /// numbers, whatever these mean by now.
     absent: Vec<u32>,
     pieces: Vec<Range<usize>>,
     /// Whether the leg leaves something in y that the first piece is added to.
@@ -80,7 +89,7 @@ struct Streamed {
 #[derive(Debug)]
 struct Side {
     slots: Slots,
-    /// By kind: programs that add to y, and those that write it.
+    /// By kind and way: programs that add to y, and those that write it.
     programs: Vec<[Ladder; 2]>,
     /// Of each slot's tensor, the host memory that it is filled from.
     fills: Vec<Fill>,
@@ -107,18 +116,22 @@ pub(super) struct Stepping<'a> {
 }
 
 impl Plan<'_> {
-    /// Whether the neurons of layer `index` can stream, wherever they are: a predictor's lists and experts stay with the
+    /// Whether the neurons of layer `index` can stream, wherever they are: a predictor's lists over experts stay with the
     /// hand-off.
     pub(super) fn streams(&self, index: usize) -> bool {
-        let weights = &self.model.layers[index];
-        self.mode.chosen(self.model, self.options, index).is_none()
-            && weights.ffn.n_expert.is_none()
-            && weights.frame.shared.is_none()
+        let listed = self.mode.chosen(self.model, self.options, index).is_some();
+        !listed || self.model.layers[index].ffn.n_expert.is_none()
     }
 
     /// The least rung of the ladder from which on steps of `from` tokens and more stream; `None` if there is none.
     pub(super) fn first_streamed(&self, from: usize) -> Option<usize> {
-        self.options.ladder().into_iter().find(|&n| n >= from.max(MOST_COUNTED + 1))
+        self.streamed_rungs().into_iter().find(|&n| n >= from)
+    }
+
+    /// The rungs of the ladder that may stream.
+    pub(super) fn streamed_rungs(&self) -> Vec<usize> {
+        let ladder = self.options.ladder();
+        ladder.into_iter().filter(|&n| n > MOST_COUNTED).collect()
     }
 
     /// From how many tokens on absent neurons stream to each device, if they do: as it is forced, or as was planned. Says
@@ -157,138 +170,6 @@ impl Plan<'_> {
             }
         }
     }
-
-    /// What streams to each device. Where a device has no room for it, that is told, and nothing streams there.
-    ///
-    /// # Errors
-    /// A lost device, a driver fault.
-    pub(super) fn streams_by(
-        &self,
-        recording: &Recording<'_>,
-        from: &[Option<usize>],
-        placed: (&Placement, &[Layer]),
-        lanes: &[Option<Lane>],
-        told: &mut Vec<String>,
-    ) -> Result<Vec<Option<Stream>>> {
-        let mut streams = Vec::new();
-        for (device, from) in from.iter().enumerate() {
-            let made = match from.filter(|_| device != CPU) {
-                Some(from) => self.stream(recording, device, from, placed, lanes),
-                None => Ok(None),
-            };
-            streams.push(match made {
-                Err(Error::Device(error @ hal::Error::OutOfMemory { .. })) => {
-                    told.push(format!("prompts leave the CPU's neurons on the CPU: {error}"));
-                    None
-                }
-                made => made?,
-            });
-        }
-        Ok(streams)
-    }
-
-    /// Streams for `device`, whose layers `layers` are placed, from steps of `from` tokens on. `None` where no layer's
-    /// neurons would.
-    ///
-    /// # Errors
-    /// Those of the device: no room for the slots.
-    pub(super) fn stream(
-        &self,
-        recording: &Recording<'_>,
-        device: DeviceIndex,
-        from: usize,
-        (placement, layers): (&Placement, &[Layer]),
-        lanes: &[Option<Lane>],
-    ) -> Result<Option<Stream>> {
-        let (Some(from), Some(lane)) = (self.first_streamed(from), &lanes[device]) else {
-            return Ok(None);
-        };
-        let size = self.piece_size();
-        let mut kinds = Vec::new();
-        let mut streamed = Vec::new();
-        for (index, (placed, layer)) in placement.layers.iter().zip(layers).enumerate() {
-            let at = match placed.home == device && self.streams(index) {
-                true => self.streamed(lane, index, (placed, layer), size, &mut kinds)?,
-                false => None,
-            };
-            streamed.push(at);
-        }
-        if kinds.is_empty() {
-            return Ok(None);
-        }
-        let cpu = self.devices[CPU].ledger();
-        let columns = Columns::new(cpu, streamed.iter().flatten().map(|at| &at.from), size)?;
-        let first = !streamed.iter().flatten().all(|at| at.adds);
-        let side = || self.side(recording, lane, from, &kinds, first);
-        let sides = [side()?, side()?];
-        Ok(Some(Stream {
-            from,
-            device,
-            size,
-            layers: streamed,
-            sides,
-            next: 0,
-            columns,
-            padded: 0,
-            counts_all: !self.mode.is_sparse(),
-        }))
-    }
-
-    /// What streams of a layer, and its kind, which is added to `kinds` if it is new. `None` where nothing does: where
-    /// all is at home, where a third device takes part, or where what down adds is elsewhere.
-    fn streamed(
-        &self,
-        lane: &Lane,
-        index: usize,
-        (placed, layer): (&LayerPlacement, &Layer),
-        size: PieceSize,
-        kinds: &mut Vec<slots::Kind>,
-    ) -> Result<Option<Streamed>> {
-        let [remote] = &layer.remotes[..] else { return Ok(None) };
-        let ffn = &self.model.layers[index].ffn;
-        let bias_elsewhere = ffn.down.bias.is_some() && remote.ffn.bias_down.is_some();
-        if remote.device != CPU || bias_elsewhere {
-            return Ok(None);
-        }
-        let kind = self.kind(&lane.device, index, size);
-        let number = kinds.iter().position(|known| *known == kind).unwrap_or(kinds.len());
-        if number == kinds.len() {
-            kinds.push(kind);
-        }
-        let parallel = self.model.spec.block == crate::model::BlockKind::Parallel;
-        let mut at = Streamed {
-            kind: number,
-            absent: Vec::new(),
-            pieces: Vec::new(),
-            adds: parallel || layer.own.is_some(),
-            from: Sources::new(self, &lane.device, index),
-            works: [Work::Neurons(index)],
-        };
-        at.place(placed, self.model.hyper.n_ff, size);
-        Ok(Some(at))
-    }
-
-    /// A set of slots with the programs over them; also programs that write y, if those are wanted.
-    fn side(
-        &self,
-        recording: &Recording<'_>,
-        lane: &Lane,
-        from: usize,
-        kinds: &[slots::Kind],
-        first: bool,
-    ) -> Result<Side> {
-        let slots = Slots::new(&lane.device, kinds)?;
-        let mut programs = Vec::new();
-        for share in &slots.shares {
-            let ladder = |adds| recording.piece(lane, from, share, adds);
-            programs.push([ladder(true)?, if first { ladder(false)? } else { Ladder::default() }]);
-        }
-        let tensors = slots.tensors.iter().zip(&slots.vectors);
-        let fill =
-            |(tensor, is_vector): (&Tensor, &bool)| Fill::new(&lane.device, tensor, !is_vector);
-        let fills = tensors.map(fill).collect::<hal::Result<_>>()?;
-        Ok(Side { slots, programs, fills })
-    }
 }
 
 impl Streamed {
@@ -301,8 +182,20 @@ impl Streamed {
                 Neurons::List(list) => self.absent.extend_from_slice(list),
             }
         }
-        self.absent.sort_unstable();
-        self.pieces = size.pieces(&self.absent, self.from.block());
+        // Experts change places by number, and programs know numbers; neurons come in order.
+        let n_each = self.from.n_each();
+        let expert = |neuron: u32| neuron as usize / n_each;
+        let runs = self.absent.chunk_by_mut(|&a, &b| expert(a) == expert(b));
+        runs.for_each(<[u32]>::sort_unstable);
+        self.pieces = size.pieces(&self.absent, self.from.block(), n_each);
+    }
+
+    /// Which of a side's programs runs over a piece.
+    fn way(&self, piece: usize) -> usize {
+        match self.ways[..] {
+            [one] => one,
+            _ => self.ways[piece],
+        }
     }
 }
 
@@ -321,7 +214,12 @@ impl Stream {
 
     /// Begins a step.
     pub(super) fn begin(&mut self) {
-        self.padded = 0;
+        (self.padded, self.scored) = (0, 0);
+    }
+
+    /// Neurons that the step brought to predictors; more of them are wanted by some token than not.
+    pub(super) fn scored(&self) -> usize {
+        self.scored
     }
 
     /// Slots that the step counted although they held nothing.
@@ -347,7 +245,7 @@ impl Stream {
     fn run_legs(&mut self, legs: &[Leg], step: &mut Stepping<'_>) -> Result<()> {
         let mut flights = VecDeque::new();
         let device = self.device;
-        let Stream { layers, sides, next, columns, padded, size, counts_all, .. } = self;
+        let Stream { layers, sides, next, columns, padded, size, counts_all, scored, .. } = self;
         for leg in legs {
             let part = Part {
                 device,
@@ -370,11 +268,12 @@ impl Stream {
                 let neurons = &at.absent[piece.clone()];
                 side.fill(at, neurons, (columns, *size), step, device)?;
                 *padded += if *counts_all { size.n - neurons.len() } else { 0 };
+                *scored += if at.from.is_scored() { neurons.len() } else { 0 };
                 // Two pieces are in flight: what reads these slots is to be over before they are filled again.
                 if let Some(last) = flights.iter().rposition(|flight| flight.side == Some(used)) {
                     land(&mut flights, last + 1, device, step.buffers)?;
                 }
-                let run = side.start(at, at.adds || number > 0, step, device)?;
+                let run = side.start((at, number), step, device)?;
                 flights.push_back(Flight { run, works: &at.works, side: Some(used) });
             }
         }
@@ -423,8 +322,7 @@ impl Side {
     /// Sends it to the slots and starts the program over them.
     fn start(
         &mut self,
-        at: &Streamed,
-        adds: bool,
+        (at, number): (&Streamed, usize),
         step: &mut Stepping<'_>,
         device: DeviceIndex,
     ) -> Result<Run> {
@@ -433,7 +331,7 @@ impl Side {
         for &place in slots.places[at.kind].all() {
             fills[place].launch(queue, &slots.tensors[place])?;
         }
-        let ladder = &programs[at.kind][usize::from(!adds)];
+        let ladder = &programs[at.way(number)][usize::from(!at.adds && number == 0)];
         let program = ladder.at_least(step.sizes.rungs[step.rung]).expect("recorded for the rung");
         step.buffers.timeline.replay(queue, program)
     }

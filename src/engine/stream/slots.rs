@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hal::format::Format;
-use hal::op::Down;
+use hal::op::{Down, Groups};
 use hal::{
-    Bytes, Device, HostRows, PackDesc, Plan as Answer, Rows, Select, Source, Tensor, TensorDesc,
+    Bytes, Device, HostRows, OpDesc, PackDesc, Plan as Answer, Rows, Select, Source, Tensor,
+    TensorDesc,
 };
 
 use crate::placement::{DeviceIndex, Neurons, StreamFacts};
@@ -15,6 +16,7 @@ use super::super::Result;
 use super::super::build::Plan;
 use super::super::ffn::{FfnPlace, FfnShare, FfnTensors};
 use super::super::options::Streaming;
+use super::super::predict::{PieceLists, Predictor, list_desc};
 
 /// What a piece brings, at most: long enough that starting it costs little, short enough that two sets of slots are a
 /// small part of a device.
@@ -35,17 +37,21 @@ pub(in super::super) struct PieceSize {
 }
 
 impl PieceSize {
-    /// Cuts ascending neurons into pieces, of which none touches more blocks of `block` neurons than come along.
-    pub(super) fn pieces(self, neurons: &[u32], block: usize) -> Vec<Range<usize>> {
+    /// Cuts neurons into pieces, of which none touches more blocks of `block` neurons than come along, and none has neurons
+    /// of two experts of `n_each`. Neurons of one expert are ascending.
+    pub(super) fn pieces(self, neurons: &[u32], block: usize, n_each: usize) -> Vec<Range<usize>> {
         let mut pieces: Vec<Range<usize>> = Vec::new();
         let (mut n_blocks, mut last) = (0, None);
         for (i, &neuron) in neurons.iter().enumerate() {
-            let of = Some(neuron as usize / block);
+            let of = Some((neuron as usize / n_each, neuron as usize % n_each / block));
             let more = usize::from(of != last);
+            let same = of.map(|of| of.0) == last.map(|last| last.0);
             last = of;
             match pieces.last_mut() {
                 Some(piece)
-                    if piece.len() < self.n && (n_blocks + more) * block <= self.width(block) =>
+                    if same
+                        && piece.len() < self.n
+                        && (n_blocks + more) * block <= self.width(block) =>
                 {
                     piece.end = i + 1;
                     n_blocks += more;
@@ -74,11 +80,14 @@ pub(super) enum Part {
     BiasGate,
     BiasUp,
     Threshold,
+    /// A predictor's last matrix, and what is added to what it gives.
+    Scores,
+    Offset,
 }
 
 /// The shape of a share whose neurons come in pieces: which tensors, and how each is packed.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Kind {
+pub(in super::super) struct Kind {
     parts: Vec<(Part, PackDesc)>,
     orientation: Down,
 }
@@ -114,8 +123,8 @@ impl Part {
     /// Whether it is a value for each neuron.
     fn is_vector(self) -> bool {
         match self {
-            Part::Gate | Part::Up | Part::Down => false,
-            Part::BiasGate | Part::BiasUp | Part::Threshold => true,
+            Part::Gate | Part::Up | Part::Down | Part::Scores => false,
+            Part::BiasGate | Part::BiasUp | Part::Threshold | Part::Offset => true,
         }
     }
 }
@@ -169,6 +178,21 @@ impl Slots {
     }
 }
 
+impl Slots {
+    /// The predictor of a layer over the neurons in the slots of this kind.
+    pub(super) fn predictor(
+        &self,
+        kind: usize,
+        of: &Predictor<Tensor>,
+        lists: &PieceLists,
+    ) -> Predictor<Tensor> {
+        let at = |part| self.places[kind].of(part).expect("listed neurons come with their scores");
+        let [scores, offset] =
+            [Part::Scores, Part::Offset].map(|part| self.tensors[at(part)].clone());
+        of.over(scores, offset, lists.slots())
+    }
+}
+
 fn zeros(desc: TensorDesc) -> hal::Result<HostRows> {
     let len = desc.bytes().unwrap_or_default().0 as usize;
     HostRows::new(Source::Owned(Arc::new(vec![0u8; len])), desc.n_rows, desc.n_cols, desc.format)
@@ -190,29 +214,35 @@ impl Plan<'_> {
             false => ffn.down.w.desc().format.block_values(),
         });
         let block = blocks.max().unwrap_or(1);
-        let n = ((most.0 / neuron) as usize).min(n_ff.div_ceil(PARTS)) / block * block;
-        let n = n.max(block).min(n_ff);
-        PieceSize { n, reach: (REACH * n).min(n_ff) }
+        let experts = self.model.hyper.experts;
+        let n_each = n_ff / experts.map_or(1, |experts| experts.n);
+        let most = ((most.0 / neuron) as usize).min(n_ff.div_ceil(PARTS)).min(n_each) / block;
+        let mut whole = (1..=most).rev().map(|n| n * block);
+        let n = match experts {
+            None => whole.next(),
+            // Pieces of one size: what fills a smaller one up would be computed for all who use the expert.
+            Some(_) => whole.find(|&n| n_each.is_multiple_of(n)),
+        };
+        let n = n.unwrap_or(block).min(n_each);
+        PieceSize { n, reach: (REACH * n).min(n_each) }
     }
 
     /// The kind of layer `index` on `device`.
-    pub(super) fn kind(&self, device: &Device, index: usize, size: PieceSize) -> Kind {
+    pub(in super::super) fn kind(&self, device: &Device, index: usize, size: PieceSize) -> Kind {
         let ffn = &self.model.layers[index].ffn;
         let n = size.n;
         let mut parts = Vec::new();
+        let n_out = ffn.up.w.desc().n_cols;
         for packed in self.mode.packs(device, ffn, &Neurons::All) {
-            let TensorDesc { n_rows, n_cols, format, .. } = packed.rows.desc();
+            let TensorDesc { n_cols, format, .. } = packed.rows.desc();
             let whole = |rows, cols| PackDesc::whole(TensorDesc::new(rows, cols, format));
             let part = match (packed.name, packed.pack.transpose, self.mode.orientation(ffn)) {
                 ("ffn_down", true, _) => {
                     let first = Select::Rows((0..n as u32).collect());
                     let width = size.width(format.block_values());
-                    (
-                        Part::Down,
-                        PackDesc { select: first, transpose: true, ..whole(n_rows, width) },
-                    )
+                    (Part::Down, PackDesc { select: first, transpose: true, ..whole(n_out, width) })
                 }
-                ("ffn_down", false, Down::AcrossNeurons) => (Part::Down, whole(n_rows, n)),
+                ("ffn_down", false, Down::AcrossNeurons) => (Part::Down, whole(n_out, n)),
                 ("ffn_down", false, Down::ByNeuron) => (Part::Down, whole(n, n_cols)),
                 ("ffn_gate", ..) => (Part::Gate, whole(n, n_cols)),
                 _ => (Part::Up, whole(n, n_cols)),
@@ -228,6 +258,11 @@ impl Plan<'_> {
         let vector = PackDesc::whole(TensorDesc::new(1, n, Format::F32));
         let there = vectors.into_iter().filter(|(_, shape)| shape.is_some());
         parts.extend(there.map(|(part, _)| (part, vector.clone())));
+        if let Some(chosen) = self.mode.chosen(self.model, self.options, index) {
+            let TensorDesc { n_cols, format, .. } = chosen.fc2.desc();
+            parts.push((Part::Scores, PackDesc::whole(TensorDesc::new(n, n_cols, format))));
+            parts.push((Part::Offset, vector));
+        }
         Kind { parts, orientation: self.mode.orientation(ffn) }
     }
 
@@ -253,19 +288,35 @@ impl Plan<'_> {
             };
             bytes += size + Bytes(len as u64);
         }
-        // Two sets, with the host memory that each is filled from.
-        let both = Bytes(2 * bytes.0);
-        (!kinds.is_empty()).then_some(StreamFacts { bytes: both, piece: size.n })
+        // Two sets, with the host memory that each is filled from; lists are used by one after the other.
+        let lists = match self.mode.predicts() {
+            true => PieceLists::size(on, size.n, &self.streamed_rungs()),
+            false => Bytes(0),
+        };
+        let bytes = Bytes(2 * bytes.0) + lists;
+        (!kinds.is_empty()).then_some(StreamFacts { bytes, piece: size.n })
     }
 
     /// Whether a device can run pieces of a layer in the largest step.
     fn runs(&self, on: &Device, index: usize, kind: &Kind) -> bool {
+        let ops = self.piece_ops(index, kind, self.options.n_ubatch);
+        !ops.is_empty() && ops.iter().all(|op| matches!(on.plan(op), Answer::Yes { .. }))
+    }
+
+    /// The ops over a piece of a layer, in a step of `n_tokens`.
+    pub(in super::super) fn piece_ops(
+        &self,
+        index: usize,
+        kind: &Kind,
+        n_tokens: usize,
+    ) -> Vec<OpDesc> {
         let shape = |wanted| {
             let found = kind.parts.iter().find(|(part, _)| *part == wanted);
             found.and_then(|(_, pack)| pack.packed().ok())
         };
-        let (Some(up), Some(down)) = (shape(Part::Up), shape(Part::Down)) else { return false };
-        let n_tokens = self.options.n_ubatch;
+        let (Some(up), Some(down)) = (shape(Part::Up), shape(Part::Down)) else {
+            return Vec::new();
+        };
         let f32 = |rows, cols| TensorDesc::new(rows, cols, Format::F32);
         let share = FfnShare {
             gate: shape(Part::Gate),
@@ -275,19 +326,39 @@ impl Plan<'_> {
             bias_up: shape(Part::BiasUp),
             bias_down: None,
             threshold: shape(Part::Threshold),
-            groups: None,
+            groups: self.groups(0, up.n_rows),
             orientation: self.mode.orientation(&self.model.layers[index].ffn),
         };
+        let experts = self.model.hyper.experts;
         let place = FfnPlace {
             x: f32(n_tokens, self.model.hyper.n_embd),
-            weights: None,
+            weights: experts.map(|experts| f32(n_tokens, experts.n)),
             y: f32(n_tokens, self.model.hyper.n_embd),
             active: f32(1, n_tokens),
             hits: None,
             accumulate: true,
         };
-        let op = self.mode.op(&share, Rows::All, place);
-        matches!(on.plan(&op.into()), Answer::Yes { .. })
+        let mut rows = Rows::All;
+        let mut ops: Vec<OpDesc> = Vec::new();
+        if let (Some(chosen), Some(scores)) =
+            (self.mode.chosen(self.model, self.options, index), shape(Part::Scores))
+        {
+            let values = |format| TensorDesc::new(1, up.n_rows, format);
+            let predictor = Predictor::desc(chosen);
+            let predictor = predictor.over(scores, values(Format::F32), values(Format::U32));
+            let set = list_desc(up.n_rows, n_tokens);
+            ops.push(predictor.op(place.x, set.clone(), None).into());
+            rows = Rows::Active(set);
+        }
+        ops.push(self.mode.op(&share, rows, place).into());
+        ops
+    }
+
+    /// Rows of a piece that are all of expert `number`; `None` where neurons fall into none.
+    pub(super) fn groups(&self, number: usize, n: usize) -> Option<Groups> {
+        let experts = self.model.hyper.experts?;
+        let start = |group: usize| if group > number { n as u32 } else { 0 };
+        Some(Groups { starts: (0..=experts.n).map(start).collect(), n_used: experts.n_used })
     }
 }
 
@@ -301,7 +372,7 @@ mod tests {
         for step in [1, 2, 3, 7, 50] {
             let neurons: Vec<u32> = (5..1000).step_by(step).collect();
             for block in [1, 32] {
-                let pieces = size.pieces(&neurons, block);
+                let pieces = size.pieces(&neurons, block, 1024);
                 let all: Vec<usize> = pieces.iter().cloned().flatten().collect();
                 assert_eq!(all, (0..neurons.len()).collect::<Vec<_>>());
                 for piece in pieces {
@@ -312,6 +383,12 @@ mod tests {
                 }
             }
         }
-        assert!(size.pieces(&[], 32).is_empty());
+        assert!(size.pieces(&[], 32, 1024).is_empty());
+        // Whole experts, in whatever order they have come to be.
+        let neurons: Vec<u32> = (128..192).chain(0..64).collect();
+        let half = PieceSize { n: 32, reach: 32 };
+        assert_eq!(half.pieces(&neurons, 32, 64), [0..32, 32..64, 64..96, 96..128]);
+        let some = [1, 2, 65, 66];
+        assert_eq!(size.pieces(&some, 1, 64), [0..2, 2..4], "no piece has neurons of two");
     }
 }

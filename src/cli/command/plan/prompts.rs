@@ -15,11 +15,7 @@ pub(super) struct Streams {
 
 impl Streams {
     pub(super) fn new(task: &Task, predicts: bool, experts: bool) -> Streams {
-        let never = match (predicts, experts) {
-            (true, _) => Some("a predictor lists them for each token"),
-            (_, true) => Some("experts stay where they are"),
-            (false, false) => None,
-        };
+        let never = (predicts && experts).then_some("a predictor lists those of experts");
         Streams { facts: task.devices.iter().map(|device| device.stream).collect(), never }
     }
 }

@@ -1,0 +1,208 @@
+//! Neurons that somebody chose come to the device for prompts, too: experts that a router picked, and what a predictor
+//! lists.
+
+use thermocline::engine::{Exchanged, StepStats};
+
+use super::adapt::{experts, halves, topic, two_topics};
+use super::stream::{split, streaming, text};
+use super::*;
+
+fn handing() -> EngineOptions {
+    EngineOptions { streaming: thermocline::engine::Streaming::Off, ..streaming(1) }
+}
+
+fn sim(seed: u64) -> Device {
+    sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(30), seed).1
+}
+
+/// Logits of one prompt and what it took.
+fn prompt(engine: &mut Engine, text: &[u32]) -> (Logits, StepStats) {
+    let mut session = engine.open();
+    let (mut logits, go_on) = (Vec::new(), AtomicBool::new(false));
+    let stats = engine.feed(&mut session, text, Want::All, &go_on, &mut |_, row| {
+        logits.push(row.to_vec());
+    });
+    engine.close(session);
+    (logits, stats.unwrap())
+}
+
+/// A prompt of 64 tokens by every `nth` unit of neurons at home, in pieces of so many bytes, beside the CPU alone.
+fn check(model: &Arc<Model>, pieces: &[u64], bound: f32) {
+    let text = text(model, 64);
+    let alone = load_with(model, vec![cpu_device(2)], handing(), None);
+    let (expected, all) = prompt(&mut { alone }, &text);
+    for (round, nth) in [Some(2), Some(3), None].into_iter().enumerate() {
+        for &piece in pieces {
+            let run = |options| {
+                let devices = vec![cpu_device(1 + round), sim(round as u64)];
+                let mut engine = load_with(model, devices, options, Some(split(model, nth)));
+                let (logits, stats) = prompt(&mut engine, &text);
+                assert_eq!(logits, prompt(&mut engine, &text).0, "the same bits twice");
+                (logits, stats)
+            };
+            let (logits, stats) = run(streaming(piece));
+            let difference = difference(&expected, &logits);
+            assert!(difference <= bound, "{nth:?}, {piece}: {difference}");
+            assert_eq!(stats.off_cpu, stats.active, "{nth:?}, {piece}: all is computed there");
+            let same = (stats.active / all.active - 1.0).abs() < 5e-3;
+            assert!(same && stats.neurons == all.neurons, "{nth:?}, {piece}: {stats:?} {all:?}");
+            let handed = run(handing()).1;
+            assert!(handed.off_cpu < handed.active, "{handed:?}");
+        }
+    }
+}
+
+#[test]
+fn experts_come_in_pieces() {
+    within(LIMIT, || {
+        for (spec, format) in [
+            ("64x3x64x4/2*8/2:F16:silu", Format::F16),
+            ("64x2x32x4/2*16/3:Q8_0:silu", Format::Q8_0),
+            ("64x2x96x4/2*6/2:Q4_0:silu", Format::Q4_0),
+            ("64x2x96x4/2*6/2:Q4_0:relu", Format::Q4_0),
+            ("64x2x64x4/2*8/2:F16:relu", Format::F16),
+        ] {
+            // Parts of an expert, and as much at once as there may be.
+            check(&experts(spec), &[1, 1 << 20], bound(format));
+        }
+    });
+}
+
+/// Numbers mean other experts by then.
+#[test]
+fn experts_that_changed_sides_come_in_pieces() {
+    within(LIMIT, || {
+        for (spec, format) in [
+            ("64x3x64x4/2*8/2:F16:silu", Format::F16),
+            ("64x2x32x4/2*16/3:Q8_0:silu", Format::Q8_0),
+        ] {
+            let model = experts(spec);
+            let text: Vec<u32> = (0..230).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
+            after_exchanges(&model, &text, bound(format));
+        }
+    });
+}
+
+/// Token by token, so that neurons are counted and change sides, then a prompt.
+fn after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> Exchanged {
+    let pieces: Vec<usize> = [vec![1; 128], vec![64, 1, 1, 36]].concat();
+    let alone = EngineOptions { n_ctx: 256, ..handing() };
+    let mut alone = load_with(model, vec![cpu_device(2)], alone, None);
+    let expected = logits_of(&mut alone, text, &pieces);
+    let adapting = EngineOptions { n_ctx: 256, adapt: true, ..streaming(1) };
+    let mut engine = load_with(model, vec![cpu_device(2), sim(2)], adapting, Some(halves(model)));
+    let got = logits_of(&mut engine, text, &pieces);
+    let difference = difference(&expected, &got);
+    assert!(difference <= bound, "{difference}");
+    let done = engine.exchanged().unwrap();
+    assert!(done.neurons > 0);
+    done
+}
+
+/// What a file's predictor lists, decided by marks that no rounding moves: the same neurons, whatever computes them.
+#[test]
+fn listed_neurons_come_in_pieces() {
+    within(LIMIT, || {
+        let marked = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
+        for (seed, format) in (1..).zip([Format::F16, Format::Q8_0, Format::Q4_0]) {
+            let model = Tiny { seed, format, ..marked.clone() }.model();
+            check(&model, &[1, 9_000], bound(format));
+        }
+    });
+}
+
+#[test]
+fn listed_neurons_that_changed_sides_come_in_pieces() {
+    within(LIMIT, || {
+        let tiny = Tiny { pwri: true, rank: 32, ..two_topics() };
+        let model = tiny.model();
+        after_exchanges(&model, &topic(&model, false, 230), bound(tiny.format));
+    });
+}
+
+/// Wanted by nobody, and by everybody: slots that hold nothing count for neither.
+#[test]
+fn thresholds_of_predictors_hold_in_pieces() {
+    within(LIMIT, || {
+        let tiny = Tiny { pwri: true, rank: 32, marked: true, ..Tiny::default() };
+        let model = tiny.model();
+        let text = text(&model, 64);
+        for threshold in [f32::NEG_INFINITY, f32::INFINITY] {
+            let run = |devices, options, placement| {
+                let options = EngineOptions { sparse_threshold: Some(threshold), ..options };
+                prompt(&mut load_with(&model, devices, options, placement), &text)
+            };
+            let (expected, all) = run(vec![cpu_device(2)], handing(), None);
+            let devices = vec![cpu_device(2), sim(1)];
+            let (got, stats) = run(devices, streaming(1), Some(split(&model, Some(3))));
+            assert!(difference(&expected, &got) <= bound(tiny.format));
+            assert!((stats.active - all.active).abs() <= 5e-3 * all.active, "{stats:?} {all:?}");
+        }
+    });
+}
+
+#[test]
+fn budgets_hold_with_slots_for_chosen_neurons() {
+    within(LIMIT, || {
+        let listed = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
+        for (model, format) in [
+            (listed.model(), listed.format),
+            (experts("64x3x64x4/2*8/2:F16:silu"), Format::F16),
+            (experts("64x2x96x4/2*6/2:Q4_0:relu"), Format::Q4_0),
+        ] {
+            let text = text(&model, 64);
+            let mut alone = load_with(&model, vec![cpu_device(2)], handing(), None);
+            let expected = prompt(&mut alone, &text).0;
+            let roomy = sim(1);
+            drop(load_with(&model, vec![cpu_device(2), roomy.clone()], streaming(1), None));
+            let all = roomy.ledger().peak().0 + 100_000;
+            let mut n_split = 0;
+            for step in 0..=12 {
+                let budget = Bytes(all * step / 12);
+                let none = Duration::ZERO..Duration::ZERO;
+                let (sim, device) = sim_device(1, budget, none, step);
+                let devices = vec![cpu_device(2), device.clone()];
+                let mut engine = load_with(&model, devices, streaming(1), None);
+                let held = sim.counters().held;
+                let got = prompt(&mut engine, &text).0;
+                assert!(difference(&expected, &got) <= bound(format), "budget {budget}");
+                assert!(device.ledger().peak() <= budget && sim.counters().peak <= budget);
+                assert_eq!(sim.counters().held, held, "nothing is allocated for a prompt");
+                n_split += usize::from(engine.placement().n_split() > 0);
+            }
+            assert!(n_split > 1, "{n_split}");
+        }
+    });
+}
+
+/// The kernels of a device over pieces of experts and of listed neurons.
+pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
+    let marked = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
+    for (model, format) in [
+        (Tiny { format: Format::Q8_0, ..marked.clone() }.model(), Format::Q8_0),
+        (marked.model(), Format::F16),
+        (experts("64x2x32x4/2*8/3:Q8_0:silu"), Format::Q8_0),
+        (experts("64x2x64x4/2*6/2:Q4_0:relu"), Format::Q4_0),
+    ] {
+        let text = text(&model, 32);
+        let run = |home: Option<usize>| {
+            let mut devices = vec![cpu_device(2)];
+            let placement = home.map(|nth| {
+                devices.push(Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX));
+                split(&model, Some(nth))
+            });
+            let options = if home.is_some() { streaming(9_000) } else { handing() };
+            prompt(&mut load_with(&model, devices, options, placement), &text)
+        };
+        let ((expected, _), (got, stats)) = (run(None), run(Some(3)));
+        let difference = difference(&expected, &got);
+        assert!(difference <= bound(format), "{format}: {difference}");
+        assert_eq!(stats.off_cpu, stats.active, "{format}");
+    }
+}
+
+#[test]
+fn a_graphics_device_takes_chosen_neurons_in_pieces() {
+    let Some(backend) = super::graphics::graphics() else { return };
+    within(Duration::from_secs(500), move || a_device_takes_chosen_neurons(&backend));
+}
