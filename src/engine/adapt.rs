@@ -358,7 +358,9 @@ impl Plan<'_> {
             let heat = (at.layer, &at.heat, adapt.weight);
             all.extend(match at.way {
                 Way::WithinExperts(n) => exchange::swaps_within(heat, lists, n, &at.bounds),
-                way => exchange::swaps(heat, lists, way.unit(), &at.bounds),
+                way @ (Way::Neurons | Way::Experts(_)) => {
+                    exchange::swaps(heat, lists, way.unit(), &at.bounds)
+                }
             });
             most = most.min(at.bounds.most);
         }

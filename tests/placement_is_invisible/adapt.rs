@@ -322,8 +322,7 @@ fn neurons_change_sides_within_their_experts() {
             let placement = super::stream::split(&model, Some(2));
             let mut engine = load_with(&model, devices, adapting(), Some(placement));
             let moved = course(&mut engine, &text);
-            let [before, after] =
-                [&moved.shares[..24], &moved.shares[120..]].map(|shares| mean(shares));
+            let [before, after] = [&moved.shares[..24], &moved.shares[120..]].map(mean);
             assert!(after > before + 0.15, "{spec}: {before} became {after}");
             let difference = difference(&expected.logits, &moved.logits);
             assert!(difference <= bound(format), "{spec}: {difference}");

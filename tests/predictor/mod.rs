@@ -163,6 +163,7 @@ fn a_learnt_predictor_saves_gates_and_costs_what_it_may() {
     let mut plain = engine(&model, Sparsity::Within(0.2), Some(&chooser), false);
     assert!(!plain.predicts());
     assert!(apart(&exact, &logits(&mut plain, &tokens).0).abs() < 1e-6);
+    check_streamed(&model, &chooser, &tokens);
 }
 
 #[test]
@@ -183,6 +184,7 @@ fn signs_choose_neurons_without_factors_or_training() {
     let (near, some) = logits(&mut engine, &tokens);
     assert!(apart(&exact, &near) < 0.05, "{}", apart(&exact, &near));
     assert!(some.gates < 0.6 * all.gates, "{} of {}", some.gates, all.gates);
+    check_streamed(&model, &chooser, &tokens);
     // A model without zeros has nothing that signs could tell.
     let refused = learn(folder.path(), &out, &["--kind", "sign", "--ffn-activation", "silu"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -217,7 +219,11 @@ fn thresholds_drop_neurons_of_a_model_that_has_no_zeros() {
             }
         }
     }
-    // Thresholds come along with neurons that are brought to a device.
+    check_streamed(&model, &chooser, &tokens);
+}
+
+/// What chooses neurons comes along with those that are brought to a device for a prompt, and chooses the same ones.
+fn check_streamed(model: &Arc<Model>, chooser: &Chooser, tokens: &[u32]) {
     let long: Vec<u32> = tokens.iter().copied().cycle().take(64).collect();
     let run = |placement: Option<Placement>| {
         let options = EngineOptions {
@@ -231,11 +237,11 @@ fn thresholds_drop_neurons_of_a_model_that_has_no_zeros() {
         let mut all = vec![devices::cpu(Some(2))];
         let none = Duration::ZERO..Duration::ZERO;
         all.extend(placement.is_some().then(|| sim_device(1, Bytes::MAX, none, 1).1));
-        let (model, quiet) = (Arc::clone(&model), Arc::new(|_: &str| {}));
+        let (model, quiet) = (Arc::clone(model), Arc::new(|_: &str| {}));
         let mut engine = Engine::load(model, all, options, placement, quiet, &|_, _| {}).unwrap();
         logits(&mut engine, &long)
     };
-    let ((alone, some), (streamed, there)) = (run(None), run(Some(split(&model, Some(3)))));
+    let ((alone, some), (streamed, there)) = (run(None), run(Some(split(model, Some(3)))));
     assert!(apart(&alone, &streamed) < 0.02, "{}", apart(&alone, &streamed));
     assert!((there.active / some.active - 1.0).abs() < 0.01, "{there:?} {some:?}");
     assert_eq!(there.off_cpu, there.active);

@@ -8,7 +8,7 @@ use flate2::Compression;
 use flate2::write::DeflateEncoder;
 use hal::format::Format;
 use hal::op::Add;
-use hal::{Bytes, Device, DeviceId, Error, TensorDesc};
+use hal::{Backend, Bytes, Device, DeviceId, Error, TensorDesc};
 use simt::Options;
 
 use crate::devices::{UNLOADED, devices, open_from};
