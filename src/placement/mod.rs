@@ -5,8 +5,10 @@ pub mod exchange;
 mod facts;
 mod fill;
 mod forecast;
+mod front;
 mod plan;
 mod prompt;
+mod search;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +17,7 @@ pub use facts::{
     Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, Speed, StreamFacts, Task, Uses, Wishes,
 };
 pub use forecast::{DeviceBytes, Forecast, LayerForecast, Parts};
-pub use plan::{plan, plan_whole_layers};
+pub use plan::{plan, plan_for_tokens, plan_whole_layers};
 
 use std::sync::Arc;
 
