@@ -145,7 +145,7 @@ impl Forecast {
                 on.scratch = facts.fixed;
             }
         }
-        let n_prompt = task.rungs.last().copied().unwrap_or(1);
+        let n_prompt = task.n_prompt();
         Forecast {
             placement: Placement { embed: choice.embed, head: choice.head, layers: placed },
             seconds: task.seconds(choice),

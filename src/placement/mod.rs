@@ -5,8 +5,10 @@ pub mod exchange;
 mod facts;
 mod fill;
 mod forecast;
+mod front;
 mod plan;
 mod prompt;
+mod search;
 #[cfg(test)]
 mod tests;
 
@@ -16,7 +18,7 @@ pub use facts::{
     Uses, Wishes,
 };
 pub use forecast::{DeviceBytes, Forecast, LayerForecast, Parts};
-pub use plan::{plan, plan_whole_layers};
+pub use plan::{plan, plan_for_tokens, plan_whole_layers};
 
 use std::sync::Arc;
 

@@ -14,6 +14,11 @@ use super::facts::Task;
 use super::{CPU, DeviceIndex};
 
 impl Task {
+    /// Tokens of the prompts that are looked at: the longest step.
+    pub(super) fn n_prompt(&self) -> usize {
+        self.rungs.last().copied().unwrap_or(1)
+    }
+
     /// Whether absent neurons could come to a device, and all speeds that decide it are known.
     pub(super) fn may_stream(&self, device: DeviceIndex) -> bool {
         let (facts, cpu) = (&self.devices[device], &self.devices[CPU]);
@@ -32,7 +37,7 @@ impl Task {
     }
 
     /// Seconds of `n` tokens in one layer at `spot`, whose absent neurons stream there or are computed by the CPU.
-    fn prompt_layer(&self, layer: usize, spot: Spot, n: usize, streamed: bool) -> f64 {
+    pub(super) fn prompt_layer(&self, layer: usize, spot: Spot, n: usize, streamed: bool) -> f64 {
         let (home, cpu) = (&self.devices[spot.home], &self.devices[CPU].speed);
         let (speed, reads) = (&home.speed, &self.layers[layer].reads);
         let n_home = self.cut.neurons(spot.groups);
