@@ -168,7 +168,11 @@ impl Plan<'_> {
             tested: tested / n_ff,
             used: besides / n_ff,
             prompt: matrices / n_ff * experts,
-            streams: self.streams(layer).then_some(StreamReads {
+            streams: self.streams(layer).then(|| StreamReads {
+                carried: self.streams_afar(layer).then(|| {
+                    let experts = hyper.experts.map_or(0, |experts| experts.n);
+                    4.0 * (2 * hyper.n_embd + experts) as f64
+                }),
                 brought: (matrices + scores) / n_ff,
                 multiplied: (matrices * experts + scores) / n_ff,
                 per_piece: before,

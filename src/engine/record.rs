@@ -44,6 +44,8 @@ pub(super) struct Segment {
     pub(super) programs: Ladder,
     /// Of the rungs that stream, which have no program: their legs.
     pub(super) legs: Vec<(usize, Vec<Leg>)>,
+    /// The device that neurons come to behind these.
+    pub(super) via: DeviceIndex,
 }
 
 /// What recording reads.
@@ -104,7 +106,9 @@ impl Recording<'_> {
             let lane = lane(lanes, device);
             let handed = range.clone().filter(|&i| layers[i].mailbox.is_some()).collect();
             let mut works = Vec::new();
-            let stream = streams[device].as_ref().filter(|s| range.clone().any(|i| s.has(i)));
+            let mut all = streams.iter().flatten();
+            let stream = all.find(|stream| range.clone().any(|i| stream.has(i)));
+            let via = stream.map_or(device, Stream::device);
             let n_whole = stream.map_or(self.rungs.len(), |stream| {
                 self.rungs.partition_point(|&n| n < stream.from)
             });
@@ -129,12 +133,12 @@ impl Recording<'_> {
                 }
                 Ok(recorder.finish()?)
             })?;
-            segments.push(Segment { device, handed, works, programs, legs });
+            segments.push(Segment { device, handed, works, programs, legs, via });
         }
         Ok(segments)
     }
 
-    /// A segment, of a rung that streams: cut behind each layer whose absent neurons come to its home.
+    /// A segment, of a rung that streams: cut behind each layer whose neurons come to a device.
     fn legs(
         &self,
         (lane, stream): (&Lane, &Stream),
@@ -158,7 +162,10 @@ impl Recording<'_> {
                 self.layer((&mut recorder, &mut works), lane, rung, &scratch, layer)?;
                 continue;
             }
-            let ops = self.layer_ops(lane, rung, &scratch, layer, None);
+            let mut ops = self.layer_ops(lane, rung, &scratch, layer, None);
+            if stream.is_afar(index) {
+                ops.own = None;
+            }
             part(&mut recorder, &mut works, Work::Attention(index));
             ops.before_neurons().into_iter().try_for_each(|op| recorder.push(op))?;
             part(&mut recorder, &mut works, Work::Neurons(index));

@@ -74,11 +74,11 @@ impl Loaded {
             self.carry(at, device, n, sizes, buffers)?;
             at = device;
             let Loaded { lanes, layers, segments, streams, .. } = self;
-            let Segment { programs, handed, works, legs, .. } = &segments[index];
+            let Segment { programs, handed, works, legs, via, .. } = &segments[index];
             let legs = legs.iter().find(|(size, _)| *size == sizes.rungs[rung]);
-            if let (Some((_, legs)), Some(stream)) = (legs, &mut streams[device]) {
+            if let (Some((_, legs)), Some(stream)) = (legs, &mut streams[*via]) {
                 let mut on = Stepping { lanes, layers, sizes, buffers, interrupt, n, rung };
-                stream.run(legs, &mut on)?;
+                stream.run(device, legs, &mut on)?;
                 continue;
             }
             let program = programs.at_least(n).expect("the ladder ends at n_ubatch");
@@ -203,6 +203,48 @@ impl Loaded {
         }
         buffers.timeline.host(Work::Copy, since);
         Ok(stats)
+    }
+}
+
+impl Stepping<'_> {
+    /// Brings the input of a block, and what its experts weigh, from one device to another.
+    pub(super) fn bring_input(&mut self, from: usize, to: usize) -> Result<()> {
+        let Stepping { lanes, sizes, buffers, rung, .. } = self;
+        let since = buffers.timeline.now();
+        let n = sizes.rungs[*rung];
+        buffers.x.resize(n * sizes.n_embd, 0.0);
+        buffers.weights.resize(n * sizes.n_expert, 0.0);
+        let Lane { queue, scratch, .. } = lanes[from].as_mut().expect("a used device has a lane");
+        queue.read_f32(&scratch.h, &mut buffers.x)?;
+        if let Some(weights) = &scratch.weights {
+            queue.read_f32(weights, &mut buffers.weights)?;
+        }
+        let Lane { queue, scratch, .. } = lanes[to].as_mut().expect("a used device has a lane");
+        queue.write(&scratch.h, bytemuck::cast_slice(&buffers.x))?;
+        if let Some(weights) = &scratch.weights {
+            queue.write(weights, bytemuck::cast_slice(&buffers.weights))?;
+        }
+        buffers.timeline.host(Work::Copy, since);
+        Ok(())
+    }
+
+    /// Brings the output of a block, which is added to what is there if it `joins` it.
+    pub(super) fn bring_output(&mut self, from: usize, to: usize, joins: bool) -> Result<()> {
+        let Stepping { lanes, sizes, buffers, rung, .. } = self;
+        let since = buffers.timeline.now();
+        let n = sizes.rungs[*rung] * sizes.n_embd;
+        buffers.y.resize(n, 0.0);
+        let Lane { queue, scratch, .. } = lanes[from].as_mut().expect("a used device has a lane");
+        queue.read_f32(&scratch.y, &mut buffers.y)?;
+        let Lane { queue, scratch, .. } = lanes[to].as_mut().expect("a used device has a lane");
+        if joins {
+            buffers.sum.resize(n, 0.0);
+            queue.read_f32(&scratch.y, &mut buffers.sum)?;
+            buffers.y.iter_mut().zip(&buffers.sum).for_each(|(y, sum)| *y += sum);
+        }
+        queue.write(&scratch.y, bytemuck::cast_slice(&buffers.y))?;
+        buffers.timeline.host(Work::Copy, since);
+        Ok(())
     }
 }
 

@@ -98,6 +98,9 @@ pub struct StreamReads {
     pub multiplied: f64,
     /// The same, of a piece, besides its neurons: what a predictor begins with.
     pub per_piece: f64,
+    /// Of each token, what goes there and back where the layer itself is on the CPU; `None` where only neurons of layers at
+    /// home on the device come.
+    pub carried: Option<f64>,
 }
 
 /// One layer.

@@ -5,6 +5,7 @@ use std::ops::Add;
 use super::DeviceIndex;
 use super::estimate::{Choice, Spot};
 use super::facts::Task;
+use super::prompt::via;
 
 /// Sums are added up in different orders.
 const ROUNDING: f64 = 1.0 + 1e-9;
@@ -57,8 +58,8 @@ impl<'a> Costs<'a> {
 
     /// One layer at `spot`.
     pub(super) fn layer(&self, layer: usize, spot: Spot) -> Cost {
-        let streams = self.streams[spot.home];
-        let prompt = |n| self.task.prompt_layer(layer, spot, n, streams);
+        let to = via(&self.streams, spot.home);
+        let prompt = |n| self.task.prompt_layer(layer, spot, n, to);
         self.cost(self.task.layer_time(layer, spot).total(), prompt)
     }
 

@@ -79,9 +79,7 @@ fn streaming(task: &Task, ways: &Front<Way>, without: Cost, slowest: f64) -> Opt
         let streamed = search.all();
         let (_, way) = streamed.iter().find(|(cost, _)| pays(*cost))?;
         let choice = search.choice(way);
-        let mut from = with.stream_from(&choice);
-        let elsewhere = from.iter_mut().enumerate().filter(|(d, _)| !there.contains(d));
-        elsewhere.for_each(|(_, from)| *from = None);
+        let from = with.stream_from(&choice, &there);
         let n_before = there.len();
         there.retain(|&device| from[device].is_some());
         if there.len() == n_before {

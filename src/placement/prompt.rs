@@ -36,10 +36,18 @@ impl Task {
         task
     }
 
-    /// Seconds of `n` tokens in one layer at `spot`, whose absent neurons stream there or are computed by the CPU.
-    pub(super) fn prompt_layer(&self, layer: usize, spot: Spot, n: usize, streamed: bool) -> f64 {
-        let (home, cpu) = (&self.devices[spot.home], &self.devices[CPU].speed);
-        let (speed, reads) = (&home.speed, &self.layers[layer].reads);
+    /// Seconds of `n` tokens in one layer at `spot`, whose absent neurons stream there or are computed by the CPU. `via` is
+    /// where neurons stream: the home or, of a layer on the CPU, the device that computes all of its neurons.
+    pub(super) fn prompt_layer(
+        &self,
+        layer: usize,
+        spot: Spot,
+        n: usize,
+        via: Option<DeviceIndex>,
+    ) -> f64 {
+        let (speed, cpu) = (&self.devices[spot.home].speed, &self.devices[CPU].speed);
+        let reads = &self.layers[layer].reads;
+        let streamed = via.and_then(|to| self.streamed(layer, spot, n, to));
         let n_home = self.cut.neurons(spot.groups);
         let absent = (self.cut.n_ff - n_home) as f64;
         let tokens = n as f64;
@@ -47,20 +55,37 @@ impl Task {
         let through = tokens * (reads.frame + reads.cache) / speed.prompt;
         let frame = through + reads.n_ops as f64 * speed.op;
         let own = tokens * n_home as f64 * reads.prompt / speed.prompt;
-        match (absent > 0.0, home.stream.filter(|_| streamed).zip(reads.streams)) {
-            (false, _) => frame + own,
+        match (absent > 0.0, streamed) {
+            (false, None) => frame + own,
             (true, None) => {
                 frame + own.max(tokens * absent * reads.prompt / cpu.prompt) + speed.hand_off
             }
-            (true, Some((stream, reads))) => {
-                let n_pieces = (absent / stream.piece.max(1) as f64).ceil();
-                // A piece is started as a hand-off is.
-                let pieces = n_pieces * (speed.op + speed.hand_off);
-                let brought = absent * reads.brought / speed.upload;
-                let bytes = absent * reads.multiplied + n_pieces * reads.per_piece;
-                frame + own + brought + tokens * bytes / speed.prompt + pieces
-            }
+            // Of a layer on the CPU, all neurons go.
+            (false, Some(seconds)) => frame + seconds,
+            (true, Some(seconds)) => frame + own + seconds,
         }
+    }
+
+    /// Seconds in which the neurons of a layer that are not on device `to` come there, and compute `n` tokens; `None`
+    /// where they do not.
+    fn streamed(&self, layer: usize, spot: Spot, n: usize, to: DeviceIndex) -> Option<f64> {
+        let (facts, reads) = (&self.devices[to], self.layers[layer].reads.streams?);
+        let (stream, speed) = (facts.stream?, &facts.speed);
+        let (n_home, tokens) = (self.cut.neurons(spot.groups), n as f64);
+        let (absent, carried) = match spot.home {
+            CPU if n_home == self.cut.n_ff => {
+                let bytes = tokens * reads.carried?;
+                (self.cut.n_ff, bytes / speed.upload + 2.0 * speed.hand_off)
+            }
+            home if home == to && n_home < self.cut.n_ff => (self.cut.n_ff - n_home, 0.0),
+            _ => return None,
+        };
+        let n_pieces = (absent as f64 / stream.piece.max(1) as f64).ceil();
+        // A piece is started as a hand-off is.
+        let pieces = n_pieces * (speed.op + speed.hand_off);
+        let brought = absent as f64 * reads.brought / speed.upload;
+        let bytes = absent as f64 * reads.multiplied + n_pieces * reads.per_piece;
+        Some(carried + brought + tokens * bytes / speed.prompt + pieces)
     }
 
     /// Seconds of a prompt of `n` tokens; `None` where a speed that it needs is not known.
@@ -72,29 +97,41 @@ impl Task {
             return None;
         }
         let layers = choice.layers.iter().enumerate();
-        let streamed =
-            |home: DeviceIndex| from.get(home).copied().flatten().is_some_and(|f| n >= f);
-        let layers = layers.map(|(i, spot)| self.prompt_layer(i, *spot, n, streamed(spot.home)));
+        let streams: Vec<bool> =
+            from.iter().map(|from| from.is_some_and(|from| n >= from)).collect();
+        let layers =
+            layers.map(|(i, spot)| self.prompt_layer(i, *spot, n, via(&streams, spot.home)));
         Some(layers.sum::<f64>() + self.head_time(choice.head) + self.carries(choice))
     }
 
-    /// From how many tokens on it is faster that absent neurons come to each device; `None` where it never is.
-    pub(super) fn stream_from(&self, choice: &Choice) -> Vec<Option<usize>> {
+    /// From how many tokens on it is faster that absent neurons come to each of the devices `there`; `None` where it never
+    /// is, and where nothing else is on the device.
+    pub(super) fn stream_from(&self, choice: &Choice, there: &[DeviceIndex]) -> Vec<Option<usize>> {
+        let streams: Vec<bool> = (0..self.devices.len()).map(|d| there.contains(&d)).collect();
+        let layers: Vec<(usize, Spot)> = choice.layers.iter().copied().enumerate().collect();
         let of = |device: DeviceIndex| {
-            if !self.may_stream(device) {
+            let used = [choice.embed, choice.head].contains(&device)
+                || layers.iter().any(|(_, spot)| spot.home == device);
+            if !streams[device] || !used || !self.may_stream(device) {
                 return None;
             }
-            let split: Vec<(usize, Spot)> = choice.layers.iter().copied().enumerate().collect();
-            let there = |(_, spot): &&(usize, Spot)| {
-                spot.home == device && spot.groups < self.cut.n_groups()
-            };
+            let through = |spot: Spot| via(&streams, spot.home).filter(|&to| to == device);
             let seconds = |n: usize, streamed: bool| -> f64 {
-                let layers = split.iter().filter(there);
-                layers.map(|(i, spot)| self.prompt_layer(*i, *spot, n, streamed)).sum()
+                let layers = layers.iter().filter(|(_, spot)| through(*spot).is_some());
+                let to = |spot| through(spot).filter(|_| streamed);
+                layers.map(|(i, spot)| self.prompt_layer(*i, *spot, n, to(*spot))).sum()
             };
             let long = self.rungs.iter().rev().take_while(|n| **n > MOST_COUNTED);
             long.copied().take_while(|&n| seconds(n, true) < seconds(n, false)).last()
         };
         (0..self.devices.len()).map(of).collect()
+    }
+}
+
+/// Where neurons of layers at `home` stream, given which devices they stream to: those of layers on the CPU to the first.
+pub(super) fn via(streams: &[bool], home: DeviceIndex) -> Option<DeviceIndex> {
+    match home {
+        CPU => streams.iter().position(|streams| *streams),
+        home => Some(home).filter(|&home| streams[home]),
     }
 }

@@ -87,6 +87,7 @@ impl Recipe {
                     brought: neuron as f64,
                     multiplied: neuron as f64,
                     per_piece: 0.0,
+                    carried: self.sparse.then_some(1000.0),
                 }),
                 n_ops: 10,
             };

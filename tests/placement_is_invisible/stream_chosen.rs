@@ -68,6 +68,43 @@ fn experts_come_in_pieces() {
     });
 }
 
+/// Layers that are on the CPU send x to the device and get y back, whatever chose the neurons; those whose predictor or
+/// offsets would have to be there do not.
+#[test]
+fn neurons_of_layers_on_the_cpu_come_too() {
+    within(LIMIT, || {
+        let tiny = |activation, format| Tiny { activation, format, n_ff: 160, ..Tiny::default() };
+        let listed = Tiny { pwri: true, rank: 32, marked: true, ..Tiny::default() };
+        for (model, format, all_come) in [
+            (tiny("relu", Format::Q8_0).model(), Format::Q8_0, true),
+            (tiny("silu", Format::Q4_0).model(), Format::Q4_0, true),
+            (experts("64x3x64x4/2*8/2:F16:silu"), Format::F16, true),
+            (experts("64x3x96x4/2*6/2:Q4_0:relu"), Format::Q4_0, true),
+            (listed.model(), listed.format, false),
+        ] {
+            let text = text(&model, 64);
+            let mut alone = load_with(&model, vec![cpu_device(2)], handing(), None);
+            let (expected, all) = prompt(&mut alone, &text);
+            for (embed, head, split_one) in [(0, 1, false), (1, 0, true), (0, 1, true)] {
+                let mut placement = split(&model, Some(3));
+                (placement.embed, placement.head) = (embed, head);
+                placement.layers.fill(LayerPlacement::whole(0));
+                if split_one {
+                    placement.layers[1] = split(&model, Some(3)).layers[1].clone();
+                }
+                let devices = vec![cpu_device(2), sim(1)];
+                let mut engine = load_with(&model, devices, streaming(1), Some(placement));
+                let (got, stats) = prompt(&mut engine, &text);
+                let difference = difference(&expected, &got);
+                assert!(difference <= bound(format), "{format}, {split_one}: {difference}");
+                assert_eq!(got, prompt(&mut engine, &text).0, "the same bits twice");
+                assert!((stats.active / all.active - 1.0).abs() < 5e-3, "{stats:?} {all:?}");
+                assert_eq!(stats.off_cpu == stats.active, all_come, "{format}: {stats:?}");
+            }
+        }
+    });
+}
+
 /// Numbers mean other experts by then.
 #[test]
 fn experts_that_changed_sides_come_in_pieces() {

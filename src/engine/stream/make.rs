@@ -41,9 +41,15 @@ impl Plan<'_> {
         told: &mut Vec<String>,
     ) -> Result<Vec<Option<Stream>>> {
         let mut streams = Vec::new();
-        for (device, from) in from.iter().enumerate() {
-            let made = match from.filter(|_| device != CPU) {
-                Some(from) => self.stream(recording, device, from, placed, lanes),
+        // What is on the CPU goes to the first.
+        let there = |device: DeviceIndex| from[device].filter(|_| device != CPU);
+        let first = (0..from.len()).find(|&device| there(device).is_some());
+        for device in 0..from.len() {
+            let made = match there(device) {
+                Some(from) => {
+                    let homes = [Some(device), (first == Some(device)).then_some(CPU)];
+                    self.stream(recording, (device, &homes), from, placed, lanes)
+                }
                 None => Ok(None),
             };
             streams.push(match made {
@@ -57,15 +63,15 @@ impl Plan<'_> {
         Ok(streams)
     }
 
-    /// Streams for `device`, whose layers `layers` are placed, from steps of `from` tokens on. `None` where no layer's
-    /// neurons would.
+    /// What streams to `device`, of the layers at `homes`, from steps of `from` tokens on. `None` where no layer's neurons
+    /// would.
     ///
     /// # Errors
     /// Those of the device: no room for the slots.
     pub(super) fn stream(
         &self,
         recording: &Recording<'_>,
-        device: DeviceIndex,
+        (device, homes): (DeviceIndex, &[Option<DeviceIndex>]),
         from: usize,
         (placement, layers): (&Placement, &[Layer]),
         lanes: &[Option<Lane>],
@@ -77,7 +83,7 @@ impl Plan<'_> {
         let (mut kinds, mut ways) = (Vec::new(), Vec::new());
         let mut streamed = Vec::new();
         for (index, (placed, layer)) in placement.layers.iter().zip(layers).enumerate() {
-            let at = match placed.home == device && self.streams(index) {
+            let at = match homes.contains(&Some(placed.home)) && self.streams(index) {
                 true => {
                     let known = (&mut kinds, &mut ways);
                     self.streamed(lane, index, (placed, layer), size, known)
@@ -124,11 +130,15 @@ impl Plan<'_> {
         size: PieceSize,
         (kinds, ways): (&mut Vec<Kind>, &mut Vec<(usize, Way)>),
     ) -> Option<Streamed> {
-        let [remote] = &layer.remotes[..] else { return None };
-        let weights = &self.model.layers[index];
-        let bias_elsewhere = weights.ffn.down.bias.is_some() && remote.ffn.bias_down.is_some();
-        if remote.device != CPU || bias_elsewhere {
-            return None;
+        let (weights, afar) = (&self.model.layers[index], placed.home == CPU);
+        match &layer.remotes[..] {
+            [] if afar && self.streams_afar(index) => {}
+            [remote] if !afar && remote.device == CPU => {
+                if weights.ffn.down.bias.is_some() && remote.ffn.bias_down.is_some() {
+                    return None;
+                }
+            }
+            _ => return None,
         }
         let kind = number(kinds, self.kind(&lane.device, index, size));
         let parallel = self.model.spec.block == crate::model::BlockKind::Parallel;
@@ -137,7 +147,9 @@ impl Plan<'_> {
             ways: Vec::new(),
             absent: Vec::new(),
             pieces: Vec::new(),
-            adds: parallel || layer.own.is_some() || weights.frame.shared.is_some(),
+            afar,
+            joins: parallel || weights.frame.shared.is_some(),
+            adds: !afar && (parallel || layer.own.is_some() || weights.frame.shared.is_some()),
             from: Sources::new(self, &lane.device, index),
             works: [Work::Neurons(index)],
         };

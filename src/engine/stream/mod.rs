@@ -79,6 +79,10 @@ struct Streamed {
     /// numbers, whatever these mean by now.
     absent: Vec<u32>,
     pieces: Vec<Range<usize>>,
+    /// The layer is on the CPU, and all of its neurons come: x is brought here, and y back.
+    afar: bool,
+    /// Whether the leg leaves something in the y that it is brought back to.
+    joins: bool,
     /// Whether the leg leaves something in y that the first piece is added to.
     adds: bool,
     from: Sources,
@@ -97,6 +101,7 @@ struct Side {
 
 /// Work that was given to the queue and not waited for.
 struct Flight<'a> {
+    device: DeviceIndex,
     run: Run,
     works: &'a [Work],
     /// The set of slots that it reads.
@@ -121,6 +126,13 @@ impl Plan<'_> {
     pub(super) fn streams(&self, index: usize) -> bool {
         let listed = self.mode.chosen(self.model, self.options, index).is_some();
         !listed || self.model.layers[index].ffn.n_expert.is_none()
+    }
+
+    /// Whether the neurons of layer `index` can go to a device if the layer itself is on the CPU: what a predictor begins
+    /// with and what down adds would have to be there.
+    pub(super) fn streams_afar(&self, index: usize) -> bool {
+        let listed = self.mode.chosen(self.model, self.options, index).is_some();
+        self.streams(index) && !listed && self.model.layers[index].ffn.down.bias.is_none()
     }
 
     /// The least rung of the ladder from which on steps of `from` tokens and more stream; `None` if there is none.
@@ -157,7 +169,10 @@ impl Plan<'_> {
             let bytes = ffn.matrices().map(|(_, rows)| rows.desc().bytes().unwrap_or_default().0);
             let n_ff = self.model.hyper.n_ff;
             let elsewhere = placed.shares.iter().filter(|s| s.device != placed.home);
-            let n: usize = elsewhere.map(|share| share.neurons.len(n_ff)).sum();
+            let n = match placed.home == CPU && self.streams_afar(index) {
+                true => n_ff,
+                false => elsewhere.map(|share| share.neurons.len(n_ff)).sum::<usize>(),
+            };
             bytes.sum::<u64>() / n_ff.max(1) as u64 * n as u64
         };
         let host = Bytes(placement.layers.iter().enumerate().map(absent).sum());
@@ -176,6 +191,9 @@ impl Streamed {
     /// Takes the neurons that are not at home, as they are placed now.
     fn place(&mut self, placed: &LayerPlacement, n_ff: usize, size: PieceSize) {
         self.absent.clear();
+        if self.afar {
+            self.absent.extend(0..n_ff as u32);
+        }
         for share in placed.shares.iter().filter(|share| share.device != placed.home) {
             match &share.neurons {
                 Neurons::All => self.absent.extend(0..n_ff as u32),
@@ -200,9 +218,19 @@ impl Streamed {
 }
 
 impl Stream {
+    /// The device that neurons come to.
+    pub(super) fn device(&self) -> DeviceIndex {
+        self.device
+    }
+
     /// Whether the absent neurons of a layer come here.
     pub(super) fn has(&self, layer: usize) -> bool {
         self.layers.get(layer).is_some_and(Option::is_some)
+    }
+
+    /// Whether all neurons of a layer that is on the CPU do.
+    pub(super) fn is_afar(&self, layer: usize) -> bool {
+        self.layers.get(layer).is_some_and(|at| at.as_ref().is_some_and(|at| at.afar))
     }
 
     /// A layer's neurons live elsewhere from now on.
@@ -231,10 +259,15 @@ impl Stream {
         self.sides[0].programs.iter().flatten()
     }
 
-    /// Runs the legs of a segment with the pieces between them. On any error what is under way is given up, and nothing
+    /// Runs the legs of a segment at `home` with the pieces between them. On any error what is under way is given up, and nothing
     /// is in flight any more.
-    pub(super) fn run(&mut self, legs: &[Leg], step: &mut Stepping<'_>) -> Result<()> {
-        let ran = self.run_legs(legs, step);
+    pub(super) fn run(
+        &mut self,
+        home: DeviceIndex,
+        legs: &[Leg],
+        step: &mut Stepping<'_>,
+    ) -> Result<()> {
+        let ran = self.run_legs(home, legs, step);
         if ran.is_err() {
             // The runs are gone by now, so these waits end.
             self.sides.iter_mut().flat_map(|side| &mut side.fills).for_each(Fill::settle);
@@ -242,13 +275,13 @@ impl Stream {
         ran
     }
 
-    fn run_legs(&mut self, legs: &[Leg], step: &mut Stepping<'_>) -> Result<()> {
+    fn run_legs(&mut self, home: DeviceIndex, legs: &[Leg], step: &mut Stepping<'_>) -> Result<()> {
         let mut flights = VecDeque::new();
         let device = self.device;
         let Stream { layers, sides, next, columns, padded, size, counts_all, scored, .. } = self;
         for leg in legs {
             let part = Part {
-                device,
+                device: home,
                 program: &leg.program,
                 handed: &leg.handed,
                 works: &leg.works,
@@ -257,8 +290,12 @@ impl Stream {
             };
             let Stepping { lanes, layers: all, sizes, buffers, interrupt, .. } = step;
             let run = part.answered(lanes, all, sizes, buffers, interrupt)?;
-            flights.push_back(Flight { run, works: &leg.works, side: None });
+            flights.push_back(Flight { device: home, run, works: &leg.works, side: None });
             let Some(at) = leg.then.and_then(|layer| layers[layer].as_ref()) else { continue };
+            if at.afar {
+                land(&mut flights, usize::MAX, step.buffers)?;
+                step.bring_input(home, device)?;
+            }
             for (number, piece) in at.pieces.iter().enumerate() {
                 if step.interrupt.load(Ordering::Relaxed) {
                     return Err(Error::Interrupted);
@@ -271,14 +308,17 @@ impl Stream {
                 *scored += if at.from.is_scored() { neurons.len() } else { 0 };
                 // Two pieces are in flight: what reads these slots is to be over before they are filled again.
                 if let Some(last) = flights.iter().rposition(|flight| flight.side == Some(used)) {
-                    land(&mut flights, last + 1, device, step.buffers)?;
+                    land(&mut flights, last + 1, step.buffers)?;
                 }
                 let run = side.start((at, number), step, device)?;
-                flights.push_back(Flight { run, works: &at.works, side: Some(used) });
+                flights.push_back(Flight { device, run, works: &at.works, side: Some(used) });
+            }
+            if at.afar {
+                land(&mut flights, usize::MAX, step.buffers)?;
+                step.bring_output(device, home, at.joins)?;
             }
         }
-        let n = flights.len();
-        land(&mut flights, n, device, step.buffers)?;
+        land(&mut flights, usize::MAX, step.buffers)?;
         sides.iter_mut().flat_map(|side| &mut side.fills).try_for_each(Fill::land)?;
         match step.interrupt.load(Ordering::Relaxed) {
             true => Err(Error::Interrupted),
@@ -287,14 +327,10 @@ impl Stream {
     }
 }
 
-/// Waits for the first `n` of what is under way.
-fn land(
-    flights: &mut VecDeque<Flight<'_>>,
-    n: usize,
-    device: DeviceIndex,
-    buffers: &mut Buffers,
-) -> Result<()> {
-    for Flight { run, works, .. } in flights.drain(..n) {
+/// Waits for the first `n` of what is under way, or for all.
+fn land(flights: &mut VecDeque<Flight<'_>>, n: usize, buffers: &mut Buffers) -> Result<()> {
+    let n = n.min(flights.len());
+    for Flight { device, run, works, .. } in flights.drain(..n) {
         buffers.timeline.wait(device, works, run)?;
     }
     Ok(())
