@@ -114,6 +114,57 @@ fn prompts_stream_where_it_pays() {
     assert_eq!(from.into_iter().collect::<Vec<_>>(), [32]);
 }
 
+/// By estimate no prompt is slower than with whole layers only, and what a token pays for that is said.
+#[test]
+fn prompts_are_as_fast_as_those_of_whole_layers() {
+    let mut paid = 0;
+    for kibibytes in (72 << 10..84 << 10).step_by(512) {
+        let budget = format!("{kibibytes}KiB");
+        // A long cache beside few used neurons: what tokens want on the card and what prompts want there differ.
+        let args = ["plan", "--json", "-c", "4096", "-ub", "16", "--density", "0.06"];
+        let card = "card,memory=1GiB,bandwidth=500GB/s,hand-off=0us,op=0us";
+        let assume = ["--assume", card, "--assume", "cpu,bandwidth=5GB/s"];
+        let output = thermocline(&[&args[..], &assume, &["--vram-budget", &budget]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let (prompt, others) = (&plan["prompt"], &plan["alternatives"]);
+        let rate = |value: &Value, key: &str| value[key].as_f64().unwrap();
+        let [mine, whole, fastest] = ["", "whole_layers_", "fastest_tokens_"]
+            .map(|of| rate(prompt, &format!("{of}tokens_per_second")));
+        assert!(mine >= whole * (1.0 - 1e-9), "{budget}: {prompt}");
+        let [whole, most] =
+            ["whole_layers", "fastest_tokens"].map(|of| rate(&others[of], "tokens_per_second"));
+        let tokens = rate(&plan, "tokens_per_second");
+        assert!(tokens >= whole * (1.0 - 1e-9) && tokens <= most * (1.0 + 1e-9), "{budget}");
+        let says = prompt["lines"].to_string().contains("for its prompts a token takes");
+        assert_eq!(says, !prompt["token_seconds_paid"].is_null());
+        assert!(!says || (mine > fastest && tokens < most), "{budget}: {prompt}");
+        paid += usize::from(says);
+    }
+    assert!(paid > 0, "some prompt was paid for");
+}
+
+/// A card's operations and its bus are what the user says, or guessed, which is said.
+#[test]
+fn speeds_in_prompts_are_told_or_guessed() {
+    let plan = |card: &str| -> Value {
+        let args = ["plan", "--json", "--assume", card, "--assume", "cpu,bandwidth=5GB/s,tflops=1"];
+        let output = thermocline(&args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let speed = |plan: &Value, key: &str| plan["devices"][1][key].as_f64().unwrap();
+    let told = plan("card,memory=1GiB,tflops=40,upload=12GB/s");
+    // The built-in model has two bytes a weight.
+    assert!((speed(&told, "prompt_bytes_per_second") / 40e12 - 1.0).abs() < 1e-9);
+    assert!((speed(&told, "upload_bytes_per_second") / 12e9 - 1.0).abs() < 1e-9);
+    assert!(!told["notes"].to_string().contains("tflops"), "{}", told["notes"]);
+    let guessed = plan("card,memory=1GiB");
+    assert!(speed(&guessed, "prompt_bytes_per_second") > 0.0);
+    let notes = guessed["notes"].to_string();
+    assert!(notes.contains("card multiplies at") && notes.contains("(upload)"), "{notes}");
+}
+
 #[test]
 fn wishes_of_the_command_line() {
     let homes = |flags: &[&str]| -> Vec<String> {
@@ -172,6 +223,7 @@ fn what_cannot_be_planned_is_refused() {
     failure(&["--assume", "card"], 2, "has no memory");
     failure(&["--assume", "card,memory=lots"], 2, "amount of memory");
     failure(&["--assume", "memory=1GiB,speed=9"], 2, "none of memory");
+    failure(&["--assume", "memory=1GiB,tflops=0"], 2, "no number of operations");
     failure(&["--density", "0"], 2, "no share");
     failure(&["--assume", "a,memory=1GiB", "--main-gpu", "7"], 5, "no device number 7");
     failure(&["--assume", "a,memory=1GiB", "--device", "a,A"], 2, "twice");

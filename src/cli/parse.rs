@@ -126,7 +126,7 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
 }
 
 /// A device to plan for that is not there; what is `None` was not said.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Assumed {
     pub(crate) name: Option<String>,
     pub(crate) memory: Option<u64>,
@@ -136,12 +136,15 @@ pub(crate) struct Assumed {
     /// Seconds.
     pub(crate) hand_off: Option<f64>,
     pub(crate) op: Option<f64>,
+    /// Operations a second in prompts.
+    pub(crate) flops: Option<f64>,
+    /// Bytes of neurons a second that are brought there.
+    pub(crate) upload: Option<f64>,
 }
 
-/// Reads `NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us`.
+/// Reads `NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s`.
 pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
-    let (name, memory, bandwidth, rows, hand_off, op) = (None, None, None, None, None, None);
-    let mut device = Assumed { name, memory, bandwidth, rows, hand_off, op };
+    let mut device = Assumed::default();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let Some((key, value)) = part.split_once('=') else {
             device.name = Some(part.to_owned());
@@ -158,8 +161,12 @@ pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
             "rows" => device.rows = Some(bandwidth_of(value)?),
             "hand-off" => device.hand_off = Some(seconds(value)?),
             "op" => device.op = Some(seconds(value)?),
+            "tflops" => device.flops = Some(flops(value)?),
+            "upload" => device.upload = Some(bandwidth_of(value)?),
             other => {
-                return Err(format!("'{other}' is none of memory, bandwidth, rows, hand-off, op"));
+                return Err(format!(
+                    "'{other}' is none of memory, bandwidth, rows, hand-off, op, tflops, upload"
+                ));
             }
         }
     }
@@ -178,8 +185,16 @@ fn scaled(text: &str, units: &[(&str, f64)], what: &str) -> Result<f64, String> 
 
 fn bandwidth_of(text: &str) -> Result<f64, String> {
     let units = [("", 1e9), ("GB/s", 1e9), ("TB/s", 1e12), ("MB/s", 1e6)];
-    let what = "bandwidth such as 900GB/s";
-    let value = scaled(text, &units, what)?;
+    above_zero(text, &units, "bandwidth such as 900GB/s")
+}
+
+fn flops(text: &str) -> Result<f64, String> {
+    let units = [("", 1e12), ("TFLOPS", 1e12), ("GFLOPS", 1e9)];
+    above_zero(text, &units, "number of operations such as 40TFLOPS")
+}
+
+fn above_zero(text: &str, units: &[(&str, f64)], what: &str) -> Result<f64, String> {
+    let value = scaled(text, units, what)?;
     if value > 0.0 { Ok(value) } else { Err(format!("'{text}' is no {what}")) }
 }
 
@@ -367,7 +382,13 @@ mod tests {
         assert_eq!((card.memory, card.bandwidth), (Some(8 << 30), Some(1e12)));
         assert!((card.hand_off.unwrap() - 20e-6).abs() < 1e-12 && card.op.is_none());
         assert_eq!(assumed("bandwidth=50").unwrap().bandwidth, Some(50e9));
+        let card = assumed("tflops=80,upload=12GB/s").unwrap();
+        assert_eq!((card.flops, card.upload), (Some(80e12), Some(12e9)));
+        assert_eq!(assumed("tflops=900gflops").unwrap().flops, Some(900e9));
         for wrong in ["memory=-1", "memory=80%", "bandwidth=0", "bandwidth=fast", "op=1h", "x=1"] {
+            assert!(assumed(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["tflops=0", "tflops=12GB/s", "upload=0", "upload=-1GB/s"] {
             assert!(assumed(wrong).is_err(), "{wrong}");
         }
     }

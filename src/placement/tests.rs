@@ -202,11 +202,15 @@ proptest! {
     }
 
     #[test]
-    fn more_budget_is_never_worse(recipe in recipes(), n_steps in 2..12u64) {
+    fn more_budget_is_never_worse(
+        recipe in recipes(), n_steps in 2..12u64, first in 0.0..1.0f64, span in -3.0..0.0f64,
+    ) {
         let wishes = Wishes { whole_layers: None, ..recipe.wishes };
         let recipe = Recipe { wishes, ..recipe };
-        let all = recipe.all();
-        let budgets = (0..=n_steps).map(|step| all * step / n_steps);
+        // Wide apart and close together: half of `all` is more than everything takes.
+        let (all, span) = (0.5 * recipe.all() as f64, 10f64.powf(span));
+        let share = |step| first * (1.0 - span) + span * step as f64 / n_steps as f64;
+        let budgets = (0..=n_steps).map(|step| (all * share(step)) as u64);
         let plans: Vec<_> = budgets.map(|b| check(&recipe.task(&[b, b / 2]))).collect();
         for (i, more) in plans.iter().enumerate() {
             for less in &plans[..i] {

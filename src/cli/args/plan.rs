@@ -10,8 +10,10 @@ use std::path::PathBuf;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Plan")]
 pub(crate) struct PlanArgs {
-    /// Plan for a device that is not there: NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us; all but memory
-    /// can be left away, a repeated flag is one more device, and the name cpu sets the bandwidth of the CPU
+    /// Plan for a device that is not there: NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s;
+    /// all but memory can be left away, a repeated flag is one more device, and the name cpu sets the speed of the CPU. tflops is
+    /// what it reaches in prompts, by two operations for each weight; upload is how fast neurons can be packed for it and brought
+    /// there
     #[arg(long, value_name = "DEVICE", env = "THERMOCLINE_ARG_ASSUME", value_parser = parse::assumed)]
     pub(crate) assume: Vec<parse::Assumed>,
     /// Share of the neurons that a token uses, where the model skips neurons and no profile tells

@@ -1,5 +1,6 @@
 //! The CPU and the devices beside it: chosen, opened, with a budget, measured.
 
+use super::assumed::AssumedSpeed;
 use super::choice::{budget, check_number, choose, tell_dropped, tell_missing};
 use super::speeds::Speeds;
 use crate::bench::Shape;
@@ -19,18 +20,6 @@ use hal::{Backend, Bytes, Device, DeviceId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What an assumed device does where the user does not say: a card of the middle class.
-const ASSUMED: Speed = Speed {
-    dense: 400e9,
-    sparse: 280e9,
-    hand_off: 20e-6,
-    op: 2e-6,
-    refill: 5e-6,
-    prompt: 400e9 * TOKENS,
-    upload: 6e9,
-};
-/// Tokens whose products take as long on an assumed device as reading the weights once.
-const TOKENS: f64 = 6.0;
 /// Said where neurons are split without knowing which are used most.
 pub(crate) const NO_PROFILE: &str = "which neurons are used most is not known, so all count the same; a profile of the model would put the hot ones on the device";
 /// Stands for a device that failed when it was measured: slower than anything, so that no plan takes it.
@@ -43,9 +32,6 @@ const UNUSABLE: Speed = Speed {
     prompt: 1.0,
     upload: 0.0,
 };
-/// Share of the bandwidth that single rows get on an assumed device.
-const ROWS: f64 = 0.7;
-
 /// The CPU and the devices beside it, as the user wants them.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
@@ -59,7 +45,7 @@ pub(crate) struct Machine {
     /// Those that were chosen, also where there is nothing of them to use.
     n_chosen: usize,
     /// The CPU's speed, where it is assumed.
-    cpu_assumed: Option<Speed>,
+    cpu_assumed: Option<AssumedSpeed>,
 }
 
 /// A device beside the CPU.
@@ -73,7 +59,7 @@ pub(crate) struct Beside {
     /// What may be used of it, the driver's part included.
     pub(crate) budget: Bytes,
     /// Its speed, where it is assumed.
-    assumed: Option<Speed>,
+    assumed: Option<AssumedSpeed>,
 }
 
 impl Beside {
@@ -148,28 +134,14 @@ impl Machine {
     ) -> Result<Machine, Failure> {
         let mut machine = Machine::cpu(options, terminal);
         let wanted = &options.computation.devices;
-        let speed = |given: &Assumed| {
-            let dense = given.bandwidth.unwrap_or(ASSUMED.dense);
-            Speed {
-                dense,
-                sparse: given.rows.unwrap_or(dense * ROWS).min(dense),
-                hand_off: given.hand_off.unwrap_or(ASSUMED.hand_off),
-                op: given.op.unwrap_or(ASSUMED.op),
-                refill: ASSUMED.refill,
-                prompt: dense * TOKENS,
-                upload: ASSUMED.upload,
-            }
-        };
-        let mut named: Vec<(Candidate, Speed)> = Vec::new();
+        let mut named: Vec<(Candidate, AssumedSpeed)> = Vec::new();
         for given in assumed {
             if given.name.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("cpu")) {
                 if given.memory.is_some() || machine.cpu_assumed.is_some() {
                     let message = "--assume: the CPU is named once, and its memory is what it has";
                     return Err(Failure::usage(message));
                 }
-                let op = given.op.unwrap_or(0.0);
-                machine.cpu_assumed =
-                    Some(Speed { hand_off: 0.0, op, upload: 0.0, ..speed(given) });
+                machine.cpu_assumed = Some(AssumedSpeed::of_cpu(given));
                 continue;
             }
             let n = named.len();
@@ -181,7 +153,8 @@ impl Machine {
                 let message = format!("--assume: '{name}' has no memory");
                 return Err(Failure::usage(message).help("add memory=8GiB or another size"));
             };
-            named.push((Candidate::assumed(&name, Bytes(memory)), speed(given)));
+            let speed = AssumedSpeed::of_device(given);
+            named.push((Candidate::assumed(&name, Bytes(memory)), speed));
         }
         if wanted.backend == Some("cpu") {
             return Ok(machine);
@@ -309,7 +282,10 @@ impl Machine {
         let mut speeds = Vec::new();
         for (number, (backend, assumed, most)) in [cpu].into_iter().chain(others).enumerate() {
             let threads = if number == 0 { self.n_threads } else { 0 };
-            let speed = assumed.map_or_else(|| kept.speed(backend, threads, shape, most), Ok);
+            let speed = match assumed {
+                Some(assumed) => Ok(assumed.with(shape)),
+                None => kept.speed(backend, threads, shape, most),
+            };
             speeds.push(speed.unwrap_or_else(|error| {
                 let name = &backend.info().name;
                 terminal.note(&format!(
@@ -320,6 +296,14 @@ impl Machine {
         }
         kept.save(terminal);
         speeds
+    }
+
+    /// What nobody said of the devices that are not there, and decides how fast prompts are.
+    pub(crate) fn guesses(&self) -> Vec<String> {
+        let cpu = [(&self.cpu, self.cpu_assumed)];
+        let others = self.others.iter().map(|other| (&other.device, other.assumed));
+        let all = cpu.into_iter().chain(others);
+        all.filter_map(|(device, assumed)| assumed?.guess(&device.info().name)).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! From what the user said about a model to an engine that runs it; the same way for `run`, `bench` and
 //! `perplexity`: [`open`] the file, choose the [`context`], [`load`].
 
+mod assumed;
 mod choice;
 mod convert;
 mod errors;

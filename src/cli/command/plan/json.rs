@@ -26,6 +26,7 @@ pub(super) fn report(report: &Report) -> Value {
         "layers": layers(report),
         "alternatives": {
             "whole_layers": alternative(&report.whole_layers),
+            "fastest_tokens": alternative(&report.for_tokens),
             "cpu_alone": alternative(&report.cpu_alone),
             "no_limit": alternative(&report.all_fits),
         },
@@ -57,6 +58,8 @@ fn devices(report: &Report) -> Vec<Value> {
             "row_bytes_per_second": speed.sparse,
             "hand_off_seconds": speed.hand_off,
             "op_seconds": speed.op,
+            "prompt_bytes_per_second": speed.prompt,
+            "upload_bytes_per_second": speed.upload,
         });
         let more = match device.on_cpu {
             Some(on_cpu) => json!({ "used": on_cpu.0 }),

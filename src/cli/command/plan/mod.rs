@@ -13,7 +13,9 @@ use crate::cli::output::{Output, write_file};
 use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, ExchangeNeeds, Placing};
 use crate::model::Model;
-use crate::placement::{Forecast, Speed, Wishes, exchange, plan, plan_whole_layers};
+use crate::placement::{
+    Forecast, Speed, Wishes, exchange, plan, plan_for_tokens, plan_whole_layers,
+};
 use hal::{Bytes, DeviceKind};
 use std::sync::Arc;
 
@@ -54,6 +56,8 @@ struct Report {
     forecast: Forecast,
     /// Whole layers only, with the same budgets.
     whole_layers: Forecast,
+    /// The fastest tokens with the same budgets, however slow prompts are.
+    for_tokens: Forecast,
     /// Without any device.
     cpu_alone: Forecast,
     /// With as much memory as everything takes.
@@ -137,6 +141,7 @@ impl Report {
             density: skips.then(|| density(&settings.placing)),
             devices: devices(machine, need.total(), &settings.placing),
             whole_layers: plan_whole_layers(&task),
+            for_tokens: plan_for_tokens(&task),
             cpu_alone: with(Bytes(0)),
             all_fits: with(Bytes::MAX),
             wishes: settings.placing.wishes,
@@ -185,12 +190,20 @@ impl Report {
             why.push(format!("{:.0} % of a token's time is {name}: {so}", share(*part)));
         }
         let n_split = placement.n_split();
+        let slower = match prompts::paid(self) {
+            Some(_) => "have slower tokens or prompts, or not fit",
+            None => "be slower, or not fit",
+        };
         let beside = match n_split {
             0 if self.wishes.whole_layers.is_some() => "no layer is split, as -ngl asks".to_owned(),
-            0 if self.wishes.cache_on_cpu => "no layer is split: their caches are on the CPU".to_owned(),
-            0 if !self.can_split => "no layer is split: no device here can have a part of one".to_owned(),
-            0 => "no layer is split: with every number of split layers it would be slower, or not fit".to_owned(),
-            n => format!("{n} layers are split: other numbers would be slower, or not fit"),
+            0 if self.wishes.cache_on_cpu => {
+                "no layer is split: their caches are on the CPU".to_owned()
+            }
+            0 if !self.can_split => {
+                "no layer is split: no device here can have a part of one".to_owned()
+            }
+            0 => format!("no layer is split: with every number of split layers it would {slower}"),
+            n => format!("{n} layers are split: other numbers would {slower}"),
         };
         why.push(format!(
             "{beside}; whole layers only reach {}, the CPU alone {}",
@@ -241,6 +254,10 @@ fn notes(
     notes.extend(unified.map(|other| {
         format!("{} shares its memory with the CPU: no layer is split there", other.candidate.name)
     }));
+    let guesses = machine.guesses();
+    if !machine.others.is_empty() && !guesses.is_empty() {
+        notes.push(format!("assumed, as --assume does not say it: {}", guesses.join("; ")));
+    }
     if settings.placing.wishes.cache_on_cpu {
         notes.push("--no-kv-offload: attention is where its cache is, so layers stay on the CPU and only the head can be elsewhere".to_owned());
     }

@@ -25,6 +25,13 @@ fn rate(forecast: &Forecast) -> String {
     forecast.prompt_rate().map_or_else(|| "?".to_owned(), |rate| format!("{rate:.0}"))
 }
 
+/// The part of its time that a token takes longer for the sake of prompts, where that is noticed.
+pub(super) fn paid(report: &Report) -> Option<f64> {
+    let Report { forecast, for_tokens, .. } = report;
+    let more = forecast.seconds / for_tokens.seconds - 1.0;
+    Some(more).filter(|more| *more >= 0.001 && forecast.prompt < for_tokens.prompt)
+}
+
 /// Sentences; none where all is on the CPU.
 pub(super) fn lines(report: &Report) -> Vec<String> {
     let forecast = &report.forecast;
@@ -39,6 +46,14 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
             rate(forecast),
             rate(&report.whole_layers),
             rate(&report.cpu_alone)
+        ));
+    }
+    if let Some(more) = paid(report) {
+        lines.push(format!(
+            "for its prompts a token takes {:.1} % longer than it could: the fastest tokens, {:.1} a second, would come with prompts of about {} tokens/s",
+            100.0 * more,
+            report.for_tokens.rate(),
+            rate(&report.for_tokens)
         ));
     }
     let layers = &forecast.placement.layers;
@@ -97,6 +112,8 @@ pub(super) fn value(report: &Report) -> Value {
         "tokens_per_second": forecast.prompt_rate(),
         "whole_layers_tokens_per_second": report.whole_layers.prompt_rate(),
         "cpu_alone_tokens_per_second": report.cpu_alone.prompt_rate(),
+        "token_seconds_paid": paid(report).map(|_| forecast.seconds - report.for_tokens.seconds),
+        "fastest_tokens_tokens_per_second": report.for_tokens.prompt_rate(),
         "streams": streams.collect::<Vec<_>>(),
         "lines": lines(report),
     })
