@@ -212,7 +212,7 @@ fn budgets_hold_with_slots_for_chosen_neurons() {
     });
 }
 
-/// The kernels of a device over pieces of experts and of listed neurons.
+/// The kernels of a device over pieces of experts and of listed neurons, and over those of a layer on the CPU.
 pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
     let marked = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
     for (model, format) in [
@@ -226,7 +226,12 @@ pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
             let mut devices = vec![cpu_device(2)];
             let placement = home.map(|nth| {
                 devices.push(Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX));
-                split(&model, Some(nth))
+                let mut placement = split(&model, Some(nth));
+                // One of a layer that is on the CPU itself, where that can be.
+                if model.layers[1].ffn.predictor.is_none() {
+                    placement.layers[1] = LayerPlacement::whole(0);
+                }
+                placement
             });
             let options = if home.is_some() { streaming(9_000) } else { handing() };
             prompt(&mut load_with(&model, devices, options, placement), &text)

@@ -5,7 +5,7 @@
 //! With hundreds of tokens the CPU multiplies for much longer than it takes to bring the weights to the device. So the
 //! programs for many tokens are cut at split layers into legs, and behind a leg the layer's pieces run: the host packs one
 //! into staging while the device computes the one before. One queue keeps them in order, so nothing waits for anything
-//! but for a set of slots that is still in use.
+//! but for a set of slots that is still in use. A layer that is on the CPU sends x along and gets y back.
 
 mod fill;
 mod make;
