@@ -70,7 +70,7 @@ impl Shape {
     }
 }
 
-/// Measures `device`, which has `free` bytes, with weights of `shape`. Takes about a second; what it allocates is gone
+/// Measures `device`, which has `free` bytes, with weights of `shape`. Takes a second or two; what it allocates is gone
 /// afterwards.
 ///
 /// # Errors
