@@ -221,7 +221,10 @@ fn a_device_lost_while_neurons_come_is_left_out() {
             for by_panic in [false, true] {
                 let (sim, device) = sim(lost_after, 20);
                 let devices = vec![cpu_device(2), device];
-                let placement = split(&model, Some(2));
+                let mut placement = split(&model, Some(2));
+                if lost_after % 2 == 1 {
+                    placement.layers[1] = LayerPlacement::whole(0);
+                }
                 let mut engine = load_with(&model, devices, streaming(1), Some(placement));
                 match by_panic {
                     true => sim.panic_after(lost_after),
@@ -243,7 +246,9 @@ fn an_interrupted_stream_begins_anew() {
         let text = text(&model, 64);
         let (backend, device) = sim(7, 300);
         let devices = vec![cpu_device(2), device.clone()];
-        let mut engine = load_with(&model, devices, streaming(1), Some(split(&model, Some(2))));
+        let mut placement = split(&model, Some(2));
+        placement.layers[2] = LayerPlacement::whole(0);
+        let mut engine = load_with(&model, devices, streaming(1), Some(placement));
         let expected = logits_of(&mut engine, &text, &[64]);
         let (booked, held) = (device.ledger().used(), backend.counters().held);
         let mut n_interrupted = 0;
