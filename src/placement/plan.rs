@@ -17,7 +17,8 @@ use super::search::{Search, Way, devices};
 pub fn plan(task: &Task) -> Forecast {
     let costs = Costs::new(task, &[]);
     if costs.n_prompt.is_none() {
-        return plan_for_tokens(task);
+        let plain = plan_for_tokens(task);
+        return beside(task, &plain).unwrap_or(plain);
     }
     let whole = plan_whole_layers(task);
     let mut search = Search::new(&costs);
@@ -33,6 +34,10 @@ pub fn plan(task: &Task) -> Forecast {
 /// The placement with the least time of a token, whatever prompts take: what the promise about prompts is paid from.
 #[must_use]
 pub fn plan_for_tokens(task: &Task) -> Forecast {
+    unstreamed(task, &fastest(task))
+}
+
+fn fastest(task: &Task) -> Choice {
     let costs = Costs::of_tokens(task);
     let mut search = Search::new(&costs);
     let n_layer = task.layers.len();
@@ -46,7 +51,7 @@ pub fn plan_for_tokens(task: &Task) -> Forecast {
         }
     };
     let choice = ways.fastest().map(|(_, way)| search.choice(way));
-    unstreamed(task, &choice.unwrap_or_else(|| task.on_cpu()))
+    choice.unwrap_or_else(|| task.on_cpu())
 }
 
 /// The placement of whole layers only with the least time of a token: what a plan is compared with.
@@ -87,6 +92,24 @@ fn streaming(task: &Task, ways: &Front<Way>, without: Cost, slowest: f64) -> Opt
         }
     }
     None
+}
+
+/// What the user asked for, with slots beside it in which neurons of layers on the CPU come to devices for prompts, if there
+/// is room for them and prompts gain by it.
+fn beside(task: &Task, plain: &Forecast) -> Option<Forecast> {
+    task.wishes.whole_layers?;
+    let streamed = |device: DeviceIndex| {
+        let with = task.with_slots(&[device]);
+        let choice = fastest(&with);
+        let from = with.stream_from(&choice, &[device]);
+        let streams = from[device].is_some();
+        Some(Forecast::new(&with, &choice, from)).filter(|_| streams)
+    };
+    let all = devices(task).filter(|&device| task.may_stream(device)).filter_map(streamed);
+    let mut same = all.filter(|forecast| forecast.placement == plain.placement);
+    same.find(|forecast| {
+        forecast.prompt.zip(plain.prompt).is_some_and(|(with, without)| with < without)
+    })
 }
 
 fn unstreamed(task: &Task, choice: &Choice) -> Forecast {

@@ -378,6 +378,22 @@ fn wishes_are_granted_as_far_as_they_fit() {
 }
 
 #[test]
+fn layers_on_the_cpu_stream_beside_those_that_were_asked_for() {
+    let wishes = Wishes { whole_layers: Some(5), ..Wishes::default() };
+    let recipe = |streams| Recipe { wishes, streams, prompts: Some(8.0), ..usual() };
+    let plain = plan(&recipe(None).task(&[10_000_000]));
+    let with = plan(&recipe(Some((10_000, 10.0))).task(&[10_000_000]));
+    assert_eq!((with.stream_from[0], with.placement == plain.placement), (None, true));
+    assert!(with.stream_from[1].is_some() && with.prompt < plain.prompt, "{:?}", with.prompt);
+    assert_eq!(with.devices[1].total(), plain.devices[1].total() + Bytes(10_000));
+    // Slots take no layer's place, and what would be slower does not come.
+    let tight = plain.devices[1].total().0 + 9_999;
+    assert_eq!(plan(&recipe(Some((10_000, 10.0))).task(&[tight])).stream_from, [None, None]);
+    let slow = plan(&recipe(Some((10_000, 1e-6))).task(&[10_000_000]));
+    assert_eq!(slow.stream_from, [None, None]);
+}
+
+#[test]
 fn what_a_device_cannot_run_stays_on_the_cpu() {
     let mut task = usual().task(&[10_000_000]);
     let sizes = &mut task.devices[1].layers;

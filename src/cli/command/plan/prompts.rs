@@ -59,7 +59,8 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     let layers = &forecast.placement.layers;
     for device in 1..report.devices.len() {
         let split = layers.iter().any(|layer| layer.home == device && layer.is_split());
-        if split {
+        let streams = forecast.stream_from.get(device).copied().flatten().is_some();
+        if split || streams {
             lines.push(format!("prompts: {}", line(report, device)));
         }
     }
