@@ -277,11 +277,6 @@ impl Plan<'_> {
         self.devices[device].pack_size(&PackDesc::whole(rows.desc()), mapped)
     }
 
-    pub(super) fn batch(&self) -> Batch<TensorDesc> {
-        let shape = self.scratch().batch;
-        Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
-    }
-
     fn f32(&self, rows: usize, cols: usize) -> TensorDesc {
         TensorDesc::new(rows, cols, Format::F32)
     }
@@ -289,6 +284,11 @@ impl Plan<'_> {
     fn can_all(&self, device: DeviceIndex, ops: impl IntoIterator<Item = OpDesc>) -> bool {
         let on = &self.devices[device];
         ops.into_iter().all(|op| matches!(on.plan(&op), Answer::Yes { .. }))
+    }
+
+    fn batch(&self) -> Batch<TensorDesc> {
+        let shape = self.scratch().batch;
+        Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
     }
 
     /// The cache of one layer.

@@ -121,7 +121,7 @@ impl Plan<'_> {
     }
 
     /// What streams of a layer, its kind and its ways, which are added to the known ones if they are new. `None` where
-    /// nothing does: where all is at home, where a third device takes part, or where what down adds is elsewhere.
+    /// nothing does: where all is at home on a device, where a third device takes part, or where what down adds is elsewhere.
     fn streamed(
         &self,
         lane: &Lane,

@@ -45,7 +45,7 @@ pub(super) struct Leg {
     pub(super) then: Option<usize>,
 }
 
-/// What lets the absent neurons of layers at home on one device come there in pieces.
+/// What lets neurons come to one device in pieces: the absent ones of layers at home there, and all of layers on the CPU.
 #[derive(Debug)]
 pub(super) struct Stream {
     /// The least rung of the ladder that is cut into legs.
@@ -68,7 +68,7 @@ pub(super) struct Stream {
     scored: usize,
 }
 
-/// A layer whose absent neurons stream.
+/// A layer whose neurons stream: those that are not at home or, where that is the CPU, all.
 #[derive(Debug)]
 struct Streamed {
     /// Which of the shares of a side is of its shape.
@@ -169,7 +169,8 @@ impl Plan<'_> {
             let bytes = ffn.matrices().map(|(_, rows)| rows.desc().bytes().unwrap_or_default().0);
             let n_ff = self.model.hyper.n_ff;
             let elsewhere = placed.shares.iter().filter(|s| s.device != placed.home);
-            let n = match placed.home == CPU && self.streams_afar(index) {
+            let afar = placed.home == CPU && !placed.is_split() && self.streams_afar(index);
+            let n = match afar {
                 true => n_ff,
                 false => elsewhere.map(|share| share.neurons.len(n_ff)).sum::<usize>(),
             };

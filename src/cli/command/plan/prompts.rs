@@ -1,7 +1,7 @@
 //! What the plan says of prompts: how fast, and whether the CPU's neurons come to devices for them.
 
 use super::Report;
-use crate::placement::{Forecast, StreamFacts, Task};
+use crate::placement::{CPU, Forecast, StreamFacts, Task};
 use serde_json::{Value, json};
 
 /// What decides it besides the forecast.
@@ -11,14 +11,26 @@ pub(super) struct Streams {
     facts: Vec<Option<StreamFacts>>,
     /// Why no model like this streams.
     never: Option<&'static str>,
+    /// Whether those of layers on the CPU could.
+    from_cpu: bool,
 }
 
 impl Streams {
     pub(super) fn new(task: &Task, predicts: bool, experts: bool) -> Streams {
         let never = (predicts && experts).then_some("a predictor lists those of experts");
-        Streams { facts: task.devices.iter().map(|device| device.stream).collect(), never }
+        let mut reads = task.layers.iter().filter_map(|layer| layer.reads.streams);
+        let from_cpu = reads.any(|reads| reads.carried.is_some());
+        Streams {
+            facts: task.devices.iter().map(|device| device.stream).collect(),
+            never,
+            from_cpu,
+        }
     }
 }
+
+/// Why no layer on the CPU sends its neurons.
+const STAYS: &str =
+    "the CPU computes its neurons: its layers have a predictor there, or offsets that down adds";
 
 /// Tokens a second of a forecast's prompts, for people.
 fn rate(forecast: &Forecast) -> String {
@@ -59,9 +71,13 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     let layers = &forecast.placement.layers;
     for device in 1..report.devices.len() {
         let split = layers.iter().any(|layer| layer.home == device && layer.is_split());
-        let streams = forecast.stream_from.get(device).copied().flatten().is_some();
-        if split || streams {
-            lines.push(format!("prompts: {}", line(report, device)));
+        let ends = [forecast.placement.embed, forecast.placement.head];
+        let used = ends.contains(&device) || layers.iter().any(|layer| layer.home == device);
+        let on_cpu = used && layers.iter().any(|layer| layer.home == CPU);
+        match split || (on_cpu && report.streams.from_cpu) {
+            true => lines.push(format!("prompts: {}", line(report, device))),
+            false if on_cpu => lines.push(format!("prompts: {STAYS}")),
+            false => {}
         }
     }
     lines
