@@ -192,6 +192,8 @@ int wait_in(Stream& stream, Event& event);
 struct Module {
     Device& device;
     std::string unit;
+    /// Calls may come from several threads.
+    std::mutex mutex;
     std::map<std::string, std::unique_ptr<struct Function>> functions;
 };
 struct Function {

@@ -147,13 +147,14 @@ int load(Device& device, const char* image, Module** module, std::string* log) {
         *log = "FAKE: no kernels of unit " + unit + " were compiled for the CPU";
         return INVALID_IMAGE;
     }
-    *module = new Module{device, unit, {}};
+    *module = new Module{device, unit, {}, {}};
     return SUCCESS;
 }
 
 int function(Module& module, const char* name, Function** out) {
     const shim::Kernel* kernel = shim::find(module.unit.c_str(), name);
     if (kernel == nullptr) return NOT_FOUND;
+    std::lock_guard<std::mutex> lock(module.mutex);
     auto& slot = module.functions[name];
     if (!slot) {
         slot.reset(new Function{module.device, kernel});

@@ -1,7 +1,7 @@
 //! What the backends of both vendors are tried with on their fakes, each part on a device of its own, so that parts run
 //! beside each other.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 use hal::format::Format;
 use hal::op::Add;
@@ -226,6 +226,32 @@ pub fn is_shared(open: Open<'_>, fake: &Fake) {
         }
     });
     assert_eq!(fake.count(5, "used"), before, "memory is given back");
+}
+
+/// Threads that need the same kernels for the first time, at once, all have kernels that stay.
+///
+/// # Panics
+/// If not.
+pub fn loads_beside_others(open: Open<'_>) {
+    const THREADS: usize = 4;
+    for _ in 0..20 {
+        let device = &device(open, 6, Options::default());
+        let together = &Barrier::new(THREADS);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                scope.spawn(move || {
+                    let mut queue = device.queue("first").expect("a queue");
+                    let start = thread as f32;
+                    let a = row(device, &mut queue, &[1.0; 100]);
+                    let x = row(device, &mut queue, &[start; 100]);
+                    together.wait();
+                    let program = adding(device, &a, &x, 5);
+                    queue.replay(&program).and_then(|run| run.wait()).expect("a run");
+                    assert_eq!(read(&mut queue, &x, 100), vec![start + 5.0; 100]);
+                });
+            }
+        });
+    }
 }
 
 /// Two devices and several queues on each keep apart, and give back all they have taken.

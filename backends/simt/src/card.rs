@@ -60,7 +60,12 @@ impl<D: Driver> Kernels<D> {
         let one = || -> Result<()> {
             while let Some(unit) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let module = self.driver.module(unit.name())?;
-                lock(&self.units).insert(unit.name().to_owned(), module);
+                let mut units = lock(&self.units);
+                // Another program may have loaded it meanwhile, and uses functions of it: the module that was first
+                // stays.
+                if !units.contains_key(unit.name()) {
+                    units.insert(unit.name().to_owned(), module);
+                }
             }
             Ok(())
         };

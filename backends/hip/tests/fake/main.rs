@@ -78,7 +78,8 @@ fn the_fake_refuses_a_call() {
 fn two_fakes_work_beside_each_other() {
     if let Some(fake) = fake() {
         suite::works_beside_others(&open, fake);
-        // On one of the same devices, one after the other.
+        // On the same devices, one after the other.
+        suite::loads_beside_others(&open);
         suite::is_shared(&open, fake);
     }
 }
