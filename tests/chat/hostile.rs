@@ -35,26 +35,40 @@ enum By {
     Deadline,
 }
 
+/// How a template ended, and after what time.
+fn ended(source: &str) -> (Option<By>, Duration, String) {
+    let start = Instant::now();
+    let (by, what) = match render(source) {
+        Ok(text) => (None, format!("{} bytes", text.len())),
+        Err(error) => {
+            let by = if matches!(error, TemplateError::TooMuch { .. }) {
+                By::Amount
+            } else if matches!(error, TemplateError::Endless { .. }) {
+                By::Steps
+            } else if matches!(error, TemplateError::TooSlow { .. }) {
+                By::Deadline
+            } else {
+                By::Mistake
+            };
+            (Some(by), error.to_string())
+        }
+    };
+    (by, start.elapsed(), what)
+}
+
+/// Times that a template may be ended by the clock instead: a machine that has other work at that moment ends any so.
+const TRIES: usize = 5;
+
 #[track_caller]
 fn check_refused(source: &str, by: By) {
-    let start = Instant::now();
-    let ended = render(source);
     let shown: String = source.chars().take(80).collect();
-    let error = match ended {
-        Err(error) => error,
-        Ok(text) => panic!("{shown}: {} bytes", text.len()),
+    let busy = |(found, took, _): &(Option<By>, Duration, String)| {
+        *found == Some(By::Deadline) || *took >= SOON
     };
-    let found = if matches!(error, TemplateError::TooMuch { .. }) {
-        By::Amount
-    } else if matches!(error, TemplateError::Endless { .. }) {
-        By::Steps
-    } else if matches!(error, TemplateError::TooSlow { .. }) {
-        By::Deadline
-    } else {
-        By::Mistake
-    };
-    assert_eq!(found, by, "{shown}: {error}");
-    assert!(start.elapsed() < SOON, "{shown}: {:?}", start.elapsed());
+    let tries = (1..TRIES).map(|_| ended(source)).find(|end| !busy(end));
+    let (found, took, what) = tries.unwrap_or_else(|| ended(source));
+    assert_eq!(found, Some(by), "{shown}: {what}");
+    assert!(took < SOON, "{shown}: {took:?}");
 }
 
 #[test]

@@ -25,13 +25,13 @@ fn event(device: &Device) -> Raw {
 #[test]
 fn calls_return_before_the_work_is_done() {
     for device in devices(0) {
-        device.fake.set("0:delay_us=40000");
+        // Kernels do not end before they are let go.
+        device.fake.set("0:delay_us=40000 0:hang_after=0");
         let x = device.buffer(&[0; 64]);
         let (before, after) = (event(&device), event(&device));
         let scale = device.function(WORDS, "scale");
         let record =
             |event| device.take_two("cuEventRecord", "hipEventRecord", event, device.stream);
-        let start = Instant::now();
         assert_eq!(record(before), 0);
         // The values of arguments are taken at the call.
         for n in [64, 0] {
@@ -42,7 +42,7 @@ fn calls_return_before_the_work_is_done() {
         }
         assert_eq!(record(after), 0);
         assert_eq!(device.take("cuEventQuery", "hipEventQuery", after), NOT_READY);
-        assert!(start.elapsed() < Duration::from_millis(120), "calls waited");
+        device.fake.set("0:release=1");
         assert_eq!(device.take("cuEventSynchronize", "hipEventSynchronize", after), 0);
         assert_eq!(device.take("cuEventQuery", "hipEventQuery", before), 0);
         let mut milliseconds = 0.0f32;
