@@ -3,7 +3,7 @@
 use hal::Bytes;
 
 use super::estimate::{Choice, LayerTime, Spot};
-use super::facts::Task;
+use super::facts::{LayerSizes, Task};
 use super::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
 
 /// Bytes on one device by what takes them.
@@ -72,6 +72,8 @@ pub struct Forecast {
     pub layers: Vec<LayerForecast>,
     /// Devices in order; the CPU's entry is empty.
     pub devices: Vec<DeviceBytes>,
+    /// What each device needs to hold as little as one layer; `None` where it can hold none.
+    pub least: Vec<Option<Bytes>>,
     /// The share of the neurons that a token uses which are not on the CPU.
     pub off_cpu: f64,
     /// Tokens of the prompts that are looked at: the longest step.
@@ -152,6 +154,7 @@ impl Forecast {
             parts,
             layers,
             devices,
+            least: (0..task.devices.len()).map(|device| least(task, device)).collect(),
             off_cpu: share(off_cpu, used),
             n_prompt,
             prompt: task.prompt(choice, n_prompt, &stream_from),
@@ -201,6 +204,19 @@ impl Forecast {
     pub fn rate(&self) -> f64 {
         1.0 / self.seconds
     }
+}
+
+/// The fewest bytes with which `device` holds a layer, whole or split, as the user lets it.
+fn least(task: &Task, device: DeviceIndex) -> Option<Bytes> {
+    let (facts, wishes) = (&task.devices[device], &task.wishes);
+    let layer = |sizes: &LayerSizes| {
+        let whole = sizes.whole.filter(|_| !wishes.neurons_on_cpu);
+        let split = sizes.shares.first().map(|share| *share + facts.hand_offs + facts.hand_off);
+        let split = split.filter(|_| wishes.whole_layers.is_none());
+        Some(sizes.frame + sizes.cache + whole.into_iter().chain(split).min()?)
+    };
+    let least = facts.layers.iter().filter_map(layer).min().map(|bytes| facts.fixed + bytes);
+    least.filter(|_| device != CPU && !wishes.cache_on_cpu)
 }
 
 fn share(part: f64, of: f64) -> f64 {

@@ -13,7 +13,7 @@ use crate::devices::{self, Candidate};
 use crate::engine::{EngineOptions, Placing};
 use crate::learned::{Learned, Section};
 use crate::model::Model;
-use crate::placement::{Forecast, Speed};
+use crate::placement::{Forecast, Speed, Wishes};
 use crate::profile::Profile;
 use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId};
@@ -66,6 +66,23 @@ impl Beside {
     /// What of the budget is left to the driver.
     pub(crate) fn reserve(&self) -> Bytes {
         self.candidate.reserve.min(self.budget)
+    }
+
+    /// Why no layer is here, where the device needs `least` to hold one; nothing where the user asks for it.
+    pub(crate) fn why_empty(&self, least: Option<Bytes>, wishes: Wishes) -> Option<String> {
+        let (left, reserve) = (self.device.ledger().budget(), self.reserve());
+        if wishes.cache_on_cpu || wishes.whole_layers == Some(0) {
+            return None;
+        }
+        match least {
+            None => Some("it cannot hold one".to_owned()),
+            Some(least) if least > left => Some(format!(
+                "with the smallest one {least} would be used, and of the budget of {} {left} are left beside the {reserve} that its driver is taken to use",
+                self.budget
+            )),
+            Some(_) if wishes.whole_layers.is_some() => None,
+            Some(_) => Some("by its speed and the CPU's none would be faster there".to_owned()),
+        }
     }
 }
 
@@ -227,8 +244,10 @@ impl Machine {
                 budget => format!(" of {budget}"),
             };
             let name = &other.candidate.name;
+            let why = other.why_empty(forecast.least[number + 1], options.placing.wishes);
+            let why = why.map_or_else(String::new, |why| format!(": {why}"));
             terminal.note(&match here.len() {
-                0 => format!("{name}: no layer of {} is placed here", layers.len()),
+                0 => format!("{name}: no layer of {} is placed here{why}", layers.len()),
                 n => format!(
                     "{name}: {n} of {} layers ({n_split} of them split with the CPU), {used}{of}",
                     layers.len()

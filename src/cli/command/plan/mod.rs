@@ -14,7 +14,7 @@ use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, ExchangeNeeds, Placing};
 use crate::model::Model;
 use crate::placement::{
-    Forecast, Speed, Wishes, exchange, plan, plan_for_tokens, plan_whole_layers,
+    Forecast, LayerPlacement, Speed, Wishes, exchange, plan, plan_for_tokens, plan_whole_layers,
 };
 use hal::{Bytes, DeviceKind};
 use std::sync::Arc;
@@ -254,11 +254,18 @@ fn notes(
     notes.extend(unified.map(|other| {
         format!("{} shares its memory with the CPU: no layer is split there", other.candidate.name)
     }));
+    let wishes = settings.placing.wishes;
+    notes.extend(machine.others.iter().enumerate().filter_map(|(i, other)| {
+        let is_here = |layer: &LayerPlacement| layer.home == i + 1;
+        let is_empty = !forecast.placement.layers.iter().any(is_here);
+        let why = other.why_empty(forecast.least[i + 1], wishes).filter(|_| is_empty)?;
+        Some(format!("no layer is placed on {}: {why}", other.candidate.name))
+    }));
     let guesses = machine.guesses();
     if !machine.others.is_empty() && !guesses.is_empty() {
         notes.push(format!("assumed, as --assume does not say it: {}", guesses.join("; ")));
     }
-    if settings.placing.wishes.cache_on_cpu {
+    if wishes.cache_on_cpu {
         notes.push("--no-kv-offload: attention is where its cache is, so layers stay on the CPU and only the head can be elsewhere".to_owned());
     }
     notes
