@@ -10,6 +10,8 @@ use thermocline::model::{Model, ModelOptions};
 use thermocline::tokenizer::{Tokenizer, Vocab};
 use thermocline::{devices, embedded};
 
+use crate::support::largest_difference;
+
 fn reference(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/reference").join(name)
 }
@@ -76,8 +78,7 @@ fn logits_are_pytorchs() {
             subject.logits(&ids(prompt), &mut |token, got| {
                 let expected = rows.next().unwrap();
                 let scale = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-                let worst =
-                    expected.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                let worst = largest_difference(expected, got);
                 assert!(worst <= 1e-3 * scale, "token {token}: {worst} of {scale}");
             });
         }

@@ -39,7 +39,7 @@ pub struct Difference {
     pub n_same: usize,
 }
 
-/// Compares logits of the same positions, each `n_vocab` wide.
+/// Compares logits of the same positions, each `n_vocab` wide. What is no number differs from everything, infinitely.
 #[must_use]
 pub fn difference(expected: &[f32], got: &[f32], n_vocab: usize) -> Difference {
     let mut found = Difference { largest: 0.0, n: 0, n_same: 0 };
@@ -48,7 +48,8 @@ pub fn difference(expected: &[f32], got: &[f32], n_vocab: usize) -> Difference {
         let squares: f64 = a.iter().map(|v| f64::from(*v).powi(2)).sum();
         let spread = (squares / a.len() as f64).sqrt().max(f64::MIN_POSITIVE);
         let most = a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
-        found.largest = found.largest.max(most / spread);
+        let numbers = a.iter().chain(b).all(|v| v.is_finite());
+        found.largest = found.largest.max(if numbers { most / spread } else { f64::INFINITY });
         found.n += 1;
         found.n_same += usize::from(top(a) == top(b));
     }
@@ -85,5 +86,11 @@ mod tests {
         assert_eq!((found.n, found.n_same), (2, 1));
         assert!((found.largest - 2.0 * 2f64.sqrt()).abs() < 1e-12, "{found:?}");
         assert_eq!(difference(&a, &a[..2], 2).largest, f64::INFINITY);
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let odd = [3.0, odd, 0.0, 1.0];
+            for (expected, got) in [(&a, &odd), (&odd, &a), (&odd, &odd)] {
+                assert_eq!(difference(expected, got, 2).largest, f64::INFINITY);
+            }
+        }
     }
 }

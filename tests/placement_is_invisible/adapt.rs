@@ -257,9 +257,7 @@ fn neurons_are_observed_under_their_own_names() {
                 course(&mut engine, &[&text[..], &text[..], &text[..]].concat());
                 assert!(engine.exchanged().is_some_and(|done| done.neurons > 0));
                 let got = look(&mut engine);
-                assert_eq!(got.len(), expected.len());
-                let most = got.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-                let most = most.fold(0.0, f32::max);
+                let most = largest_difference(&got, &expected);
                 let size = expected.iter().fold(0.0f32, |size, v| size.max(v.abs()));
                 assert!(most < 5e-3 * size, "{most} of {size}");
             }

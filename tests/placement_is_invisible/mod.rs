@@ -30,7 +30,7 @@ use thermocline::engine::{Engine, EngineOptions, Notice, Placing, Want};
 use thermocline::model::Model;
 use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
 
-use crate::support::{Tiny, within};
+use crate::support::{Tiny, largest_difference, within};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const TEXT: [u32; 23] =
@@ -105,7 +105,7 @@ pub(crate) fn difference(expected: &Logits, got: &Logits) -> f32 {
     let mut worst = 0.0f32;
     for (a, b) in expected.iter().zip(got) {
         let spread = a.iter().map(|v| v * v).sum::<f32>().sqrt() / (a.len() as f32).sqrt();
-        let most = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let most = largest_difference(a, b);
         worst = worst.max(most / spread);
     }
     worst

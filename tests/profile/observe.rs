@@ -17,7 +17,7 @@ use thermocline::model::{Affine, Model, ModelOptions};
 use thermocline::placement::Placement;
 
 use crate::placement_is_invisible::{cpu_device, quiet, random_placement, sim_device, unit};
-use crate::support::{Tiny, within};
+use crate::support::{Tiny, largest_difference, within};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -71,10 +71,8 @@ fn ids(model: &Model, n: usize) -> Vec<u32> {
 
 /// Largest difference relative to the spread.
 fn difference(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
     let spread = (a.iter().map(|v| v * v).sum::<f32>() / a.len().max(1) as f32).sqrt();
-    let most = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    most / spread.max(1e-9)
+    largest_difference(a, b) / spread.max(1e-9)
 }
 
 /// `w . x + bias`, with 64-bit sums.

@@ -213,3 +213,20 @@ pub(crate) fn within<T: Send + 'static>(
         }
     }
 }
+
+/// The largest difference of two lists of numbers; infinite where one is no number.
+pub(crate) fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let numbers = a.iter().chain(b).all(|v| v.is_finite());
+    let most = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    if numbers { most } else { f32::INFINITY }
+}
+
+#[test]
+fn what_is_no_number_differs() {
+    assert_eq!(largest_difference(&[1.0, -2.0], &[0.5, -1.0]), 1.0);
+    for odd in [f32::NAN, f32::INFINITY] {
+        assert_eq!(largest_difference(&[1.0, odd], &[1.0, odd]), f32::INFINITY);
+        assert_eq!(largest_difference(&[1.0, 2.0], &[odd, 2.0]), f32::INFINITY);
+    }
+}
