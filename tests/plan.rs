@@ -283,7 +283,7 @@ fn without_a_driver_it_runs_on_the_cpu_and_says_why() {
 /// A device that takes a while for each op is measured as one.
 #[test]
 fn the_cost_of_ops_and_hand_offs_is_measured() {
-    let wait = Duration::from_micros(300);
+    let wait = Duration::from_millis(1);
     let measure = |delay| {
         let options = SimOptions { delay, ..SimOptions::default() };
         let device = Device::new(SimBackend::new(options), DeviceId(1), Bytes::MAX);

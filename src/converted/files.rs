@@ -58,8 +58,13 @@ pub fn list(folder: &Path) -> io::Result<Vec<Entry>> {
 pub fn clear(folder: &Path) -> io::Result<Bytes> {
     let mut freed = Bytes(0);
     for path in names(folder, &[SUFFIX, UNFINISHED])? {
-        freed += Bytes(fs::metadata(&path)?.len());
-        fs::remove_file(&path)?;
+        let size = fs::metadata(&path).map(|file| Bytes(file.len()));
+        match size.and_then(|size| fs::remove_file(&path).map(|()| size)) {
+            Ok(size) => freed += size,
+            // Another program has finished or removed it meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
     }
     Ok(freed)
 }

@@ -7,7 +7,7 @@ use hal::{
     BackendQueue, DeviceInfo, HostRows, MailboxShape, MemoryReport, Op, OpDesc, PackDesc, Plan,
     RawBuffer, RawMailbox, RawProgram, RawRun, RawStaging, RawTransfer, Result, Tensor, TensorDesc,
 };
-use thermocline::engine::Error;
+use thermocline::engine::{Error, Observed};
 
 use super::*;
 
@@ -181,6 +181,37 @@ fn a_host_that_fails_in_a_hand_off_leaves_nobody_waiting() {
                 engine.feed(&mut session, &[token], Want::Last, &go_on, each).unwrap();
                 let expected = vec![expected[i].clone()];
                 assert!(difference(&expected, &row) <= bound(Format::F16), "token {i}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_panic_of_who_observes_leaves_the_text_where_it_was() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
+        let (_, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(50), 3);
+        let layers = vec![deal(&model, &[1, 0]); 3];
+        let placement = Placement { embed: 1, head: 1, layers };
+        let mut engine = load(&model, vec![cpu_device(2), device], Some(placement));
+        let (mut session, mut other) = (engine.open(), engine.open());
+        let go_on = AtomicBool::new(false);
+        for (i, &token) in TEXT[..6].iter().enumerate() {
+            let panicked = catch_unwind(AssertUnwindSafe(|| {
+                let each = &mut |_: usize, _: &Observed<'_>| {
+                    std::panic::resume_unwind(Box::new("planted"));
+                };
+                engine.observe(&mut session, &[token], &go_on, each)
+            }));
+            assert!(panicked.is_err());
+            assert_eq!(session.tokens(), &TEXT[..i]);
+            // Two texts at once, neither of which may have the other's part of the cache.
+            for session in [&mut session, &mut other] {
+                let mut row = vec![Vec::new()];
+                let each = &mut |_: usize, logits: &[f32]| row[0] = logits.to_vec();
+                engine.feed(session, &[token], Want::Last, &go_on, each).unwrap();
+                assert!(difference(&vec![expected[i].clone()], &row) <= bound(Format::F16));
             }
         }
     });

@@ -30,6 +30,8 @@ void Device::lose(int code, const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex);
     if (lost != SUCCESS) return;
     lost = code;
+    // What hangs ends, too.
+    changed.notify_all();
     fprintf(stderr, "FAKE %s device %d: %s: %s\n", world().vendor, ordinal, code_name(code), why.c_str());
 }
 
@@ -38,7 +40,8 @@ struct Stream::Queue {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Op> ops;
-    bool is_busy = false, is_ended = false;
+    uint64_t n_given = 0, n_done = 0;
+    bool is_ended = false;
 
     explicit Queue(Device& device) : device(device) {}
 
@@ -47,13 +50,10 @@ struct Stream::Queue {
             Op op;
             {
                 std::unique_lock<std::mutex> lock(mutex);
-                is_busy = false;
-                changed.notify_all();
                 changed.wait(lock, [&] { return !ops.empty() || is_ended; });
                 if (ops.empty()) return;
                 op = std::move(ops.front());
                 ops.pop_front();
-                is_busy = true;
             }
             uint64_t delay = 0;
             {
@@ -63,6 +63,11 @@ struct Stream::Queue {
             if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
             const int code = op.run(device);
             if (code != SUCCESS) device.lose(code, "work in a stream failed");
+            // What it holds is let go before anybody hears that it is done.
+            op.run = nullptr;
+            std::lock_guard<std::mutex> lock(mutex);
+            n_done++;
+            changed.notify_all();
         }
     }
 };
@@ -91,17 +96,20 @@ std::shared_ptr<Stream> Stream::start(Device& device) {
 void Stream::push(Op op) {
     std::lock_guard<std::mutex> lock(queue->mutex);
     queue->ops.push_back(std::move(op));
+    queue->n_given++;
     queue->changed.notify_all();
 }
 
 void Stream::finish() {
     std::unique_lock<std::mutex> lock(queue->mutex);
-    queue->changed.wait(lock, [&] { return queue->ops.empty() && !queue->is_busy; });
+    // For what was given so far: another thread may give more without end.
+    const uint64_t n = queue->n_given;
+    queue->changed.wait(lock, [&] { return queue->n_done >= n; });
 }
 
 bool Stream::is_idle() {
     std::lock_guard<std::mutex> lock(queue->mutex);
-    return queue->ops.empty() && !queue->is_busy;
+    return queue->n_done == queue->n_given;
 }
 
 int enqueue(Stream& stream, std::function<int(Device&)> run) {

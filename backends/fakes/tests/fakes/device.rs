@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 use thermocline_fakes::{Fake, Vendor};
@@ -37,13 +38,17 @@ pub(crate) enum Arg {
     Float(f32),
 }
 
-/// A device of a fake. Tests that break one use an ordinal of their own, since all share the driver.
+/// Who uses which device: all tests share the drivers.
+static TURNS: [[Mutex<()>; 8]; 2] = [const { [const { Mutex::new(()) }; 8] }; 2];
+
+/// A device of a fake, nobody else's as long as this lives.
 pub(crate) struct Device {
     pub(crate) fake: Fake,
     pub(crate) ordinal: i32,
     vendor: Vendor,
     library: Library,
     pub(crate) stream: Raw,
+    _turn: MutexGuard<'static, ()>,
 }
 
 /// Device `ordinal` with its settings as at first; `None`, with the reason printed, where there are no fakes. That is a
@@ -57,10 +62,15 @@ pub(crate) fn open(vendor: Vendor, ordinal: i32) -> Option<Device> {
             return None;
         }
     };
+    let turns = &TURNS[usize::from(vendor == Vendor::Hip)];
+    // Of CUDA's first, where a test has one of each: nobody waits for somebody who waits.
+    let turn = turns[usize::try_from(ordinal).expect("an ordinal")].lock();
+    let turn = turn.unwrap_or_else(PoisonError::into_inner);
     fake.set(&format!("devices=8 {ordinal}:reset=1"));
     // SAFETY: it is loaded already.
     let library = unsafe { Library::new(vendor.library()) }.expect("it is loaded");
-    let mut device = Device { fake, ordinal, vendor, library, stream: ptr::null_mut() };
+    let stream = ptr::null_mut();
+    let mut device = Device { fake, ordinal, vendor, library, stream, _turn: turn };
     device.enter();
     let mut stream = ptr::null_mut();
     assert_eq!(device.take_out("cuStreamCreate", "hipStreamCreateWithFlags", &mut stream, 1), 0);
