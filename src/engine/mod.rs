@@ -249,7 +249,11 @@ impl Engine {
     fn ensure_placed(&mut self) -> Result<()> {
         match self.loaded {
             Some(_) => Ok(()),
-            None => self.place(None, &|_, _| {}),
+            // A new cache has nothing of what sessions hold, also where a caller's panic took the old one.
+            None => {
+                self.generation += 1;
+                self.place(None, &|_, _| {})
+            }
         }
     }
 

@@ -9,6 +9,7 @@
 
 mod save;
 
+pub(crate) use save::lock;
 pub use save::{Contents, SaveError, check_place, place, save};
 
 use std::path::{Path, PathBuf};

@@ -110,7 +110,7 @@ fn make_folder(path: &Path) -> Result<(), SaveError> {
 
 /// Held while the file at `path` is read and replaced; others wait. The folder itself is locked, so that nothing is left
 /// lying about; where that cannot be done (on Windows, on some network drives), a file beside it that stays.
-fn lock(path: &Path) -> Result<fs::File, SaveError> {
+pub(crate) fn lock(path: &Path) -> Result<fs::File, SaveError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let of_folder = fs::File::open(folder.unwrap_or(Path::new("."))).and_then(locked);
     let beside = || {

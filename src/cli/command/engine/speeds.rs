@@ -3,6 +3,7 @@
 
 use crate::bench::{Shape, speed, steady};
 use crate::cli::terminal::Terminal;
+use crate::learned::lock;
 use crate::placement::Speed;
 use hal::{Backend, Bytes, Device, DeviceId};
 use serde_json::{Map, Value, json};
@@ -18,16 +19,16 @@ pub(super) struct Speeds {
     path: Option<PathBuf>,
     known: Map<String, Value>,
     anew: bool,
-    changed: bool,
+    /// What of it was measured here.
+    measured: Map<String, Value>,
 }
 
 impl Speeds {
     /// Those kept in `folder`, or none if they are to be measured `anew`. A file that cannot be read counts as none.
     pub(super) fn open(folder: Option<&Path>, anew: bool) -> Speeds {
         let path = folder.map(|folder| folder.join(FILE));
-        let text = path.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
-        let known = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
-        Speeds { path, known, anew, changed: false }
+        let known = path.as_deref().map(kept).unwrap_or_default();
+        Speeds { path, known, anew, measured: Map::new() }
     }
 
     /// The speed of a device with weights of `shape`; `threads` is 0 where it has none. Measuring takes at most a part
@@ -59,22 +60,23 @@ impl Speeds {
         let Speed { dense, sparse, hand_off, op, refill, prompt, upload } = measured;
         let [dense, sparse, prompt, upload] = [dense, sparse, prompt, upload].map(steady);
         let [hand_off, op, refill] = [hand_off, op, refill].map(steady);
-        self.known.insert(
-            key,
-            json!({ "bytes_per_second": dense, "row_bytes_per_second": sparse, "hand_off_seconds": hand_off, "op_seconds": op, "refill_seconds": refill, "prompt_bytes_per_second": prompt, "upload_bytes_per_second": upload }),
-        );
-        self.changed = true;
+        let figures = json!({ "bytes_per_second": dense, "row_bytes_per_second": sparse, "hand_off_seconds": hand_off, "op_seconds": op, "refill_seconds": refill, "prompt_bytes_per_second": prompt, "upload_bytes_per_second": upload });
+        self.known.insert(key.clone(), figures.clone());
+        self.measured.insert(key, figures);
         Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
     }
 
     /// Keeps what was measured. Where it cannot be kept, it is measured again next time.
     pub(super) fn save(&self, terminal: &Terminal) {
-        let Some(path) = self.path.as_ref().filter(|_| self.changed) else { return };
+        let Some(path) = self.path.as_ref().filter(|_| !self.measured.is_empty()) else { return };
         let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-        let text = format!("{:#}\n", Value::Object(self.known.clone()));
-        let written = path
-            .parent()
-            .map_or(Ok(()), std::fs::create_dir_all)
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        // What another program has measured meanwhile stays.
+        let _held = lock(path);
+        let mut all = kept(path);
+        all.extend(self.measured.clone());
+        let text = format!("{:#}\n", Value::Object(all));
+        let written = folder
             .and_then(|()| std::fs::write(&temporary, text))
             .and_then(|()| std::fs::rename(&temporary, path));
         if let Err(error) = written {
@@ -83,6 +85,12 @@ impl Speeds {
                 .detail(&format!("measured speeds are not kept in {}: {error}", path.display()));
         }
     }
+}
+
+/// What the file holds; nothing where it cannot be read.
+fn kept(path: &Path) -> Map<String, Value> {
+    let text = std::fs::read_to_string(path).ok();
+    text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
 
 /// A figure that was kept, if it is one.
@@ -120,7 +128,15 @@ mod tests {
         speeds.save(&terminal);
         let mut again = Speeds::open(Some(folder.path()), false);
         assert_eq!(again.speed(&backend, 1, &shape, Bytes::MAX).unwrap(), measured);
-        assert!(!again.changed);
+        assert!(again.measured.is_empty());
+        // Two programs that begin at once keep what both have measured.
+        let others = [256, 320].map(|n_embd| Shape { n_embd, ..shape });
+        let mut both = [(); 2].map(|()| Speeds::open(Some(folder.path()), false));
+        for (speeds, shape) in both.iter_mut().zip(&others) {
+            speeds.speed(&backend, 1, shape, Bytes::MAX).unwrap();
+        }
+        both.iter().for_each(|speeds| speeds.save(&terminal));
+        assert_eq!(Speeds::open(Some(folder.path()), false).known.len(), 3);
         for text in ["", "{", "[]", "{\"a\": 1}"] {
             std::fs::write(folder.path().join(FILE), text).unwrap();
             assert!(
