@@ -4,11 +4,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use hal::format::{Format, TransposedLayout};
-use hal::op::{AddPositions, Gather, GetRows, MOST_COUNTED, MatMul, SoftCap};
-use hal::{
-    Batch, Bytes, Device, DeviceKind, HostRows, KV_BLOCK, KvCache, OpDesc, PackDesc,
-    Plan as Answer, TensorDesc,
-};
+use hal::op::{Gather, MOST_COUNTED, MatMul, SoftCap};
+use hal::{Batch, Bytes, Device, HostRows, KV_BLOCK, KvCache, OpDesc, PackDesc, TensorDesc};
 
 use crate::model::{Ffn, Model};
 use crate::placement::{
@@ -212,12 +209,13 @@ impl Plan<'_> {
             stream,
             hand_offs: mailboxes(1) - hand_off,
             hand_off,
-            embed: self.can_embed(device).then(|| self.embed_size(device)),
-            head: self.can_run_head(device).then(|| self.head_size(device)),
+            embed: self.refuses_embed(device).is_none().then(|| self.embed_size(device)),
+            head: self.refuses_head(device).is_none().then(|| self.head_size(device)),
             shared: match tied {
                 true => self.whole_size(device, &self.model.output),
                 false => Bytes(0),
             },
+            refused: if cpu { Vec::new() } else { self.refused(device, &layers) },
             layers,
             speed: self.options.placing.speed(device),
         }
@@ -247,29 +245,10 @@ impl Plan<'_> {
                 frame,
                 cache,
                 shares: Arc::from(&shares[..n_shares]),
-                whole: self.can_run(device, index, cut.n_ff).then_some(*whole),
+                whole: self.refuses_layer(device, index, cut.n_ff).is_none().then_some(*whole),
             });
         }
         sizes
-    }
-
-    /// How many numbers of groups, from 0 on, `device` can run of a split layer.
-    fn most_groups(&self, device: DeviceIndex, layer: usize, cut: &Cut) -> usize {
-        // Where memory is one, nothing is gained by two sides reading it.
-        if self.devices[device].info().kind == DeviceKind::Integrated {
-            return 0;
-        }
-        let runs = |k: usize| self.can_run(device, layer, cut.neurons(k));
-        if !runs(0) {
-            return 0;
-        }
-        // Larger operands are refused sooner, so the boundary is found by bisection.
-        let (mut low, mut high) = (0, cut.n_groups());
-        while high - low > 1 {
-            let middle = low.midpoint(high);
-            if runs(middle) { low = middle } else { high = middle }
-        }
-        low + 1
     }
 
     fn whole_size(&self, device: DeviceIndex, rows: &HostRows) -> Bytes {
@@ -277,16 +256,11 @@ impl Plan<'_> {
         self.devices[device].pack_size(&PackDesc::whole(rows.desc()), mapped)
     }
 
-    fn f32(&self, rows: usize, cols: usize) -> TensorDesc {
+    pub(super) fn f32(&self, rows: usize, cols: usize) -> TensorDesc {
         TensorDesc::new(rows, cols, Format::F32)
     }
 
-    fn can_all(&self, device: DeviceIndex, ops: impl IntoIterator<Item = OpDesc>) -> bool {
-        let on = &self.devices[device];
-        ops.into_iter().all(|op| matches!(on.plan(&op), Answer::Yes { .. }))
-    }
-
-    fn batch(&self) -> Batch<TensorDesc> {
+    pub(super) fn batch(&self) -> Batch<TensorDesc> {
         let shape = self.scratch().batch;
         Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
     }
@@ -390,26 +364,6 @@ impl Plan<'_> {
             + self.scratch().head_size(&self.devices[device])
     }
 
-    fn can_run(&self, device: DeviceIndex, layer: usize, n: usize) -> bool {
-        let split = n < self.model.hyper.n_ff;
-        let n_tokens = self.options.n_ubatch;
-        (self.devices[device].info().hand_off || !split)
-            && [n_tokens, n_tokens.min(MOST_COUNTED)]
-                .iter()
-                .all(|&n_tokens| self.can_all(device, self.layer_ops(layer, n, n_tokens)))
-    }
-
-    fn can_embed(&self, device: DeviceIndex) -> bool {
-        let x = self.f32(self.options.n_ubatch, self.model.hyper.n_embd);
-        let rows =
-            GetRows { table: self.model.token_embd.desc(), batch: self.batch(), y: x, scale: 1.0 };
-        let positions = self.model.positions.as_ref().map(|table| {
-            let (batch, offset) = (self.batch(), table.offset);
-            AddPositions { table: table.rows.desc(), batch, x, offset }.into()
-        });
-        self.can_all(device, [rows.into()].into_iter().chain(positions))
-    }
-
     /// The ops of the head for `n` tokens.
     pub(super) fn head_ops(&self, n: usize) -> Vec<OpDesc> {
         let model = self.model;
@@ -427,9 +381,5 @@ impl Plan<'_> {
             ops.push(SoftCap { x: logits, cap }.into());
         }
         ops
-    }
-
-    fn can_run_head(&self, device: DeviceIndex) -> bool {
-        self.can_all(device, self.head_ops(self.options.max_out()))
     }
 }

@@ -16,6 +16,7 @@ mod options;
 mod predict;
 mod record;
 mod refill;
+mod refused;
 mod session;
 mod step;
 mod stream;

@@ -197,6 +197,8 @@ pub struct DeviceFacts {
     pub speed: Speed,
     /// What streaming takes beside all that; `None` where nothing streams, or what it takes is in `fixed`.
     pub stream: Option<StreamFacts>,
+    /// What cannot be here whatever the budget, and why: sentences, which nothing is planned from.
+    pub refused: Vec<String>,
 }
 
 /// What it takes to bring the CPU's neurons to a device for prompts.

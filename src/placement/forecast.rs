@@ -74,6 +74,8 @@ pub struct Forecast {
     pub devices: Vec<DeviceBytes>,
     /// What each device needs to hold as little as one layer; `None` where it can hold none.
     pub least: Vec<Option<Bytes>>,
+    /// What of the model each device cannot hold or compute, and why, in sentences.
+    pub refused: Vec<Vec<String>>,
     /// The share of the neurons that a token uses which are not on the CPU.
     pub off_cpu: f64,
     /// Tokens of the prompts that are looked at: the longest step.
@@ -155,6 +157,7 @@ impl Forecast {
             layers,
             devices,
             least: (0..task.devices.len()).map(|device| least(task, device)).collect(),
+            refused: task.devices.iter().map(|facts| facts.refused.clone()).collect(),
             off_cpu: share(off_cpu, used),
             n_prompt,
             prompt: task.prompt(choice, n_prompt, &stream_from),

@@ -115,6 +115,7 @@ impl Recipe {
             layers: (0..self.n_layer).map(sizes).collect(),
             speed,
             stream: self.streams.map(|(bytes, _)| StreamFacts { bytes: Bytes(bytes), piece: 8 }),
+            refused: Vec::new(),
         };
         let upload = self.streams.map_or(0.0, |(_, upload)| upload);
         let prompt = self.prompts.map_or(0.0, |_| 5e9);

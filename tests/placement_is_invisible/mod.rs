@@ -9,6 +9,7 @@ mod graphics;
 mod hand_off;
 mod loss;
 mod predictor;
+mod refused;
 mod shares;
 pub(crate) mod stream;
 mod stream_chosen;

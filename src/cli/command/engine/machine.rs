@@ -13,10 +13,10 @@ use crate::devices::{self, Candidate};
 use crate::engine::{EngineOptions, Placing};
 use crate::learned::{Learned, Section};
 use crate::model::Model;
-use crate::placement::{Forecast, Speed, Wishes};
+use crate::placement::{CPU, Forecast, Speed, Wishes};
 use crate::profile::Profile;
 use hal::format::Format;
-use hal::{Backend, Bytes, Device, DeviceId};
+use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -68,9 +68,14 @@ impl Beside {
         self.candidate.reserve.min(self.budget)
     }
 
+    /// Whether it has memory of its own.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.device.info().kind != DeviceKind::Integrated
+    }
+
     /// Why no layer is here, where the device needs `least` to hold one; nothing where the user asks for it.
     pub(crate) fn why_empty(&self, least: Option<Bytes>, wishes: Wishes) -> Option<String> {
-        let (left, reserve) = (self.device.ledger().budget(), self.reserve());
+        let (left, reserve) = (self.device.ledger().budget(), self.candidate.reserve);
         if wishes.cache_on_cpu || wishes.whole_layers == Some(0) {
             return None;
         }
@@ -201,7 +206,11 @@ impl Machine {
     ) -> Result<(), Failure> {
         let number = self.n_chosen;
         self.n_chosen += 1;
-        let memory = backend.memory().unwrap_or_default();
+        let mut memory = backend.memory().unwrap_or_default();
+        // Metal and DX12 do not tell; what such a device has is the machine's.
+        if backend.info().kind == DeviceKind::Integrated && memory == MemoryReport::default() {
+            memory = self.cpu.memory().unwrap_or_default();
+        }
         let given = wanted.budgets.get(number).or(match &wanted.budgets[..] {
             [one] => Some(one),
             _ => None,
@@ -254,10 +263,25 @@ impl Machine {
                 ),
             });
         }
+        self.cannot(forecast, options.placing.wishes).iter().for_each(|what| terminal.note(what));
         let (used, skips) = (forecast.placement.n_split() > 0, uses_differ(model));
         if used && skips && options.placing.uses.is_none() {
             terminal.note(NO_PROFILE);
         }
+    }
+
+    /// What the user wants, and what else of the model devices could have, that is not so: sentences.
+    pub(crate) fn cannot(&self, forecast: &Forecast, wishes: Wishes) -> Vec<String> {
+        let layers = &forecast.placement.layers;
+        let placed = layers.iter().filter(|layer| layer.home != CPU).count();
+        let wanted = wishes.whole_layers.unwrap_or(0).min(layers.len());
+        let fewer = (0 < placed && placed < wanted)
+            .then(|| format!("only {placed} of the {wanted} layers that -ngl asks for fit"));
+        let refused = self.others.iter().zip(&forecast.refused[1..]);
+        let refused = refused.flat_map(|(other, all)| {
+            all.iter().map(|what| format!("{}: {what}", other.candidate.name))
+        });
+        fewer.into_iter().chain(refused).collect()
     }
 
     /// What a placement of `model` is planned from. Devices are measured where no kept figures are.

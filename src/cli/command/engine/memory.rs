@@ -1,11 +1,12 @@
 //! Whether a model fits into the machine, before the first byte is loaded.
 
+use super::machine::Machine;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
 use crate::converted;
 use crate::engine::{EngineOptions, to_convert};
 use crate::model::Model;
-use crate::placement::Forecast;
+use crate::placement::{DeviceBytes, Forecast};
 use hal::format::Format;
 use hal::{Bytes, Device, MemoryReport};
 
@@ -60,7 +61,17 @@ impl Need {
 
     /// The same without what `forecast` places on other devices.
     pub(crate) fn less(self, forecast: &Forecast) -> Need {
-        let all: Vec<_> = forecast.devices.iter().collect();
+        self.without(&forecast.devices)
+    }
+
+    /// The same without what `forecast` places in memory that is not the CPU's, too.
+    pub(crate) fn less_apart(self, forecast: &Forecast, machine: &Machine) -> Need {
+        let others = machine.others.iter().zip(&forecast.devices[1..]);
+        let apart = others.filter(|(other, _)| other.is_apart()).map(|(_, bytes)| *bytes);
+        self.without(&apart.collect::<Vec<_>>())
+    }
+
+    fn without(self, all: &[DeviceBytes]) -> Need {
         let cache: Bytes = all.iter().map(|bytes| bytes.cache).sum();
         let weights: Bytes =
             all.iter().map(|bytes| bytes.frames + bytes.neurons + bytes.ends).sum();
@@ -164,6 +175,20 @@ mod tests {
         assert!(failure.help.unwrap().contains("-c 512"));
         let failure = check(need, 3 * GIB).unwrap_err();
         assert!(failure.help.unwrap().contains("fewer bits"));
+    }
+
+    #[test]
+    fn what_is_elsewhere_is_not_needed_here() {
+        let (weights, copies, cache) = (Bytes(6 * GIB), Bytes(2 * GIB), Bytes(GIB));
+        let need = Need { weights, copies, cache_per_token: Bytes(1), cache, scratch: Bytes(7) };
+        let on = |neurons: u64, cache: u64| DeviceBytes {
+            neurons: Bytes(neurons * GIB),
+            cache: Bytes(cache * GIB),
+            ..DeviceBytes::default()
+        };
+        assert_eq!(need.without(&[]).total(), need.total());
+        assert_eq!(need.without(&[on(2, 1), on(3, 0)]).total(), Bytes(3 * GIB + 7));
+        assert_eq!(need.without(&[on(7, 1)]).total(), Bytes(GIB + 7), "copies are not made either");
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod speeds;
 mod trace;
 
 pub(crate) use learned::{add as with_learned, is_learnt};
-pub(crate) use machine::{Beside, Machine, NO_PROFILE, known_uses};
+pub(crate) use machine::{Machine, NO_PROFILE, known_uses};
 pub(crate) use memory::Need;
 pub(crate) use trace::Trace;
 
@@ -39,6 +39,8 @@ use std::sync::Arc;
 const DEFAULT_CONTEXT: usize = 4096;
 /// A larger context is worth this much of the speed.
 const GOOD: f64 = 0.95;
+/// So much speed may be worth a shorter one, which the user decides.
+const WORTH_A_HINT: f64 = 0.1;
 /// Smaller models are loaded before a bar could be read.
 const BAR_FROM: Bytes = Bytes(256 << 20);
 
@@ -175,7 +177,7 @@ pub(crate) fn context(
 ) -> usize {
     let usual = fixed_context(options.n_ctx, model, terminal);
     let trained = model.hyper.n_ctx_train;
-    if options.n_ctx.is_some() || machine.others.is_empty() || usual >= trained {
+    if options.n_ctx.is_some() || machine.others.is_empty() {
         return usual;
     }
     let devices = machine.devices();
@@ -198,8 +200,16 @@ pub(crate) fn context(
         forecast.rate() >= least && on_cpu == 0
     };
     let n_ctx = halves.find(fits).unwrap_or(usual);
+    // Both of so many tokens that the same number of them is taken to be there.
+    let past = |n_ctx| engine::assumed_past(&settings(options, n_ctx));
+    let shorter = Some(n_ctx / 2).filter(|&n| past(n) == past(n_ctx));
+    let gain = shorter.map(|n| (n, forecast(n).rate() / forecast(n_ctx).rate() - 1.0));
+    let hint = gain.filter(|(_, gain)| *gain > WORTH_A_HINT).map(|(n, gain)| {
+        format!(", with {n} of them {:.0} % more tokens would come a second", 100.0 * gain)
+    });
     terminal.note(&format!(
-        "the context is {n_ctx} tokens of the model's {trained}; -c sets it, and more of it leaves less device memory for neurons"
+        "the context is {n_ctx} tokens of the model's {trained}{}; -c sets it, and more of it leaves less device memory for neurons",
+        hint.unwrap_or_default()
     ));
     n_ctx
 }
@@ -278,7 +288,8 @@ pub(crate) fn load(
     };
     tell_sparsity(model, &options, terminal);
     let need = Need::of(model, &options, cpu);
-    let need = planned.as_ref().map_or(need, |forecast| need.less(forecast));
+    // What an integrated device has is memory of this machine, too.
+    let need = planned.as_ref().map_or(need, |forecast| need.less_apart(forecast, machine));
     need.check(cpu.memory().unwrap_or_default(), options.n_ctx, terminal)?;
     if let Some(forecast) = &planned {
         machine.tell(forecast, model, &options, terminal);

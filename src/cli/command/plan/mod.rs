@@ -6,7 +6,7 @@ mod prompts;
 mod svg;
 mod text;
 
-use super::engine::{self, Beside, Machine};
+use super::engine::{self, Machine};
 use crate::cli::config::PlanOptions;
 use crate::cli::failure::Failure;
 use crate::cli::output::{Output, write_file};
@@ -16,7 +16,7 @@ use crate::model::Model;
 use crate::placement::{
     Forecast, LayerPlacement, Speed, Wishes, exchange, plan, plan_for_tokens, plan_whole_layers,
 };
-use hal::{Bytes, DeviceKind};
+use hal::Bytes;
 use std::sync::Arc;
 
 /// Prints the plan.
@@ -148,7 +148,7 @@ impl Report {
             can_split: machine
                 .others
                 .iter()
-                .any(|other| other.device.info().hand_off && is_apart(other)),
+                .any(|other| other.device.info().hand_off && other.is_apart()),
             forecast,
             streams: prompts::Streams::new(
                 &task,
@@ -250,7 +250,7 @@ fn notes(
             notes.push(engine::NO_PROFILE.to_owned());
         }
     }
-    let unified = machine.others.iter().filter(|other| !is_apart(other));
+    let unified = machine.others.iter().filter(|other| !other.is_apart());
     notes.extend(unified.map(|other| {
         format!("{} shares its memory with the CPU: no layer is split there", other.candidate.name)
     }));
@@ -261,6 +261,7 @@ fn notes(
         let why = other.why_empty(forecast.least[i + 1], wishes).filter(|_| is_empty)?;
         Some(format!("no layer is placed on {}: {why}", other.candidate.name))
     }));
+    notes.extend(machine.cannot(forecast, wishes));
     let guesses = machine.guesses();
     if !machine.others.is_empty() && !guesses.is_empty() {
         notes.push(format!("assumed, as --assume does not say it: {}", guesses.join("; ")));
@@ -276,11 +277,6 @@ fn density(placing: &Placing) -> f64 {
     let Some(uses) = &placing.uses else { return placing.density };
     let (sum, n) = uses.iter().flatten().fold((0.0, 0), |(sum, n), p| (sum + f64::from(*p), n + 1));
     sum / f64::from(n.max(1))
-}
-
-/// Whether a device has memory of its own, so that layers are split with it.
-fn is_apart(other: &Beside) -> bool {
-    other.device.info().kind != DeviceKind::Integrated
 }
 
 /// The devices, the CPU with the bytes that it needs first.
