@@ -223,7 +223,7 @@ impl Bench<'_> {
         self.comparison.names(&facts);
         if self.options.check {
             let flag = self.interrupt.flag();
-            let logits = bench::logits(&mut engine, &text, flag)?;
+            let logits = bench::logits(&mut engine, self.compared(&text), flag)?;
             let (model, terminal) = (&opened.model, self.terminal);
             facts.difference = self.comparison.logits(&label, model, logits, combination, terminal);
         }
@@ -262,6 +262,13 @@ impl Bench<'_> {
         let row = Row { facts, test, measured, time, ram_used: ram_used(engine) };
         self.comparison.plot.add(&self.comparison.label(facts), &row);
         self.report.row(&row)
+    }
+
+    /// What `--check` feeds every engine: the longest step of any of them, so that the same positions are compared.
+    fn compared<'t>(&self, text: &'t [u32]) -> &'t [u32] {
+        let steps = combinations(self.options).into_iter();
+        let longest = steps.map(|one| one.n_ubatch.min(one.n_batch).get() as usize).max();
+        &text[..longest.unwrap_or(0).max(bench::AGAIN).min(text.len())]
     }
 
     fn n_tests(&self) -> usize {
