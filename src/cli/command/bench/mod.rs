@@ -18,7 +18,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use crate::devices;
 use crate::engine::{Engine, EngineOptions};
-use compare::Comparison;
+use compare::{Checked, Comparison};
 use facts::Facts;
 use hal::Bytes;
 use report::Report;
@@ -197,7 +197,7 @@ impl Bench<'_> {
         let wanted = Some(ContextSize::Tokens(n_ctx));
         let n_ctx = engine::fixed_context(wanted, &opened.model, self.terminal);
         let machine = Machine::new(&model_options, self.terminal)?;
-        if self.comparison.is_the_same(&machine, combination) {
+        if self.comparison.is_the_same(&machine, combination, self.terminal) {
             return Ok(());
         }
         let n_threads = machine.n_threads;
@@ -224,8 +224,14 @@ impl Bench<'_> {
         if self.options.check {
             let flag = self.interrupt.flag();
             let logits = bench::logits(&mut engine, self.compared(&text), flag)?;
-            let (model, terminal) = (&opened.model, self.terminal);
-            facts.difference = self.comparison.logits(&label, model, logits, combination, terminal);
+            let checked = Checked {
+                combination,
+                label: label.clone(),
+                devices: facts.devices.names.clone(),
+                placement: engine.placement().clone(),
+                logits,
+            };
+            facts.difference = self.comparison.logits(checked, &opened.model, self.terminal);
         }
         self.trace.watch(&mut engine, &label);
         for test in self.tests.clone() {

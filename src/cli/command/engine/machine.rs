@@ -226,6 +226,12 @@ impl Machine {
         [&self.cpu].into_iter().chain(self.others.iter().map(|o| &o.device)).cloned().collect()
     }
 
+    /// What may be used of all devices together, drivers' parts included; `None` without a device or a limit.
+    pub(crate) fn budget(&self) -> Option<Bytes> {
+        let sum: Bytes = self.others.iter().map(|other| other.budget).sum();
+        Some(sum).filter(|sum| self.n_chosen > 0 && *sum != Bytes::MAX)
+    }
+
     /// One line on where the model goes and what is expected of it.
     pub(crate) fn tell(
         &self,
