@@ -54,6 +54,26 @@ fn more_memory_is_used_and_never_slower() {
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["cpu", "device", "split"]);
 }
 
+/// With the budget that it is said to take, the rate without a limit is reached: the driver's part is among it.
+#[test]
+fn what_would_be_enough_is_enough() {
+    for more in [&["-ub", "4"][..], &["-ub", "64"]] {
+        let of = |budget: &str| plan(1 << 30, &[&["--vram-budget", budget], more].concat());
+        let little = of("70MiB");
+        let rate = |value: &Value| value["tokens_per_second"].as_f64().unwrap();
+        let all = &little["alternatives"]["no_limit"];
+        assert!(rate(all) > rate(&little));
+        let enough = of(&format!("{}B", number(&all["device_bytes"])));
+        assert!((rate(&enough) / rate(all) - 1.0).abs() < 1e-9, "{enough}");
+        let card = &enough["devices"][1];
+        assert_eq!(card["used"], card["budget"]);
+        let why = little["why"].to_string();
+        let (_, said) = why.split_once("with ").unwrap();
+        let said = said.split_once(" of device memory").unwrap().0;
+        assert!((rate(&of(said)) / rate(all) - 1.0).abs() < 1e-9, "{said}");
+    }
+}
+
 /// What is split may change sides, and the plan says what that takes.
 #[test]
 fn exchanges_are_counted() {

@@ -25,10 +25,10 @@ pub(super) fn report(report: &Report) -> Value {
         "devices": devices(report),
         "layers": layers(report),
         "alternatives": {
-            "whole_layers": alternative(&report.whole_layers),
-            "fastest_tokens": alternative(&report.for_tokens),
-            "cpu_alone": alternative(&report.cpu_alone),
-            "no_limit": alternative(&report.all_fits),
+            "whole_layers": alternative(report, &report.whole_layers),
+            "fastest_tokens": alternative(report, &report.for_tokens),
+            "cpu_alone": alternative(report, &report.cpu_alone),
+            "no_limit": alternative(report, &report.all_fits),
         },
         "exchange": report.exchange.map(|needs| json!({
             "layers": needs.n_layers,
@@ -43,8 +43,9 @@ pub(super) fn report(report: &Report) -> Value {
     })
 }
 
-fn alternative(forecast: &Forecast) -> Value {
-    let bytes: u64 = forecast.devices.iter().map(|bytes| bytes.total().0).sum();
+/// `device_bytes` are the budgets that it takes: what is left to drivers is among them.
+fn alternative(report: &Report, forecast: &Forecast) -> Value {
+    let bytes = report.budget_of(forecast).0;
     json!({ "tokens_per_second": forecast.rate(), "device_bytes": bytes })
 }
 

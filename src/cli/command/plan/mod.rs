@@ -81,6 +81,8 @@ struct Device {
     budget: Option<Bytes>,
     /// What is left to its driver.
     reserve: Bytes,
+    /// The same, were the budget large enough.
+    driver: Bytes,
     /// Bytes of weights, cache and scratch here, where this is the CPU.
     on_cpu: Option<Bytes>,
 }
@@ -166,6 +168,13 @@ impl Report {
         self.devices.get(number).map_or("", |device| &device.name)
     }
 
+    /// The budgets that `forecast` takes, all devices together, what is left to the drivers of those it uses included.
+    fn budget_of(&self, forecast: &Forecast) -> Bytes {
+        let all = self.devices.iter().zip(&forecast.devices);
+        let used = all.map(|(device, bytes)| (device.driver, bytes.total()));
+        used.filter(|(_, here)| *here > Bytes(0)).map(|(driver, here)| driver + here).sum()
+    }
+
     /// What decides the speed, in sentences.
     fn why(&self) -> Vec<String> {
         let rate = |forecast: &Forecast| format!("{:.1} tokens/s", forecast.rate());
@@ -211,14 +220,23 @@ impl Report {
             rate(&self.cpu_alone)
         ));
         if more_helps {
-            let needed: Bytes = self.all_fits.devices.iter().map(|bytes| bytes.total()).sum();
             why.push(format!(
-                "with {needed} of device memory it would be {}",
+                "with {} of device memory it would be {}",
+                shown_whole(self.budget_of(&self.all_fits)),
                 rate(&self.all_fits)
             ));
         }
         why
     }
+}
+
+/// The least amount that is not less and that two decimals show whole: what is read off is enough.
+fn shown_whole(bytes: Bytes) -> Bytes {
+    let units = std::iter::successors(Some(1u64), |unit| unit.checked_mul(1024));
+    let unit = units.take_while(|unit| *unit <= bytes.0).last().unwrap_or(1);
+    let hundredths = (u128::from(bytes.0) * 100).div_ceil(u128::from(unit));
+    let whole = (hundredths * u128::from(unit)).div_ceil(100);
+    Bytes(u64::try_from(whole).unwrap_or(u64::MAX))
 }
 
 /// What it means that the hot set follows the text.
@@ -291,6 +309,7 @@ fn devices(machine: &Machine, on_cpu: Bytes, placing: &Placing) -> Vec<Device> {
         speed: placing.speed(0),
         budget: None,
         reserve: Bytes(0),
+        driver: Bytes(0),
         on_cpu: Some(on_cpu),
     };
     let others = machine.others.iter().enumerate().map(|(i, other)| Device {
@@ -299,7 +318,25 @@ fn devices(machine: &Machine, on_cpu: Bytes, placing: &Placing) -> Vec<Device> {
         speed: placing.speed(i + 1),
         budget: Some(other.budget).filter(|budget| *budget != Bytes::MAX),
         reserve: other.reserve(),
+        driver: other.candidate.reserve,
         on_cpu: None,
     });
     [cpu].into_iter().chain(others).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_is_enough() {
+        let shown = |bytes| shown_whole(Bytes(bytes));
+        assert_eq!([shown(0), shown(7), shown(1 << 20)], [Bytes(0), Bytes(7), Bytes(1 << 20)]);
+        for bytes in [(1 << 20) + 1, 79_306_752, (3 << 30) + 12_345_678] {
+            let found = shown(bytes);
+            let read = crate::cli::parse::budget(&found.to_string()).unwrap();
+            let crate::cli::parse::Budget::Bytes(read) = read else { panic!("{found}") };
+            assert!(found.0 >= bytes && read + 1 >= bytes && read - bytes < bytes / 64, "{found}");
+        }
+    }
 }
