@@ -177,7 +177,7 @@ impl Report {
 
     /// What decides the speed, in sentences.
     fn why(&self) -> Vec<String> {
-        let rate = |forecast: &Forecast| format!("{:.1} tokens/s", forecast.rate());
+        let rate = |forecast: &Forecast| format!("{} tokens/s", shown_rate(forecast.rate(), 1));
         let Forecast { seconds, parts, placement, .. } = &self.forecast;
         let mut why = Vec::new();
         if self.devices.len() == 1 {
@@ -228,6 +228,12 @@ impl Report {
         }
         why
     }
+}
+
+/// A rate with so many decimals, or with as many more as two digits of a small one take.
+fn shown_rate(rate: f64, decimals: usize) -> String {
+    let wanted = if rate > 0.0 { (1.0 - rate.log10().floor()).clamp(0.0, 9.0) as usize } else { 0 };
+    format!("{rate:.*}", decimals.max(wanted))
 }
 
 /// The least amount that is not less and that two decimals show whole: what is read off is enough.
@@ -327,6 +333,14 @@ fn devices(machine: &Machine, on_cpu: Bytes, placing: &Placing) -> Vec<Device> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_rates_keep_two_digits() {
+        let shown = [1234.5, 12.34, 7.12, 0.4321, 0.004567].map(|rate| shown_rate(rate, 0));
+        assert_eq!(shown, ["1234", "12", "7.1", "0.43", "0.0046"]);
+        let shown = [1234.56, 7.12, 0.4321, 0.0, f64::INFINITY].map(|rate| shown_rate(rate, 1));
+        assert_eq!(shown, ["1234.6", "7.1", "0.43", "0.0", "inf"]);
+    }
 
     #[test]
     fn what_is_shown_is_enough() {

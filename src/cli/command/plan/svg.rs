@@ -1,7 +1,7 @@
 //! The plan as a picture: a row for each layer, attention and neurons as bars on their devices, and beside it the time
 //! that each side needs.
 
-use super::Report;
+use super::{Report, shown_rate};
 use crate::cli::svg::{CPU_COLOR, Picture, color};
 use crate::placement::CPU;
 
@@ -25,9 +25,9 @@ pub(super) fn picture(report: &Report) -> String {
     let height = top + n_layer as f64 * (ROW + GAP) + 40.0;
     let mut out = Picture::new(width, height);
     let title = format!(
-        "{}: {:.1} tokens/s expected, context {}",
+        "{}: {} tokens/s expected, context {}",
         short(report.model.file.name()),
-        forecast.rate(),
+        shown_rate(forecast.rate(), 1),
         report.n_ctx
     );
     out.text((12.0, 24.0), "font-size=\"15\"", &title);

@@ -1,6 +1,6 @@
 //! The plan for people.
 
-use super::Report;
+use super::{Report, shown_rate};
 use crate::cli::terminal::printable;
 use crate::placement::{CPU, LayerForecast, LayerPlacement};
 use std::fmt::Write;
@@ -23,8 +23,8 @@ pub(super) fn report(report: &Report) -> String {
     let milliseconds = |seconds: f64| seconds * 1e3;
     let _ = writeln!(
         out,
-        "expected: {:.1} tokens/s with {} tokens in the context ({:.2} ms a token: devices {:.2}, CPU {:.2}, hand-offs {:.2})",
-        forecast.rate(),
+        "expected: {} tokens/s with {} tokens in the context ({:.2} ms a token: devices {:.2}, CPU {:.2}, hand-offs {:.2})",
+        shown_rate(forecast.rate(), 1),
         report.n_past,
         milliseconds(forecast.seconds),
         milliseconds(forecast.parts.devices),
