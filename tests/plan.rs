@@ -31,6 +31,35 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
+/// What each device holds, the CPU too, is told by its parts, of all layers and of each.
+#[track_caller]
+fn columns_add_up(plan: &Value) {
+    let sum =
+        |value: &Value, keys: &[&str]| keys.iter().map(|key| number(&value[*key])).sum::<u64>();
+    let parts =
+        ["attention", "cache", "neurons", "hand_offs", "embedding", "head", "scratch", "driver"];
+    let layers = plan["layers"].as_array().unwrap();
+    for (i, device) in plan["devices"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(number(&device["used"]), sum(device, &parts), "{device}");
+        let here = layers.iter().filter(|layer| layer["home"] == device["name"]);
+        let mut neurons: u64 = here.clone().map(|layer| number(&layer["neuron_bytes"])).sum();
+        if i == 0 {
+            neurons += layers.iter().map(|layer| number(&layer["cpu_neuron_bytes"])).sum::<u64>();
+        }
+        assert_eq!(number(&device["neurons"]), neurons, "{device}");
+        let cache: u64 = here.map(|layer| number(&layer["cache_bytes"])).sum();
+        assert_eq!(number(&device["cache"]), cache, "{device}");
+        if let Some(unused) = device["unused"].as_u64() {
+            assert_eq!(unused + number(&device["used"]), number(&device["budget"]));
+            assert!(device["unused_because"].is_string());
+        }
+    }
+    for layer in layers {
+        assert!(number(&layer["attention_bytes"]) > 0 && number(&layer["cache_bytes"]) > 0);
+        assert_eq!(number(&layer["cpu_neuron_bytes"]) > 0, layer["kind"] == "split", "{layer}");
+    }
+}
+
 #[test]
 fn more_memory_is_used_and_never_slower() {
     let (mut last, mut kinds) = (0.0, std::collections::BTreeSet::new());
@@ -39,6 +68,7 @@ fn more_memory_is_used_and_never_slower() {
         let plan = plan(1 << 30, &["--vram-budget", &budget, "-ub", "4"]);
         let card = &plan["devices"][1];
         assert!(number(&card["used"]) <= number(&card["budget"]), "{card}");
+        columns_add_up(&plan);
         let rate = plan["tokens_per_second"].as_f64().unwrap();
         assert!(rate >= last * (1.0 - 1e-9), "{rate} after {last}");
         let whole = plan["alternatives"]["whole_layers"]["tokens_per_second"].as_f64().unwrap();

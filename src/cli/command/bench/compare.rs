@@ -101,11 +101,14 @@ impl<'a> Comparison<'a> {
         let others = Combination { place: 0, ..combination };
         let limit = |other: &Beside| (other.candidate.name.clone(), other.budget);
         let limits: Vec<_> = machine.others.iter().map(limit).collect();
-        let told: Vec<_> = limits.iter().map(|(name, budget)| format!("{budget} on {name}")).collect();
+        let told: Vec<_> =
+            limits.iter().map(|(name, budget)| format!("{budget} on {name}")).collect();
         let is_new = self.measured.insert((place.backend, limits, format!("{others:?}")));
         if !is_new && !told.is_empty() {
             let told = told.join(", ");
-            terminal.note(&format!("a budget that comes to the same as one before ({told}) is left out"));
+            terminal.note(&format!(
+                "a budget that comes to the same as one before ({told}) is left out"
+            ));
         }
         !is_new
     }
@@ -162,7 +165,8 @@ impl<'a> Comparison<'a> {
             ));
             return None;
         }
-        let Difference { largest, n, n_same } = difference(expected, &checked.logits, model.n_vocab());
+        let Difference { largest, n, n_same } =
+            difference(expected, &checked.logits, model.n_vocab());
         let (bound, why) = rounding_bound(model);
         let told = format!(
             "the logits of {label} differ from those of {} by {largest:.1e} of their spread at most, the most probable token is the same at {n_same} of {n} positions",

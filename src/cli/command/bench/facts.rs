@@ -73,7 +73,7 @@ pub(super) struct DeviceFacts {
     /// What may be used of all of them together, the drivers' part included, whether or not something is there; `None`
     /// without a limit.
     pub(super) budget: Option<Bytes>,
-    /// The most that was booked at once, by device.
+    /// The most that was booked at once, by device, and what is left to its driver.
     pub(super) used: Vec<Bytes>,
     /// Layers there, whole or split.
     pub(super) n_layers: usize,
@@ -94,6 +94,9 @@ impl DeviceFacts {
         };
         let all = engine.devices().iter().enumerate().skip(1);
         let (there, empty): (Vec<_>, Vec<_>) = all.partition(|(number, _)| used(*number));
+        let reserve = |number: usize| machine.others[number - 1].reserve();
+        let taken = there.iter().map(|(number, device)| device.ledger().peak() + reserve(*number));
+        let taken = taken.collect();
         let devices: Vec<_> = there.into_iter().map(|(_, device)| device).collect();
         let name = |device: &Device| device.info().name.clone();
         let n_layers = engine.placement().layers.iter().filter(|layer| layer.home != CPU).count();
@@ -102,7 +105,7 @@ impl DeviceFacts {
             names: devices.iter().copied().map(name).collect(),
             empty: empty.into_iter().map(|(_, device)| name(device)).collect(),
             budget: machine.budget(),
-            used: devices.iter().map(|device| device.ledger().peak()).collect(),
+            used: taken,
             n_layers,
             hot_fraction: engine.forecast().filter(|_| n_layers > 0).map(|f| f.off_cpu),
             main: wanted.main.unwrap_or(0),

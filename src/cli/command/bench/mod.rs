@@ -315,10 +315,10 @@ impl Bench<'_> {
     }
 }
 
-/// Memory of the process for the model: what the engine booked, and the file.
+/// What the CPU holds of the model, as `plan` tells it.
 fn ram_used(engine: &Engine) -> Bytes {
-    let booked: Bytes = engine.devices().iter().take(1).map(|cpu| cpu.ledger().peak()).sum();
-    booked + Bytes(engine.model().file.size_bytes())
+    let (model, devices) = (engine.model(), engine.devices());
+    crate::engine::host_bytes(model, devices, engine.options(), engine.placement()).all.total()
 }
 
 fn cannot_make(error: &crate::synthetic::Error) -> Failure {

@@ -1,6 +1,7 @@
 //! `thermocline plan`: where a model would be, what that takes, how fast it would be, and why. Nothing is loaded; it
 //! is the plan that `run`, `bench` and all else follow.
 
+mod held;
 mod json;
 mod prompts;
 mod svg;
@@ -17,6 +18,7 @@ use crate::placement::{
     Forecast, LayerPlacement, Speed, Wishes, exchange, plan, plan_for_tokens, plan_whole_layers,
 };
 use hal::{Bytes, DeviceKind};
+use held::Held;
 use std::sync::Arc;
 
 /// Prints the plan.
@@ -54,6 +56,8 @@ struct Report {
     density: Option<f64>,
     devices: Vec<Device>,
     forecast: Forecast,
+    /// What is where, in bytes.
+    held: Held,
     /// Whole layers only, with the same budgets.
     whole_layers: Forecast,
     /// The fastest tokens with the same budgets, however slow prompts are.
@@ -83,8 +87,6 @@ struct Device {
     reserve: Bytes,
     /// The same, were the budget large enough.
     driver: Bytes,
-    /// Bytes of weights, cache and scratch here, where this is the CPU.
-    on_cpu: Option<Bytes>,
 }
 
 impl Report {
@@ -137,11 +139,14 @@ impl Report {
         let exchange =
             crate::engine::exchange_needs(&model, &machine.devices(), &settings, &forecast);
         notes.extend(exchange.map(follows));
+        let placement = &forecast.placement;
+        let host = crate::engine::host_bytes(&model, &machine.devices(), &settings, placement);
         Ok(Report {
             n_ctx,
             n_past: crate::engine::assumed_past(&settings),
             density: skips.then(|| density(&settings.placing)),
-            devices: devices(machine, need.total(), &settings.placing),
+            devices: devices(machine, &settings.placing),
+            held: Held::new(&task, &forecast, host),
             whole_layers: plan_whole_layers(&task),
             for_tokens: plan_for_tokens(&task),
             cpu_alone: with(Bytes(0)),
@@ -307,8 +312,8 @@ fn is_apart(other: &Beside) -> bool {
     other.device.info().kind != DeviceKind::Integrated
 }
 
-/// The devices, the CPU with the bytes that it needs first.
-fn devices(machine: &Machine, on_cpu: Bytes, placing: &Placing) -> Vec<Device> {
+/// The devices, the CPU first.
+fn devices(machine: &Machine, placing: &Placing) -> Vec<Device> {
     let cpu = Device {
         name: machine.cpu.info().name.clone(),
         description: machine.cpu.info().description.clone(),
@@ -316,7 +321,6 @@ fn devices(machine: &Machine, on_cpu: Bytes, placing: &Placing) -> Vec<Device> {
         budget: None,
         reserve: Bytes(0),
         driver: Bytes(0),
-        on_cpu: Some(on_cpu),
     };
     let others = machine.others.iter().enumerate().map(|(i, other)| Device {
         name: other.candidate.name.clone(),
@@ -325,7 +329,6 @@ fn devices(machine: &Machine, on_cpu: Bytes, placing: &Placing) -> Vec<Device> {
         budget: Some(other.budget).filter(|budget| *budget != Bytes::MAX),
         reserve: other.reserve(),
         driver: other.candidate.reserve,
-        on_cpu: None,
     });
     [cpu].into_iter().chain(others).collect()
 }

@@ -67,14 +67,13 @@ pub(super) fn picture(report: &Report) -> String {
 }
 
 fn legend(report: &Report, out: &mut Picture) {
-    let bytes = report.devices.iter().zip(&report.forecast.devices);
-    for (number, (device, bytes)) in bytes.enumerate() {
+    for (number, device) in report.devices.iter().enumerate() {
         let y = 40.0 + 16.0 * number as f64;
         out.bar((12.0, y, 12.0, 10.0), color(number));
-        let used = match (device.on_cpu, device.budget) {
-            (Some(used), _) => format!("{used} of the model"),
-            (None, Some(budget)) => format!("{} of {budget}", bytes.total() + device.reserve),
-            (None, None) => (bytes.total() + device.reserve).to_string(),
+        let used = match (number, device.budget) {
+            (CPU, _) => format!("{} of the model", report.used(number)),
+            (_, Some(budget)) => format!("{} of {budget}", report.used(number)),
+            (_, None) => report.used(number).to_string(),
         };
         let text = format!("{}: {used}, {:.1} GB/s", device.name, device.speed.dense / 1e9);
         out.text((30.0, y + 9.0), "", &text);
