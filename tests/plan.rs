@@ -269,16 +269,22 @@ fn what_cannot_be_planned_is_refused() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{text}");
         assert!(text.contains(says), "{says:?} is not in {text}");
+        assert!(code != 2 || !text.contains("note: "), "{text}");
     };
+    failure(&["--assume", "a,memory=1GiB", "--vram-budget", "8,4"], 2, "2 values for 1 device");
     failure(&["--assume", "card"], 2, "has no memory");
     failure(&["--assume", "card,memory=lots"], 2, "amount of memory");
+    failure(&["--assume", "a,b,memory=1GiB"], 2, "two names of one device");
+    failure(&["--assume", "memory=1GiB,memory=2GiB"], 2, "given twice");
+    failure(&["--assume", "memory=20MiB"], 2, "512.00 MiB are left free");
+    failure(&["--assume", "memory=1GiB", "--vram-budget", "200%"], 2, "0% to 100%");
     failure(&["--assume", "memory=1GiB,speed=9"], 2, "none of memory");
     failure(&["--assume", "memory=1GiB,tflops=0"], 2, "no number of operations");
     failure(&["--density", "0"], 2, "no share");
     failure(&["--assume", "a,memory=1GiB", "--main-gpu", "7"], 5, "no device number 7");
     failure(&["--assume", "a,memory=1GiB", "--device", "a,A"], 2, "twice");
     failure(&["--assume", "cpu,memory=1GiB"], 2, "the CPU is named once");
-    failure(&["--assume", "a,memory=1GiB", "--vram-budget", "1,2"], 2, "2 values for 1 devices");
+    failure(&["--assume", "a,memory=1GiB", "--vram-budget", "1,2"], 2, "2 values for 1 device");
     failure(&["-m", "gone.gguf"], 3, "gone.gguf");
     failure(
         &["--svg", "gone/x.svg", "--assume", "memory=1GiB", "--assume", "cpu,bandwidth=5"],

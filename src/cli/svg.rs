@@ -53,7 +53,7 @@ impl Picture {
     }
 }
 
-/// How wide a text is, or a little less than that: the viewer's font is not known.
+/// How wide a text is about, rather more: the viewer's font is not known.
 pub(crate) fn width_of(text: &str, size: f64) -> f64 {
     let em = |c: char| match c {
         'i' | 'j' | 'l' | 't' | 'f' | ' ' | '.' | ',' | ':' | ';' | '|' | '/' | '(' | ')' => 0.36,

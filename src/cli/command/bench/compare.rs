@@ -126,7 +126,7 @@ impl<'a> Comparison<'a> {
         if facts.devices.names.is_empty() && !facts.devices.empty.is_empty() {
             label += &format!(", nothing on {}", facts.devices.empty.join(","));
         }
-        if let Some(budget) = facts.devices.budget {
+        if let Some(budget) = &facts.devices.budgets {
             label += &format!(" within {budget}");
         }
         if self.options.threads.len() > 1 {

@@ -73,6 +73,8 @@ pub(super) struct DeviceFacts {
     /// What may be used of all of them together, the drivers' part included, whether or not something is there; `None`
     /// without a limit.
     pub(super) budget: Option<Bytes>,
+    /// The same of each, for people.
+    pub(super) budgets: Option<String>,
     /// The most that was booked at once, by device, and what is left to its driver.
     pub(super) used: Vec<Bytes>,
     /// Layers there, whole or split.
@@ -105,6 +107,7 @@ impl DeviceFacts {
             names: devices.iter().copied().map(name).collect(),
             empty: empty.into_iter().map(|(_, device)| name(device)).collect(),
             budget: machine.budget(),
+            budgets: machine.budgets(),
             used: taken,
             n_layers,
             hot_fraction: engine.forecast().filter(|_| n_layers > 0).map(|f| f.off_cpu),
