@@ -294,18 +294,25 @@ fn a_missing_backend_ends_a_comparison_before_it_begins() {
     }
 }
 
-/// Backends and budgets side by side, on whatever device there is, the software driver too.
-#[test]
-fn backends_and_budgets_are_compared() {
+/// A device beside the CPU, the software driver too.
+fn device() -> Option<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     let listed = command.args(["devices", "--json"]).output().unwrap();
     let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
     let devices = listed["devices"].as_array().into_iter().flatten();
     let mut names = devices.filter_map(|device| device["name"].as_str());
-    let Some(device) = names.find(|name| *name != "CPU") else {
+    let name = names.find(|name| *name != "CPU").map(str::to_owned);
+    if name.is_none() {
         println!("skipped: there is no device beside the CPU");
-        return;
-    };
+    }
+    name
+}
+
+/// Backends and budgets side by side, on whatever device there is, the software driver too.
+#[test]
+fn backends_and_budgets_are_compared() {
+    let Some(device) = device() else { return };
+    let device = device.as_str();
     let folder = tempfile::tempdir().unwrap();
     let [plot, trace] = ["plot.svg", "trace.json"].map(|name| folder.path().join(name));
     let args = ["-p", "40", "-n", "3", "-r", "1", "--backend", "cpu,wgpu", "--device", device];
@@ -313,6 +320,7 @@ fn backends_and_budgets_are_compared() {
     let files = ["--plot", plot.to_str().unwrap(), "--trace", trace.to_str().unwrap()];
     let output = bench("relu", &[&args[..], &more, &files].concat());
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(stderr.matches("is the same at 41 of 41 positions").count(), 2, "{stderr}");
     let rows: Vec<Value> =
         stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |name: &str| rows.iter().map(|row| row[name].clone()).collect::<Vec<_>>();
@@ -343,4 +351,28 @@ fn backends_and_budgets_are_compared() {
     let events = trace["traceEvents"].as_array().unwrap();
     assert!(events.iter().any(|e| e["name"] == "layer 1 neurons" && e["tid"] == 1), "{trace}");
     assert!(trace["otherData"]["clocks"][device].is_string());
+}
+
+/// Budgets that come to the same are one way to run, and one in which nothing fits keeps its name.
+#[test]
+fn budgets_that_change_nothing_are_told_from_those_that_do() {
+    let Some(device) = device() else { return };
+    let run = |more: &[&str]| {
+        let args = ["--backend", "wgpu", "--device", &device, "-p", "2", "-n", "0", "-r", "1"];
+        let output = bench("relu", &[&args[..], &["-o", "jsonl"], more].concat());
+        let [rows, notes] = [&output.stdout, &output.stderr]
+            .map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        (output.status.code(), rows, notes)
+    };
+    let (code, rows, notes) = run(&["--vram-budget", "1GiB,1024MiB", "-ngl", "all", "--check"]);
+    assert_eq!((code, rows.lines().count()), (Some(1), 1), "{notes}");
+    assert!(notes.contains("is left out") && notes.contains("nothing to compare"), "{notes}");
+    let folder = tempfile::tempdir().unwrap();
+    let plot = folder.path().join("plot.svg");
+    let (code, rows, notes) = run(&["--vram-budget", "1MiB", "--plot", plot.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{notes}");
+    let row: Value = serde_json::from_str(rows.trim()).unwrap();
+    assert_eq!((&row["vram_budget_bytes"], &row["backends"]), (&(1 << 20).into(), &"CPU".into()));
+    let label = format!("CPU, nothing on {device} within 1.00 MiB");
+    assert!(std::fs::read_to_string(&plot).unwrap().contains(&label));
 }

@@ -31,6 +31,35 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
+/// What each device holds, the CPU too, is told by its parts, of all layers and of each.
+#[track_caller]
+fn columns_add_up(plan: &Value) {
+    let sum =
+        |value: &Value, keys: &[&str]| keys.iter().map(|key| number(&value[*key])).sum::<u64>();
+    let parts =
+        ["attention", "cache", "neurons", "hand_offs", "embedding", "head", "scratch", "driver"];
+    let layers = plan["layers"].as_array().unwrap();
+    for (i, device) in plan["devices"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(number(&device["used"]), sum(device, &parts), "{device}");
+        let here = layers.iter().filter(|layer| layer["home"] == device["name"]);
+        let mut neurons: u64 = here.clone().map(|layer| number(&layer["neuron_bytes"])).sum();
+        if i == 0 {
+            neurons += layers.iter().map(|layer| number(&layer["cpu_neuron_bytes"])).sum::<u64>();
+        }
+        assert_eq!(number(&device["neurons"]), neurons, "{device}");
+        let cache: u64 = here.map(|layer| number(&layer["cache_bytes"])).sum();
+        assert_eq!(number(&device["cache"]), cache, "{device}");
+        if let Some(unused) = device["unused"].as_u64() {
+            assert_eq!(unused + number(&device["used"]), number(&device["budget"]));
+            assert!(device["unused_because"].is_string());
+        }
+    }
+    for layer in layers {
+        assert!(number(&layer["attention_bytes"]) > 0 && number(&layer["cache_bytes"]) > 0);
+        assert_eq!(number(&layer["cpu_neuron_bytes"]) > 0, layer["kind"] == "split", "{layer}");
+    }
+}
+
 #[test]
 fn more_memory_is_used_and_never_slower() {
     let (mut last, mut kinds) = (0.0, std::collections::BTreeSet::new());
@@ -39,6 +68,7 @@ fn more_memory_is_used_and_never_slower() {
         let plan = plan(1 << 30, &["--vram-budget", &budget, "-ub", "4"]);
         let card = &plan["devices"][1];
         assert!(number(&card["used"]) <= number(&card["budget"]), "{card}");
+        columns_add_up(&plan);
         let rate = plan["tokens_per_second"].as_f64().unwrap();
         assert!(rate >= last * (1.0 - 1e-9), "{rate} after {last}");
         let whole = plan["alternatives"]["whole_layers"]["tokens_per_second"].as_f64().unwrap();
@@ -52,6 +82,26 @@ fn more_memory_is_used_and_never_slower() {
         assert!(!plan["why"].as_array().unwrap().is_empty());
     }
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["cpu", "device", "split"]);
+}
+
+/// With the budget that it is said to take, the rate without a limit is reached: the driver's part is among it.
+#[test]
+fn what_would_be_enough_is_enough() {
+    for more in [&["-ub", "4"][..], &["-ub", "64"]] {
+        let of = |budget: &str| plan(1 << 30, &[&["--vram-budget", budget], more].concat());
+        let little = of("70MiB");
+        let rate = |value: &Value| value["tokens_per_second"].as_f64().unwrap();
+        let all = &little["alternatives"]["no_limit"];
+        assert!(rate(all) > rate(&little));
+        let enough = of(&format!("{}B", number(&all["device_bytes"])));
+        assert!((rate(&enough) / rate(all) - 1.0).abs() < 1e-9, "{enough}");
+        let card = &enough["devices"][1];
+        assert_eq!(card["used"], card["budget"]);
+        let why = little["why"].to_string();
+        let (_, said) = why.split_once("with ").unwrap();
+        let said = said.split_once(" of device memory").unwrap().0;
+        assert!((rate(&of(said)) / rate(all) - 1.0).abs() < 1e-9, "{said}");
+    }
 }
 
 /// What is split may change sides, and the plan says what that takes.
@@ -219,16 +269,22 @@ fn what_cannot_be_planned_is_refused() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{text}");
         assert!(text.contains(says), "{says:?} is not in {text}");
+        assert!(code != 2 || !text.contains("note: "), "{text}");
     };
+    failure(&["--assume", "a,memory=1GiB", "--vram-budget", "8,4"], 2, "2 values for 1 device");
     failure(&["--assume", "card"], 2, "has no memory");
     failure(&["--assume", "card,memory=lots"], 2, "amount of memory");
+    failure(&["--assume", "a,b,memory=1GiB"], 2, "two names of one device");
+    failure(&["--assume", "memory=1GiB,memory=2GiB"], 2, "given twice");
+    failure(&["--assume", "memory=20MiB"], 2, "512.00 MiB are left free");
+    failure(&["--assume", "memory=1GiB", "--vram-budget", "200%"], 2, "0% to 100%");
     failure(&["--assume", "memory=1GiB,speed=9"], 2, "none of memory");
     failure(&["--assume", "memory=1GiB,tflops=0"], 2, "no number of operations");
     failure(&["--density", "0"], 2, "no share");
     failure(&["--assume", "a,memory=1GiB", "--main-gpu", "7"], 5, "no device number 7");
     failure(&["--assume", "a,memory=1GiB", "--device", "a,A"], 2, "twice");
     failure(&["--assume", "cpu,memory=1GiB"], 2, "the CPU is named once");
-    failure(&["--assume", "a,memory=1GiB", "--vram-budget", "1,2"], 2, "2 values for 1 devices");
+    failure(&["--assume", "a,memory=1GiB", "--vram-budget", "1,2"], 2, "2 values for 1 device");
     failure(&["-m", "gone.gguf"], 3, "gone.gguf");
     failure(
         &["--svg", "gone/x.svg", "--assume", "memory=1GiB", "--assume", "cpu,bandwidth=5"],

@@ -5,24 +5,30 @@ use std::sync::atomic::AtomicBool;
 use crate::engine::{Engine, Result, Want};
 use crate::model::Model;
 
-/// Tokens whose logits are compared, at most.
-const MOST: usize = 64;
-/// Of these, how many are fed one by one after the others, which come at once: prompts and single tokens take other
-/// ways through a backend.
+/// Tokens at the end of the text that are fed once more, at most.
+pub const AGAIN: usize = 64;
+/// Of these, how many are fed one by one after the others, at most.
 const SINGLE: usize = 16;
 
-/// Logits after each of the first tokens of `text`, as `engine` has them: `[n][n_vocab]`.
+/// Logits of `engine` in the ways that tokens take through a backend, `[n][n_vocab]`: `text` in the longest steps there
+/// are, after which its last logits count (here neurons are brought to devices for prompts); then, with its end taken
+/// back, that end in short steps, and what is left of it in single tokens, each with its logits.
 ///
 /// # Errors
 /// Those of [`Engine::feed`].
 pub fn logits(engine: &mut Engine, text: &[u32], interrupt: &AtomicBool) -> Result<Vec<f32>> {
-    let text = &text[..text.len().min(MOST)];
-    let (prompt, single) = text.split_at(text.len().saturating_sub(SINGLE).max(text.len().min(1)));
+    let (before, again) = text.split_at(text.len().saturating_sub(AGAIN));
+    let (short, single) = again.split_at(again.len() - (again.len() / 2).min(SINGLE));
     let mut session = engine.open();
     let mut all = Vec::new();
-    let fed = [prompt].into_iter().chain(single.chunks(1)).try_for_each(|piece| {
+    let mut feed = |engine: &mut Engine, session: &mut _, piece: &[u32], want| {
         let each = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
-        engine.feed(&mut session, piece, Want::All, interrupt, each).map(|_| ())
+        engine.feed(session, piece, want, interrupt, each).map(|_| ())
+    };
+    let fed = feed(engine, &mut session, text, Want::Last).and_then(|()| {
+        engine.truncate(&mut session, before.len());
+        let mut pieces = [short].into_iter().chain(single.chunks(1));
+        pieces.try_for_each(|piece| feed(engine, &mut session, piece, Want::All))
     });
     engine.close(session);
     fed.map(|()| all)

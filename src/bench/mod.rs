@@ -13,7 +13,7 @@ mod text;
 mod traffic;
 
 pub use bandwidth::{probe_size, read_bandwidth};
-pub use check::{Difference, difference, logits, rounding_bound};
+pub use check::{AGAIN, Difference, difference, logits, rounding_bound};
 pub use measure::{Measured, Settings, Test, mean, measure, standard_deviation};
 pub use speed::{Shape, speed, steady};
 pub use text::{STORY, Text};

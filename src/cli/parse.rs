@@ -19,18 +19,26 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     let text = text.trim();
     let at = text.find(|c: char| c != '.' && c != '-' && !c.is_ascii_digit());
     let (number, unit) = text.split_at(at.unwrap_or(text.len()));
-    let wrong =
-        || format!("'{text}' is no amount of memory: write 8GiB, 8192MiB, 80% or GiB as a number");
+    let wrong = || {
+        format!(
+            "'{text}' is no amount of memory: write 8GiB, 8192MiB, 80%, GiB as a number, or -1 for what is free less a margin"
+        )
+    };
     let value: f64 = number.parse().map_err(|_| wrong())?;
     let unit = unit.trim().to_ascii_lowercase();
     if unit.is_empty() && value == -1.0 {
         return Ok(Budget::Auto);
     }
     if value < 0.0 {
-        return Err(wrong());
+        return Err(format!(
+            "'{text}' is less than nothing: the only number below 0 is -1, what is free less a margin"
+        ));
+    }
+    if unit == "%" && value > 100.0 {
+        return Err(format!("'{text}' is more than all memory of a device: write 0% to 100%"));
     }
     let scale: f64 = match unit.as_str() {
-        "%" if value <= 100.0 => {
+        "%" => {
             #[allow(clippy::cast_possible_truncation)] // a percentage needs no more digits
             return Ok(Budget::Share((value / 100.0) as f32));
         }
@@ -51,6 +59,15 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     }
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // both were just excluded
     Ok(Budget::Bytes(bytes as u64))
+}
+
+/// Budgets with colons between them: one for each device, or one for all.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Budgets(pub(crate) Vec<Budget>);
+
+/// Reads [`Budgets`].
+pub(crate) fn budgets(text: &str) -> Result<Budgets, String> {
+    text.split(':').map(budget).collect::<Result<_, _>>().map(Budgets)
 }
 
 /// Which neurons are computed: `--sparsity`.
@@ -144,17 +161,26 @@ pub(crate) struct Assumed {
 
 /// Reads `NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s`.
 pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
-    let mut device = Assumed::default();
+    let (mut device, mut keys) = (Assumed::default(), Vec::new());
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let Some((key, value)) = part.split_once('=') else {
-            device.name = Some(part.to_owned());
+            if let Some(name) = device.name.replace(part.to_owned()) {
+                return Err(format!(
+                    "'{name}' and '{part}' are two names of one device; one more device is one more --assume"
+                ));
+            }
             continue;
         };
-        match key.trim() {
+        let key = key.trim();
+        if keys.contains(&key) {
+            return Err(format!("{key}= is given twice"));
+        }
+        keys.push(key);
+        match key {
             "memory" => match budget(value)? {
                 Budget::Bytes(bytes) => device.memory = Some(bytes),
                 Budget::Auto | Budget::Share(_) => {
-                    return Err(format!("'{value}' is no size of a memory"));
+                    return Err(format!("'{value}' is no size of a memory: write 8GiB or 8192MiB"));
                 }
             },
             "bandwidth" => device.bandwidth = Some(bandwidth_of(value)?),
@@ -364,6 +390,19 @@ mod tests {
         {
             assert!(budget(wrong).is_err(), "{wrong}");
         }
+        for (wrong, why) in
+            [("-2", "only number below 0 is -1"), ("200%", "0% to 100%"), ("x", "8GiB")]
+        {
+            assert!(budget(wrong).unwrap_err().contains(why), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn budgets_of_several_devices() {
+        let [two, four] = [Budget::Bytes(2 << 30), Budget::Bytes(4 << 30)];
+        assert_eq!(budgets("2:4GiB"), Ok(Budgets(vec![two, four])));
+        assert_eq!(budgets("2"), Ok(Budgets(vec![two])));
+        assert!(["", ":", "2:", "2:x"].iter().all(|text| budgets(text).is_err()));
     }
 
     #[test]
@@ -382,6 +421,8 @@ mod tests {
         assert_eq!((card.memory, card.bandwidth), (Some(8 << 30), Some(1e12)));
         assert!((card.hand_off.unwrap() - 20e-6).abs() < 1e-12 && card.op.is_none());
         assert_eq!(assumed("bandwidth=50").unwrap().bandwidth, Some(50e9));
+        assert!(assumed("a,b,memory=1GiB").unwrap_err().contains("'a' and 'b' are two names"));
+        assert!(assumed("memory=1GiB,memory=2GiB").unwrap_err().contains("memory= is given twice"));
         let card = assumed("tflops=80,upload=12GB/s").unwrap();
         assert_eq!((card.flops, card.upload), (Some(80e12), Some(12e9)));
         assert_eq!(assumed("tflops=900gflops").unwrap().flops, Some(900e9));

@@ -14,6 +14,10 @@ pub(crate) fn color(device: usize) -> &'static str {
     }
 }
 
+/// Sizes of words, and of those on top.
+pub(crate) const TEXT: f64 = 11.0;
+pub(crate) const TITLE: f64 = 15.0;
+
 /// A picture under way.
 #[derive(Debug)]
 pub(crate) struct Picture(String);
@@ -22,7 +26,7 @@ impl Picture {
     /// An empty one.
     pub(crate) fn new(width: f64, height: f64) -> Picture {
         Picture(format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"11\" fill=\"#222\">\n\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"{TEXT}\" fill=\"#222\">\n\
              <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
         ))
     }
@@ -49,6 +53,33 @@ impl Picture {
     }
 }
 
+/// How wide a text is about, rather more: the viewer's font is not known.
+pub(crate) fn width_of(text: &str, size: f64) -> f64 {
+    let em = |c: char| match c {
+        'i' | 'j' | 'l' | 't' | 'f' | ' ' | '.' | ',' | ':' | ';' | '|' | '/' | '(' | ')' => 0.36,
+        'm' | 'w' | 'M' | 'W' | '%' => 0.95,
+        c if c.is_ascii_uppercase() => 0.72,
+        c if c.is_ascii() => 0.62,
+        _ => 1.0,
+    };
+    size * text.chars().map(em).sum::<f64>()
+}
+
+/// As much of a text as fits into `width`, with an ellipsis in the middle for the rest.
+pub(crate) fn fitted(text: &str, size: f64, width: f64) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    let without = |n: usize| -> String {
+        let kept = chars.len() - n;
+        let (first, last) = (&chars[..kept.div_ceil(2)], &chars[chars.len() - kept / 2..]);
+        first.iter().chain(&['\u{2026}']).chain(last).collect()
+    };
+    if width_of(text, size) <= width {
+        return text.to_owned();
+    }
+    let all = (1..=chars.len()).map(without);
+    all.into_iter().find(|text| width_of(text, size) <= width).unwrap_or_default()
+}
+
 /// Text that may come from a file or a flag, for XML.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
@@ -69,6 +100,15 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_texts_lose_their_middle() {
+        assert_eq!(fitted("model.gguf", 10.0, 100.0), "model.gguf");
+        let long = fitted(&"0123456789".repeat(20), 10.0, 100.0);
+        assert!(long.starts_with("0123") && long.ends_with("6789") && long.contains('\u{2026}'));
+        assert!(width_of(&long, 10.0) <= 100.0 && width_of(&long, 10.0) > 85.0, "{long}");
+        assert_eq!(fitted("model", 10.0, 1.0), "");
+    }
 
     #[test]
     fn names_from_outside_stay_text() {

@@ -286,7 +286,8 @@ fn freqs(values: &[f32]) -> hal::HostRows {
     hal::HostRows::new(source, 1, values.len(), Format::F32).expect("as many bytes as values")
 }
 
-fn uses(placement: &Placement, device: DeviceIndex) -> bool {
+/// Whether anything is placed on `device`.
+pub(super) fn uses(placement: &Placement, device: DeviceIndex) -> bool {
     placement.embed == device
         || placement.head == device
         || placement.layers.iter().any(|layer| {

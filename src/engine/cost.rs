@@ -251,9 +251,13 @@ impl Plan<'_> {
         sizes
     }
 
+    /// A matrix as stored. What the CPU reads of the file where it lies counts there, too.
     fn whole_size(&self, device: DeviceIndex, rows: &HostRows) -> Bytes {
         let mapped = matches!(rows.source(), hal::Source::Mapped(_));
-        self.devices[device].pack_size(&PackDesc::whole(rows.desc()), mapped)
+        match self.devices[device].pack_size(&PackDesc::whole(rows.desc()), mapped) {
+            Bytes(0) if device == CPU => rows.desc().bytes().unwrap_or_default(),
+            size => size,
+        }
     }
 
     pub(super) fn f32(&self, rows: usize, cols: usize) -> TensorDesc {
@@ -318,7 +322,7 @@ impl Plan<'_> {
     }
 
     /// Norms, attention and predictor of a layer, and its cache.
-    fn frame_size(&self, device: DeviceIndex, layer: usize) -> (Bytes, Bytes) {
+    pub(super) fn frame_size(&self, device: DeviceIndex, layer: usize) -> (Bytes, Bytes) {
         let weights = &self.model.layers[layer];
         let mut frame = Bytes(0);
         weights.frame.each(&mut |_, rows| frame += self.whole_size(device, rows));
@@ -349,13 +353,13 @@ impl Plan<'_> {
         self.mode.size(&self.devices[device], ffn, &neurons, n)
     }
 
-    fn embed_size(&self, device: DeviceIndex) -> Bytes {
+    pub(super) fn embed_size(&self, device: DeviceIndex) -> Bytes {
         let positions = self.model.positions.as_ref();
         self.whole_size(device, &self.model.token_embd)
             + positions.map_or(Bytes(0), |table| self.whole_size(device, &table.rows))
     }
 
-    fn head_size(&self, device: DeviceIndex) -> Bytes {
+    pub(super) fn head_size(&self, device: DeviceIndex) -> Bytes {
         let Model { output, output_norm, .. } = self.model;
         let bias = output_norm.bias.as_ref();
         self.whole_size(device, output)

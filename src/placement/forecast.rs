@@ -21,6 +21,8 @@ pub struct DeviceBytes {
     pub hand_offs: Bytes,
     /// The embedding and the head.
     pub ends: Bytes,
+    /// Of these, the embedding.
+    pub embed: Bytes,
 }
 
 impl DeviceBytes {
@@ -140,7 +142,8 @@ impl Forecast {
         }
         for (device, facts) in task.devices.iter().enumerate().skip(1) {
             let on = &mut devices[device];
-            on.ends += facts.embed.filter(|_| choice.embed == device).unwrap_or_default();
+            on.embed = facts.embed.filter(|_| choice.embed == device).unwrap_or_default();
+            on.ends += on.embed;
             on.ends += facts.head.filter(|_| choice.head == device).unwrap_or_default();
             if choice.embed == device && choice.head == device {
                 on.ends = on.ends - facts.shared;

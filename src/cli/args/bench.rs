@@ -6,7 +6,9 @@ use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
 /// Measure speed. Flags and columns are llama-bench's; lists are `4,8`, `1-8`, `1-9+2` or `1-8*2`,
-/// a flag may be repeated, and every combination is measured, also of --backend and --vram-budget.
+/// a flag may be repeated, and every combination is measured, also of --backend and --vram-budget. Memory by device
+/// (device_bytes): on the CPU what is allocated and what is read of the file where it lies, on others the most that was
+/// booked and what is left to the driver, as `plan` has it.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Tests")]
 pub(crate) struct BenchArgs {

@@ -1,7 +1,7 @@
 //! Which devices, how much of their memory, and what goes there.
 
 use super::boolish;
-use crate::cli::parse::{self, Budget};
+use crate::cli::parse::{self, Budgets};
 use clap::{Args, ValueEnum};
 
 /// Names are PowerInfer's and llama.cpp's.
@@ -19,11 +19,13 @@ pub(crate) struct DeviceArgs {
     /// Of the devices, use this one alone, counted from 0 (-mg)
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU")]
     pub(crate) main_gpu: Option<usize>,
-    /// Device memory to use at most: 8GiB, 8192MiB, 80%, or GiB as a number; -1 is what is free less a margin; with
-    /// commas, one for each device, or in `bench` one after the other for all devices
-    #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budget)]
+    /// Device memory to use at most, the driver's part included: 8GiB, 8192MiB, 80%, or GiB as a number; -1 is what is free
+    /// less a margin. One for all devices (each may use so much), or with colons one for each: 2:4. Commas are the same,
+    /// but in `bench`, which takes what they part one after the other: 2:4,4:8. Its table tells the budget of each device,
+    /// vram_budget_bytes the sum
+    #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budgets)]
     #[arg(value_delimiter = ',', allow_negative_numbers = true)]
-    pub(crate) vram_budget: Vec<Budget>,
+    pub(crate) vram_budget: Vec<Budgets>,
     /// Place so many whole layers on devices and split none, instead of placing neurons by use: a number, all, or auto
     /// for placing by use (-ngl)
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_GPU_LAYERS", value_parser = parse::layers)]

@@ -1,7 +1,7 @@
 //! Which devices, how much of their memory, and what goes there.
 
 use crate::cli::args::{BackendName, DeviceArgs};
-use crate::cli::parse::{Budget, Layers};
+use crate::cli::parse::{Budget, Budgets, Layers};
 use crate::devices::backend_of;
 use crate::placement::Wishes;
 
@@ -34,7 +34,7 @@ impl DeviceOptions {
         let mut all: Vec<Self> = Vec::new();
         let asked: Vec<_> = args.backend.iter().filter_map(|&name| backend_name(name)).collect();
         for &name in &args.backend {
-            let budgets = args.vram_budget.iter().map(|&budget| vec![budget]);
+            let budgets = args.vram_budget.iter().map(|budgets| vec![budgets.clone()]);
             let none = args.vram_budget.is_empty().then(Vec::new);
             for vram_budget in budgets.chain(none) {
                 let one = DeviceArgs { backend: vec![name], vram_budget, ..args.clone() };
@@ -78,8 +78,10 @@ impl DeviceOptions {
         let none = names.as_ref().is_some_and(|names| {
             names.iter().all(|n| ["none", "cpu"].iter().any(|word| n.eq_ignore_ascii_case(word)))
         });
+        let budgets = args.vram_budget.iter().flat_map(|Budgets(budgets)| budgets.iter().copied());
+        let budgets: Vec<Budget> = budgets.collect();
         let flags = [
-            ("--vram-budget", args.vram_budget.iter().any(|budget| *budget != Budget::Bytes(0))),
+            ("--vram-budget", budgets.iter().any(|budget| *budget != Budget::Bytes(0))),
             ("--n-gpu-layers", whole_layers.is_some_and(|n| n > 0)),
             ("--main-gpu", args.main_gpu.is_some()),
         ];
@@ -94,7 +96,7 @@ impl DeviceOptions {
             },
             named: names.filter(|names| !none && !is(names, "auto")),
             main: args.main_gpu,
-            budgets: args.vram_budget.clone(),
+            budgets,
             wishes: Wishes {
                 whole_layers,
                 cache_on_cpu: args.no_kv_offload,

@@ -4,12 +4,14 @@ use super::Combination;
 use super::facts::Facts;
 use super::plot::Plot;
 use crate::bench::{Difference, difference, rounding_bound};
-use crate::cli::command::engine::Machine;
+use crate::cli::command::engine::{Beside, Machine};
 use crate::cli::config::BenchOptions;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::write_file;
 use crate::cli::terminal::Terminal;
 use crate::model::Model;
+use crate::placement::Placement;
+use hal::Bytes;
 use std::collections::BTreeSet;
 
 /// Finds out what is missing before anything is measured.
@@ -27,15 +29,39 @@ pub(super) fn check_places(options: &BenchOptions, terminal: &Terminal) -> Resul
     Ok(())
 }
 
+/// An engine and its logits.
+#[derive(Debug)]
+pub(super) struct Checked {
+    pub(super) combination: Combination,
+    /// What it is called.
+    pub(super) label: String,
+    /// Its devices, by name.
+    pub(super) devices: Vec<String>,
+    pub(super) placement: Placement,
+    pub(super) logits: Vec<f32>,
+}
+
+impl Checked {
+    /// Whether the same is computed in the same places, in steps of the same length, by as many threads.
+    fn is_run_like(&self, other: &Checked) -> bool {
+        let steps = |one: &Checked| {
+            let Combination { threads, n_batch, n_ubatch, .. } = one.combination;
+            (threads, n_ubatch.min(n_batch))
+        };
+        let there = |one: &Checked| (one.devices.clone(), one.placement.clone());
+        steps(self) == steps(other) && there(self) == there(other)
+    }
+}
+
 /// What is known of the engines so far.
 #[derive(Debug)]
 pub(super) struct Comparison<'a> {
     options: &'a BenchOptions,
     pub(super) plot: Plot,
-    /// Logits of the first engine of a model with these formats of the cache, and what it is called.
-    first: Vec<(Combination, String, Vec<f32>)>,
-    /// Backends of which all budgets are the CPU alone, of the model at hand.
-    on_cpu: BTreeSet<(Option<&'static str>, String)>,
+    /// The first engine of a model for each pair of formats of the cache.
+    first: Vec<Checked>,
+    /// Backends with the limits of their devices that were measured, of the model at hand, and what else differed.
+    measured: BTreeSet<(Option<&'static str>, Vec<(String, Bytes)>, String)>,
     /// The models, for the picture's title.
     titles: Vec<String>,
     /// Engines that were compared with another.
@@ -50,7 +76,7 @@ impl<'a> Comparison<'a> {
             options,
             plot: Plot::default(),
             first: Vec::new(),
-            on_cpu: BTreeSet::new(),
+            measured: BTreeSet::new(),
             titles: Vec::new(),
             n_compared: 0,
             apart: Vec::new(),
@@ -60,14 +86,31 @@ impl<'a> Comparison<'a> {
     /// What follows is another model.
     pub(super) fn next_model(&mut self) {
         self.first.clear();
-        self.on_cpu.clear();
+        self.measured.clear();
     }
 
-    /// Whether this was measured already: without a device, every budget of a backend is the same.
-    pub(super) fn is_the_same(&mut self, machine: &Machine, combination: Combination) -> bool {
+    /// Whether this was measured already, which is said: budgets beyond a device's memory are the same limit. Without a
+    /// device, every budget of a backend is the same.
+    pub(super) fn is_the_same(
+        &mut self,
+        machine: &Machine,
+        combination: Combination,
+        terminal: &Terminal,
+    ) -> bool {
         let place = &self.options.places[combination.place];
         let others = Combination { place: 0, ..combination };
-        machine.others.is_empty() && !self.on_cpu.insert((place.backend, format!("{others:?}")))
+        let limit = |other: &Beside| (other.candidate.name.clone(), other.budget);
+        let limits: Vec<_> = machine.others.iter().map(limit).collect();
+        let told: Vec<_> =
+            limits.iter().map(|(name, budget)| format!("{budget} on {name}")).collect();
+        let is_new = self.measured.insert((place.backend, limits, format!("{others:?}")));
+        if !is_new && !told.is_empty() {
+            let told = told.join(", ");
+            terminal.note(&format!(
+                "a budget that comes to the same as one before ({told}) is left out"
+            ));
+        }
+        !is_new
     }
 
     /// Takes down that a model is measured.
@@ -80,7 +123,10 @@ impl<'a> Comparison<'a> {
     /// A name for an engine that tells it from the others of this run.
     pub(super) fn label(&self, facts: &Facts) -> String {
         let mut label = facts.backends();
-        if let Some(budget) = facts.devices.budget {
+        if facts.devices.names.is_empty() && !facts.devices.empty.is_empty() {
+            label += &format!(", nothing on {}", facts.devices.empty.join(","));
+        }
+        if let Some(budget) = &facts.devices.budgets {
             label += &format!(" within {budget}");
         }
         if self.options.threads.len() > 1 {
@@ -101,29 +147,30 @@ impl<'a> Comparison<'a> {
     /// Compares the logits of an engine with those of the first one, and says what came out.
     pub(super) fn logits(
         &mut self,
-        label: &str,
+        checked: Checked,
         model: &Model,
-        logits: Vec<f32>,
-        combination: Combination,
         terminal: &Terminal,
     ) -> Option<f64> {
-        let of = |other: &Combination| {
-            (other.type_k, other.type_v) == (combination.type_k, combination.type_v)
-        };
-        let Some((_, first, expected)) = self.first.iter().find(|(other, ..)| of(other)) else {
-            self.first.push((combination, label.to_owned(), logits));
+        let formats = |one: &Checked| (one.combination.type_k, one.combination.type_v);
+        let mut before = self.first.iter();
+        let Some(first) = before.find(|first| formats(first) == formats(&checked)) else {
+            self.first.push(checked);
             return None;
         };
-        if first == label {
+        let (label, expected) = (&checked.label, &first.logits);
+        if first.is_run_like(&checked) {
             terminal.note(&format!(
-                "nothing of the model is on a device ({label}), so there is nothing to compare"
+                "{label} and {} have everything in the same places, so there is nothing to compare",
+                first.label
             ));
             return None;
         }
-        let Difference { largest, n, n_same } = difference(expected, &logits, model.n_vocab());
+        let Difference { largest, n, n_same } =
+            difference(expected, &checked.logits, model.n_vocab());
         let (bound, why) = rounding_bound(model);
         let told = format!(
-            "the logits of {label} differ from those of {first} by {largest:.1e} of their spread at most, the most probable token is the same at {n_same} of {n} positions"
+            "the logits of {label} differ from those of {} by {largest:.1e} of their spread at most, the most probable token is the same at {n_same} of {n} positions",
+            first.label
         );
         self.n_compared += 1;
         terminal.note(&format!("{told}; rounding explains {bound:.0e} ({why})"));
@@ -144,7 +191,7 @@ impl<'a> Comparison<'a> {
         }
         match &self.apart[..] {
             [] if self.options.check && self.n_compared == 0 => {
-                let message = "--check had nothing to compare: nothing of the model was on a device beside the CPU";
+                let message = "--check had nothing to compare: no two ways to run the model differ in what is on which device";
                 Err(Failure::new(Exit::Failed, message))
             }
             [] => Ok(()),

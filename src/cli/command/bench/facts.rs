@@ -9,7 +9,7 @@ use crate::cli::config::processor::Processor;
 use crate::engine::Engine;
 use crate::model::Model;
 use crate::placement::CPU;
-use hal::Bytes;
+use hal::{Bytes, Device};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -68,9 +68,14 @@ pub(super) struct DeviceFacts {
     pub(super) descriptions: Vec<String>,
     /// Their names.
     pub(super) names: Vec<String>,
-    /// What may be used, the drivers' part included; `None` without a limit.
+    /// Those that could be used and nothing is on.
+    pub(super) empty: Vec<String>,
+    /// What may be used of all of them together, the drivers' part included, whether or not something is there; `None`
+    /// without a limit.
     pub(super) budget: Option<Bytes>,
-    /// The most that was booked at once, by device.
+    /// The same of each, for people.
+    pub(super) budgets: Option<String>,
+    /// The most that was booked at once, by device, and what is left to its driver.
     pub(super) used: Vec<Bytes>,
     /// Layers there, whole or split.
     pub(super) n_layers: usize,
@@ -90,14 +95,20 @@ impl DeviceFacts {
             layers.chain([placement.embed, placement.head]).any(|home| home == number)
         };
         let all = engine.devices().iter().enumerate().skip(1);
-        let (numbers, devices): (Vec<_>, Vec<_>) = all.filter(|(number, _)| used(*number)).unzip();
-        let budgets: Bytes = numbers.iter().map(|number| machine.others[number - 1].budget).sum();
+        let (there, empty): (Vec<_>, Vec<_>) = all.partition(|(number, _)| used(*number));
+        let reserve = |number: usize| machine.others[number - 1].reserve();
+        let taken = there.iter().map(|(number, device)| device.ledger().peak() + reserve(*number));
+        let taken = taken.collect();
+        let devices: Vec<_> = there.into_iter().map(|(_, device)| device).collect();
+        let name = |device: &Device| device.info().name.clone();
         let n_layers = engine.placement().layers.iter().filter(|layer| layer.home != CPU).count();
         Self {
             descriptions: devices.iter().map(|d| d.info().description.clone()).collect(),
-            names: devices.iter().map(|d| d.info().name.clone()).collect(),
-            budget: Some(budgets).filter(|sum| !devices.is_empty() && *sum != Bytes::MAX),
-            used: devices.iter().map(|device| device.ledger().peak()).collect(),
+            names: devices.iter().copied().map(name).collect(),
+            empty: empty.into_iter().map(|(_, device)| name(device)).collect(),
+            budget: machine.budget(),
+            budgets: machine.budgets(),
+            used: taken,
             n_layers,
             hot_fraction: engine.forecast().filter(|_| n_layers > 0).map(|f| f.off_cpu),
             main: wanted.main.unwrap_or(0),

@@ -113,9 +113,7 @@ impl Columns {
 /// What the comparison of backends and budgets is about.
 fn device_columns(check: bool) -> Vec<Column> {
     let mut columns = vec![
-        right("budget", 10, |row| {
-            row.facts.devices.budget.map_or_else(String::new, |budget| budget.to_string())
-        }),
+        right("budget", 10, |row| row.facts.devices.budgets.clone().unwrap_or_default()),
         left("memory by device", 34, |row| {
             let bytes = row.facts.device_bytes(row.ram_used).into_iter();
             bytes.map(|(name, bytes)| format!("{name} {bytes}")).collect::<Vec<_>>().join(", ")

@@ -18,7 +18,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use crate::devices;
 use crate::engine::{Engine, EngineOptions};
-use compare::Comparison;
+use compare::{Checked, Comparison};
 use facts::Facts;
 use hal::Bytes;
 use report::Report;
@@ -197,7 +197,7 @@ impl Bench<'_> {
         let wanted = Some(ContextSize::Tokens(n_ctx));
         let n_ctx = engine::fixed_context(wanted, &opened.model, self.terminal);
         let machine = Machine::new(&model_options, self.terminal)?;
-        if self.comparison.is_the_same(&machine, combination) {
+        if self.comparison.is_the_same(&machine, combination, self.terminal) {
             return Ok(());
         }
         let n_threads = machine.n_threads;
@@ -223,9 +223,15 @@ impl Bench<'_> {
         self.comparison.names(&facts);
         if self.options.check {
             let flag = self.interrupt.flag();
-            let logits = bench::logits(&mut engine, &text, flag)?;
-            let (model, terminal) = (&opened.model, self.terminal);
-            facts.difference = self.comparison.logits(&label, model, logits, combination, terminal);
+            let logits = bench::logits(&mut engine, self.compared(&text), flag)?;
+            let checked = Checked {
+                combination,
+                label: label.clone(),
+                devices: facts.devices.names.clone(),
+                placement: engine.placement().clone(),
+                logits,
+            };
+            facts.difference = self.comparison.logits(checked, &opened.model, self.terminal);
         }
         self.trace.watch(&mut engine, &label);
         for test in self.tests.clone() {
@@ -262,6 +268,13 @@ impl Bench<'_> {
         let row = Row { facts, test, measured, time, ram_used: ram_used(engine) };
         self.comparison.plot.add(&self.comparison.label(facts), &row);
         self.report.row(&row)
+    }
+
+    /// What `--check` feeds every engine: the longest step of any of them, so that the same positions are compared.
+    fn compared<'t>(&self, text: &'t [u32]) -> &'t [u32] {
+        let steps = combinations(self.options).into_iter();
+        let longest = steps.map(|one| one.n_ubatch.min(one.n_batch).get() as usize).max();
+        &text[..longest.unwrap_or(0).max(bench::AGAIN).min(text.len())]
     }
 
     fn n_tests(&self) -> usize {
@@ -302,10 +315,10 @@ impl Bench<'_> {
     }
 }
 
-/// Memory of the process for the model: what the engine booked, and the file.
+/// What the CPU holds of the model, as `plan` tells it.
 fn ram_used(engine: &Engine) -> Bytes {
-    let booked: Bytes = engine.devices().iter().take(1).map(|cpu| cpu.ledger().peak()).sum();
-    booked + Bytes(engine.model().file.size_bytes())
+    let (model, devices) = (engine.model(), engine.devices());
+    crate::engine::host_bytes(model, devices, engine.options(), engine.placement()).all.total()
 }
 
 fn cannot_make(error: &crate::synthetic::Error) -> Failure {

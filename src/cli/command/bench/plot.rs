@@ -3,15 +3,18 @@
 
 use super::facts::Facts;
 use super::row::Row;
-use crate::cli::svg::{Picture, color};
+use crate::cli::svg::{Picture, TEXT, TITLE, color, fitted, width_of};
 
-const LEFT: f64 = 250.0;
 const WIDE: f64 = 420.0;
-const RIGHT: f64 = 230.0;
+/// The most that labels and values take beside the bars.
+const BESIDE: f64 = 480.0;
+const SPACE: f64 = 8.0;
 const ROW: f64 = 16.0;
 const GAP: f64 = 5.0;
 /// Around a panel.
 const HEAD: f64 = 34.0;
+/// Title and legend.
+const TOP: f64 = 56.0;
 const GRAY: &str = "#b8b8b8";
 
 /// One bar, of several pieces beside one another.
@@ -31,6 +34,8 @@ struct Panel {
 /// What is drawn in the end.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plot {
+    /// Devices beside the CPU by name, in the order of their colours.
+    devices: Vec<String>,
     tests: Vec<Panel>,
     first: Vec<Bar>,
     waits: Vec<Bar>,
@@ -42,6 +47,15 @@ fn bar(label: &str, pieces: Vec<(f64, &'static str)>, value: String) -> Bar {
 }
 
 impl Plot {
+    /// The number of a device's colour, the same in all bars; 0 is the CPU's.
+    fn number(&mut self, name: &str) -> usize {
+        let at = self.devices.iter().position(|other| other == name).unwrap_or_else(|| {
+            self.devices.push(name.to_owned());
+            self.devices.len() - 1
+        });
+        at + 1
+    }
+
     /// Adds a test of the engine that is called `label`.
     pub(super) fn add(&mut self, label: &str, row: &Row<'_>) {
         let test = row.test.to_string();
@@ -51,16 +65,17 @@ impl Plot {
             self.tests.len() - 1
         });
         let (mean, deviation) = row.rate();
-        let on_devices = usize::from(!row.facts.devices.names.is_empty());
+        // Of several devices, the first.
+        let device = row.facts.devices.names.first().map_or(0, |name| self.number(name));
         let value = format!("{mean:.2} ± {deviation:.2}");
-        self.tests[at].bars.push(bar(label, vec![(mean, color(on_devices))], value));
+        self.tests[at].bars.push(bar(label, vec![(mean, color(device))], value));
         let named = format!("{label}, {test}");
         if let Some(ttft) = row.ttft() {
             let ms = ttft as f64 / 1e6;
-            self.first.push(bar(&named, vec![(ms, color(on_devices))], format!("{ms:.1} ms")));
+            self.first.push(bar(&named, vec![(ms, color(device))], format!("{ms:.1} ms")));
         }
         if let Some([cpu, devices]) = row.measured.neurons.waits.shares() {
-            for (who, share, device) in [("the CPU", cpu, 0), ("devices", devices, 1)] {
+            for (who, share, device) in [("the CPU", cpu, 0), ("devices", devices, device)] {
                 let value = format!("{who}: {:.0} %", 100.0 * share);
                 let pieces = vec![(share, color(device)), (1.0 - share, "#eeeeee")];
                 self.waits.push(bar(&named, pieces, value));
@@ -71,8 +86,11 @@ impl Plot {
     /// Adds what the engine that is called `label` takes.
     pub(super) fn engine(&mut self, label: &str, facts: &Facts, ram: hal::Bytes) {
         let bytes = facts.device_bytes(ram);
-        let pieces = bytes.iter().enumerate();
-        let pieces = pieces.map(|(i, (_, bytes))| (bytes.0 as f64, color(i))).collect();
+        let pieces = bytes.iter().enumerate().map(|(i, (name, bytes))| {
+            let number = if i == 0 { 0 } else { self.number(name) };
+            (bytes.0 as f64, color(number))
+        });
+        let pieces = pieces.collect();
         let texts: Vec<_> = bytes.iter().map(|(name, bytes)| format!("{name} {bytes}")).collect();
         self.memory.push(bar(label, pieces, texts.join(", ")));
     }
@@ -87,32 +105,54 @@ impl Plot {
         panels.push(panel("memory by device", &self.memory));
         panels.retain(|panel| !panel.bars.is_empty());
         let high = |panel: &Panel| HEAD + panel.bars.len() as f64 * (ROW + GAP);
-        let height = 48.0 + panels.iter().map(high).sum::<f64>() + 16.0;
-        let mut out = Picture::new(LEFT + WIDE + RIGHT, height);
-        out.text((12.0, 26.0), "font-size=\"15\"", title);
-        let mut y = 48.0;
+        let height = TOP + panels.iter().map(high).sum::<f64>() + 16.0;
+        let widest = |text: fn(&Bar) -> &str| {
+            let bars = panels.iter().flat_map(|panel| &panel.bars);
+            bars.map(|bar| width_of(text(bar), TEXT)).fold(0.0, f64::max).min(BESIDE)
+        };
+        let left = widest(|bar| &bar.label) + 2.0 * SPACE;
+        let width = left + WIDE + widest(|bar| &bar.value) + 2.0 * SPACE;
+        let mut out = Picture::new(width, height);
+        let title = fitted(title, TITLE, width - 24.0);
+        out.text((12.0, 26.0), &format!("font-size=\"{TITLE}\""), &title);
+        self.legend(&mut out);
+        let mut y = TOP;
         for panel in &panels {
-            draw(&mut out, panel, y);
+            draw(&mut out, panel, left, y);
             y += high(panel);
         }
         out.finish()
     }
+
+    /// Which colour is which device's.
+    fn legend(&self, out: &mut Picture) {
+        let mut x = 12.0;
+        let names = ["CPU"].into_iter().chain(self.devices.iter().map(String::as_str));
+        for (number, name) in names.enumerate() {
+            out.bar((x, 40.0, 12.0, 10.0), color(number));
+            let name = fitted(name, TEXT, 160.0);
+            out.text((x + 17.0, 49.0), "", &name);
+            x += 17.0 + width_of(&name, TEXT) + 2.0 * SPACE;
+        }
+    }
 }
 
-fn draw(out: &mut Picture, panel: &Panel, top: f64) {
-    out.text((LEFT, top + HEAD - 12.0), "font-size=\"13\"", &panel.title);
+fn draw(out: &mut Picture, panel: &Panel, left: f64, top: f64) {
+    out.text((left, top + HEAD - 12.0), "font-size=\"13\"", &panel.title);
     let length = |bar: &Bar| bar.pieces.iter().map(|(length, _)| length).sum::<f64>();
     let most = panel.bars.iter().map(length).fold(f64::MIN_POSITIVE, f64::max);
     for (i, bar) in panel.bars.iter().enumerate() {
         let y = top + HEAD + i as f64 * (ROW + GAP);
-        out.text((LEFT - 8.0, y + ROW - 4.0), "text-anchor=\"end\"", &bar.label);
-        out.bar((LEFT, y, 1.0, ROW), GRAY);
-        let mut x = LEFT;
+        let label = fitted(&bar.label, TEXT, BESIDE);
+        out.text((left - SPACE, y + ROW - 4.0), "text-anchor=\"end\"", &label);
+        out.bar((left, y, 1.0, ROW), GRAY);
+        let mut x = left;
         for (length, color) in &bar.pieces {
             let width = WIDE * length / most;
             out.bar((x, y, width, ROW), color);
             x += width;
         }
-        out.text((x + 6.0, y + ROW - 4.0), "fill=\"#555\"", &bar.value);
+        let value = fitted(&bar.value, TEXT, BESIDE);
+        out.text((x + SPACE, y + ROW - 4.0), "fill=\"#555\"", &value);
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct Row<'a> {
     pub(super) measured: Measured,
     /// When it began.
     pub(super) time: SystemTime,
-    /// Memory of the process for the model: what the engine booked, and the file.
+    /// What the CPU holds of the model: what is allocated, and what is read of the file where it lies.
     pub(super) ram_used: Bytes,
 }
 

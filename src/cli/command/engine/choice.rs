@@ -130,11 +130,20 @@ pub(super) fn tell_dropped(wanted: &DeviceOptions, terminal: &Terminal) {
     }
 }
 
+/// Why nothing of a device is used where the user sets no budget.
+pub(super) fn too_little(name: &str, memory: MemoryReport) -> String {
+    let known = memory.free.or(memory.total).unwrap_or_default();
+    format!(
+        "{name}: of {known} of memory nothing is left to use, since {MARGIN} are left free for others; --vram-budget sets how much may be used"
+    )
+}
+
 pub(super) fn check_number(wanted: &DeviceOptions, n_devices: usize) -> Result<(), Failure> {
     let n = wanted.budgets.len();
     match n > 1 && n_devices > 0 && n != n_devices {
         true => {
-            Err(Failure::usage(format!("--vram-budget has {n} values for {n_devices} devices")))
+            let devices = if n_devices == 1 { "device" } else { "devices" };
+            Err(Failure::usage(format!("--vram-budget has {n} values for {n_devices} {devices}")))
         }
         false => Ok(()),
     }

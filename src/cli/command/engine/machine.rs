@@ -1,7 +1,7 @@
 //! The CPU and the devices beside it: chosen, opened, with a budget, measured.
 
 use super::assumed::AssumedSpeed;
-use super::choice::{budget, check_number, choose, tell_dropped, tell_missing};
+use super::choice::{budget, check_number, choose, tell_dropped, tell_missing, too_little};
 use super::speeds::Speeds;
 use crate::bench::Shape;
 use crate::cli::config::device::DeviceOptions;
@@ -129,9 +129,10 @@ impl Machine {
             tell_missing(wanted, &missing, terminal);
         }
         tell_dropped(wanted, terminal);
+        let mut opened = Vec::new();
         for candidate in chosen {
             match candidate.open() {
-                Ok(backend) => machine.add(candidate, backend, wanted, terminal)?,
+                Ok(backend) => opened.push((candidate, backend)),
                 Err(error) if wanted.named.is_some() => {
                     let message = format!("device '{}' cannot be used", candidate.name);
                     return Err(Failure::new(Exit::BackendMissing, message).caused_by(&error));
@@ -141,7 +142,10 @@ impl Machine {
                 }
             }
         }
-        check_number(wanted, machine.n_chosen)?;
+        check_number(wanted, opened.len())?;
+        for (candidate, backend) in opened {
+            machine.add(candidate, backend, wanted, terminal)?;
+        }
         Ok(machine)
     }
 
@@ -185,15 +189,21 @@ impl Machine {
         let any = DeviceOptions { backend: None, ..wanted.clone() };
         let found = named.iter().map(|(candidate, _)| candidate.clone()).collect();
         tell_dropped(wanted, terminal);
-        for candidate in choose(&any, found, &[])? {
+        let chosen = choose(&any, found, &[])?;
+        check_number(wanted, chosen.len())?;
+        for candidate in chosen {
             let speed = named.iter().find(|(c, _)| c.name == candidate.name).map(|(_, s)| *s);
             let opened = candidate.open();
             let backend = opened.map_err(|error| Failure::usage(error.to_string()))?;
             let before = machine.others.len();
+            let (memory, name) = (backend.memory().unwrap_or_default(), &candidate.name);
+            if wanted.budgets.is_empty() && budget(None, memory, name, terminal)? == Bytes(0) {
+                let message = format!("--assume: {}", too_little(name, memory));
+                return Err(Failure::usage(message));
+            }
             machine.add(candidate, backend, wanted, terminal)?;
             machine.others[before..].iter_mut().for_each(|other| other.assumed = speed);
         }
-        check_number(wanted, machine.n_chosen)?;
         Ok(machine)
     }
 
@@ -217,8 +227,8 @@ impl Machine {
         });
         let budget = budget(given, memory, &candidate.name, terminal)?;
         if budget == Bytes(0) {
-            if !matches!(given, Some(Budget::Bytes(0))) {
-                terminal.note(&format!("{}: too little memory is free to use it", candidate.name));
+            if matches!(given, None | Some(Budget::Auto)) {
+                terminal.note(&too_little(&candidate.name, memory));
             }
             return Ok(());
         }
@@ -233,6 +243,22 @@ impl Machine {
     /// The engine's list.
     pub(crate) fn devices(&self) -> Vec<Device> {
         [&self.cpu].into_iter().chain(self.others.iter().map(|o| &o.device)).cloned().collect()
+    }
+
+    /// What may be used of all devices together, drivers' parts included; `None` without a device or a limit.
+    pub(crate) fn budget(&self) -> Option<Bytes> {
+        let sum: Bytes = self.others.iter().map(|other| other.budget).sum();
+        Some(sum).filter(|sum| self.n_chosen > 0 && *sum != Bytes::MAX)
+    }
+
+    /// The same for people, one after the other where there are several.
+    pub(crate) fn budgets(&self) -> Option<String> {
+        let budgets: Vec<Bytes> = self.others.iter().map(|other| other.budget).collect();
+        match &budgets[..] {
+            [] => self.budget().map(|none| none.to_string()),
+            all if all.contains(&Bytes::MAX) => None,
+            all => Some(all.iter().map(Bytes::to_string).collect::<Vec<_>>().join(":")),
+        }
     }
 
     /// One line on where the model goes and what is expected of it.

@@ -12,7 +12,7 @@ mod speeds;
 mod trace;
 
 pub(crate) use learned::{add as with_learned, is_learnt};
-pub(crate) use machine::{Machine, NO_PROFILE, known_uses};
+pub(crate) use machine::{Beside, Machine, NO_PROFILE, known_uses};
 pub(crate) use memory::Need;
 pub(crate) use trace::Trace;
 

@@ -25,10 +25,10 @@ pub(super) fn report(report: &Report) -> Value {
         "devices": devices(report),
         "layers": layers(report),
         "alternatives": {
-            "whole_layers": alternative(&report.whole_layers),
-            "fastest_tokens": alternative(&report.for_tokens),
-            "cpu_alone": alternative(&report.cpu_alone),
-            "no_limit": alternative(&report.all_fits),
+            "whole_layers": alternative(report, &report.whole_layers),
+            "fastest_tokens": alternative(report, &report.for_tokens),
+            "cpu_alone": alternative(report, &report.cpu_alone),
+            "no_limit": alternative(report, &report.all_fits),
         },
         "exchange": report.exchange.map(|needs| json!({
             "layers": needs.n_layers,
@@ -43,15 +43,17 @@ pub(super) fn report(report: &Report) -> Value {
     })
 }
 
-fn alternative(forecast: &Forecast) -> Value {
-    let bytes: u64 = forecast.devices.iter().map(|bytes| bytes.total().0).sum();
+/// `device_bytes` are the budgets that it takes: what is left to drivers is among them.
+fn alternative(report: &Report, forecast: &Forecast) -> Value {
+    let bytes = report.budget_of(forecast).0;
     json!({ "tokens_per_second": forecast.rate(), "device_bytes": bytes })
 }
 
 fn devices(report: &Report) -> Vec<Value> {
-    let each = report.devices.iter().zip(&report.forecast.devices).map(|(device, bytes)| {
-        let speed = &device.speed;
-        let mut value = json!({
+    let each = report.devices.iter().enumerate().map(|(number, device)| {
+        let (speed, bytes) = (&device.speed, &report.held.devices[number]);
+        let unused = report.unused(number);
+        json!({
             "name": device.name,
             "description": device.description,
             "bytes_per_second": speed.dense,
@@ -60,25 +62,20 @@ fn devices(report: &Report) -> Vec<Value> {
             "op_seconds": speed.op,
             "prompt_bytes_per_second": speed.prompt,
             "upload_bytes_per_second": speed.upload,
-        });
-        let more = match device.on_cpu {
-            Some(on_cpu) => json!({ "used": on_cpu.0 }),
-            None => json!({
-                "budget": device.budget.map(|budget| budget.0),
-                "used": bytes.total().0 + device.reserve.0,
-                "attention": bytes.frames.0,
-                "cache": bytes.cache.0,
-                "neurons": bytes.neurons.0,
-                "hand_offs": bytes.hand_offs.0,
-                "ends": bytes.ends.0,
-                "scratch": bytes.scratch.0,
-                "driver": device.reserve.0,
-            }),
-        };
-        if let (Some(value), Value::Object(more)) = (value.as_object_mut(), more) {
-            value.extend(more);
-        }
-        value
+            "budget": device.budget.map(|budget| budget.0),
+            // The sum of what follows. On the CPU what is read of the file where it lies is among it.
+            "used": report.used(number).0,
+            "attention": bytes.frames.0,
+            "cache": bytes.cache.0,
+            "neurons": bytes.neurons.0,
+            "hand_offs": bytes.hand_offs.0,
+            "embedding": bytes.embed.0,
+            "head": (bytes.ends - bytes.embed).0,
+            "scratch": bytes.scratch.0,
+            "driver": device.reserve.0,
+            "unused": unused.as_ref().map(|(left, _)| left.0),
+            "unused_because": unused.map(|(_, why)| why),
+        })
     });
     each.collect()
 }
@@ -86,7 +83,8 @@ fn devices(report: &Report) -> Vec<Value> {
 fn layers(report: &Report) -> Vec<Value> {
     let forecast = &report.forecast;
     let n_ff = report.model.hyper.n_ff;
-    let each = forecast.placement.layers.iter().zip(&forecast.layers).map(|(placed, layer)| {
+    let all = forecast.placement.layers.iter().zip(&forecast.layers).zip(&report.held.layers);
+    let each = all.map(|((placed, layer), bytes)| {
         let kind = match (placed.home, placed.is_split()) {
             (CPU, _) => "cpu",
             (_, true) => "split",
@@ -103,9 +101,10 @@ fn layers(report: &Report) -> Vec<Value> {
             "home": report.device(placed.home),
             "neurons": shares,
             "used_neurons_off_cpu": layer.off_cpu,
-            "attention_bytes": layer.frame.0,
-            "cache_bytes": layer.cache.0,
-            "neuron_bytes": layer.neurons.0,
+            "attention_bytes": bytes.frame.0,
+            "cache_bytes": bytes.cache.0,
+            "neuron_bytes": bytes.neurons.0,
+            "cpu_neuron_bytes": bytes.neurons_on_cpu.0,
             "seconds": layer.time.total(),
             "seconds_attention": layer.time.frame,
             "seconds_neurons_home": layer.time.home,

@@ -1,6 +1,7 @@
 //! `thermocline plan`: where a model would be, what that takes, how fast it would be, and why. Nothing is loaded; it
 //! is the plan that `run`, `bench` and all else follow.
 
+mod held;
 mod json;
 mod prompts;
 mod svg;
@@ -17,6 +18,7 @@ use crate::placement::{
     Forecast, LayerPlacement, Speed, Wishes, exchange, plan, plan_for_tokens, plan_whole_layers,
 };
 use hal::Bytes;
+use held::Held;
 use std::sync::Arc;
 
 /// Prints the plan.
@@ -54,6 +56,8 @@ struct Report {
     density: Option<f64>,
     devices: Vec<Device>,
     forecast: Forecast,
+    /// What is where, in bytes.
+    held: Held,
     /// Whole layers only, with the same budgets.
     whole_layers: Forecast,
     /// The fastest tokens with the same budgets, however slow prompts are.
@@ -81,8 +85,8 @@ struct Device {
     budget: Option<Bytes>,
     /// What is left to its driver.
     reserve: Bytes,
-    /// Bytes of weights, cache and scratch here, where this is the CPU.
-    on_cpu: Option<Bytes>,
+    /// The same, were the budget large enough.
+    driver: Bytes,
 }
 
 impl Report {
@@ -135,11 +139,14 @@ impl Report {
         let exchange =
             crate::engine::exchange_needs(&model, &machine.devices(), &settings, &forecast);
         notes.extend(exchange.map(follows));
+        let placement = &forecast.placement;
+        let host = crate::engine::host_bytes(&model, &machine.devices(), &settings, placement);
         Ok(Report {
             n_ctx,
             n_past: crate::engine::assumed_past(&settings),
             density: skips.then(|| density(&settings.placing)),
-            devices: devices(machine, need.total(), &settings.placing),
+            devices: devices(machine, &settings.placing),
+            held: Held::new(&task, &forecast, host),
             whole_layers: plan_whole_layers(&task),
             for_tokens: plan_for_tokens(&task),
             cpu_alone: with(Bytes(0)),
@@ -166,9 +173,16 @@ impl Report {
         self.devices.get(number).map_or("", |device| &device.name)
     }
 
+    /// The budgets that `forecast` takes, all devices together, what is left to the drivers of those it uses included.
+    fn budget_of(&self, forecast: &Forecast) -> Bytes {
+        let all = self.devices.iter().zip(&forecast.devices);
+        let used = all.map(|(device, bytes)| (device.driver, bytes.total()));
+        used.filter(|(_, here)| *here > Bytes(0)).map(|(driver, here)| driver + here).sum()
+    }
+
     /// What decides the speed, in sentences.
     fn why(&self) -> Vec<String> {
-        let rate = |forecast: &Forecast| format!("{:.1} tokens/s", forecast.rate());
+        let rate = |forecast: &Forecast| format!("{} tokens/s", shown_rate(forecast.rate(), 1));
         let Forecast { seconds, parts, placement, .. } = &self.forecast;
         let mut why = Vec::new();
         if self.devices.len() == 1 {
@@ -211,14 +225,29 @@ impl Report {
             rate(&self.cpu_alone)
         ));
         if more_helps {
-            let needed: Bytes = self.all_fits.devices.iter().map(|bytes| bytes.total()).sum();
             why.push(format!(
-                "with {needed} of device memory it would be {}",
+                "with {} of device memory it would be {}",
+                shown_whole(self.budget_of(&self.all_fits)),
                 rate(&self.all_fits)
             ));
         }
         why
     }
+}
+
+/// A rate with so many decimals, or with as many more as two digits of a small one take.
+fn shown_rate(rate: f64, decimals: usize) -> String {
+    let wanted = if rate > 0.0 { (1.0 - rate.log10().floor()).clamp(0.0, 9.0) as usize } else { 0 };
+    format!("{rate:.*}", decimals.max(wanted))
+}
+
+/// The least amount that is not less and that two decimals show whole: what is read off is enough.
+fn shown_whole(bytes: Bytes) -> Bytes {
+    let units = std::iter::successors(Some(1u64), |unit| unit.checked_mul(1024));
+    let unit = units.take_while(|unit| *unit <= bytes.0).last().unwrap_or(1);
+    let hundredths = (u128::from(bytes.0) * 100).div_ceil(u128::from(unit));
+    let whole = (hundredths * u128::from(unit)).div_ceil(100);
+    Bytes(u64::try_from(whole).unwrap_or(u64::MAX))
 }
 
 /// What it means that the hot set follows the text.
@@ -279,15 +308,15 @@ fn density(placing: &Placing) -> f64 {
     sum / f64::from(n.max(1))
 }
 
-/// The devices, the CPU with the bytes that it needs first.
-fn devices(machine: &Machine, on_cpu: Bytes, placing: &Placing) -> Vec<Device> {
+/// The devices, the CPU first.
+fn devices(machine: &Machine, placing: &Placing) -> Vec<Device> {
     let cpu = Device {
         name: machine.cpu.info().name.clone(),
         description: machine.cpu.info().description.clone(),
         speed: placing.speed(0),
         budget: None,
         reserve: Bytes(0),
-        on_cpu: Some(on_cpu),
+        driver: Bytes(0),
     };
     let others = machine.others.iter().enumerate().map(|(i, other)| Device {
         name: other.candidate.name.clone(),
@@ -295,7 +324,32 @@ fn devices(machine: &Machine, on_cpu: Bytes, placing: &Placing) -> Vec<Device> {
         speed: placing.speed(i + 1),
         budget: Some(other.budget).filter(|budget| *budget != Bytes::MAX),
         reserve: other.reserve(),
-        on_cpu: None,
+        driver: other.candidate.reserve,
     });
     [cpu].into_iter().chain(others).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_rates_keep_two_digits() {
+        let shown = [1234.5, 12.34, 7.12, 0.4321, 0.004567].map(|rate| shown_rate(rate, 0));
+        assert_eq!(shown, ["1234", "12", "7.1", "0.43", "0.0046"]);
+        let shown = [1234.56, 7.12, 0.4321, 0.0, f64::INFINITY].map(|rate| shown_rate(rate, 1));
+        assert_eq!(shown, ["1234.6", "7.1", "0.43", "0.0", "inf"]);
+    }
+
+    #[test]
+    fn what_is_shown_is_enough() {
+        let shown = |bytes| shown_whole(Bytes(bytes));
+        assert_eq!([shown(0), shown(7), shown(1 << 20)], [Bytes(0), Bytes(7), Bytes(1 << 20)]);
+        for bytes in [(1 << 20) + 1, 79_306_752, (3 << 30) + 12_345_678] {
+            let found = shown(bytes);
+            let read = crate::cli::parse::budget(&found.to_string()).unwrap();
+            let crate::cli::parse::Budget::Bytes(read) = read else { panic!("{found}") };
+            assert!(found.0 >= bytes && read + 1 >= bytes && read - bytes < bytes / 64, "{found}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! What the plan says of prompts: how fast, and whether the CPU's neurons come to devices for them.
 
-use super::Report;
+use super::{Report, shown_rate};
 use crate::placement::{CPU, Forecast, StreamFacts, Task};
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ const STAYS: &str =
 
 /// Tokens a second of a forecast's prompts, for people.
 fn rate(forecast: &Forecast) -> String {
-    forecast.prompt_rate().map_or_else(|| "?".to_owned(), |rate| format!("{rate:.0}"))
+    forecast.prompt_rate().map_or_else(|| "?".to_owned(), |rate| shown_rate(rate, 0))
 }
 
 /// The part of its time that a token takes longer for the sake of prompts, where that is noticed.
@@ -62,9 +62,9 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     }
     if let Some(more) = paid(report) {
         lines.push(format!(
-            "for its prompts a token takes {:.1} % longer than it could: the fastest tokens, {:.1} a second, would come with prompts of about {} tokens/s",
+            "for its prompts a token takes {:.1} % longer than it could: the fastest tokens, {} a second, would come with prompts of about {} tokens/s",
             100.0 * more,
-            report.for_tokens.rate(),
+            shown_rate(report.for_tokens.rate(), 1),
             rate(&report.for_tokens)
         ));
     }

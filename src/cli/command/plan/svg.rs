@@ -1,8 +1,8 @@
 //! The plan as a picture: a row for each layer, attention and neurons as bars on their devices, and beside it the time
 //! that each side needs.
 
-use super::Report;
-use crate::cli::svg::{CPU_COLOR, Picture, color};
+use super::{Report, shown_rate};
+use crate::cli::svg::{CPU_COLOR, Picture, TEXT, TITLE, color, fitted, width_of};
 use crate::placement::CPU;
 
 const ROW: f64 = 14.0;
@@ -24,14 +24,12 @@ pub(super) fn picture(report: &Report) -> String {
     let top = 92.0 + 16.0 * report.devices.len() as f64;
     let height = top + n_layer as f64 * (ROW + GAP) + 40.0;
     let mut out = Picture::new(width, height);
-    let title = format!(
-        "{}: {:.1} tokens/s expected, context {}",
-        short(report.model.file.name()),
-        forecast.rate(),
-        report.n_ctx
-    );
-    out.text((12.0, 24.0), "font-size=\"15\"", &title);
-    legend(report, &mut out);
+    let facts =
+        format!(": {} tokens/s expected, context {}", shown_rate(forecast.rate(), 1), report.n_ctx);
+    let left = width - 24.0 - width_of(&facts, TITLE);
+    let title = fitted(short(report.model.file.name()), TITLE, left) + &facts;
+    out.text((12.0, 24.0), &format!("font-size=\"{TITLE}\""), &title);
+    legend(report, width, &mut out);
     for (x, name) in [
         (attention, "attention"),
         (neurons, "neurons, most used first"),
@@ -66,18 +64,18 @@ pub(super) fn picture(report: &Report) -> String {
     out.finish()
 }
 
-fn legend(report: &Report, out: &mut Picture) {
-    let bytes = report.devices.iter().zip(&report.forecast.devices);
-    for (number, (device, bytes)) in bytes.enumerate() {
+fn legend(report: &Report, width: f64, out: &mut Picture) {
+    for (number, device) in report.devices.iter().enumerate() {
         let y = 40.0 + 16.0 * number as f64;
         out.bar((12.0, y, 12.0, 10.0), color(number));
-        let used = match (device.on_cpu, device.budget) {
-            (Some(used), _) => format!("{used} of the model"),
-            (None, Some(budget)) => format!("{} of {budget}", bytes.total() + device.reserve),
-            (None, None) => (bytes.total() + device.reserve).to_string(),
+        let used = match (number, device.budget) {
+            (CPU, _) => format!("{} of the model", report.used(number)),
+            (_, Some(budget)) => format!("{} of {budget}", report.used(number)),
+            (_, None) => report.used(number).to_string(),
         };
-        let text = format!("{}: {used}, {:.1} GB/s", device.name, device.speed.dense / 1e9);
-        out.text((30.0, y + 9.0), "", &text);
+        let facts = format!(": {used}, {:.1} GB/s", device.speed.dense / 1e9);
+        let left = width - 42.0 - width_of(&facts, TEXT);
+        out.text((30.0, y + 9.0), "", &(fitted(&device.name, TEXT, left) + &facts));
     }
 }
 

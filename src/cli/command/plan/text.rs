@@ -1,8 +1,10 @@
 //! The plan for people.
 
-use super::Report;
+use super::held::LayerBytes;
+use super::{Report, shown_rate};
 use crate::cli::terminal::printable;
 use crate::placement::{CPU, LayerForecast, LayerPlacement};
+use hal::Bytes;
 use std::fmt::Write;
 
 /// Devices, layers, speed, reasons.
@@ -23,8 +25,8 @@ pub(super) fn report(report: &Report) -> String {
     let milliseconds = |seconds: f64| seconds * 1e3;
     let _ = writeln!(
         out,
-        "expected: {:.1} tokens/s with {} tokens in the context ({:.2} ms a token: devices {:.2}, CPU {:.2}, hand-offs {:.2})",
-        forecast.rate(),
+        "expected: {} tokens/s with {} tokens in the context ({:.2} ms a token: devices {:.2}, CPU {:.2}, hand-offs {:.2})",
+        shown_rate(forecast.rate(), 1),
         report.n_past,
         milliseconds(forecast.seconds),
         milliseconds(forecast.parts.devices),
@@ -81,33 +83,42 @@ fn devices(report: &Report, out: &mut String) {
         "KV cache",
         "neurons",
         "hand-offs",
+        "embedding",
         "head",
         "scratch",
         "driver",
     ])];
-    for (device, bytes) in report.devices.iter().zip(&report.forecast.devices) {
-        let bandwidth = format!("{:.1} GB/s", device.speed.dense / 1e9);
-        let name = printable(&device.name);
-        if let Some(on_cpu) = device.on_cpu {
-            let used = format!("{on_cpu}");
-            rows.push(cells([&name, &bandwidth, "", "", &used]));
-            continue;
-        }
+    for (number, device) in report.devices.iter().enumerate() {
+        let bytes = &report.held.devices[number];
+        let beside = |text: String| if number == CPU { String::new() } else { text };
         let budget = device.budget.map_or_else(|| "no limit".to_owned(), |b| b.to_string());
-        let parts =
-            [bytes.frames, bytes.cache, bytes.neurons, bytes.hand_offs, bytes.ends, bytes.scratch];
-        let mut row = vec![
-            name,
-            bandwidth,
-            format!("{:.0} us", device.speed.hand_off * 1e6),
-            budget,
-            (bytes.total() + device.reserve).to_string(),
-        ];
-        row.extend(parts.iter().chain([&device.reserve]).map(ToString::to_string));
-        rows.push(row);
+        rows.push(vec![
+            printable(&device.name),
+            format!("{:.1} GB/s", device.speed.dense / 1e9),
+            beside(format!("{:.0} us", device.speed.hand_off * 1e6)),
+            beside(budget),
+            report.used(number).to_string(),
+            bytes.frames.to_string(),
+            bytes.cache.to_string(),
+            bytes.neurons.to_string(),
+            beside(bytes.hand_offs.to_string()),
+            bytes.embed.to_string(),
+            (bytes.ends - bytes.embed).to_string(),
+            bytes.scratch.to_string(),
+            beside(device.reserve.to_string()),
+        ]);
     }
     table(&rows, out);
+    for (number, device) in report.devices.iter().enumerate() {
+        if let Some((left, why)) = report.unused(number) {
+            let name = printable(&device.name);
+            let _ = writeln!(out, "{left} of the budget of {name} stay unused: {why}\n");
+        }
+    }
 }
+
+/// A layer: where it is, what is expected of it, what it takes.
+type Placed<'a> = (&'a LayerPlacement, (&'a LayerForecast, &'a LayerBytes));
 
 /// Layers that are placed alike stand in one row.
 fn layers(report: &Report, out: &mut String) {
@@ -119,17 +130,19 @@ fn layers(report: &Report, out: &mut String) {
         "attention",
         "KV cache",
         "neurons",
+        "on the CPU",
         "time",
     ])];
     let forecast = &report.forecast;
-    let placed: Vec<_> = forecast.placement.layers.iter().zip(&forecast.layers).collect();
-    let alike = |a: &(&LayerPlacement, &LayerForecast), b: &(&LayerPlacement, &LayerForecast)| {
-        let sizes = |l: &LayerForecast| (l.n_home, l.frame, l.cache, l.neurons);
-        a.0.home == b.0.home && sizes(a.1) == sizes(b.1)
+    let facts = forecast.layers.iter().zip(&report.held.layers);
+    let placed: Vec<_> = forecast.placement.layers.iter().zip(facts).collect();
+    let alike = |a: &Placed<'_>, b: &Placed<'_>| {
+        let ((a_place, (a, a_bytes)), (b_place, (b, b_bytes))) = (a, b);
+        (a_place.home, a.n_home, a_bytes) == (b_place.home, b.n_home, b_bytes)
     };
     let mut first = 0;
     for run in placed.chunk_by(alike) {
-        let (place, layer) = run[0];
+        let (place, (layer, bytes)) = run[0];
         let last = first + run.len() - 1;
         let number = if first == last { first.to_string() } else { format!("{first}-{last}") };
         let time = format!("{:.2} ms", layer.time.total() * 1e3);
@@ -141,12 +154,15 @@ fn layers(report: &Report, out: &mut String) {
                 format!("{} ({:.0} %)", layer.n_home, 100.0 * layer.n_home as f64 / n_ff as f64)
             }
         });
-        if place.home == CPU {
-            row.extend(vec![String::new(); 4]);
-        } else {
-            row.push(format!("{:.0} %", 100.0 * layer.off_cpu));
-            row.extend([layer.frame, layer.cache, layer.neurons].map(|bytes| bytes.to_string()));
-        }
+        row.push(match place.home {
+            CPU => String::new(),
+            _ => format!("{:.0} %", 100.0 * layer.off_cpu),
+        });
+        row.extend([bytes.frame, bytes.cache, bytes.neurons].map(|bytes| bytes.to_string()));
+        row.push(match bytes.neurons_on_cpu {
+            Bytes(0) => String::new(),
+            bytes => bytes.to_string(),
+        });
         row.push(time);
         rows.push(row);
         first = last + 1;

@@ -1,0 +1,109 @@
+//! What each device would hold, the CPU too, and why some of a budget stays unused.
+
+use super::Report;
+use crate::engine::HostBytes;
+use crate::placement::{CPU, DeviceBytes, DeviceIndex, Forecast, LayerSizes, Task, Wishes};
+use hal::Bytes;
+
+/// Bytes of what is where.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// By device.
+    pub(super) devices: Vec<DeviceBytes>,
+    /// Layers in order.
+    pub(super) layers: Vec<LayerBytes>,
+    /// By device, the least that more of the model would take there; `None` where no more can be there.
+    next: Vec<Option<Bytes>>,
+}
+
+/// Bytes of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LayerBytes {
+    /// Norms, attention and predictor, at home.
+    pub(super) frame: Bytes,
+    /// Keys and values, at home.
+    pub(super) cache: Bytes,
+    /// Neurons at home.
+    pub(super) neurons: Bytes,
+    /// Neurons on the CPU, where the layer is at home elsewhere.
+    pub(super) neurons_on_cpu: Bytes,
+}
+
+impl Held {
+    pub(super) fn new(task: &Task, forecast: &Forecast, host: HostBytes) -> Held {
+        let mut devices = forecast.devices.clone();
+        devices[CPU] = host.all;
+        let all = forecast.placement.layers.iter().zip(&forecast.layers).zip(&host.layers);
+        let layers = all.map(|((placed, layer), host)| match placed.home {
+            CPU => LayerBytes {
+                frame: host.frame,
+                cache: host.cache,
+                neurons: host.neurons,
+                neurons_on_cpu: Bytes(0),
+            },
+            _ => LayerBytes {
+                frame: layer.frame,
+                cache: layer.cache,
+                neurons: layer.neurons,
+                neurons_on_cpu: host.neurons,
+            },
+        });
+        let next = (0..devices.len()).map(|device| next(task, forecast, device)).collect();
+        Held { layers: layers.collect(), devices, next }
+    }
+}
+
+/// The least that a further group of neurons, layer or end of the model would take on `device`.
+fn next(task: &Task, forecast: &Forecast, device: DeviceIndex) -> Option<Bytes> {
+    let facts = &task.devices[device];
+    let placement = &forecast.placement;
+    let layer = |(i, sizes): (usize, &LayerSizes)| {
+        let (placed, here) = (&placement.layers[i], &forecast.layers[i]);
+        if placed.home == CPU {
+            let split = sizes.shares.first().map(|share| *share + facts.hand_off);
+            let least = sizes.whole.into_iter().chain(split).min()?;
+            return Some(sizes.frame + sizes.cache + least);
+        }
+        let is_here = placed.home == device && placed.is_split();
+        let groups = here.n_home.div_ceil(task.cut.group);
+        let more = sizes.shares.get(groups + 1).copied().or(sizes.whole)?;
+        is_here.then(|| more - here.neurons)
+    };
+    let ends = [(placement.embed, facts.embed), (placement.head, facts.head)];
+    let ends = ends.into_iter().filter(|(home, _)| *home == CPU).filter_map(|(_, size)| size);
+    facts.layers.iter().enumerate().filter_map(layer).chain(ends).min()
+}
+
+impl Report {
+    /// Bytes that would be used on a device, what is left to its driver included.
+    pub(super) fn used(&self, device: DeviceIndex) -> Bytes {
+        self.held.devices[device].total() + self.devices[device].reserve
+    }
+
+    /// What of a device's budget stays unused, and why; `None` without a budget, and where nothing is on the device.
+    pub(super) fn unused(&self, device: DeviceIndex) -> Option<(Bytes, String)> {
+        let left = self.devices[device].budget? - self.used(device);
+        if left == Bytes(0) || self.held.devices[device].total() == Bytes(0) {
+            return None;
+        }
+        let Wishes { whole_layers, neurons_on_cpu, .. } = self.wishes;
+        Some((
+            left,
+            match self.held.next[device] {
+                None => "nothing more of the model could be there".to_owned(),
+                Some(_) if whole_layers.is_some() => {
+                    "-ngl asks for no more, or no further layer fits".to_owned()
+                }
+                Some(_) if neurons_on_cpu => {
+                    "--disable-gpu-index keeps the neurons on the CPU".to_owned()
+                }
+                Some(next) if next > left => {
+                    format!("the next part of the model would take {next}")
+                }
+                Some(_) => {
+                    "more of the model there would be slower, or make prompts slower".to_owned()
+                }
+            },
+        ))
+    }
+}
