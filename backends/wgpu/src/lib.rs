@@ -31,3 +31,4 @@ mod work;
 
 pub use adapter::{Adapter, Options, adapters};
 pub use backend::WgpuBackend;
+pub use facts::Tuning;
