@@ -32,3 +32,4 @@ mod work;
 pub use adapter::{Adapter, Options, adapters};
 pub use backend::WgpuBackend;
 pub use facts::Tuning;
+pub use gpu::Counts;
