@@ -39,6 +39,8 @@ pub struct Options {
     pub no_subgroups: bool,
     /// Multiplications of a submission, where a slow device should have less than usual.
     pub max_work: Option<u64>,
+    /// Constants of another class of devices than its own.
+    pub tuning: Option<Tuning>,
 }
 
 /// Every device that Vulkan, Metal or DX12 shows: each piece of hardware once, cards before graphics units that share
@@ -176,7 +178,8 @@ impl Adapter {
         let (device, queue) = opened.map_err(|error| driver("open", one_line(&error)))?;
         let health = Health::new(&self.name);
         health.watch(&device);
-        let tuning = Tuning::of(self.info.vendor, self.is_software());
+        let own = || Tuning::of(self.info.vendor, self.is_software());
+        let tuning = options.tuning.unwrap_or_else(own);
         let most_work = options.max_work.unwrap_or(MOST_WORK);
         let facts = Facts { limits, tuning, near: None, most_work };
         let info = DeviceInfo {

@@ -9,7 +9,7 @@ use hal::{
 
 use crate::buffer::{RowLayout, WgpuBuffer, rounded, stored_size};
 use crate::copies::WgpuStaging;
-use crate::gpu::Gpu;
+use crate::gpu::{Counts, Gpu};
 use crate::layout;
 use crate::mailbox::WgpuMailbox;
 use crate::native;
@@ -33,6 +33,12 @@ impl WgpuBackend {
     pub fn lose(&self, reason: &str) {
         self.gpu.health.lose(reason);
         self.gpu.device.destroy();
+    }
+
+    /// What it was given so far: the difference of two says what lay between.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.gpu.counts()
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Facts {
 
 /// Constants per class of devices. They decide speed, and the order of sums on that device; no result otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tuning {
+pub struct Tuning {
     /// Invocations of a workgroup that walks over values.
     pub(crate) flat: u32,
     /// Invocations of a workgroup that sums one row together.
@@ -33,22 +33,39 @@ pub(crate) struct Tuning {
     pub(crate) fill: u32,
 }
 
+/// Few large groups: every one costs a software driver a round of its loop.
+const SOFTWARE: Tuning = Tuning { flat: 64, row: 64, fill: 16 };
+/// By the makers' PCI numbers.
+const MAKERS: [(u32, Tuning); 4] = [
+    (0x10de, Tuning { flat: 256, row: 128, fill: 1024 }), // NVIDIA
+    (0x1002, Tuning { flat: 256, row: 128, fill: 512 }),  // AMD
+    (0x8086, Tuning { flat: 128, row: 64, fill: 256 }),   // Intel
+    (0x106b, Tuning { flat: 256, row: 128, fill: 256 }),  // Apple
+];
+const OTHERS: Tuning = Tuning { flat: 128, row: 64, fill: 256 };
+
 impl Tuning {
     /// The constants for a vendor's PCI number.
     pub(crate) fn of(vendor: u32, software: bool) -> Tuning {
-        const NVIDIA: u32 = 0x10de;
-        const AMD: u32 = 0x1002;
-        const INTEL: u32 = 0x8086;
-        const APPLE: u32 = 0x106b;
-        match vendor {
-            // Few large groups: every one costs a software driver a round of its loop.
-            _ if software => Tuning { flat: 64, row: 64, fill: 16 },
-            NVIDIA => Tuning { flat: 256, row: 128, fill: 1024 },
-            AMD => Tuning { flat: 256, row: 128, fill: 512 },
-            INTEL => Tuning { flat: 128, row: 64, fill: 256 },
-            APPLE => Tuning { flat: 256, row: 128, fill: 256 },
-            _ => Tuning { flat: 128, row: 64, fill: 256 },
+        let maker = MAKERS.iter().find(|(number, _)| *number == vendor);
+        match maker {
+            _ if software => SOFTWARE,
+            Some((_, tuning)) => *tuning,
+            None => OTHERS,
         }
+    }
+
+    /// The constants of every class, those of software drivers first, none of them twice. Any device can be opened with
+    /// any of them ([`crate::Options::tuning`]), so that what a card gets is tested without one.
+    #[must_use]
+    pub fn classes() -> Vec<Tuning> {
+        let mut classes = vec![SOFTWARE];
+        for tuning in MAKERS.iter().map(|(_, tuning)| *tuning).chain([OTHERS]) {
+            if !classes.contains(&tuning) {
+                classes.push(tuning);
+            }
+        }
+        classes
     }
 }
 

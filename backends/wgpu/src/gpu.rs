@@ -1,6 +1,7 @@
 //! The open device that everything of a backend shares.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +14,15 @@ use crate::shader::Source;
 
 /// How long a wait asks the driver before it looks whether the device is lost. Ends no wait by itself.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// What a device was given since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Submissions, those of copies and of waiting writes too.
+    pub submissions: u64,
+    /// Dispatches of programs.
+    pub dispatches: u64,
+}
 
 /// A device with its pipelines.
 #[derive(Debug)]
@@ -28,6 +38,8 @@ pub(crate) struct Gpu {
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Compiled shaders of former runs, which this one adds to.
     kept: Option<KeptPipelines>,
+    submissions: AtomicU64,
+    dispatches: AtomicU64,
 }
 
 /// A shader, ready to run.
@@ -50,7 +62,19 @@ impl Gpu {
         let tables = storage(&device, &health, "tables", 4 * words.len() as u64)?;
         queue.write_buffer(&tables, 0, bytemuck::cast_slice(&words));
         let pipelines = Mutex::default();
-        Ok(Gpu { device, queue, facts, health, nothing, tables, pipelines, kept })
+        let (submissions, dispatches) = Default::default();
+        Ok(Gpu {
+            device,
+            queue,
+            facts,
+            health,
+            nothing,
+            tables,
+            pipelines,
+            kept,
+            submissions,
+            dispatches,
+        })
     }
 
     /// Memory on the device.
@@ -171,7 +195,20 @@ impl Gpu {
 
     /// Submits one encoder's commands, and the writes that wait.
     pub(crate) fn submit(&self, commands: Option<wgpu::CommandBuffer>) -> wgpu::SubmissionIndex {
+        self.submissions.fetch_add(1, Ordering::Relaxed);
         self.queue.submit(commands)
+    }
+
+    /// Notes dispatches of a program that are about to be submitted.
+    pub(crate) fn count(&self, dispatches: usize) {
+        self.dispatches.fetch_add(dispatches as u64, Ordering::Relaxed);
+    }
+
+    /// What was submitted since the device was opened.
+    pub(crate) fn counts(&self) -> Counts {
+        let [submissions, dispatches] =
+            [&self.submissions, &self.dispatches].map(|count| count.load(Ordering::Relaxed));
+        Counts { submissions, dispatches }
     }
 
     pub(crate) fn encoder(&self, label: &str) -> wgpu::CommandEncoder {

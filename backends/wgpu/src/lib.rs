@@ -31,3 +31,5 @@ mod work;
 
 pub use adapter::{Adapter, Options, adapters};
 pub use backend::WgpuBackend;
+pub use facts::Tuning;
+pub use gpu::Counts;

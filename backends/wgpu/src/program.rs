@@ -60,6 +60,7 @@ impl Segment {
         timer: Option<&mut Timer>,
     ) -> wgpu::CommandBuffer {
         let mut encoder = gpu.encoder(label);
+        gpu.count(self.dispatches.len());
         if let Some(timer) = timer {
             self.encode_parts(&mut encoder, timer);
         } else if !self.dispatches.is_empty() {

@@ -3,7 +3,20 @@
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
+use crate::facts::Tuning;
 use crate::shader::Source;
+
+/// Sizes of workgroups that devices of some class have: those that walk over values, and those that sum a row. The
+/// first are a software driver's.
+pub(crate) fn sizes() -> Vec<[u32; 2]> {
+    let mut sizes = Vec::new();
+    for Tuning { flat, row, .. } in Tuning::classes() {
+        if !sizes.contains(&[flat, row]) {
+            sizes.push([flat, row]);
+        }
+    }
+    sizes
+}
 
 /// Parses and checks a text as wgpu does, and makes SPIR-V, MSL and HLSL of it; also of its variants with subgroups.
 ///
@@ -12,7 +25,7 @@ use crate::shader::Source;
 pub(crate) fn translate(source: &Source, shared: bool) -> Result<(), String> {
     let plain = source.text(shared);
     translate_text(&plain)?;
-    for near in [4, 32] {
+    for near in [4, 32, 64] {
         let text = source.clone().near(Some(near)).text(shared);
         if text != plain {
             translate_text(&text)?;

@@ -221,17 +221,20 @@ mod tests {
     use hal::op::KV_FORMATS;
 
     use super::*;
-    use crate::translate::translate;
+    use crate::translate::{sizes, translate};
 
     #[test]
     fn shaders_of_every_cache_translate() {
-        for &k in KV_FORMATS {
-            let store = store_source(k).set("FLAT", 64);
-            translate(&store, false).unwrap_or_else(|error| panic!("{k}: {error}"));
-            for &v in KV_FORMATS {
-                for (d_head, d_value, shared) in [(64, 64, 1), (6, 5, 2), (192, 128, 7)] {
-                    let text = source(KvCache { k, v }, d_head, d_value, shared, 64);
-                    translate(&text, false).unwrap_or_else(|error| panic!("{k} {v}: {error}"));
+        for [flat, row] in sizes() {
+            for &k in KV_FORMATS {
+                let store = store_source(k).set("FLAT", flat);
+                translate(&store, false).unwrap_or_else(|error| panic!("{k}: {error}"));
+                for &v in KV_FORMATS {
+                    for (d_head, d_value, shared) in [(64, 64, 1), (6, 5, 2), (192, 128, 7)] {
+                        let formats = KvCache { k, v };
+                        let text = source(formats, d_head, d_value, shared, row as usize);
+                        translate(&text, false).unwrap_or_else(|error| panic!("{k} {v}: {error}"));
+                    }
                 }
             }
         }

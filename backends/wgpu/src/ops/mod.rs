@@ -76,19 +76,24 @@ pub(crate) fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use crate::shader::Source;
-    use crate::translate::translate;
+    use crate::translate::{sizes, translate};
 
     /// Shaders of which there is one text only, up to the size of workgroups.
     #[test]
     fn shaders_without_formats_translate() {
         let names = ["add", "copy_heads", "copy_words", "gather", "gated_delta", "merge"];
         let more = ["norm", "patch_word", "rope", "route", "soft_cap", "ssm_scan"];
-        for name in names.into_iter().chain(more).chain(["attention_merge"]) {
-            for shared in [false, true] {
-                let source = Source::new(name).set("FLAT", 64).set("ROW", 64);
-                translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
+        for [flat, row] in sizes() {
+            for name in names.into_iter().chain(more).chain(["attention_merge"]) {
+                for shared in [false, true] {
+                    let source = Source::new(name).set("FLAT", flat).set("ROW", row);
+                    translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
+                }
+            }
+            for near in [8, 32, row] {
+                let probe = Source::new("probe").set("ROW", row).set("NEAR", near);
+                translate(&probe, false).unwrap_or_else(|error| panic!("probe {near}: {error}"));
             }
         }
-        translate(&Source::new("probe").set("ROW", 64).set("NEAR", 8), false).unwrap();
     }
 }

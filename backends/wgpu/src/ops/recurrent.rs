@@ -96,13 +96,15 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::translate::translate;
+    use crate::translate::{sizes, translate};
 
     #[test]
     fn convolutions_of_any_width_translate() {
         for taps in [1, 2, 4, MOST_TAPS] {
-            let source = conv_source(taps).set("FLAT", 64);
-            translate(&source, false).unwrap_or_else(|error| panic!("{taps} taps: {error}"));
+            for [flat, _] in sizes() {
+                let source = conv_source(taps).set("FLAT", flat);
+                translate(&source, false).unwrap_or_else(|error| panic!("{taps} taps: {error}"));
+            }
         }
     }
 }

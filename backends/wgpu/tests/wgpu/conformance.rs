@@ -1,7 +1,7 @@
 //! The suite of all backends, as far as there are shaders.
 
 use hal::{Bytes, Device, DeviceId};
-use thermocline_wgpu::Options;
+use thermocline_wgpu::{Options, Tuning};
 
 use crate::support::{BUDGET, device, open};
 
@@ -63,5 +63,36 @@ fn a_device_that_computes_little_at_once_conforms() {
         let report = conformance::run_matching(&device, part);
         assert_eq!(report.n_failed(), 0, "\n{report}");
         assert!(report.passed().count() > 0, "{part}");
+    }
+}
+
+/// What cards of each maker get, on whatever device there is. The first constants are a software driver's own, with which
+/// the whole suite runs.
+#[test]
+fn constants_of_every_maker_conform() {
+    let parts = [
+        "MatMul/Q4_K/67x",
+        "MatMul/F16/67x",
+        "SparseFfn/Q4_0/Stored/t",
+        "SparseFfn/Q4_0/Stored/experts",
+        "SparseFfn/Q6_K/Transposed/t",
+        "SparseFfn/Q8_0/Across",
+        "SparseFfn/F32/Transposed/listed",
+        "Predict/Q4_0",
+        "Attention/F16+F16",
+        "Attention/Q8_0+Q8_0",
+        "Norm",
+        "Route",
+        "Program/",
+    ];
+    for tuning in Tuning::classes().into_iter().skip(1) {
+        let options = Options { tuning: Some(tuning), ..Options::default() };
+        let Some(backend) = open(&options) else { return };
+        let device = Device::new(backend, DeviceId(4), BUDGET);
+        for part in parts {
+            let report = conformance::run_matching(&device, part);
+            assert_eq!(report.n_failed(), 0, "{tuning:?}\n{report}");
+            assert!(report.passed().count() > 0, "{part}");
+        }
     }
 }

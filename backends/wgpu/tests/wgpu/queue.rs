@@ -1,5 +1,6 @@
 //! What is given to a queue happens in that order, also behind a run that waits for its answer.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hal::op::{Add, Merge, Post};
@@ -29,20 +30,55 @@ fn batch(device: &Device, queue: &mut Queue) -> Batch<Tensor> {
 
 /// Posts x, adds `a` to it, adds the answer, adds `a` again.
 fn hand_off(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor) -> Program {
+    hand_offs(device, queue, a, x, 1)
+}
+
+/// That, `times` times.
+fn hand_offs(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor, times: usize) -> Program {
     let batch = batch(device, queue);
     let shape = MailboxShape { max_tokens: 1, n_in: N, n_weights: 0, n_out: N, max_rows: 0 };
     let mut recorder = device.record("hand-off");
-    let mailbox = device.mailbox(shape).expect("a mailbox");
-    let mailbox = recorder.mailbox(&mailbox).expect("its number");
     let add = || Add { a: a.clone(), x: x.clone() };
-    let post = Post { x: x.clone(), batch: batch.clone(), rows: None, weights: None, mailbox };
-    recorder.push(post).expect("an op");
-    recorder.part();
-    recorder.push(add()).expect("an op");
-    recorder.part();
-    recorder.push(Merge { batch, y: x.clone(), mailbox, accumulate: true }).expect("an op");
-    recorder.push(add()).expect("an op");
+    for mailbox in device.mailboxes(shape, times).expect("mailboxes") {
+        let mailbox = recorder.mailbox(&mailbox).expect("its number");
+        let (x, batch) = (x.clone(), batch.clone());
+        let post = Post { x: x.clone(), batch: batch.clone(), rows: None, weights: None, mailbox };
+        recorder.push(post).expect("an op");
+        recorder.part();
+        recorder.push(add()).expect("an op");
+        recorder.part();
+        recorder.push(Merge { batch, y: x, mailbox, accumulate: true }).expect("an op");
+        recorder.push(add()).expect("an op");
+    }
     recorder.finish().expect("a program")
+}
+
+/// A submission costs more than a dispatch: two for each layer whose neurons are on two sides, up to its post and up to
+/// its merge, and one after the last merge; one in all where nothing is handed over.
+#[test]
+fn layers_take_two_submissions_each_or_one_in_all() {
+    let Some(backend) = open(&Options::default()) else { return };
+    let device = Device::new(Arc::clone(&backend) as _, DeviceId(7), BUDGET);
+    let mut queue = device.queue("submissions").expect("a queue");
+    let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
+    for n_layers in [1, 2, 5] {
+        let split = hand_offs(&device, &mut queue, &a, &x, n_layers);
+        let whole = adding(&device, &a, &x, 2 * n_layers);
+        queue.finish().expect("the end");
+        let before = backend.counts();
+        let mut run = queue.replay(&split).expect("a run");
+        while run.next_post().expect("a post").is_some() {
+            run.answer(&[1.0; N]).expect("an answer");
+        }
+        run.wait().expect("the end");
+        let between = backend.counts();
+        queue.replay(&whole).expect("a run").wait().expect("the end");
+        let after = backend.counts();
+        let n = n_layers as u64;
+        assert_eq!(between.submissions - before.submissions, 2 * n + 1, "{n} layers");
+        assert_eq!(after.submissions - between.submissions, 1, "{n} layers");
+        assert_eq!(after.dispatches - between.dispatches, 2 * n);
+    }
 }
 
 #[test]

@@ -6,15 +6,15 @@ use hal::{Layout, TensorDesc};
 use super::matmul::few;
 use super::operand::{Use, include};
 use crate::shader::Source;
-use crate::translate::translate;
+use crate::translate::{sizes, translate};
 
 fn weights() -> impl Iterator<Item = Format> {
     Format::ALL.iter().copied().filter(|format| format.is_weight())
 }
 
-fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc) {
+fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc, [flat, row]: [u32; 2]) {
     let how = |how: Use, n_tokens: usize| {
-        let source = few(Source::new(name), n_tokens, 64).set("FLAT", 64);
+        let source = few(Source::new(name), n_tokens, row as usize).set("FLAT", flat);
         include(source, weight, desc, how).expect("a weight")
     };
     let which = |kind: Use, files: [&'static str; 2]| {
@@ -35,30 +35,40 @@ fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc) {
     }
 }
 
+/// All shaders that read weights of a format, in workgroups of these sizes.
+fn check_format(format: Format, sizes: [u32; 2]) {
+    let desc = TensorDesc::new(64, 256, format);
+    let many = if format.quants().is_some() { "matmul_many" } else { "matmul_many_float" };
+    for name in ["matmul_few", many, "across_few", "get_rows"] {
+        check_all(name, "weight", &desc, sizes);
+    }
+    let layouts = [Layout::Rows, Layout::Transposed { n_source: 256 }];
+    for layout in layouts {
+        for name in ["down_few", "down_many"] {
+            check_all(name, "down", &TensorDesc { layout, ..desc }, sizes);
+        }
+    }
+    for (gate, up) in [(format, format), (Format::BF16, format), (format, Format::Q4_K)] {
+        for (how, n_tokens) in [(Use::DotsOne, 1), (Use::DotsFour, 4)] {
+            let source = few(Source::new("ffn_few"), n_tokens, sizes[1] as usize);
+            let gate = TensorDesc { format: gate, ..desc };
+            let up = TensorDesc { format: up, ..desc };
+            let source = include(source, "gate", &gate, how).expect("a weight");
+            let source = include(source, "up", &up, how).expect("a weight");
+            translate(&source, false).unwrap_or_else(|error| panic!("{gate} {up}: {error}"));
+        }
+    }
+}
+
+/// All formats in the largest workgroups; in others one with codes and one without, since the size of a workgroup and the
+/// format stand in different files.
 #[test]
 fn shaders_of_every_format_translate() {
-    for format in weights() {
-        let desc = TensorDesc::new(64, 256, format);
-        let many = if format.quants().is_some() { "matmul_many" } else { "matmul_many_float" };
-        for name in ["matmul_few", many, "across_few", "get_rows"] {
-            check_all(name, "weight", &desc);
-        }
-        let layouts = [Layout::Rows, Layout::Transposed { n_source: 256 }];
-        for layout in layouts {
-            for name in ["down_few", "down_many"] {
-                check_all(name, "down", &TensorDesc { layout, ..desc });
-            }
-        }
-        for (gate, up) in [(format, format), (Format::BF16, format), (format, Format::Q4_K)] {
-            for (how, n_tokens) in [(Use::DotsOne, 1), (Use::DotsFour, 4)] {
-                let source = few(Source::new("ffn_few"), n_tokens, 64);
-                let gate = TensorDesc { format: gate, ..desc };
-                let up = TensorDesc { format: up, ..desc };
-                let source = include(source, "gate", &gate, how).expect("a weight");
-                let source = include(source, "up", &up, how).expect("a weight");
-                translate(&source, false).unwrap_or_else(|error| panic!("{gate} {up}: {error}"));
-            }
-        }
+    let largest = sizes().into_iter().max();
+    for sizes in sizes() {
+        let few = [Format::Q4_K, Format::F16];
+        let takes = |format: &Format| Some(sizes) == largest || few.contains(format);
+        weights().filter(takes).for_each(|format| check_format(format, sizes));
     }
 }
 
@@ -66,10 +76,12 @@ fn shaders_of_every_format_translate() {
 fn shaders_without_weights_translate() {
     let experts = ["experts_pairs", "experts_hidden", "experts_reduce"];
     let names = ["quantize", "ffn_hidden", "ffn_mask", "ffn_count", "ffn_cut", "down_reduce"];
-    for name in names.into_iter().chain(["predict_count", "predict_list"]).chain(experts) {
-        for shared in [false, true] {
-            let source = Source::new(name).set("FLAT", 64);
-            translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
+    for [flat, _] in sizes() {
+        for name in names.into_iter().chain(["predict_count", "predict_list"]).chain(experts) {
+            for shared in [false, true] {
+                let source = Source::new(name).set("FLAT", flat);
+                translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
+            }
         }
     }
 }
