@@ -299,7 +299,8 @@ impl Device {
         Ok(())
     }
 
-    /// Starts recording a program. Record the largest program of a ladder first: the workspace is shared.
+    /// Starts recording a program. Record the largest program of a ladder first: the workspace is shared, also by queues,
+    /// so programs with ops that need one run one after the other, as all of an engine's do.
     #[must_use]
     pub fn record(&self, label: &str) -> Recorder {
         Recorder::new(self.clone(), label)

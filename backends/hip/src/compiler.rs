@@ -27,7 +27,10 @@ type Size = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
 /// Program, where bytes go.
 type Get = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
 
-/// The compiler. Programs are compiled one after the other: versions of it differ in what they bear.
+/// Whose turn it is, of all devices: versions of the compiler differ in what they bear at once.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The compiler. Programs are compiled one after the other.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     version: Function<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>,
@@ -39,7 +42,6 @@ pub(crate) struct Compiler {
     code: Function<Get>,
     destroy: Function<unsafe extern "C" fn(*mut Raw) -> c_int>,
     text: Function<unsafe extern "C" fn(c_int) -> *const c_char>,
-    turn: Mutex<()>,
 }
 
 impl Compiler {
@@ -60,7 +62,6 @@ impl Compiler {
                 code: Function::find(library, "hiprtcGetCode")?,
                 destroy: Function::find(library, "hiprtcDestroyProgram")?,
                 text: Function::find(library, "hiprtcGetErrorString")?,
-                turn: Mutex::new(()),
             })
         }
     }
@@ -92,7 +93,7 @@ impl Compiler {
             options.iter().map(|option| text(option)).collect::<Result<_>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // A turn that ended in a panic has left nothing half done here.
-        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut program = Program { raw: ptr::null_mut(), destroy: self.destroy };
         let done = |call: &str, code: c_int| match code {
             0 => Ok(()),

@@ -3,9 +3,13 @@
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a kept file begins with; changes with its form.
 const MAGIC: &[u8; 8] = b"tclhip01";
+
+/// Files that this process has begun.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Where kept code is looked for and put.
 #[derive(Clone, Debug)]
@@ -41,9 +45,9 @@ impl Kept {
     pub(crate) fn write(&self, code: &[u8]) -> io::Result<()> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
-        // Threads of one process compile one after the other.
-        let name = format!("{:016x}.{}.part", self.key, std::process::id());
-        let part = folder.join(name);
+        // Two devices may make the same at once, in one process or in several.
+        let n = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let part = folder.join(format!("{:016x}.{}-{n}.part", self.key, std::process::id()));
         let written = (|| {
             let mut file = fs::File::create(&part)?;
             for piece in
@@ -95,6 +99,15 @@ mod tests {
             fs::write(&kept.path, &damaged).unwrap();
             assert_eq!(kept.read(), None, "byte {at}");
         }
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50).for_each(|_| kept.write(&[7; 100_000]).unwrap()));
+            }
+            let whole = || kept.read().is_none_or(|code| code == [7; 100_000]);
+            assert!((0..50).all(|_| whole()));
+        });
+        assert_eq!(kept.read().map(|code| code.len()), Some(100_000));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "a part is left");
         kept.write(b"").unwrap();
         assert_eq!(kept.read().as_deref(), Some(&b""[..]));
     }
