@@ -90,6 +90,9 @@ impl Report {
         Some((
             left,
             match self.held.next[device] {
+                None if self.held.devices[CPU].total() == Bytes(0) => {
+                    "all of the model is on devices".to_owned()
+                }
                 None => "nothing more of the model could be there".to_owned(),
                 Some(_) if whole_layers.is_some() => {
                     "-ngl asks for no more, or no further layer fits".to_owned()
