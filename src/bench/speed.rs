@@ -274,9 +274,9 @@ impl Probe {
         for pass in 0..PASSES {
             let begin = Instant::now();
             for slot in 0..MANY {
-                let row = (pass * MANY + slot) * EVERY % n_ff;
-                let bytes = self.device.pack_row(&pack, &rows, row as u32)?;
-                queue.refill(&slots, slot, &bytes)?;
+                let row = ((pass * MANY + slot) * EVERY % n_ff) as u32;
+                let bytes = self.device.pack_rows(&pack, &rows, row..row + 1)?;
+                queue.refill(&slots, slot..slot + 1, &bytes)?;
             }
             queue.finish()?;
             least = least.min(begin.elapsed().as_secs_f64());

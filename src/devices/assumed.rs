@@ -1,5 +1,6 @@
 //! A device that is not there, to plan for: it knows what things would take on it and runs nothing.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hal::{
@@ -77,7 +78,12 @@ impl Backend for Assumed {
         Err(self.not_there())
     }
 
-    fn pack_row(&self, _pack: &PackDesc, _source: &HostRows, _row: u32) -> Result<Vec<u8>> {
+    fn pack_rows(
+        &self,
+        _pack: &PackDesc,
+        _source: &HostRows,
+        _rows: Range<u32>,
+    ) -> Result<Vec<u8>> {
         Err(self.not_there())
     }
 

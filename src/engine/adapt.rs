@@ -8,6 +8,7 @@
 //! Experts with a ReLU exchange neurons, each with its own. Others change places by number: the rows of the router, so
 //! that group g means another expert from then on.
 
+use std::iter::Sum;
 use std::sync::Arc;
 
 use hal::op::Down;
@@ -15,12 +16,12 @@ use hal::{Bytes, HostRows, Source};
 
 use crate::model::{Ffn, LayerWeights};
 use crate::placement::exchange::{self, Bounds, EVERY, Heat, Weight};
-use crate::placement::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement};
+use crate::placement::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Speed};
 
 use super::build::{Layer, Loaded, Plan};
 use super::ffn::{FfnMode, PackedFfn};
 use super::lane::Lane;
-use super::refill::ByNeuron;
+use super::refill::{ByNeuron, at_once};
 use super::{Engine, Result, StepStats};
 
 /// What was exchanged since the model was loaded.
@@ -155,6 +156,48 @@ impl FfnMode {
     }
 }
 
+/// How often what is copied within the host's memory passes its bus: out of the file, out of the slot's place, into it.
+const COPIED: f64 = 3.0;
+
+/// What is written where an expert changes sides.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stretches {
+    bytes: f64,
+    rows: f64,
+    writes: f64,
+}
+
+impl Stretches {
+    /// Of a matrix of `n` experts.
+    fn new(rows: &HostRows, n: usize) -> Stretches {
+        let n_rows = rows.desc().n_rows / n;
+        Stretches {
+            bytes: (n_rows * rows.row_bytes()) as f64,
+            rows: n_rows as f64,
+            writes: n_rows.div_ceil(at_once(rows.row_bytes())) as f64,
+        }
+    }
+
+    /// Seconds at a device that takes so many bytes a second. Where that is not known, row by row.
+    fn seconds(&self, speed: &Speed, rate: f64) -> f64 {
+        let by_row = self.rows * speed.refill;
+        match rate > 0.0 {
+            true => by_row.min(self.writes * speed.refill + self.bytes / rate),
+            false => by_row,
+        }
+    }
+}
+
+impl Sum for Stretches {
+    fn sum<I: Iterator<Item = Stretches>>(all: I) -> Stretches {
+        all.fold(Stretches::default(), |sum, one| Stretches {
+            bytes: sum.bytes + one.bytes,
+            rows: sum.rows + one.rows,
+            writes: sum.writes + one.writes,
+        })
+    }
+}
+
 /// Bytes of a matrix in the file, if it is mapped and not held.
 fn mapped(rows: &HostRows) -> Bytes {
     match rows.source() {
@@ -241,13 +284,20 @@ impl Plan<'_> {
         let ffn = &self.model.layers[index].ffn;
         let [device, cpu] = [home, CPU].map(|device| self.options.placing.speed(device));
         let used = self.reads(index, self.used_experts()).used * way.unit() as f64;
-        let n_matrices = ffn.matrices().count();
-        let n_rows = match way {
-            Way::Neurons | Way::WithinExperts(_) => n_matrices,
-            Way::Experts(n) => n * (n_matrices - 1) + ffn.up.w.desc().n_cols,
-        };
         let saved = used * (1.0 / cpu.sparse - 1.0 / device.sparse);
-        Bounds::new(saved, n_rows as f64 * (device.refill + cpu.refill), seconds)
+        let cost = match way {
+            Way::Neurons | Way::WithinExperts(_) => {
+                ffn.matrices().count() as f64 * (device.refill + cpu.refill)
+            }
+            Way::Experts(_) => {
+                let n = ffn.n_expert.unwrap_or(1);
+                let stretches = ffn.matrices().map(|(_, rows)| Stretches::new(rows, n));
+                let stretches: Stretches = stretches.sum();
+                stretches.seconds(&device, device.upload)
+                    + stretches.seconds(&cpu, cpu.dense / COPIED)
+            }
+        };
+        Bounds::new(saved, cost, seconds)
     }
 
     /// The share of the experts that a token uses.

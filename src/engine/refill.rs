@@ -1,5 +1,7 @@
 //! Slots filled anew: what an exchange of neurons writes, on both sides of a layer.
 
+use std::ops::Range;
+
 use hal::pack::{pack_plain, plain_size, slot_plain};
 use hal::{Bytes, Device, HostRows, PackDesc, Queue, Reservation, Source, Tensor, TensorDesc};
 
@@ -94,8 +96,9 @@ impl Plan<'_> {
             let (Some(source), Some(tensor)) = (source, tensor) else { continue };
             let pack = PackDesc::whole(source.desc());
             for &number in moved {
-                let bytes = home.device.pack_row(&pack, source, experts[number])?;
-                home.queue.refill(tensor, number, &bytes)?;
+                let expert = experts[number];
+                let bytes = home.device.pack_rows(&pack, source, expert..expert + 1)?;
+                home.queue.refill(tensor, number..number + 1, &bytes)?;
             }
         }
         if let (Some(source), Some(tensor)) = (&source.bias, &router.bias) {
@@ -148,6 +151,15 @@ impl ByNeuron {
     }
 }
 
+/// Bytes of an expert's matrix that are packed and written at once: so many that what a write costs beside them is
+/// little, and the host needs no room for a whole matrix.
+const STRETCH: usize = 1 << 20;
+
+/// Rows of so many bytes that are written at once.
+pub(super) fn at_once(row_bytes: usize) -> usize {
+    (STRETCH / row_bytes.max(1)).max(1)
+}
+
 /// A share some of whose slots are filled anew.
 struct Filling<'a> {
     plan: &'a Plan<'a>,
@@ -167,12 +179,12 @@ impl Filling<'_> {
         for packed in self.plan.mode.packs(&lane.device, ffn, &Neurons::All) {
             // Matrices that lie side by side are one to the device.
             let Some(tensor) = tensors.nth(packed.cols.len() - 1) else { break };
-            for (slot, row) in self.rows(&packed, way, units) {
+            for (slots, rows) in self.rows(&packed, way, units) {
                 let bytes = match self.down.filter(|_| packed.pack.transpose) {
-                    Some(down) => down.row(row as usize)?,
-                    None => lane.device.pack_row(&packed.pack, &packed.rows, row)?,
+                    Some(down) => down.row(rows.start as usize)?,
+                    None => lane.device.pack_rows(&packed.pack, &packed.rows, rows)?,
                 };
-                lane.queue.refill(tensor, slot, &bytes)?;
+                lane.queue.refill(tensor, slots, &bytes)?;
             }
         }
         let neurons = Neurons::List(self.list.into());
@@ -182,16 +194,17 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// The slots of a matrix that are filled, and the row of the file that comes into each.
+    /// The slots of a matrix that are filled at once, and the rows of the file that come into them.
     fn rows(
         &self,
         packed: &PackedFfn,
         way: Way,
         units: &[usize],
-    ) -> impl Iterator<Item = (usize, u32)> {
+    ) -> impl Iterator<Item = (Range<usize>, Range<u32>)> {
         let (unit, n_out) = (way.unit(), packed.rows.desc().n_rows);
         let n_expert = self.plan.model.hyper.experts.map_or(1, |experts| experts.n);
         let across = packed.name == "ffn_down" && matches!(way, Way::Experts(_));
+        let at_once = at_once(packed.rows.row_bytes());
         units.iter().flat_map(move |&u| {
             let first = self.list[u * unit] as usize;
             let (n, slot, row) = match across {
@@ -201,7 +214,10 @@ impl Filling<'_> {
                 }
                 false => (unit, u * unit, first),
             };
-            (0..n).map(move |k| (slot + k, (row + k) as u32))
+            (0..n).step_by(at_once).map(move |k| {
+                let end = (k + at_once).min(n);
+                (slot + k..slot + end, (row + k) as u32..(row + end) as u32)
+            })
         })
     }
 }

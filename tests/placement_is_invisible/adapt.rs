@@ -1,6 +1,6 @@
 //! The hot set follows the text, and the text does not notice.
 
-use thermocline::engine::Observed;
+use thermocline::engine::{Observed, exchange_needs};
 use thermocline::model::ModelOptions;
 use thermocline::placement::{Speed, plan, plan_whole_layers};
 use thermocline::synthetic::Spec;
@@ -232,7 +232,7 @@ fn neurons_are_observed_under_their_own_names() {
     within(LIMIT, || {
         let two = two_topics().model();
         let (topic, word) = (topic(&two, false, 40), vec![21; 40]);
-        for (model, text) in [(two, topic), (experts("64x2x64x4/2*8/2:F16:silu"), word)] {
+        for (model, text) in [(two, topic), (generated("64x2x64x4/2*8/2:F16:silu"), word)] {
             let look = |engine: &mut Engine| {
                 let mut seen: Vec<f32> = Vec::new();
                 let mut session = engine.open();
@@ -265,8 +265,8 @@ fn neurons_are_observed_under_their_own_names() {
     });
 }
 
-/// A generated model with experts.
-pub(super) fn experts(spec: &str) -> Arc<Model> {
+/// A generated model, such as `64x2x64x4/2*8/2:F16:silu` with experts.
+pub(super) fn generated(spec: &str) -> Arc<Model> {
     let spec = Spec { n_vocab: 300, ..Spec::parse(spec).unwrap() };
     let file = spec.build(&mut |_, _| {}).unwrap();
     Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
@@ -279,28 +279,63 @@ fn experts_change_sides_as_a_whole() {
             ("64x3x64x4/2*8/2:F16:silu", Format::F16),
             ("64x2x32x4/2*16/3:Q8_0:silu", Format::Q8_0),
         ] {
-            let model = experts(spec);
+            let model = generated(spec);
             // Hardly more than one word: the same experts, again and again.
             let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
             let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
             let expected = course(&mut alone, &text);
             let by = |options: EngineOptions| {
-                let devices = vec![cpu_device(2), sim(2, 10).1];
+                let (sim, device) = sim(2, 10);
+                let devices = vec![cpu_device(2), device];
                 let mut engine = load_with(&model, devices, options, Some(halves(&model)));
                 let course = course(&mut engine, &text);
-                (course, engine.exchanged())
+                (course, engine.exchanged(), sim.counters().copies)
             };
-            let (still, moved) = (by(frozen()).0, by(adapting()));
-            let (moved, done) = moved;
+            let (still, _, copies) = by(frozen());
+            let (moved, done, more) = by(adapting());
             let [before, after] = [&still, &moved].map(|course| mean(&course.shares[120..]));
             assert!(after > before + 0.2 && after > 0.9, "{spec}: {before} became {after}");
             assert!(done.is_some_and(|done| done.neurons > 0 && done.last > done.first));
+            // A matrix of an expert is one write, and counts are fetched; a write for each row would be many more.
+            let (more, neurons) = (more - copies, done.unwrap().neurons);
+            assert!(more < neurons, "{spec}: {more} copies for {neurons} neurons");
             for course in [&still, &moved] {
                 let difference = difference(&expected.logits, &course.logits);
                 assert!(difference <= bound(format), "{spec}: {difference}");
             }
         }
     });
+}
+
+/// An expert of the size that files have is some megabytes, which come to a card in the time that a few uses of it save.
+#[test]
+fn experts_of_usual_size_change_sides_on_usual_machines() {
+    let model = generated("2048x2x768x16/4*8/2:Q4_0:silu");
+    let width = model.hyper.experts.unwrap().n_ff;
+    let cpu = Speed { dense: 40e9, sparse: 40e9, refill: 5e-6, ..Speed::default() };
+    let card = |upload: f64| Speed {
+        dense: 500e9,
+        sparse: 350e9,
+        hand_off: 20e-6,
+        op: 2e-6,
+        upload,
+        ..cpu
+    };
+    let most = |upload: f64, budget: Bytes| {
+        let placing = Placing { speeds: vec![cpu, card(upload)], ..Placing::default() };
+        let options = EngineOptions { placing, n_ctx: 256, ..adapting() };
+        let devices = [cpu_device(1), sim_device(1, budget, Duration::ZERO..Duration::ZERO, 1).1];
+        let plan = plan(&thermocline::engine::task(&model, &devices, &options));
+        let needs = exchange_needs(&model, &devices, &options, &plan);
+        (needs.map(|needs| needs.most), plan.devices.iter().map(|bytes| bytes.total()).sum())
+    };
+    let (none, all): (_, Bytes) = most(12e9, Bytes::MAX);
+    assert_eq!(none, None, "nothing is left on the CPU");
+    let half = Bytes(all.0 / 2);
+    let (by_bytes, _) = most(12e9, half);
+    assert!(by_bytes.is_some_and(|most| most >= width), "{by_bytes:?}");
+    // Where nobody knows how fast it gets there, an expert takes as long as all its rows one by one.
+    assert_eq!(most(0.0, half).0, Some(0));
 }
 
 /// Where neurons are skipped, each expert's own follow the text.
@@ -312,7 +347,7 @@ fn neurons_change_sides_within_their_experts() {
             ("64x2x96x4/2*6/2:Q8_0:relu", Format::Q8_0),
             ("64x2x96x4/2*6/2:Q4_0:relu", Format::Q4_0),
         ] {
-            let model = experts(spec);
+            let model = generated(spec);
             let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
             let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
             let expected = course(&mut alone, &text);
@@ -331,7 +366,7 @@ fn neurons_change_sides_within_their_experts() {
 /// Experts that are used often go to the device, whole, and no plan is slower than one of whole layers.
 #[test]
 fn experts_are_placed_by_how_often_they_are_used() {
-    let model = experts("64x3x64x4/2*8/2:F16:silu");
+    let model = generated("64x3x64x4/2*8/2:F16:silu");
     let width = model.hyper.experts.unwrap().n_ff;
     let hot = [6, 7, 2];
     let share = |n: usize| if hot.contains(&(n / width)) { 0.6 } else { 0.04 };
@@ -379,7 +414,7 @@ fn graphics_devices_exchange_neurons_too() {
         (two_topics().model(), Format::F16),
         (listed.model(), Format::F16),
         (quantised.model(), Format::Q4_0),
-        (experts("64x2x64x4/2*8/2:F16:silu"), Format::F16),
+        (generated("64x2x64x4/2*8/2:F16:silu"), Format::F16),
     ];
     for (model, format) in models {
         let text = [topic(&model, false, 72), topic(&model, true, 24)].concat();

@@ -82,8 +82,8 @@ impl Backend for Faulty {
     fn import(&self, label: &str, pack: &PackDesc, rows: &HostRows) -> Result<Box<dyn RawBuffer>> {
         self.cpu.import(label, pack, rows)
     }
-    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
-        self.cpu.pack_row(pack, source, row)
+    fn pack_rows(&self, pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
+        self.cpu.pack_rows(pack, source, rows)
     }
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
         self.cpu.staging(len)
@@ -129,8 +129,8 @@ impl BackendQueue for FaultyQueue {
     fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>> {
         self.queue.download(src, dst)
     }
-    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
-        self.queue.refill(pack, slot, bytes)
+    fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
+        self.queue.refill(pack, slots, bytes)
     }
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         self.queue.repack(src, dst)

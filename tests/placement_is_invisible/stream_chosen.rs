@@ -3,7 +3,7 @@
 
 use thermocline::engine::{Exchanged, StepStats};
 
-use super::adapt::{experts, halves, topic, two_topics};
+use super::adapt::{generated, halves, topic, two_topics};
 use super::stream::{split, streaming, text};
 use super::*;
 
@@ -63,7 +63,7 @@ fn experts_come_in_pieces() {
             ("64x2x64x4/2*8/2:F16:relu", Format::F16),
         ] {
             // Parts of an expert, and as much at once as there may be.
-            check(&experts(spec), &[1, 1 << 20], bound(format));
+            check(&generated(spec), &[1, 1 << 20], bound(format));
         }
     });
 }
@@ -78,8 +78,8 @@ fn neurons_of_layers_on_the_cpu_come_too() {
         for (model, format, all_come) in [
             (tiny("relu", Format::Q8_0).model(), Format::Q8_0, true),
             (tiny("silu", Format::Q4_0).model(), Format::Q4_0, true),
-            (experts("64x3x64x4/2*8/2:F16:silu"), Format::F16, true),
-            (experts("64x3x96x4/2*6/2:Q4_0:relu"), Format::Q4_0, true),
+            (generated("64x3x64x4/2*8/2:F16:silu"), Format::F16, true),
+            (generated("64x3x96x4/2*6/2:Q4_0:relu"), Format::Q4_0, true),
             (listed.model(), listed.format, false),
         ] {
             let text = text(&model, 64);
@@ -113,7 +113,7 @@ fn experts_that_changed_sides_come_in_pieces() {
             ("64x3x64x4/2*8/2:F16:silu", Format::F16),
             ("64x2x32x4/2*16/3:Q8_0:silu", Format::Q8_0),
         ] {
-            let model = experts(spec);
+            let model = generated(spec);
             let text: Vec<u32> = (0..230).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
             after_exchanges(&model, &text, bound(format));
         }
@@ -184,8 +184,8 @@ fn budgets_hold_with_slots_for_chosen_neurons() {
         let listed = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
         for (model, format) in [
             (listed.model(), listed.format),
-            (experts("64x3x64x4/2*8/2:F16:silu"), Format::F16),
-            (experts("64x2x96x4/2*6/2:Q4_0:relu"), Format::Q4_0),
+            (generated("64x3x64x4/2*8/2:F16:silu"), Format::F16),
+            (generated("64x2x96x4/2*6/2:Q4_0:relu"), Format::Q4_0),
         ] {
             let text = text(&model, 64);
             let mut alone = load_with(&model, vec![cpu_device(2)], handing(), None);
@@ -218,8 +218,8 @@ pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
     for (model, format) in [
         (Tiny { format: Format::Q8_0, ..marked.clone() }.model(), Format::Q8_0),
         (marked.model(), Format::F16),
-        (experts("64x2x32x4/2*8/3:Q8_0:silu"), Format::Q8_0),
-        (experts("64x2x64x4/2*6/2:Q4_0:relu"), Format::Q4_0),
+        (generated("64x2x32x4/2*8/3:Q8_0:silu"), Format::Q8_0),
+        (generated("64x2x64x4/2*6/2:Q4_0:relu"), Format::Q4_0),
     ] {
         let text = text(&model, 32);
         let run = |home: Option<usize>| {

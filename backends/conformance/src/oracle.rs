@@ -2,12 +2,13 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cpu::reference::{Memory, execute};
 use hal::format::Format;
 use hal::op::{Merge, Post};
-use hal::pack::{pack_plain, pack_row_plain, plain_size, refill_plain};
+use hal::pack::{pack_plain, pack_rows_plain, plain_size, refill_plain};
 use hal::{
     Backend, BackendQueue, Batch, Bytes, Device, DeviceId, DeviceInfo, DeviceKind, Error,
     HostRowSet, HostRows, MailboxShape, MemoryReport, Op, OpDesc, Operand, PackDesc, PlainStaging,
@@ -145,8 +146,8 @@ impl Backend for OracleBackend {
         pack_plain(pack, source, out, 1)
     }
 
-    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
-        pack_row_plain(pack, source, row)
+    fn pack_rows(&self, pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
+        pack_rows_plain(pack, source, rows)
     }
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
@@ -201,8 +202,8 @@ impl BackendQueue for OracleQueue {
         Ok(Box::new(Done(dst)))
     }
 
-    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
-        refill_plain(&pack.whole(), &mut lock(pack), pack.first_row() + slot, bytes)
+    fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
+        refill_plain(&pack.whole(), &mut lock(pack), pack.in_whole(slots), bytes)
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {

@@ -1,11 +1,12 @@
 //! The device itself: what it says, what it allocates, how it takes weights in.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, thread};
 
 use hal::format::Format;
-use hal::pack::{PLAIN_LAYOUT, check_plain, pack_plain, pack_row_plain, plain_size};
+use hal::pack::{PLAIN_LAYOUT, check_plain, pack_plain, pack_rows_plain, plain_size};
 use hal::{
     Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
     MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, RawBuffer, RawMailbox, RawProgram,
@@ -244,8 +245,8 @@ impl Backend for CpuBackend {
         Ok(self.locked(buffer))
     }
 
-    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
-        pack_row_plain(pack, source, row)
+    fn pack_rows(&self, pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
+        pack_rows_plain(pack, source, rows)
     }
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {

@@ -1,6 +1,7 @@
 //! Queues: work is done when it is given.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -98,11 +99,11 @@ impl BackendQueue for CpuQueue {
         Ok(Box::new(Copied(dst)))
     }
 
-    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+    fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
         self.writable("refill", pack)?;
         let mut team = self.shared.lock();
         let mut memory = Locked::new(&mut team);
-        refill_plain(&pack.whole(), memory.whole_mut(pack), pack.first_row() + slot, bytes)
+        refill_plain(&pack.whole(), memory.whole_mut(pack), pack.in_whole(slots), bytes)
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
@@ -195,12 +196,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(not_kept(&self.info().name))
     }
 
-    /// The device's bytes for one row of a pack, for [`BackendQueue::refill`]. Those of a transposed matrix in blocks are
-    /// the plain layout's on every device, so that they may come from any pack of it ([`crate::pack::slot_plain`]).
+    /// The device's bytes for neighbouring rows of a pack, one after the other, for [`BackendQueue::refill`]. Those of a
+    /// transposed matrix in blocks are the plain layout's on every device, so that they may come from any pack of it
+    /// ([`crate::pack::slot_plain`]).
     ///
     /// # Errors
     /// What a paged source reports.
-    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>>;
+    fn pack_rows(&self, pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>>;
 
     /// Host memory this device copies to and from.
     ///
@@ -288,11 +290,11 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// A lost device or a driver fault.
     fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>>;
 
-    /// Replaces one slot of a resident pack by bytes from [`Backend::pack_row`].
+    /// Replaces neighbouring slots of a resident pack by bytes of as many rows from [`Backend::pack_rows`].
     ///
     /// # Errors
     /// A lost device or a driver fault.
-    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()>;
+    fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()>;
 
     /// Replaces all that a pack holds by bytes from [`Backend::pack_into`], as many as [`Backend::packed_len`] says.
     ///

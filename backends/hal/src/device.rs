@@ -1,5 +1,6 @@
 //! A device as the engine holds it: every allocation is booked, every op is checked, once.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::format::Format;
@@ -196,20 +197,26 @@ impl Device {
         Ok(self.tensor(raw, held, desc))
     }
 
-    /// The bytes that [`Queue::refill`] wants for row `row` of the selection's own numbering (a row of the file,
-    /// or a column of it where the pack transposes).
+    /// The bytes that [`Queue::refill`] wants for these rows of the selection's own numbering (rows of the file, or
+    /// columns of it where the pack transposes).
     ///
     /// # Errors
-    /// [`Error::Shape`] for a row outside the source or a pack that does not fit it, the backend's.
-    pub fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+    /// [`Error::Shape`] for rows outside the source or a pack that does not fit it, the backend's.
+    pub fn pack_rows(
+        &self,
+        pack: &PackDesc,
+        source: &HostRows,
+        rows: Range<u32>,
+    ) -> Result<Vec<u8>> {
         if pack.source != source.desc() {
-            return Err(Error::shape("pack_row", "source", pack.source, source.desc()));
+            return Err(Error::shape("pack_rows", "source", pack.source, source.desc()));
         }
         let limit = if pack.transpose { pack.source.n_cols } else { pack.source.n_rows };
-        if row as usize >= limit {
-            return Err(Error::shape("pack_row", "row", format!("below {limit}"), row));
+        if rows.end as usize > limit || rows.is_empty() {
+            let inside = format!("some of 0..{limit}");
+            return Err(Error::shape("pack_rows", "rows", inside, format!("{rows:?}")));
         }
-        self.backend.pack_row(pack, source, row)
+        self.backend.pack_rows(pack, source, rows)
     }
 
     /// Host memory for copies.

@@ -2,6 +2,7 @@
 //!
 //! It accepts everything and computes nothing, so the conformance suite must fail on it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
@@ -78,8 +79,8 @@ impl Backend for NullBackend {
         Ok(())
     }
 
-    fn pack_row(&self, _pack: &PackDesc, source: &HostRows, _row: u32) -> Result<Vec<u8>> {
-        Ok(vec![0; source.row_bytes()])
+    fn pack_rows(&self, _pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
+        Ok(vec![0; rows.len() * source.row_bytes()])
     }
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
@@ -125,7 +126,7 @@ impl BackendQueue for NullQueue {
         Ok(Box::new(NullTransfer(dst)))
     }
 
-    fn refill(&mut self, _pack: &Tensor, _slot: usize, _bytes: &[u8]) -> Result<()> {
+    fn refill(&mut self, _pack: &Tensor, _slots: Range<usize>, _bytes: &[u8]) -> Result<()> {
         Ok(())
     }
 

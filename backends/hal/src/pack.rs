@@ -3,6 +3,7 @@
 //! A backend with a better layout makes its own; this one is what the reference reads.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use crate::format::{TransposedError, TransposedLayout, TransposedPart};
@@ -115,23 +116,26 @@ fn do_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
     });
 }
 
-/// The plain bytes of one row, as [`refill_plain`] takes them: the row and, where the pack transposes blocks,
-/// its group number.
+/// The plain bytes of neighbouring rows, as [`refill_plain`] takes them: one row after the other, where the pack
+/// transposes blocks each with its group number behind it.
 ///
 /// # Errors
 /// See [`pack_plain`].
-pub fn pack_row_plain(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
-    let one = PackDesc { select: Select::Rows([row].into()), spare: 0, ..pack.clone() };
-    let packed = one.packed()?;
+pub fn pack_rows_plain(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
+    let some = PackDesc { select: Select::Rows(rows.clone().collect()), spare: 0, ..pack.clone() };
+    let packed = some.packed()?;
     if pack.transpose {
-        let bytes = source.rows(0..pack.source.n_rows)?;
-        let one = transposed(&packed)?.pack_one(&bytes, row).map_err(|e| shape(&e))?;
-        let (mut bytes, group) = one;
-        bytes.extend(group.to_le_bytes());
+        let (layout, from) = (transposed(&packed)?, source.rows(0..pack.source.n_rows)?);
+        let mut bytes = Vec::with_capacity(rows.len() * (layout.row_bytes + 4));
+        for row in rows {
+            let (codes, group) = layout.pack_one(&from, row).map_err(|e| shape(&e))?;
+            bytes.extend(codes);
+            bytes.extend(group.to_le_bytes());
+        }
         return Ok(bytes);
     }
     let mut bytes = vec![0; plain_size(&packed).unwrap_or_default()];
-    pack_plain(&one, source, &mut bytes, 1)?;
+    pack_plain(&some, source, &mut bytes, 1)?;
     Ok(bytes)
 }
 
@@ -149,17 +153,24 @@ pub fn slot_plain(desc: &TensorDesc, pack: &[u8], slot: usize) -> Result<Vec<u8>
     }
 }
 
-/// Puts bytes from [`pack_row_plain`] into `slot` of a pack of shape `desc`.
+/// Puts bytes from [`pack_rows_plain`] into `slots` of a pack of shape `desc`.
 ///
 /// # Errors
-/// [`Error::Shape`] if they are not one row's bytes.
-pub fn refill_plain(desc: &TensorDesc, pack: &mut [u8], slot: usize, bytes: &[u8]) -> Result<()> {
-    let wrong =
-        || Error::shape("refill", "bytes", "one packed row", format!("{} bytes", bytes.len()));
+/// [`Error::Shape`] if they are not as many rows' bytes.
+pub fn refill_plain(
+    desc: &TensorDesc,
+    pack: &mut [u8],
+    slots: Range<usize>,
+    bytes: &[u8],
+) -> Result<()> {
+    let wrong = || {
+        let rows = format!("{} packed rows", slots.len());
+        Error::shape("refill", "bytes", rows, format!("{} bytes", bytes.len()))
+    };
     match desc.layout {
         Layout::Rows => {
             let row = desc.format.row_bytes(desc.n_cols).ok_or_else(wrong)?;
-            let out = pack.get_mut(slot * row..(slot + 1) * row).ok_or_else(wrong)?;
+            let out = pack.get_mut(slots.start * row..slots.end * row).ok_or_else(wrong)?;
             if out.len() != bytes.len() {
                 return Err(wrong());
             }
@@ -167,12 +178,15 @@ pub fn refill_plain(desc: &TensorDesc, pack: &mut [u8], slot: usize, bytes: &[u8
         }
         Layout::Transposed { .. } => {
             let layout = transposed(desc)?;
-            if bytes.len() != layout.row_bytes + 4 || slot >= layout.n_slots {
+            let row = layout.row_bytes + 4;
+            if bytes.len() != slots.len() * row || slots.end > layout.n_slots {
                 return Err(wrong());
             }
-            let (row, group) = bytes.split_at(layout.row_bytes);
-            pack[slot * layout.row_bytes..][..layout.row_bytes].copy_from_slice(row);
-            pack[layout.groups_at + 4 * slot..][..4].copy_from_slice(group);
+            for (slot, bytes) in slots.zip(bytes.chunks_exact(row)) {
+                let (codes, group) = bytes.split_at(layout.row_bytes);
+                pack[slot * layout.row_bytes..][..layout.row_bytes].copy_from_slice(codes);
+                pack[layout.groups_at + 4 * slot..][..4].copy_from_slice(group);
+            }
         }
     }
     Ok(())

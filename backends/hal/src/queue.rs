@@ -1,5 +1,7 @@
 //! An in-order queue as the engine holds it, runs with their hand-offs, and copies in flight.
 
+use std::ops::Range;
+
 use crate::{
     BackendQueue, Bytes, Device, DeviceId, Error, Layout, MailboxShape, Posted, Program, RawRun,
     RawTransfer, Reservation, Result, Staging, Tensor, Times,
@@ -142,23 +144,19 @@ impl Queue {
         }
     }
 
-    /// Replaces one slot of a resident pack by bytes from [`Device::pack_row`].
+    /// Replaces neighbouring slots of a resident pack by bytes of as many rows from [`Device::pack_rows`].
     ///
     /// # Errors
-    /// [`Error::Shape`] for a slot outside the pack, [`Error::ForeignBuffer`], the backend's.
-    pub fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+    /// [`Error::Shape`] for slots outside the pack or bytes of other rows, [`Error::ForeignBuffer`], the backend's.
+    pub fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
         if pack.device() != self.device.id() {
             return Err(self.foreign("refill", "pack"));
         }
-        if slot >= pack.desc.n_rows {
-            return Err(Error::shape(
-                "refill",
-                "slot",
-                format!("below {}", pack.desc.n_rows),
-                slot,
-            ));
+        if slots.end > pack.desc.n_rows || slots.is_empty() {
+            let inside = format!("some of 0..{}", pack.desc.n_rows);
+            return Err(Error::shape("refill", "slots", inside, format!("{slots:?}")));
         }
-        self.raw.refill(pack, slot, bytes)
+        self.raw.refill(pack, slots, bytes)
     }
 
     /// Replaces all that a pack holds by bytes from [`Device::pack_into`]: other rows of as many neurons.

@@ -110,6 +110,12 @@ impl Tensor {
         Tensor { buffer: Arc::clone(&self.buffer), first_row, first_col, desc }
     }
 
+    /// Rows of this view as rows of its buffer.
+    #[must_use]
+    pub fn in_whole(&self, rows: Range<usize>) -> Range<usize> {
+        self.first_row + rows.start..self.first_row + rows.end
+    }
+
     /// The first row of this view inside its buffer.
     #[must_use]
     pub fn first_row(&self) -> usize {

@@ -21,7 +21,7 @@ use hal::format::Format;
 use hal::pack::{plain_size, transposed};
 use hal::{Layout, PackDesc, TensorDesc};
 
-pub use pack::{Writes, pack, pack_into, pack_row, refill};
+pub use pack::{Writes, pack, pack_into, pack_rows, refill};
 pub use tables::{needs_tables, tables};
 
 /// Rows of blocks are multiples of so many words: one load.

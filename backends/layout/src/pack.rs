@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use hal::format::Format;
-use hal::pack::{pack_plain, pack_row_plain, plain_size, transposed};
+use hal::pack::{pack_plain, pack_rows_plain, plain_size, transposed};
 use hal::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
 
 use crate::{has_tables, imported_size, planes, row_words};
@@ -149,45 +149,51 @@ fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The bytes of one row for [`refill`].
+/// The bytes of neighbouring rows for [`refill`].
 ///
 /// # Errors
 /// As [`pack`].
-pub fn pack_row(pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+pub fn pack_rows(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
     let packed = pack.packed()?;
     if has_tables(&packed) {
-        return pack_row_plain(pack, source, row);
+        return pack_rows_plain(pack, source, rows);
     }
-    let one = PackDesc { select: Select::Rows([row].into()), spare: 0, ..pack.clone() };
+    let some = PackDesc { select: Select::Rows(rows.collect()), spare: 0, ..pack.clone() };
     let mut bytes = Vec::new();
-    self::pack(&one, source, &mut |_, stretch| {
+    self::pack(&some, source, &mut |_, stretch| {
         bytes.extend_from_slice(stretch);
         Ok(())
     })?;
     Ok(bytes)
 }
 
-/// Where the bytes of [`pack_row`] go to fill `slot` of a pack of shape `desc`.
+/// Where the bytes of [`pack_rows`] go to fill `slots` of a pack of shape `desc`.
 ///
 /// # Errors
-/// [`Error::Shape`] if they are not one row's bytes.
-pub fn refill(desc: &TensorDesc, slot: usize, bytes: &[u8]) -> Result<Writes> {
-    let wrong =
-        || Error::shape("refill", "bytes", "one packed row", format!("{} bytes", bytes.len()));
-    let inside = slot < desc.n_rows;
+/// [`Error::Shape`] if they are not as many rows' bytes.
+pub fn refill(desc: &TensorDesc, slots: Range<usize>, bytes: &[u8]) -> Result<Writes> {
+    let n = slots.len();
+    let wrong = || {
+        let rows = format!("{n} packed rows");
+        Error::shape("refill", "bytes", rows, format!("{} bytes", bytes.len()))
+    };
+    let inside = slots.end <= desc.n_rows;
     if has_tables(desc) {
         let layout = transposed(desc)?;
         let row = layout.row_bytes;
-        if !inside || bytes.len() != row + 4 {
+        if !inside || bytes.len() != n * (row + 4) {
             return Err(wrong());
         }
-        let group = layout.groups_at + 4 * slot;
-        return Ok(vec![((slot * row) as u64, 0..row), (group as u64, row..row + 4)]);
+        let places = slots.zip((0..).step_by(row + 4)).flat_map(|(slot, from)| {
+            let (codes, group) = (slot * row, layout.groups_at + 4 * slot);
+            [(codes as u64, from..from + row), (group as u64, from + row..from + row + 4)]
+        });
+        return Ok(places.collect());
     }
     let row = 4 * row_words(desc.format, desc.n_cols).ok_or_else(wrong)?;
     debug_assert!(desc.layout == Layout::Rows || desc.format.quants().is_none());
-    match inside && bytes.len() == row {
-        true => Ok(vec![((slot * row) as u64, 0..row)]),
+    match inside && bytes.len() == n * row {
+        true => Ok(vec![((slots.start * row) as u64, 0..n * row)]),
         false => Err(wrong()),
     }
 }

@@ -43,11 +43,18 @@ fn packs_are_rows_one_by_one() {
         .expect("packs");
         let row = 4 * row_words(format, n_cols).expect("whole blocks");
         for (slot, id) in [1, 4, 8].into_iter().enumerate() {
-            let one = pack::pack_row(&desc, &source, id).expect("packs");
+            let one = pack::pack_rows(&desc, &source, id..id + 1).expect("packs");
             assert_eq!(one, whole[slot * row..][..row], "{format}");
-            let places = pack::refill(&TensorDesc::new(5, n_cols, format), slot, &one);
+            let places = pack::refill(&TensorDesc::new(5, n_cols, format), slot..slot + 1, &one);
             assert_eq!(places, Ok(vec![((slot * row) as u64, 0..row)]));
         }
+        // Neighbours are one write.
+        let three = pack::pack_rows(&desc, &source, 3..6).expect("packs");
+        let each =
+            (3..6).flat_map(|id| pack::pack_rows(&desc, &source, id..id + 1).expect("packs"));
+        assert_eq!(three, each.collect::<Vec<u8>>(), "{format}");
+        let places = pack::refill(&TensorDesc::new(5, n_cols, format), 2..5, &three);
+        assert_eq!(places, Ok(vec![((2 * row) as u64, 0..3 * row)]));
         assert_eq!(whole.len(), 5 * row);
     }
 }
@@ -57,8 +64,10 @@ fn packs_are_rows_one_by_one() {
 fn refills_are_checked() {
     let desc = TensorDesc::new(5, 64, Format::Q4_0);
     let row = 4 * row_words(Format::Q4_0, 64).expect("whole blocks");
-    assert!(pack::refill(&desc, 0, &vec![0; row - 1]).is_err());
-    assert!(pack::refill(&desc, 5, &vec![0; row]).is_err());
+    assert!(pack::refill(&desc, 0..1, &vec![0; row - 1]).is_err());
+    assert!(pack::refill(&desc, 5..6, &vec![0; row]).is_err());
+    assert!(pack::refill(&desc, 3..6, &vec![0; 3 * row]).is_err());
+    assert!(pack::refill(&desc, 1..3, &vec![0; row]).is_err());
 }
 
 /// No entry is empty, and those of eight values are as many as their format can name.

@@ -1,6 +1,7 @@
 //! The device: limits, memory, programs, and the handles by which a test makes it fail.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use hal::{
@@ -144,9 +145,9 @@ impl Backend for SimBackend {
         pack::pack_plain(pack, source, out, 1)
     }
 
-    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
+    fn pack_rows(&self, pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
         self.shared.check()?;
-        pack::pack_row_plain(pack, source, row)
+        pack::pack_rows_plain(pack, source, rows)
     }
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {

@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
@@ -113,8 +114,8 @@ impl BackendQueue for SimQueue {
         self.copy(|reply| Command::Download { src, dst, reply })
     }
 
-    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
-        self.send(Command::Refill { pack: pack.clone(), slot, bytes: bytes.into() })
+    fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
+        self.send(Command::Refill { pack: pack.clone(), slots, bytes: bytes.into() })
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {

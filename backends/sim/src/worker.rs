@@ -4,6 +4,7 @@
 //! that an answer, a cancel, a loss or the end of the queue reaches it at once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -46,7 +47,7 @@ pub(crate) enum Command {
     Replay { id: u64, program: SimProgram, cuts: Option<Box<[usize]>>, events: Sender<Event> },
     Upload { src: Box<dyn RawStaging>, dst: Tensor, reply: Sender<Result<Box<dyn RawStaging>>> },
     Download { src: Tensor, dst: Box<dyn RawStaging>, reply: Sender<Result<Box<dyn RawStaging>>> },
-    Refill { pack: Tensor, slot: usize, bytes: Box<[u8]> },
+    Refill { pack: Tensor, slots: Range<usize>, bytes: Box<[u8]> },
     Repack { src: Box<dyn RawStaging>, dst: Tensor, reply: Sender<Result<Box<dyn RawStaging>>> },
     CopyRows { src: Tensor, dst: Tensor },
     Finish { reply: Sender<Result<()>> },
@@ -153,11 +154,11 @@ impl Worker {
                 drop(src);
                 let _ = reply.send(result.map(|()| dst));
             }
-            Command::Refill { pack, slot, bytes } => {
-                let slot = pack.first_row() + slot;
+            Command::Refill { pack, slots, bytes } => {
+                let slots = pack.in_whole(slots);
                 let result = self.copy(|| {
                     let desc = pack.whole();
-                    buffer(&pack).write(|out| hal::pack::refill_plain(&desc, out, slot, &bytes))
+                    buffer(&pack).write(|out| hal::pack::refill_plain(&desc, out, slots, &bytes))
                 });
                 self.failed = self.failed.take().or(result.err());
             }

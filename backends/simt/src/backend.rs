@@ -1,5 +1,6 @@
 //! The device as the contract sees it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hal::{
@@ -128,8 +129,8 @@ impl<D: Driver> Backend for SimtBackend<D> {
         layout::pack_into(pack, source, out)
     }
 
-    fn pack_row(&self, pack: &PackDesc, source: &HostRows, row: u32) -> Result<Vec<u8>> {
-        layout::pack_row(pack, source, row)
+    fn pack_rows(&self, pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
+        layout::pack_rows(pack, source, rows)
     }
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {

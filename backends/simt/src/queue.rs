@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ struct State<D: Driver> {
 enum Work<D: Driver> {
     Run(Arc<Progress<D>>),
     Copy { way: Way, bytes: Box<dyn RawStaging>, tensor: Tensor, done: Arc<CopyState<D>> },
-    Refill { pack: Tensor, slot: usize, bytes: Vec<u8> },
+    Refill { pack: Tensor, slots: Range<usize>, bytes: Vec<u8> },
     CopyRows { src: Tensor, dst: Tensor },
 }
 
@@ -106,7 +107,7 @@ impl<D: Driver> Core<D> {
                     let copied = self.copy(way, bytes, tensor);
                     *lock(&done.0) = Some(copied);
                 }
-                Work::Refill { pack, slot, bytes } => self.refill(state, pack, slot, &bytes)?,
+                Work::Refill { pack, slots, bytes } => self.refill(state, pack, slots, &bytes)?,
                 Work::CopyRows { src, dst } => {
                     copies::copy_rows(&self.stream, &src, &dst)?;
                     let (done, _tensors) = (self.stream.mark(false)?, vec![src, dst]);
@@ -159,10 +160,15 @@ impl<D: Driver> Core<D> {
         Ok(Copied { staging, done: self.stream.mark(false)?, _tensor: tensor })
     }
 
-    fn refill(&self, state: &mut State<D>, pack: Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
+    fn refill(
+        &self,
+        state: &mut State<D>,
+        pack: Tensor,
+        slots: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<()> {
         let to: Span = raw(&pack)?.span;
-        let slot = pack.first_row() + slot;
-        let places = layout::refill(&pack.whole(), slot, bytes)?;
+        let places = layout::refill(&pack.whole(), pack.in_whole(slots), bytes)?;
         let idle = state.idle.iter().position(|block| block.bytes().len() == bytes.len());
         let mut block = match idle {
             Some(at) => state.idle.swap_remove(at),
@@ -262,8 +268,8 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
         self.copy(Way::Download, dst, src)
     }
 
-    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
-        self.core.give(Work::Refill { pack: pack.clone(), slot, bytes: bytes.to_vec() })
+    fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
+        self.core.give(Work::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {

@@ -1,5 +1,7 @@
 //! Weights brought to the device, and slots filled anew, in the layout of the `layout` crate.
 
+use std::ops::Range;
+
 use hal::{Bytes, HostRows, PackDesc, Result, Tensor};
 
 use crate::buffer::{RowLayout, Span, WgpuBuffer, raw, rounded};
@@ -34,13 +36,12 @@ pub(crate) fn import(
     Ok(WgpuBuffer { buffer, layout })
 }
 
-/// Puts a row from [`layout::pack_row`] into a slot.
+/// Puts rows from [`layout::pack_rows`] into slots.
 ///
 /// # Errors
-/// [`hal::Error::Shape`] for bytes that are not one row of the pack.
-pub(crate) fn refill(gpu: &Gpu, tensor: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
-    let slot = tensor.first_row() + slot;
-    for (offset, part) in layout::refill(&tensor.whole(), slot, bytes)? {
+/// [`hal::Error::Shape`] for bytes that are not as many rows of the pack.
+pub(crate) fn refill(gpu: &Gpu, tensor: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
+    for (offset, part) in layout::refill(&tensor.whole(), tensor.in_whole(slots), bytes)? {
         let buffer = raw(tensor)?.buffer.clone();
         let span = Span { buffer, offset, size: part.len() as u64 };
         write(gpu, &span, 0, &bytes[part])?;

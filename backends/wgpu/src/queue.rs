@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ enum Work {
     Run(Arc<Progress>),
     Upload { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<CopyState> },
     Download { src: Tensor, bytes: Box<dyn RawStaging>, done: Arc<CopyState> },
-    Refill { pack: Tensor, slot: usize, bytes: Vec<u8> },
+    Refill { pack: Tensor, slots: Range<usize>, bytes: Vec<u8> },
     Repack { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<CopyState> },
     CopyRows { src: Tensor, dst: Tensor },
 }
@@ -110,7 +111,7 @@ impl Core {
                     let copied = reading.map(|r| Copied { staging: bytes, reading: Some(r) });
                     *done.lock() = Some(copied);
                 }
-                Work::Refill { pack, slot, bytes } => layout::refill(gpu, &pack, slot, &bytes)?,
+                Work::Refill { pack, slots, bytes } => layout::refill(gpu, &pack, slots, &bytes)?,
                 Work::Repack { bytes, dst, done } => {
                     let copied = layout::repack(gpu, &dst, bytes.bytes());
                     let copied = copied.map(|()| Copied { staging: bytes, reading: None });
@@ -194,8 +195,8 @@ impl BackendQueue for WgpuQueue {
         self.copy(|done| Work::Download { src, bytes: dst, done })
     }
 
-    fn refill(&mut self, pack: &Tensor, slot: usize, bytes: &[u8]) -> Result<()> {
-        self.core.give(Work::Refill { pack: pack.clone(), slot, bytes: bytes.to_vec() })
+    fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
+        self.core.give(Work::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {

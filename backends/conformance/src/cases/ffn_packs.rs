@@ -56,18 +56,19 @@ fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
     let chosen = rig.rng.choose(n_ff / 2, n_ff);
     let n_chosen = chosen.len();
     let absent: Vec<u32> = (0..n_ff as u32).filter(|id| !chosen.contains(id)).collect();
-    let refills = [(n_chosen, absent[3]), (n_chosen + 1, absent[0]), (4, absent[9])];
+    // Two spare slots at once, and one that was full.
+    let refills = [(n_chosen, absent[0]..absent[0] + 2), (4, absent[9]..absent[9] + 1)];
     let packed = |rig: &mut Rig, source: &HostRows, transpose: bool| -> Result<Tensor> {
         let select = Select::Rows(chosen.clone().into());
         let pack = PackDesc { select, transpose, spare: 2, ..PackDesc::whole(source.desc()) };
         let tensor = rig.device.import("pack", &pack, source)?;
-        for (slot, row) in refills {
-            let bytes = rig.device.pack_row(&pack, source, row)?;
+        for (slot, rows) in refills.clone() {
+            let bytes = rig.device.pack_rows(&pack, source, rows.clone())?;
             if pack.transpose && pack.source.format.quants().is_some() {
-                let plain = hal::pack::pack_row_plain(&pack, source, row)?;
-                rig.same_bytes("a transposed row in the plain layout", &plain, &bytes);
+                let plain = hal::pack::pack_rows_plain(&pack, source, rows.clone())?;
+                rig.same_bytes("transposed rows in the plain layout", &plain, &bytes);
             }
-            rig.queue.refill(&tensor, slot, &bytes)?;
+            rig.queue.refill(&tensor, slot..slot + rows.len(), &bytes)?;
         }
         Ok(tensor)
     };

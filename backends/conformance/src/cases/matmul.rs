@@ -135,9 +135,9 @@ fn refill(rig: &mut Rig, format: Format) -> Result<()> {
     let pack = PackDesc { select, spare: 2, ..PackDesc::whole(source.desc()) };
     let w = rig.device.import("weight", &pack, &source)?;
     let x = rig.input(2, cols)?;
-    for (slot, row) in [(5, 0), (6, 19), (2, 12)] {
-        let bytes = rig.device.pack_row(&pack, &source, row)?;
-        rig.queue.refill(&w, slot, &bytes)?;
+    for (slots, rows) in [(5..6, 0..1), (4..7, 17..20), (2..3, 12..13)] {
+        let bytes = rig.device.pack_rows(&pack, &source, rows)?;
+        rig.queue.refill(&w, slots, &bytes)?;
     }
     let y = rig.output(2, 7)?;
     rig.run([matmul(&w, &x, &y)])?;

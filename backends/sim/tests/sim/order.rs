@@ -104,14 +104,14 @@ fn a_slot_of_a_pack_is_replaced() {
         };
         let tensor = rig.device.import("pack", &pack, &host).unwrap();
         assert_eq!(tensor.desc().n_rows, 3);
-        let row = rig.device.pack_row(&pack, &host, 3).unwrap();
-        rig.queue.refill(&tensor, 2, &row).unwrap();
+        let row = rig.device.pack_rows(&pack, &host, 3..4).unwrap();
+        rig.queue.refill(&tensor, 2..3, &row).unwrap();
         assert_eq!(
             rig.read(&tensor),
             [0.0, 1.0, 2.0, 3.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
         );
         // What has no handle is told by finish, once.
-        rig.queue.refill(&tensor, 2, &row[1..]).unwrap();
+        rig.queue.refill(&tensor, 2..3, &row[1..]).unwrap();
         assert!(rig.queue.finish().is_err());
         rig.queue.finish().unwrap();
     });
