@@ -377,7 +377,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn budgets() {
+    fn amounts_of_memory() {
         assert_eq!(budget("8GiB"), Ok(Budget::Bytes(8 << 30)));
         assert_eq!(budget("8192MiB"), Ok(Budget::Bytes(8 << 30)));
         assert_eq!(budget("8"), Ok(Budget::Bytes(8 << 30)));
