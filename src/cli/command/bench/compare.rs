@@ -53,6 +53,9 @@ impl Checked {
     }
 }
 
+/// Devices by name, and how much of each may be used.
+type Limits = Vec<(String, Bytes)>;
+
 /// What is known of the engines so far.
 #[derive(Debug)]
 pub(super) struct Comparison<'a> {
@@ -60,8 +63,8 @@ pub(super) struct Comparison<'a> {
     pub(super) plot: Plot,
     /// The first engine of a model for each pair of formats of the cache.
     first: Vec<Checked>,
-    /// Backends with the limits of their devices that were measured, of the model at hand, and what else differed.
-    measured: BTreeSet<(Option<&'static str>, Vec<(String, Bytes)>, String)>,
+    /// Backends and what else differed, with the limits of their devices, that were measured of the model at hand.
+    measured: BTreeSet<(Option<&'static str>, String, Limits)>,
     /// The models, for the picture's title.
     titles: Vec<String>,
     /// Engines that were compared with another.
@@ -100,10 +103,10 @@ impl<'a> Comparison<'a> {
         let place = &self.options.places[combination.place];
         let others = Combination { place: 0, ..combination };
         let limit = |other: &Beside| (other.candidate.name.clone(), other.budget);
-        let limits: Vec<_> = machine.others.iter().map(limit).collect();
+        let limits: Limits = machine.others.iter().map(limit).collect();
         let told: Vec<_> =
             limits.iter().map(|(name, budget)| format!("{budget} on {name}")).collect();
-        let is_new = self.measured.insert((place.backend, limits, format!("{others:?}")));
+        let is_new = self.measured.insert((place.backend, format!("{others:?}"), limits));
         if !is_new && !told.is_empty() {
             let told = told.join(", ");
             terminal.note(&format!(
