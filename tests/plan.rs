@@ -306,6 +306,12 @@ fn devices_and_doctor_report() {
     let cpu = &report["devices"][0];
     assert!(cpu["bytes_per_second"].as_f64().unwrap() > 0.0, "{cpu}");
     assert!(cpu["read_gb_s"].as_f64().unwrap() > 0.0);
+    let devices = report["devices"].as_array().unwrap()[1..].iter();
+    for device in devices.filter(|device| device["error"].is_null()) {
+        assert!(!device["ways"].as_array().unwrap().is_empty(), "{device}");
+        assert!(device["prompt_bytes_per_second"].as_f64().unwrap() > 0.0, "{device}");
+        assert!(device["hand_off_seconds"].as_f64().unwrap() > 0.0, "{device}");
+    }
     for missing in report["missing"].as_array().unwrap() {
         assert!(!missing["hint"].as_str().unwrap().is_empty());
     }

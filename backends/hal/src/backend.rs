@@ -126,6 +126,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Facts.
     fn info(&self) -> &DeviceInfo;
 
+    /// What the backend makes use of here and what it does without, and what limits an op: sentences for people.
+    fn ways(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Memory now.
     ///
     /// # Errors

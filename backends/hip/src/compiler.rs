@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use hal::{Error, Result};
 use libloading::Library;
@@ -27,10 +27,8 @@ type Size = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
 /// Program, where bytes go.
 type Get = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
 
-/// Whose turn it is, of all devices: versions of the compiler differ in what they bear at once.
-static TURN: Mutex<()> = Mutex::new(());
-
-/// The compiler. Programs are compiled one after the other.
+/// The compiler. Programs are compiled one after the other, those of other devices too: versions of it differ in what they
+/// bear.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     version: Function<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>,
@@ -42,14 +40,18 @@ pub(crate) struct Compiler {
     code: Function<Get>,
     destroy: Function<unsafe extern "C" fn(*mut Raw) -> c_int>,
     text: Function<unsafe extern "C" fn(c_int) -> *const c_char>,
+    turn: Arc<Mutex<()>>,
 }
 
 impl Compiler {
-    /// Looks the compiler up in a library that is never closed.
+    /// Looks the compiler up in a library that is never closed; `turn` is that of all devices.
     ///
     /// # Errors
     /// [`Missing::Function`].
-    pub(crate) fn find(library: &'static Library) -> std::result::Result<Compiler, Missing> {
+    pub(crate) fn find(
+        library: &'static Library,
+        turn: &Arc<Mutex<()>>,
+    ) -> std::result::Result<Compiler, Missing> {
         // SAFETY: the types are those of `hiprtc.h`, in which no version has changed them.
         unsafe {
             Ok(Compiler {
@@ -62,6 +64,7 @@ impl Compiler {
                 code: Function::find(library, "hiprtcGetCode")?,
                 destroy: Function::find(library, "hiprtcDestroyProgram")?,
                 text: Function::find(library, "hiprtcGetErrorString")?,
+                turn: Arc::clone(turn),
             })
         }
     }
@@ -93,7 +96,7 @@ impl Compiler {
             options.iter().map(|option| text(option)).collect::<Result<_>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // A turn that ended in a panic has left nothing half done here.
-        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut program = Program { raw: ptr::null_mut(), destroy: self.destroy };
         let done = |call: &str, code: c_int| match code {
             0 => Ok(()),

@@ -3,13 +3,12 @@
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a kept file begins with; changes with its form.
 const MAGIC: &[u8; 8] = b"tclhip01";
 
-/// Files that this process has begun.
-static WRITTEN: AtomicU64 = AtomicU64::new(0);
+/// Names that are tried for a file before it is whole.
+const ATTEMPTS: usize = 1000;
 
 /// Where kept code is looked for and put.
 #[derive(Clone, Debug)]
@@ -45,11 +44,8 @@ impl Kept {
     pub(crate) fn write(&self, code: &[u8]) -> io::Result<()> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
-        // Two devices may make the same at once, in one process or in several.
-        let n = WRITTEN.fetch_add(1, Ordering::Relaxed);
-        let part = folder.join(format!("{:016x}.{}-{n}.part", self.key, std::process::id()));
+        let (mut file, part) = self.begin(folder)?;
         let written = (|| {
-            let mut file = fs::File::create(&part)?;
             for piece in
                 [&MAGIC[..], &self.key.to_le_bytes(), &add(START, code).to_le_bytes(), code]
             {
@@ -62,6 +58,20 @@ impl Kept {
             let _ = fs::remove_file(&part);
         }
         written
+    }
+
+    /// A file that nobody else writes: two devices may make the same at once, in one process or in several.
+    fn begin(&self, folder: &Path) -> io::Result<(fs::File, PathBuf)> {
+        let mut n = 0;
+        loop {
+            let part = folder.join(format!("{:016x}.{}-{n}.part", self.key, std::process::id()));
+            match fs::File::create_new(&part) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n < ATTEMPTS => {
+                    n += 1
+                }
+                file => return Ok((file?, part)),
+            }
+        }
     }
 }
 

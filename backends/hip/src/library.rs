@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::mem::offset_of;
+use std::sync::{Arc, Mutex};
 
 use hip_sys::hiprt;
 use libloading::Library as File;
@@ -50,6 +51,8 @@ pub(crate) struct Library {
     error_name: Function<About>,
     error_text: Function<About>,
     pub(crate) calls: Calls,
+    /// Who compiles, of all devices.
+    compiling: Arc<Mutex<()>>,
 }
 
 /// Opens the newest of the libraries of this name.
@@ -90,6 +93,7 @@ impl Library {
             error_name: find(file, "hipGetErrorName")?,
             error_text: find(file, "hipGetErrorString")?,
             calls: calls(file)?,
+            compiling: Arc::default(),
         };
         // SAFETY: no flags exist.
         let code = unsafe { (init.call)(0) };
@@ -102,16 +106,17 @@ impl Library {
     /// # Errors
     /// [`Missing::Library`].
     pub(crate) fn compiler(&self) -> Result<Compiler, Missing> {
-        let same = open("libhiprtc", &[self.version]).map(|(file, _)| Compiler::find(file));
+        let find = |file| Compiler::find(file, &self.compiling);
+        let same = open("libhiprtc", &[self.version]).map(|(file, _)| find(file));
         if let Some(Ok(compiler)) = same {
             return Ok(compiler);
         }
-        if let Ok(compiler) = Compiler::find(self.file) {
+        if let Ok(compiler) = find(self.file) {
             return Ok(compiler);
         }
         let (file, _) =
             open("libhiprtc", &VERSIONS).ok_or(Missing::Library { name: "libhiprtc.so" })?;
-        Compiler::find(file)
+        find(file)
     }
 
     /// The version of HIP, 50221153 for 5.2.

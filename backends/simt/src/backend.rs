@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hal::{
     Backend, BackendQueue, Bytes, DeviceInfo, HostRows, MailboxShape, MemoryReport, Op, OpDesc,
@@ -73,6 +74,27 @@ impl<D: Driver> SimtBackend<D> {
 impl<D: Driver> Backend for SimtBackend<D> {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn ways(&self) -> Vec<String> {
+        let Manners { graphs, flags, launch, in_graph, echo, .. } = self.card.manners;
+        let us = |time: Duration| format!("{:.1} us", time.as_secs_f64() * 1e6);
+        let one = us(launch);
+        let launches = match in_graph.filter(|_| graphs) {
+            Some(graph) => {
+                format!("steps start as graphs: {} a launch in one, {one} one by one", us(graph))
+            }
+            None if graphs => "steps start as graphs".to_owned(),
+            None => format!("kernels start one by one: {one} each"),
+        };
+        let waits = match echo.filter(|_| flags) {
+            Some(echo) => {
+                format!("it waits for the CPU's answers itself, and sees one after {}", us(echo))
+            }
+            None if flags => "it waits for the CPU's answers itself".to_owned(),
+            None => "a submission ends at each hand-off".to_owned(),
+        };
+        vec![launches, waits]
     }
 
     fn memory(&self) -> Result<MemoryReport> {

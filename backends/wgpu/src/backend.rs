@@ -48,6 +48,28 @@ impl Backend for WgpuBackend {
         &self.info
     }
 
+    fn ways(&self) -> Vec<String> {
+        let facts = &self.gpu.facts;
+        let has = |feature| self.gpu.device.features().contains(feature);
+        let near = match facts.near {
+            Some(near) => format!("threads pass values on in subgroups of {near}"),
+            None => {
+                "no subgroups that were found to work: threads pass values on by memory".to_owned()
+            }
+        };
+        let clock = match has(wgpu::Features::TIMESTAMP_QUERY) {
+            true => "timestamps tell when its work ran",
+            false => "no timestamps: a trace shows when the host noticed that work had ended",
+        };
+        let (most, buffer) = (facts.max_binding(), facts.limits.max_buffer_size);
+        let limits = format!(
+            "an op reaches up to {} of an operand at once, {} at most in all",
+            Bytes(most),
+            Bytes(buffer)
+        );
+        vec![near, clock.to_owned(), limits]
+    }
+
     fn memory(&self) -> Result<MemoryReport> {
         self.gpu.health.check()?;
         Ok(native::memory(&self.gpu.device))

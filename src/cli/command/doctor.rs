@@ -24,6 +24,8 @@ struct Patient {
     /// GB/s that the CPU's threads read.
     read: Option<f64>,
     speed: Result<Speed, String>,
+    /// How its backend works with it.
+    ways: Vec<String>,
     remarks: Vec<String>,
 }
 
@@ -47,6 +49,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
                 memory: MemoryReport::default(),
                 read: None,
                 speed: Err(format!("it cannot be opened: {error}")),
+                ways: Vec::new(),
                 remarks: Vec::new(),
             },
         });
@@ -116,7 +119,7 @@ fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> Patient 
         remarks.push("--vram-budget limits what is used of its memory".to_owned());
     }
     let (name, description) = (name.to_owned(), description.to_owned());
-    Patient { name, description, memory, read: None, speed, remarks }
+    Patient { name, description, memory, read: None, speed, ways: backend.ways(), remarks }
 }
 
 impl Patient {
@@ -139,10 +142,23 @@ impl Patient {
                 if speed.hand_off > 0.0 {
                     lines.push(format!("  a hand-off takes {:.0} us", speed.hand_off * 1e6));
                 }
+                if speed.prompt > 0.0 {
+                    lines.push(format!(
+                        "  prompts: {:.1} GB/s of weights, times tokens",
+                        speed.prompt / 1e9
+                    ));
+                }
+                if speed.upload > 0.0 {
+                    lines.push(format!(
+                        "  neurons come at {:.2} GB/s, a single row in {:.1} us",
+                        speed.upload / 1e9,
+                        speed.refill * 1e6
+                    ));
+                }
             }
             Err(why) => lines.push(format!("  not measured: {why}")),
         }
-        lines.extend(self.remarks.iter().map(|remark| format!("  {remark}")));
+        lines.extend(self.ways.iter().chain(&self.remarks).map(|line| format!("  {line}")));
         lines.iter().map(|line| printable(line) + "\n").collect()
     }
 
@@ -158,6 +174,10 @@ impl Patient {
             "row_bytes_per_second": speed.map(|speed| speed.sparse),
             "hand_off_seconds": speed.map(|speed| speed.hand_off),
             "op_seconds": speed.map(|speed| speed.op),
+            "refill_seconds": speed.map(|speed| speed.refill),
+            "prompt_bytes_per_second": speed.map(|speed| speed.prompt),
+            "upload_bytes_per_second": speed.map(|speed| speed.upload),
+            "ways": self.ways,
             "error": self.speed.as_ref().err(),
             "remarks": self.remarks,
         })

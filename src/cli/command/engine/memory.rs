@@ -59,13 +59,8 @@ impl Need {
         }
     }
 
-    /// The same without what `forecast` places on other devices.
-    pub(crate) fn less(self, forecast: &Forecast) -> Need {
-        self.without(&forecast.devices)
-    }
-
     /// The same without what `forecast` places in memory that is not the CPU's, too.
-    pub(crate) fn less_apart(self, forecast: &Forecast, machine: &Machine) -> Need {
+    pub(crate) fn less(self, forecast: &Forecast, machine: &Machine) -> Need {
         let others = machine.others.iter().zip(&forecast.devices[1..]);
         let apart = others.filter(|(other, _)| other.is_apart()).map(|(_, bytes)| *bytes);
         self.without(&apart.collect::<Vec<_>>())

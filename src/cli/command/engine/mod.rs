@@ -289,7 +289,7 @@ pub(crate) fn load(
     tell_sparsity(model, &options, terminal);
     let need = Need::of(model, &options, cpu);
     // What an integrated device has is memory of this machine, too.
-    let need = planned.as_ref().map_or(need, |forecast| need.less_apart(forecast, machine));
+    let need = planned.as_ref().map_or(need, |forecast| need.less(forecast, machine));
     need.check(cpu.memory().unwrap_or_default(), options.n_ctx, terminal)?;
     if let Some(forecast) = &planned {
         machine.tell(forecast, model, &options, terminal);

@@ -130,7 +130,15 @@ impl Report {
                 .to_owned(),
             );
         }
-        let need = engine::Need::of(&model, &settings, &machine.cpu).less(&forecast);
+        let folder = computation.folder.as_ref().filter(|_| options.assumed.is_empty());
+        notes.extend(folder.filter(|_| !computation.devices.measure_anew).map(|folder| {
+            let path = folder.path.display();
+            format!(
+                "speeds are measured once and kept in {path}; --reset-gpu-index measures them anew"
+            )
+        }));
+        let need = engine::Need::of(&model, &settings, &machine.cpu);
+        let need = need.less(&forecast, machine);
         let memory = machine.cpu.memory().unwrap_or_default();
         if let Err(refused) = need.check(memory, n_ctx, terminal) {
             let help = refused.help.map_or(String::new(), |help| format!("; {help}"));
