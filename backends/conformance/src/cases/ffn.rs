@@ -5,7 +5,7 @@ use hal::op::{Activation, Down, FfnKind, MOST_COUNTED, Skip, SparseFfn};
 use hal::{Op, PackDesc, Result, Rows, Tensor};
 
 use super::ffn_experts::Experts;
-use super::widths;
+use super::{WIDEST, widths};
 use crate::Case;
 use crate::rig::{POISON, Rig, f32_bytes};
 use crate::weights::weight_formats;
@@ -56,6 +56,8 @@ pub(super) struct Spec {
     pub(super) biases: bool,
     pub(super) experts: Option<Experts>,
     pub(super) accumulate: bool,
+    /// Rows of [`WIDEST`] values in all matrices.
+    pub(super) widest: bool,
 }
 
 impl Spec {
@@ -73,10 +75,14 @@ impl Spec {
             biases: false,
             experts: None,
             accumulate: false,
+            widest: false,
         }
     }
 
     pub(super) fn n_embd(&self) -> usize {
+        if self.widest {
+            return WIDEST;
+        }
         widths(self.format)[usize::from(self.format.block_values() == 32)]
     }
 
@@ -86,6 +92,7 @@ impl Spec {
             return experts.n_rows(if self.lie == Lie::Stored { 1 } else { block });
         }
         match (self.lie, block) {
+            (Lie::Transposed | Lie::Across, _) if self.widest => WIDEST,
             (Lie::Stored, _) | (_, 1) => 67,
             (Lie::Transposed | Lie::Across, 32) => 96,
             (Lie::Transposed | Lie::Across, block) => 2 * block,
@@ -94,6 +101,7 @@ impl Spec {
 
     pub(super) fn n_out(&self) -> usize {
         match self.lie {
+            Lie::Stored if self.widest => WIDEST,
             Lie::Stored => widths(self.down)[usize::from(self.down.block_values() == 32)],
             Lie::Transposed | Lie::Across => 67,
         }
@@ -115,6 +123,10 @@ pub(super) fn cases() -> Vec<Case> {
             for n_tokens in [1, 2, 5, 16, 17, 33, 100, 515] {
                 let name = format!("SparseFfn/{format}/{lie:?}/t{n_tokens}");
                 cases.push(Spec { n_tokens, ..spec }.case(name));
+            }
+            for n_tokens in [1, 17] {
+                let name = format!("SparseFfn/{format}/{lie:?}/widest/t{n_tokens}");
+                cases.push(Spec { n_tokens, widest: true, ..spec }.case(name));
             }
             if lie == Lie::Across {
                 continue;

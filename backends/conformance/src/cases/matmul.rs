@@ -4,7 +4,7 @@ use hal::format::Format;
 use hal::op::MatMul;
 use hal::{PackDesc, Result, Select, Tensor};
 
-use super::widths;
+use super::{WIDEST, widths};
 use crate::Case;
 use crate::rig::{Rig, f32_bytes};
 use crate::weights::{Origin, weight_formats};
@@ -18,6 +18,10 @@ pub(super) fn cases() -> Vec<Case> {
                 let body = move |rig: &mut Rig| plain(rig, format, [rows, cols], n_tokens, false);
                 cases.push(Case::new(format!("MatMul/{format}/{rows}x{cols}/t{n_tokens}"), body));
             }
+        }
+        for n_tokens in [1, 5, 40] {
+            let body = move |rig: &mut Rig| plain(rig, format, [33, WIDEST], n_tokens, false);
+            cases.push(Case::new(format!("MatMul/{format}/33x{WIDEST}/t{n_tokens}"), body));
         }
         // More tokens than one stretch of work takes, and a stretch of columns with a rest.
         for (n_tokens, blocks) in [(33, 3), (100, 5), (515, 3)] {

@@ -41,6 +41,9 @@ pub(crate) fn all() -> Vec<Case> {
     .collect()
 }
 
+/// Values of the widest rows: of many blocks in every format.
+const WIDEST: usize = 512;
+
 /// A narrow and a wide row length: whole blocks, and nothing that a SIMD width divides where there is a choice.
 fn widths(format: Format) -> [usize; 2] {
     match format.block_values() {

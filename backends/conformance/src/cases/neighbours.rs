@@ -5,28 +5,29 @@ use hal::format::Format;
 use hal::op::{Add, Attention, MatMul, Norm, NormKind, Pairing, Rope, StoreKv};
 use hal::{Batch, BatchShape, KvCache, Op, Operand, Result, Tensor};
 
+use super::WIDEST;
 use super::ffn::{Lie, Spec, build};
 use super::program::resized;
 use crate::Case;
 use crate::rig::{Rig, f32_bytes};
 
-/// A width that is whole blocks, but not of 256.
-const N_EMBD: usize = 320;
 const D_HEAD: usize = 64;
-const N_HEAD: usize = 5;
 
 pub(super) fn cases() -> Vec<Case> {
     let rounded = "activations that are rounded again and again may tip over";
     let mut cases = Vec::new();
-    for (format, kv) in [
-        (Format::F32, Format::F32),
-        (Format::F16, Format::Q8_0),
-        (Format::Q8_0, Format::F16),
-        (Format::Q4_0, Format::BF16),
+    // The first width is whole blocks, but not of 256.
+    for (format, kv, n_embd) in [
+        (Format::F32, Format::F32, 320),
+        (Format::F16, Format::Q8_0, 320),
+        (Format::Q8_0, Format::F16, 320),
+        (Format::Q4_0, Format::BF16, 320),
+        (Format::Q4_K, Format::F16, WIDEST),
+        (Format::Q6_K, Format::F16, WIDEST),
     ] {
         for n_tokens in [1, 3, 20] {
             let name = format!("Program/neighbours/{format}+{kv}/t{n_tokens}");
-            let case = Case::new(name, move |rig| neighbours(rig, format, kv, n_tokens));
+            let case = Case::new(name, move |rig| neighbours(rig, format, kv, [n_embd, n_tokens]));
             cases.push(match (format, kv) {
                 (Format::F32, Format::F32) => case,
                 (Format::F32 | Format::F16, _) => case.within(1e-4, "what is cached is rounded"),
@@ -39,6 +40,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// What a layer works on, in the order in which it is written.
 struct Values {
+    n_embd: usize,
     all: Vec<(&'static str, Tensor, Vec<f32>)>,
 }
 
@@ -63,12 +65,12 @@ impl Values {
     }
 }
 
-fn neighbours(rig: &mut Rig, format: Format, kv: Format, n: usize) -> Result<()> {
+fn neighbours(rig: &mut Rig, format: Format, kv: Format, [n_embd, n]: [usize; 2]) -> Result<()> {
     let shape = BatchShape { max_tokens: n, max_seqs: 1, max_blocks: 3 };
     let facts = rig.facts(&[(n + 40, n)], 4);
     let batch = rig.batch(shape, &facts, 4, 1 << 20)?;
     let cache = rig.filled_cache(&facts, 4, KvCache::both(D_HEAD), KvCache::both(kv))?;
-    let mut values = Values { all: Vec::new() };
+    let mut values = Values { n_embd, all: Vec::new() };
     let ops = layer(rig, format, &batch, &cache, n, &mut values)?;
     rig.run(ops.clone())?;
     let together = values.read(rig)?;
@@ -94,22 +96,24 @@ fn layer(
     n: usize,
     values: &mut Values,
 ) -> Result<Vec<Op>> {
+    let n_embd = values.n_embd;
+    let n_head = n_embd / D_HEAD;
     let mut value = |rig: &mut Rig, name, cols| values.add(rig, name, n, cols);
-    let [before, x] = [value(rig, "before", N_EMBD)?, value(rig, "x", N_EMBD)?];
+    let [before, x] = [value(rig, "before", n_embd)?, value(rig, "x", n_embd)?];
     let [first, second] =
-        [value(rig, "first normed", N_EMBD)?, value(rig, "second normed", N_EMBD)?];
-    let q = value(rig, "q", N_HEAD * D_HEAD)?;
+        [value(rig, "first normed", n_embd)?, value(rig, "second normed", n_embd)?];
+    let q = value(rig, "q", n_embd)?;
     let [k, v] = [value(rig, "k", D_HEAD)?, value(rig, "v", D_HEAD)?];
-    let heard = value(rig, "heard", N_HEAD * D_HEAD)?;
-    let [mixed, y] = [value(rig, "mixed", N_EMBD)?, value(rig, "y", N_EMBD)?];
-    let last = value(rig, "last normed", N_EMBD)?;
+    let heard = value(rig, "heard", n_embd)?;
+    let [mixed, y] = [value(rig, "mixed", n_embd)?, value(rig, "y", n_embd)?];
+    let last = value(rig, "last normed", n_embd)?;
     let freqs: Vec<f32> = (0..D_HEAD / 2).map(|j| 0.7f32.powi(j as i32)).collect();
     let freqs = rig.tensor(1, D_HEAD / 2, &freqs)?;
     let norm = |rig: &mut Rig, y: &Tensor, kind| -> Result<Op> {
-        let weight = Some(rig.input(1, N_EMBD)?);
-        let bias = if kind == NormKind::Layer { Some(rig.input(1, N_EMBD)?) } else { None };
+        let weight = Some(rig.input(1, n_embd)?);
+        let bias = if kind == NormKind::Layer { Some(rig.input(1, n_embd)?) } else { None };
         let (x, y) = (x.clone(), y.clone());
-        Ok(Norm { x, weight, bias, y, kind, eps: 1e-5, width: N_EMBD }.into())
+        Ok(Norm { x, weight, bias, y, kind, eps: 1e-5, width: n_embd }.into())
     };
     let add = |a: &Tensor| -> Op { Add { a: a.clone(), x: x.clone() }.into() };
     let rope = |x: &Tensor| -> Op {
@@ -121,7 +125,7 @@ fn layer(
     let mut ops: Vec<Op> = vec![add(&before), norm(rig, &first, NormKind::Rms)?];
     for to in [&q, &k, &v] {
         let (n_rows, bias) = (to.desc().n_cols, rig.input(1, to.desc().n_cols)?);
-        let (w, x, y) = (rig.weight(n_rows, N_EMBD, format)?, first.clone(), to.clone());
+        let (w, x, y) = (rig.weight(n_rows, n_embd, format)?, first.clone(), to.clone());
         ops.push(MatMul { w, x, bias: Some(bias), y }.into());
     }
     ops.extend([rope(&q), rope(&k)]);
@@ -132,13 +136,13 @@ fn layer(
         batch: batch.clone(),
         sinks: None,
         y: heard.clone(),
-        n_head: N_HEAD,
+        n_head,
         n_head_kv: 1,
         scale: 0.125,
         window: None,
         softcap: 0.0,
     };
-    let w = rig.weight(N_EMBD, N_HEAD * D_HEAD, format)?;
+    let w = rig.weight(n_embd, n_embd, format)?;
     ops.extend([
         attention.into(),
         MatMul { w, x: heard, bias: None, y: mixed.clone() }.into(),
@@ -147,7 +151,7 @@ fn layer(
     ]);
     let spec = Spec { n_tokens: n, ..Spec::new(format, Lie::Transposed) };
     let ffn = build(rig, &spec)?;
-    ops.push(resized(rig, ffn, format, N_EMBD, &second, &y)?.into());
+    ops.push(resized(rig, ffn, format, n_embd, &second, &y)?.into());
     ops.extend([add(&y), norm(rig, &last, NormKind::Rms)?]);
     Ok(ops)
 }

@@ -4,7 +4,7 @@ use hal::format::Format;
 use hal::op::{Hidden, Predict};
 use hal::{PackDesc, Result, Slot};
 
-use super::widths;
+use super::{WIDEST, widths};
 use crate::Case;
 use crate::rig::Rig;
 use crate::weights::{Origin, host_rows, weight_formats};
@@ -18,6 +18,10 @@ pub(super) fn cases() -> Vec<Case> {
         for n_tokens in [1, 5, 17, 41, 515] {
             let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Nothing);
             cases.push(Case::new(format!("Predict/{format}/t{n_tokens}"), body));
+            if n_tokens < 40 {
+                let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Widest);
+                cases.push(Case::new(format!("Predict/{format}/widest/t{n_tokens}"), body));
+            }
             // Without ReLU scores lie closer to the threshold: of many tokens some are there.
             if n_tokens < 100 {
                 let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Linear);
@@ -46,6 +50,8 @@ pub(super) fn cases() -> Vec<Case> {
 #[derive(Clone, Copy, PartialEq)]
 enum Odd {
     Nothing,
+    /// Rows of [`WIDEST`] values in both matrices.
+    Widest,
     /// No ReLU, and a bias for each neuron.
     Linear,
     /// The second matrix meets the input itself; with a bias.
@@ -59,7 +65,7 @@ enum Odd {
 }
 
 fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<()> {
-    let [rank, n_embd] = widths(format);
+    let [rank, n_embd] = if odd == Odd::Widest { [WIDEST; 2] } else { widths(format) };
     let mut values = rig.rng.floats(n_tokens * n_embd);
     if odd == Odd::NanInput {
         values[n_embd..2 * n_embd].fill(f32::NAN);
@@ -75,9 +81,12 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
             rig.device.import("fc2", &PackDesc::whole(source.desc()), &source)?
         }
         Odd::OneMatrix => rig.weight(N_FF, n_embd, format)?,
-        Odd::Nothing | Odd::Linear | Odd::AllResident | Odd::Threshold(_) | Odd::NanInput => {
-            rig.weight(N_FF, rank, format)?
-        }
+        Odd::Nothing
+        | Odd::Widest
+        | Odd::Linear
+        | Odd::AllResident
+        | Odd::Threshold(_)
+        | Odd::NanInput => rig.weight(N_FF, rank, format)?,
     };
     let (mut here, mut there) = (0, 0);
     let mut slot = |_| match odd == Odd::AllResident || rig.rng.chance(0.6) {
@@ -96,6 +105,7 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
     let absent = match odd {
         Odd::AllResident => None,
         Odd::Nothing
+        | Odd::Widest
         | Odd::Linear
         | Odd::OneMatrix
         | Odd::Threshold(_)

@@ -163,9 +163,11 @@ pub(super) fn resized(
     x: &Tensor,
     y: &Tensor,
 ) -> Result<SparseFfn<Tensor>> {
-    let gate = rig.weight(160, n_embd, format)?;
-    let up = rig.weight(160, n_embd, format)?;
-    let source = rig.matrix(n_embd, 160, format)?;
+    // Whole blocks.
+    let n_ff = if format.block_values() > 32 { 256 } else { 160 };
+    let gate = rig.weight(n_ff, n_embd, format)?;
+    let up = rig.weight(n_ff, n_embd, format)?;
+    let source = rig.matrix(n_embd, n_ff, format)?;
     let pack = hal::PackDesc { transpose: true, ..hal::PackDesc::whole(source.desc()) };
     let down = rig.device.import("down", &pack, &source)?;
     let hits = None;
