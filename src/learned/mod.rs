@@ -10,7 +10,7 @@
 mod save;
 
 pub(crate) use save::lock;
-pub use save::{Contents, SaveError, check_place, place, save};
+pub use save::{Contents, SaveError, check_place, place, save, save_if};
 
 use std::path::{Path, PathBuf};
 

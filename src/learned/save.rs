@@ -156,8 +156,31 @@ pub fn save(
     contents: &Contents,
     anew: bool,
 ) -> Result<(), SaveError> {
+    save_if(path, model, section, contents, anew, &|_| true).map(|_| ())
+}
+
+/// [`save`], unless the section is there by now and `may` refuses to replace it: somebody else may have saved it since it
+/// was looked at. Tells whether it was saved.
+///
+/// # Errors
+/// [`SaveError`].
+pub fn save_if(
+    path: &Path,
+    model: &File,
+    section: Section,
+    contents: &Contents,
+    anew: bool,
+    may: &dyn Fn(&Learned) -> bool,
+) -> Result<bool, SaveError> {
     make_folder(path)?;
     let _lock = lock(path)?;
+    let now = Some(path).filter(|path| path.exists()).map(|path| Learned::open(path, model));
+    if let Some(Ok(now)) = now
+        && now.has(section)
+        && !may(&now)
+    {
+        return Ok(false);
+    }
     let kept = kept(path, model, section, anew)?;
     let mut writer = Writer::new(Container::Gguf);
     writer.set(ARCHITECTURE_KEY, ARCHITECTURE)?;
@@ -192,7 +215,8 @@ pub fn save(
     for (name, _, _, bytes) in &contents.tensors {
         data.write(&section.full(name), bytes)?;
     }
-    Ok(data.finish()?)
+    data.finish()?;
+    Ok(true)
 }
 
 /// What the file at `path` has that stays there when `section` is replaced. With `anew`, damaged sections do not, and

@@ -59,6 +59,14 @@ pub enum Error {
         /// The model's.
         expected: usize,
     },
+    /// A file that somebody who was asked to, or was quicker, has saved since it was looked at.
+    #[error(
+        "{file}: another program has saved what it learned of this model meanwhile, which stays"
+    )]
+    Overtaken {
+        /// Path.
+        file: String,
+    },
     /// A file with what another text or other settings made.
     #[error("{file}: was made otherwise ({found}), not by what is asked for now ({wanted})")]
     OtherRecipe {

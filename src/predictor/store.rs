@@ -275,8 +275,25 @@ impl<'a> Maker<'a> {
                 }
             }
         }
-        learned::save(self.path, &self.model.file, section(&self.layers), &contents, false)?;
-        Ok(())
+        let (file, section) = (&self.model.file, section(&self.layers));
+        let may = |now: &Learned| self.may_replace(now, section);
+        match learned::save_if(self.path, file, section, &contents, false, &may)? {
+            true => Ok(()),
+            false => Err(Error::Overtaken { file: self.path.display().to_string() }),
+        }
+    }
+
+    /// What somebody asked for replaces all; what nobody did ([`FIRST_USE`]) only its like, and not what is further on.
+    fn may_replace(&self, now: &Learned, section: Section) -> bool {
+        let recipe = now.text(section, RECIPE_KEY).unwrap_or_default();
+        if !self.recipe.starts_with(FIRST_USE) {
+            return true;
+        }
+        let layers = read(now, Layers::none(self.model), Sizes::of(self.model));
+        let n_layers = layers.map_or(0, |layers| layers.len());
+        let finished = matches!(levels(now, section), Ok(Some(_)));
+        let further = n_layers > self.layers.len() || (finished && self.levels.is_none());
+        recipe.starts_with(FIRST_USE) && (recipe != self.recipe || !further)
     }
 }
 
@@ -424,5 +441,43 @@ impl Reader<'_> {
     fn damaged(&self, what: String, expected: String, found: String) -> Error {
         let file = self.learned.name().to_owned();
         Error::Damaged { file, what: format!("`{}.{what}`", self.section.name()), expected, found }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ModelOptions;
+
+    #[test]
+    fn what_nobody_asked_for_replaces_nothing_that_came_meanwhile() {
+        let file = crate::embedded::file().unwrap();
+        let model = Model::from_file(file, &ModelOptions::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.thermocline.gguf");
+        let maker = |recipe: &str, anew| Maker::new(&model, &path, recipe, anew).unwrap();
+        let [unasked, other] = ["a", "b"].map(|text| format!("{FIRST_USE} {text}"));
+        let levels = Levels { balanced: Some(0.1), fast: Some(0.2) };
+        let recipe = || {
+            let learned = Learned::open(&path, &model.file).unwrap();
+            learned.text(Chooser::section(&model), RECIPE_KEY).unwrap().to_owned()
+        };
+        // Two that began at once: the one that ends first stays.
+        let (mut first, second) = (maker(&unasked, false), maker(&unasked, false));
+        second.save().unwrap();
+        first.finish(levels).unwrap();
+        assert!(matches!(second.save(), Err(Error::Overtaken { .. })));
+        first.save().unwrap();
+        // One of another text takes its place, as when it began.
+        maker(&other, false).save().unwrap();
+        assert_eq!(recipe(), other);
+        // What is asked for takes the place of all, and keeps it.
+        let asked = maker("asked", true);
+        asked.save().unwrap();
+        for mut late in [first, second] {
+            assert!(matches!(late.finish(levels), Err(Error::Overtaken { .. })));
+        }
+        assert_eq!(recipe(), "asked");
+        asked.save().unwrap();
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn after(
         },
         Err(refused) => return terminal.note(&format!("no profile is used: {refused}")),
     };
-    let is_new = found.is_none();
+    let (is_new, before) = (found.is_none(), found.as_ref().map(Profile::n_tokens));
     let mut profile = match found {
         Some(profile) if profile.source() != SOURCE || profile.is_finished() => return,
         Some(profile) => profile,
@@ -90,14 +90,19 @@ pub(super) fn after(
     }
     gatherer.commit(&mut profile);
     let contents = profile.contents(&model);
-    let saved = learned::save(&path, &model.file, Section::Profile, &contents, true);
-    match saved {
+    // A profile that another program has saved meanwhile stays.
+    let same = |now: &Learned| match Profile::read(now, &model) {
+        Ok(Some(now)) => now.source() == SOURCE && Some(now.n_tokens()) == before,
+        Ok(None) | Err(_) => true,
+    };
+    match learned::save_if(&path, &model.file, Section::Profile, &contents, true, &same) {
         Err(error) => terminal.detail(&format!("no profile was kept: {error}")),
-        Ok(()) if is_new => terminal.note(&format!(
+        Ok(false) => terminal.detail("another program has saved a profile meanwhile, which stays"),
+        Ok(true) if is_new => terminal.note(&format!(
             "which neurons fire is counted after each text, {WANTED} tokens in all, and kept in {}; --no-auto-profile forbids it, `thermocline profile` takes a full profile",
             path.display()
         )),
-        Ok(()) => {
+        Ok(true) => {
             let (done, all) = (profile.n_tokens(), profile.n_wanted());
             terminal.detail(&format!("the profile has {done} of {all} tokens"));
         }

@@ -78,8 +78,11 @@ pub(super) fn learn(
         settings: Settings { kind, target: TARGET, n_steps: 0, rank: None, max_size: None },
     };
     let machine = Machine::cpu(options, terminal);
-    predictor::make(&learning, FIRST_USE, opened, machine, interrupt, terminal)?;
-    Ok(())
+    match predictor::make(&learning, FIRST_USE, opened, machine, interrupt, terminal) {
+        // Another program has learnt it meanwhile.
+        Err(_) if is_learnt(model, &options.computation).unwrap_or(false) => Ok(()),
+        made => made.map(|_| ()),
+    }
 }
 
 /// Whether nobody has taken a profile, or begun one. What is there and damaged is told by whoever reads it next.

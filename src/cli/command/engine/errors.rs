@@ -73,6 +73,7 @@ impl From<predictor::Error> for Failure {
             E::OtherRecipe { .. } => failure.help(
                 "the same text and settings go on with it or keep it, --restart replaces it, --out keeps both",
             ),
+            E::Overtaken { .. } => failure.help("run it again when the other one has ended"),
             E::Read { .. } | E::Singular { .. } | E::Training { .. } | E::Save(_) => failure,
         }
     }
