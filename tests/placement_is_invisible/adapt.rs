@@ -416,15 +416,20 @@ fn graphics_devices_exchange_neurons_too() {
         (quantised.model(), Format::Q4_0),
         (generated("64x2x64x4/2*8/2:F16:silu"), Format::F16),
     ];
+    exchanges(&backend, &models);
+}
+
+/// On `backend` the hot set of these models follows a text, which does not notice.
+pub(super) fn exchanges(backend: &Arc<dyn Backend>, models: &[(Arc<Model>, Format)]) {
     for (model, format) in models {
-        let text = [topic(&model, false, 72), topic(&model, true, 24)].concat();
-        let device = Device::new(Arc::clone(&backend), DeviceId(1), Bytes::MAX);
+        let text = [topic(model, false, 72), topic(model, true, 24)].concat();
+        let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
         let devices = vec![cpu_device(2), device];
-        let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
+        let mut engine = load_with(model, devices, adapting(), Some(halves(model)));
         let moved = course(&mut engine, &text);
         assert!(engine.exchanged().is_some_and(|done| done.neurons > 0));
-        let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
+        let mut alone = load_with(model, vec![cpu_device(2)], frozen(), None);
         let difference = difference(&course(&mut alone, &text).logits, &moved.logits);
-        assert!(difference <= bound(format), "{format}: {difference}");
+        assert!(difference <= bound(*format), "{format}: {difference}");
     }
 }

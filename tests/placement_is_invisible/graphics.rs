@@ -1,7 +1,9 @@
 //! The built-in model on a graphics device: the first that Vulkan, Metal or DX12 shows, be it software.
 
 use thermocline::devices;
+use wgpu_backend::WgpuBackend;
 
+use super::adapt::{generated, halves};
 use super::budgets::greedy;
 use super::*;
 
@@ -47,4 +49,47 @@ fn a_graphics_device_says_the_cpus_words() {
         let split = Placement { embed: 0, head: 0, layers: vec![deal(&model, &[1, 0]); n_layer] };
         assert_eq!(run(Some(split)), expected, "every layer split");
     });
+}
+
+/// What the device is given for one token: submissions, dispatches. The least of some steps: of a split model's, one in
+/// eight is timed, which takes a submission more.
+fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placement) -> [u64; 2] {
+    let device = Device::new(Arc::clone(backend) as Arc<dyn Backend>, DeviceId(1), Bytes::MAX);
+    let devices = vec![cpu_device(2), device];
+    let mut engine = load_with(model, devices, options(), Some(placement));
+    let mut session = engine.open();
+    let step = |token: u32| {
+        let before = backend.counts();
+        let go_on = AtomicBool::new(false);
+        engine.feed(&mut session, &[token], Want::Last, &go_on, &mut |_, _| {}).unwrap();
+        let after = backend.counts();
+        [after.submissions - before.submissions, after.dispatches - before.dispatches]
+    };
+    let least = (3..7).map(step).min().unwrap();
+    engine.close(session);
+    least
+}
+
+/// What a layer takes beside its bytes, whatever the device (docs/measurements.md multiplies it by what a dispatch takes):
+/// a run of whole layers is one submission, a split layer two, and dispatches do not become more unnoticed.
+#[test]
+fn a_layer_is_so_many_dispatches() {
+    if graphics().is_none() {
+        return;
+    }
+    let found = wgpu_backend::adapters();
+    let Some(adapter) = found.first() else { return };
+    let backend = adapter.open(&wgpu_backend::Options::default()).unwrap();
+    for (spec, whole, split) in [(":Q4_0:silu", 23, 24), (":Q4_0:relu", 22, 23)] {
+        let models = [2, 5].map(|n| generated(&format!("128x{n}x256x4/2{spec}")));
+        let each = |place: &dyn Fn(&Model) -> Placement| {
+            let [two, five] = [0, 1].map(|i| per_token(&backend, &models[i], place(&models[i])));
+            eprintln!("{spec}: {two:?}, {five:?}");
+            [0, 1].map(|i| (five[i] - two[i]) as f64 / 3.0)
+        };
+        let all = each(&|model| Placement::all_on(1, model.hyper.n_layer));
+        assert_eq!(all, [0.0, f64::from(whole)], "whole layers, {spec}");
+        let dealt = each(&halves);
+        assert_eq!(dealt, [2.0, f64::from(split)], "split layers, {spec}");
+    }
 }

@@ -88,6 +88,27 @@ fn a_fake_of_rocm_takes_chosen_neurons_in_pieces() {
     a_fake_takes_chosen_neurons_in_pieces(Vendor::Hip, "hip");
 }
 
+/// Neurons one by one, and whole experts.
+fn the_hot_set_follows_on_a_fake(vendor: Vendor, backend: &str) {
+    use super::adapt::{exchanges, generated, two_topics};
+    let Some((_, backends)) = fake(vendor, backend, 0..1) else { return };
+    within(Duration::from_secs(500), move || {
+        let quantised = generated("64x2x32x4/2*8/2:Q8_0:silu");
+        let models = [(two_topics().model(), Format::F16), (quantised, Format::Q8_0)];
+        exchanges(&backends[0], &models);
+    });
+}
+
+#[test]
+fn the_hot_set_follows_on_a_fake_of_cuda() {
+    the_hot_set_follows_on_a_fake(Vendor::Cuda, "cuda");
+}
+
+#[test]
+fn the_hot_set_follows_on_a_fake_of_rocm() {
+    the_hot_set_follows_on_a_fake(Vendor::Hip, "hip");
+}
+
 /// The last device, of which nobody else takes memory.
 fn last(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn Backend>)> {
     let (fake, backends) = fake(vendor, backend, 2..3)?;
