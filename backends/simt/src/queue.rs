@@ -22,6 +22,9 @@ use crate::timer::Timer;
 /// How long a wait for another thread sleeps before it looks again.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Bytes of pinned blocks that are kept for coming refills. The rest goes when it was copied.
+const MOST_IDLE: usize = 4 << 20;
+
 /// A queue and what it still has to submit; runs and transfers share it.
 #[derive(Debug)]
 pub(crate) struct Core<D: Driver> {
@@ -134,7 +137,10 @@ impl<D: Driver> Core<D> {
                 return;
             }
             if let Some(Flying::Copy { block: Some(block), .. }) = state.flying.pop_front() {
-                state.idle.push(block);
+                let len = |block: &Pinned<D>| block.bytes().len();
+                if state.idle.iter().map(len).sum::<usize>() + len(&block) <= MOST_IDLE {
+                    state.idle.push(block);
+                }
             }
         }
     }
