@@ -296,6 +296,11 @@ impl Machine {
         }
     }
 
+    /// Whether the speed of any of it is measured, not assumed.
+    pub(crate) fn is_measured(&self) -> bool {
+        self.cpu_assumed.is_none() || self.others.iter().any(|other| other.assumed.is_none())
+    }
+
     /// What the user wants, and what else of the model devices could have, that is not so: sentences.
     pub(crate) fn cannot(&self, forecast: &Forecast, wishes: Wishes) -> Vec<String> {
         let layers = &forecast.placement.layers;

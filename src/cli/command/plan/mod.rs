@@ -130,7 +130,7 @@ impl Report {
                 .to_owned(),
             );
         }
-        let folder = computation.folder.as_ref().filter(|_| options.assumed.is_empty());
+        let folder = computation.folder.as_ref().filter(|_| machine.is_measured());
         notes.extend(folder.filter(|_| !computation.devices.measure_anew).map(|folder| {
             let path = folder.path.display();
             format!(
