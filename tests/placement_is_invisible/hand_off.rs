@@ -186,15 +186,20 @@ fn a_host_that_fails_in_a_hand_off_leaves_nobody_waiting() {
     });
 }
 
+/// A model whose layers a device and the CPU share.
+fn shared(model: &Arc<Model>) -> Engine {
+    let (_, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(50), 3);
+    let layers = vec![deal(model, &[1, 0]); 3];
+    let placement = Placement { embed: 1, head: 1, layers };
+    load(model, vec![cpu_device(2), device], Some(placement))
+}
+
 #[test]
 fn a_panic_of_who_observes_leaves_the_text_where_it_was() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
-        let (_, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(50), 3);
-        let layers = vec![deal(&model, &[1, 0]); 3];
-        let placement = Placement { embed: 1, head: 1, layers };
-        let mut engine = load(&model, vec![cpu_device(2), device], Some(placement));
+        let mut engine = shared(&model);
         let (mut session, mut other) = (engine.open(), engine.open());
         let go_on = AtomicBool::new(false);
         for (i, &token) in TEXT[..6].iter().enumerate() {
@@ -222,10 +227,7 @@ fn a_panic_of_who_takes_the_logits_leaves_the_text_where_it_was() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
-        let (_, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(50), 3);
-        let layers = vec![deal(&model, &[1, 0]); 3];
-        let placement = Placement { embed: 1, head: 1, layers };
-        let mut engine = load(&model, vec![cpu_device(2), device], Some(placement));
+        let mut engine = shared(&model);
         let mut session = engine.open();
         let go_on = AtomicBool::new(false);
         for (i, &token) in TEXT.iter().enumerate() {
