@@ -5,7 +5,7 @@ use super::engine::{Machine, Opened, is_learnt};
 use super::{predictor, profile};
 use crate::cli::config::model::{ModelOptions, Sparsity};
 use crate::cli::config::{PredictorOptions, ProfileOptions};
-use crate::cli::failure::Failure;
+use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use crate::learned::{self, FIRST_USE, Learned, Section};
@@ -78,9 +78,16 @@ pub(super) fn learn(
         settings: Settings { kind, target: TARGET, n_steps: 0, rank: None, max_size: None },
     };
     let machine = Machine::cpu(options, terminal);
-    match predictor::make(&learning, FIRST_USE, opened, machine, interrupt, terminal) {
-        // Another program has learnt it meanwhile.
-        Err(_) if is_learnt(model, &options.computation).unwrap_or(false) => Ok(()),
+    let made = predictor::make(&learning, FIRST_USE, opened, machine, interrupt, terminal);
+    match made {
+        // Another program has learnt it meanwhile, so there is nothing left to do.
+        Err(failure)
+            if failure.exit == Exit::Failed
+                && is_learnt(model, &options.computation).unwrap_or(false) =>
+        {
+            terminal.note(&failure.message);
+            Ok(())
+        }
         made => made.map(|_| ()),
     }
 }
