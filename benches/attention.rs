@@ -1,8 +1,10 @@
-//! Attention of one token over a long cache: bytes of keys and values a second, and the share of what memory gives.
+//! Attention of one token over a long cache: bytes of keys and values per second, and their share
+//! of the memory bandwidth.
 //!
-//! `cargo bench --bench attention`, or `cargo bench --bench attention -- F16 32768` for some formats and contexts.
-//! Caches of several layers are used in turn, so that none of them stays in the processor's.
-#![allow(clippy::print_stdout, reason = "a table is what this program makes")]
+//! `cargo bench --bench attention`, or `cargo bench --bench attention -- F16 32768` for some
+//! formats and contexts. Caches of several layers are used in turn, so that none of them stays in
+//! the CPU's caches.
+#![allow(clippy::print_stdout, reason = "this program prints a table")]
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -19,15 +21,15 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const D_HEAD: usize = 128;
 const N_HEAD: usize = 32;
-/// Bytes of all layers' caches, at least.
+/// Minimum size of all layers' caches in bytes.
 const CACHE: usize = 512 << 20;
-/// Each program is timed at least so long and so often.
+/// Each program is timed for at least this long, and at least this often.
 const TIME: Duration = Duration::from_millis(300);
 const RUNS: usize = 7;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and does not want to wait for it.
+    // `cargo test --all-targets` runs this too, and should not take long.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }

@@ -1,8 +1,8 @@
-//! The suite of all backends on a device of this machine, as JSON.
+//! Runs the conformance suite on a device of this machine and prints JSON.
 //!
-//! `cargo bench --bench conform -- --device CUDA0`, or `.. --device Vulkan0 MatMul/Q4_0` for cases with that in their
-//! names. `scripts/prove_gpu` runs it where there is a card.
-#![allow(clippy::print_stdout, reason = "a report is what this program makes")]
+//! `cargo bench --bench conform -- --device CUDA0`, or `.. --device Vulkan0 MatMul/Q4_0` for cases
+//! with that in their names. `scripts/prove_gpu` runs it on machines with a GPU.
+#![allow(clippy::print_stdout, reason = "this program prints a report")]
 
 use std::error::Error;
 use std::time::Instant;
@@ -14,12 +14,12 @@ use thermocline::devices::candidates;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and does not want to wait for it.
+    // `cargo test --all-targets` runs this too, and should not take long.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
     let at = arguments.iter().position(|argument| argument == "--device");
-    let name = at.and_then(|at| arguments.get(at + 1)).ok_or("--device NAME says on which")?;
+    let name = at.and_then(|at| arguments.get(at + 1)).ok_or("name a device with --device NAME")?;
     let part = arguments.iter().find(|a| !a.starts_with('-') && *a != name);
     let (found, missing) = candidates(None);
     let candidate = found.iter().find(|candidate| candidate.name == *name);

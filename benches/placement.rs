@@ -1,13 +1,15 @@
-//! What a plan says against what a run does, budget by budget: the most that was booked, the share of the active neurons
-//! that a device gets (by the profile, and without one), and the rate.
+//! Compares a plan with a run, for several budgets: the peak of the booked memory, the share of
+//! active neurons that a device gets (by the profile, and without one), and the speed.
 //!
-//! `cargo bench --bench placement`, or `cargo bench --bench placement -- -m FILE --device Vulkan0 --steps 8 -n 32 -t 1`.
-//! Without `--device`: a simulated one, whose rate means nothing. The profile is made of one text, the share is counted in
-//! another one. Everything that fits is put on the device, however slow it is, so that a software driver shows
-//! something, too; the estimate is that of the same formula with the speeds as measured. `--planned`: what the planner
-//! would choose by these speeds instead. `--foreign`: the profile is made of the calibration text that comes with the
-//! program, and not of the first half of the text in whose second half is counted.
-#![allow(clippy::print_stdout, reason = "a table is what this program makes")]
+//! `cargo bench --bench placement`, or `cargo bench --bench placement -- -m FILE --device Vulkan0
+//! --steps 8 -n 32 -t 1`. Without `--device`, a simulated one is used, whose speed is meaningless.
+//! The profile is collected on one text, the share is counted on another one. Everything that fits
+//! is placed on the device, however slow it is, so that a software driver is useful too; the
+//! estimate uses the planner's formula with the measured speeds. `--planned`: uses the placement
+//! that the planner would choose by these speeds instead. `--foreign`: collects the profile on the
+//! calibration text included in the program, instead of the first half of the text whose second
+//! half is used for counting.
+#![allow(clippy::print_stdout, reason = "this program prints a table")]
 
 use std::error::Error;
 use std::ops::Range;
@@ -39,7 +41,7 @@ struct Options {
     steps: u64,
     n_gen: usize,
     n_known: usize,
-    /// Tokens of a context; half of it is what a measured run has on the average.
+    /// Context size; half of it is the average context of a measured run.
     n_ctx: usize,
     repetitions: usize,
     foreign: bool,
@@ -98,7 +100,7 @@ impl Options {
 
 fn main() -> Result<()> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and does not want to wait for it.
+    // `cargo test --all-targets` runs this too, and should not take long.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -127,10 +129,10 @@ struct Subject {
     backend: Arc<dyn Backend>,
     by_profile: EngineOptions,
     by_nothing: EngineOptions,
-    /// Measured.
+    /// Measured speeds.
     speeds: Vec<Speed>,
     text: Vec<u32>,
-    /// What fired in another text than the profile's.
+    /// Activity on a text other than the profile's.
     fired: Profile,
 }
 
@@ -181,7 +183,7 @@ impl Subject {
         forecast(&self.model, &self.devices(budget), options)
     }
 
-    /// The same placement by the speeds that were measured.
+    /// The same placement, estimated with the measured speeds.
     fn estimate(&self, budget: Bytes, placement: &Placement) -> Result<Forecast> {
         let placing = Placing { speeds: self.speeds.clone(), ..self.by_profile.placing.clone() };
         let options = EngineOptions { placing, ..self.by_profile.clone() };
@@ -199,7 +201,7 @@ impl Subject {
         let placement = engine.placement().clone();
         let planned = engine.forecast().map_or(0.0, |forecast| forecast.off_cpu);
         let n_gen = self.options.n_gen;
-        let test = Test { n_prompt: 0, n_gen, n_depth: (self.options.n_ctx - n_gen) / 2 };
+        let test = Test { n_prompt: 0, n_gen, n_depth: (self.options.n_ctx - n_gen) / 2, n_seq: 1 };
         let repetitions = self.options.repetitions;
         let settings = Settings { n_batch: 32, repetitions, warmup: repetitions > 1 };
         let go_on = AtomicBool::new(false);
@@ -228,15 +230,15 @@ fn account(backend: &Arc<dyn Backend>, budget: Bytes) -> Device {
     Device::new(Arc::clone(backend), DeviceId(1), budget)
 }
 
-/// What the devices are measured with.
+/// Shape for measuring the devices.
 fn shape(model: &Model) -> Shape {
-    let format = model.layers.first().map_or(Format::F16, |layer| layer.ffn.up.w.desc().format);
+    let format = model.blocks().next().map_or(Format::F16, |(_, ffn)| ffn.up.w.desc().format);
     let size = Bytes(model.file.size_bytes());
-    let (n_embd, n_ff) = (model.hyper.n_embd, model.hyper.n_ff);
+    let (n_embd, n_ff) = (model.hyper.n_embd, model.max_n_ff());
     Shape { format, n_embd, n_ff, size, listed: false, skips: true }
 }
 
-/// The ids of a text; its bytes where the model has no vocabulary.
+/// The token ids of a text; its bytes if the model has no vocabulary.
 fn tokens(model: &Model, words: &str) -> Result<Vec<u32>> {
     let vocab = Vocab::from_metadata(model.file.metadata());
     let Some(tokenizer) = vocab.ok().and_then(|vocab| Tokenizer::new(vocab).ok()) else {
@@ -247,7 +249,7 @@ fn tokens(model: &Model, words: &str) -> Result<Vec<u32>> {
     Ok(tokenizer.bos().into_iter().chain(text).collect())
 }
 
-/// Which neurons fire how often in the first tokens of a text.
+/// How often each neuron fires in the first tokens of a text.
 fn profile(model: &Arc<Model>, cpu: Device, tokens: &[u32], n: usize) -> Result<Profile> {
     let options = EngineOptions { n_ctx: WINDOW, n_ubatch: 64, ..EngineOptions::default() };
     let text = Text::new(tokens, None, WINDOW, Some(n));
@@ -259,7 +261,7 @@ fn profile(model: &Arc<Model>, cpu: Device, tokens: &[u32], n: usize) -> Result<
     Ok(profile)
 }
 
-/// The share of what fired in a text that a placement has off the CPU.
+/// The share of active neurons of a text that a placement has off the CPU.
 fn counted(placement: &Placement, text: &Profile) -> f64 {
     let (mut off_cpu, mut all) = (0, 0);
     for (placed, layer) in placement.layers.iter().zip(text.layers()) {

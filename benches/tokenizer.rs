@@ -1,7 +1,8 @@
-//! How long a megabyte takes to tokenise, for each vocabulary and each kind of text.
+//! Time to tokenise a megabyte, for each vocabulary and each type of text.
 //!
-//! `cargo bench --bench tokenizer -- FILE...`, where each file holds a vocabulary. Pre-tokenizers: `FILE=NAME`.
-#![allow(clippy::print_stdout, reason = "a table is what this program makes")]
+//! `cargo bench --bench tokenizer -- FILE...`, where each file contains a vocabulary.
+//! Pre-tokenizers: `FILE=NAME`.
+#![allow(clippy::print_stdout, reason = "this program prints a table")]
 
 use std::error::Error;
 use std::path::Path;
@@ -12,7 +13,7 @@ use thermocline::tokenizer::{Tokenizer, Vocab};
 
 /// Bytes of each text.
 const SIZE: usize = 1 << 20;
-/// The best of so many runs counts.
+/// The best of this many runs counts.
 const RUNS: usize = 3;
 
 const PROSE: &str = "Once upon a time, there was a little girl named Lily. She didn't like the 12,345 \
@@ -23,7 +24,7 @@ const SCRIPTS: &str = "我想在apple工作1314151天～ Ελληνικά Рус
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and does not want to wait for it.
+    // `cargo test --all-targets` runs this too, and should not take long.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }

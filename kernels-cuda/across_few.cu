@@ -1,6 +1,6 @@
-// y[t] = sum over groups g that a token uses of down_g . h[t, rows of g], where down lies across neurons: one matrix for
-// each group that has rows, one below the other. For few tokens, a fixed number of lanes to an output, two outputs to a
-// group of lanes.
+// y[t] = sum over groups g that a token uses of down_g . h[t, rows of g], for down matrices with
+// one row per output, stacked for all groups that have rows. For decode: a fixed number of lanes
+// per output, two outputs per group of lanes.
 
 #include "dialect.h"
 #include "lib/dots.cuh"
@@ -8,7 +8,7 @@
 
 typedef FORMAT W;
 
-// The matrices that a block uses, and what stands to the right of them.
+// The matrices that a block uses, and their right-hand sides.
 struct AcrossStep {
     const unsigned* weight;
     const unsigned* tables;
@@ -22,8 +22,9 @@ struct AcrossStep {
     DEVICE const unsigned* values(unsigned k) const { return x + (size_t)used[k] * matrix_words; }
 };
 
-// A lane's share of two outputs of one token: its units of all matrices in a row, so that the last ones of a matrix are under
-// way beside the first ones of the next. They are added as they would be one matrix after the other.
+// A lane's share of two outputs of one token: iterates over its units of all matrices without a
+// break, so that the last units of one matrix overlap with the first of the next. The order of
+// additions is that of one matrix after the other.
 static DEVICE void across_one_token(float (&sums)[2][1], const AcrossStep& p, const unsigned (&outputs)[2], unsigned lane,
                                     unsigned lanes) {
     constexpr unsigned U = 4;
@@ -54,7 +55,7 @@ static DEVICE void across_one_token(float (&sums)[2][1], const AcrossStep& p, co
     }
 }
 
-// `filled` has the groups of the `n_filled` matrices, of `n_cols` columns each.
+// `filled` lists the groups of the `n_filled` matrices, of `n_cols` columns each.
 template <unsigned T>
 static DEVICE void across_few_tokens(const unsigned* weight, const unsigned* tables, const unsigned* x,
                                      const float* group_weight, const unsigned* filled, float* y, unsigned row_words,

@@ -1,21 +1,22 @@
-// Attention of a few tokens: a block takes a span of positions of one token and up to HEADS heads that share keys and values,
-// so that these are read once. A span is every n-th chunk. Online softmax over its chunks; it ends in its largest score, its sum
-// of weights and its weighted values, and attention_merge puts the spans together.
-// Source: Flash attention (Dao et al.), split over positions as in Flash-Decoding.
+// Attention in decode: a block processes a span of positions of one token and up to HEADS heads
+// that share keys and values, so that these are read once. A span is every n-th chunk. Online
+// softmax over its chunks; its result is its largest score, its sum of weights and its weighted
+// values, and attention_merge merges the spans. Source: Flash attention (Dao et al.), split over
+// positions as in Flash-Decoding.
 #include "lib/attention.cuh"
 
 using namespace attention;
 
 static constexpr unsigned THREADS = 128;
-// Positions that lanes look at at once: as many as leave registers for others.
+// Positions that lanes process at once, limited by registers.
 template <unsigned HEADS> static constexpr unsigned AT_ONCE_OF = HEADS < 8 ? 4 : 2;
 
 typedef cache::K_FORMAT Keys;
 typedef cache::V_FORMAT Values;
 
-// What of the cache is looked at.
+// The current chunk of the cache.
 struct Chunk {
-    // Positions that the token sees, and where the chunk begins.
+    // Positions that the token attends to, and the start of the chunk.
     unsigned first, end, start;
     // Rows of the cache of the chunk's two halves.
     unsigned rows[2];
@@ -25,14 +26,14 @@ struct Chunk {
         rows[0] = blocks[start / 32] * 32;
         rows[1] = start + 32 < end ? blocks[start / 32 + 1] * 32 : rows[0];
     }
-    // The chunk's positions that count.
+    // The chunk's positions within that range.
     DEVICE unsigned from() const { return first > start ? first - start : 0; }
     DEVICE unsigned to() const { return end - start < CHUNK ? end - start : CHUNK; }
     DEVICE size_t row(unsigned i) const { return (i < 32 ? rows[0] : rows[1]) + i % 32; }
 };
 
-// Adds up what `lanes` neighbours have of N sums; each of them ends with N / lanes (at least one) of the sums, from the
-// returned one on. `o` is 1 at first.
+// Adds up N sums over `lanes` neighbours; each neighbour ends with N / lanes (at least one) of the
+// sums, from the returned index on. `o` is 1 at first.
 template <unsigned N> DEVICE unsigned share_sums(float* v, unsigned lanes, unsigned o) {
     if constexpr (N > 1) {
         if (o >= lanes) return 0;
@@ -49,7 +50,7 @@ template <unsigned N> DEVICE unsigned share_sums(float* v, unsigned lanes, unsig
     }
 }
 
-// Scores of the chunk: `scores[position][head]`, LOW where a position does not count.
+// Scores of the chunk: `scores[position][head]`, LOW for masked positions.
 template <unsigned HEADS>
 DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigned* k, float* scores, unsigned first_value,
     unsigned d_head, unsigned k_words, unsigned lanes, float scale, bool wide) {
@@ -62,7 +63,7 @@ DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigne
         const unsigned* rows[AT_ONCE];
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
-            // Others are read as the nearest one that counts.
+            // Masked positions read the nearest valid one instead.
             const unsigned at = i + a < chunk.from() ? chunk.from() : i + a < chunk.to() ? i + a : chunk.to() - 1;
             rows[a] = k + chunk.row(at) * k_words;
         }
@@ -102,7 +103,7 @@ DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigne
 #pragma unroll
         for (unsigned s = 0; s < AT_ONCE * HEADS; s++) {
             const unsigned at = i + (kept + s) / HEADS;
-            // Where lanes are more than sums, several have the same one.
+            // With more lanes than sums, several lanes have the same sum.
             if (s * lanes < AT_ONCE * HEADS && at < CHUNK) {
                 scores[i * HEADS + kept + s] = at >= chunk.from() && at < chunk.to() ? scale * sums[s] : LOW;
             }
@@ -110,7 +111,8 @@ DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigne
     }
 }
 
-// Scores to weights, a head to a wave: largest, total and the factor on what was summed before.
+// Converts scores to softmax weights, a head per warp: largest, total and the factor for earlier
+// sums.
 template <unsigned HEADS>
 DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* factor, float softcap) {
 #pragma unroll 1
@@ -133,7 +135,7 @@ DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* fact
             sum += weight;
         }
         for (unsigned o = WAVE / 2; o > 0; o /= 2) sum += shfl_xor(sum, o);
-        // Every lane has read the largest by now: the exchanges are behind it.
+        // The exchanges above come after every lane's read of the largest.
         if (lane() == 0) {
             factor[h] = expf(largest[h] - most);
             total[h] = fmaf(total[h], factor[h], sum);
@@ -142,7 +144,7 @@ DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* fact
     }
 }
 
-// Weighted values of the chunk, eight columns to a thread.
+// Adds the weighted values of the chunk, eight columns per thread.
 template <unsigned HEADS>
 DEVICE void add_chunk(const Chunk& chunk, const float* weights, const unsigned* v, float (*sums)[PIECE], unsigned first_value,
     unsigned i, unsigned d_value, unsigned v_words, unsigned lanes, bool wide) {
@@ -174,7 +176,8 @@ DEVICE void add_chunk(const Chunk& chunk, const float* weights, const unsigned* 
     }
 }
 
-// The sums of all threads that have the same columns, in their order: `shared[wave][head][column]` of `lanes` pieces.
+// Adds up the sums of all threads that have the same columns, in order:
+// `shared[wave][head][column]` of `lanes` pieces.
 template <unsigned HEADS> DEVICE void gather_sums(float (*sums)[PIECE], float* shared, unsigned lanes) {
 #pragma unroll 1
     for (unsigned o = lanes; o < WAVE; o *= 2) {
@@ -190,13 +193,14 @@ template <unsigned HEADS> DEVICE void gather_sums(float (*sums)[PIECE], float* s
     for (unsigned h = 0; h < HEADS; h++) store_piece(own + h * lanes * PIECE, sums[h]);
 }
 
-// Blocks: x spans; y heads that share keys, tiles of HEADS of these, tiles of the values' columns; z tokens.
+// Blocks: x spans; y key heads, tiles of HEADS query heads of these, tiles of the values' columns;
+// z tokens.
 template <unsigned HEADS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts,
     unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,
     unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans,
     unsigned window, float scale, float softcap, unsigned wide) {
-    // Queries and scores; in the end the sums of waves.
+    // Queries and scores; at the end the sums of warps.
     DYNAMIC_SHARED(float4, queries);
     SHARED(float, largest, HEADS);
     SHARED(float, total, HEADS);
@@ -274,7 +278,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     }
 }
 
-// What all kernels take, and give on.
+// Parameters of all kernels.
 #define PARAMETERS \
     const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts, unsigned max_tokens, \
     unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head, \

@@ -1,31 +1,32 @@
-// Attention of many tokens: a block takes rows, which are tokens and the heads that share keys and values, and walks over the
-// positions that any of them sees. Products of 64 rows and 64 positions at a time, online softmax between them.
-// Source: Flash attention (Dao et al.).
+// Attention in prefill: a block processes rows (tokens times the heads that share keys and values)
+// and loops over the positions that any of them attends to. Products of 64 rows and 64 positions
+// at a time, with online softmax. Source: Flash attention (Dao et al.).
 #include "lib/attention.cuh"
 
 using namespace attention;
 
 static constexpr unsigned THREADS = 256;
 static constexpr unsigned ROWS = 64;
-// A thread has the rows tr + 16 i and the positions tc + 16 j, for i and j below OWN.
+// A thread processes the rows tr + 16 i and the positions tc + 16 j, for i and j below OWN.
 static constexpr unsigned SIDE = 16, OWN = 4;
-// Values of a head that are multiplied between two barriers, and what a row of them takes: neighbours meet other banks.
+// Values of a head that are multiplied between two barriers, and the padded length of their row,
+// which avoids bank conflicts.
 static constexpr unsigned DEPTH = 32, DEPTH_STRIDE = DEPTH + 4;
 static constexpr unsigned WEIGHT_STRIDE = CHUNK + SIDE;
-// Floats of values that are held at once.
+// Floats of values in shared memory at once.
 static constexpr unsigned HELD = 4096;
 static constexpr unsigned NOBODY = 0xffffffffu;
 
 typedef cache::K_FORMAT Keys;
 typedef cache::V_FORMAT Values;
 
-// What the rows of the block are.
+// The rows of the block.
 struct Rows {
-    // Token, its sequence (NOBODY for none), and the positions that it sees.
+    // Token, its sequence (NOBODY for none), and the positions that it attends to.
     unsigned token[ROWS], seq[ROWS], first[ROWS], end[ROWS];
 };
 
-// What a block needs to find its rows and positions.
+// Where a block finds its rows and positions.
 struct Walk {
     const float* q;
     const unsigned *k, *v, *blocks;
@@ -34,7 +35,7 @@ struct Walk {
     DEVICE size_t cache_row(unsigned pos) const { return size_t(blocks[pos / 32]) * 32 + pos % 32; }
 };
 
-// Products of rows and positions start..start + CHUNK, of which those from..end are read.
+// Products of rows and positions start..start + CHUNK; only positions from..end are read.
 DEVICE void multiply_keys(const Walk& walk, const Rows& rows, float* queries, float* keys, unsigned start, unsigned from,
     unsigned end, float (*scores)[OWN]) {
     const unsigned tr = thread() / SIDE, tc = thread() % SIDE;
@@ -81,7 +82,7 @@ DEVICE void multiply_keys(const Walk& walk, const Rows& rows, float* queries, fl
     }
 }
 
-// Scores to weights, in shared memory; what was summed before counts by `factor` now.
+// Converts scores to softmax weights in shared memory; earlier sums are scaled by `factor`.
 DEVICE void weigh(const Rows& rows, unsigned seq, unsigned start, float scale, float softcap, float (*scores)[OWN],
     float* weights, float* largest, float* total, float* factor) {
     const unsigned tr = thread() / SIDE, tc = thread() % SIDE;
@@ -115,8 +116,8 @@ DEVICE void weigh(const Rows& rows, unsigned seq, unsigned start, float scale, f
     }
 }
 
-// Adds the weighted values of positions start..start + CHUNK, of which those from..end are read. A thread has the columns
-// 4 tc + 64 c.
+// Adds the weighted values of positions start..start + CHUNK; only positions from..end are read. A
+// thread processes the columns 4 tc + 64 c.
 template <unsigned COLS>
 DEVICE void add_values(const Walk& walk, const float* weights, float* values, unsigned start, unsigned from, unsigned end,
     float (*sums)[4 * COLS]) {
@@ -161,14 +162,15 @@ DEVICE void add_values(const Walk& walk, const float* weights, float* values, un
     }
 }
 
-// Blocks: x spans, each of every n-th chunk; y heads that share keys, tiles of 2^shift of these, tiles of the values' columns;
-// z tiles of tokens. With one span the result goes to y, else to parts.
+// Blocks: x spans, each of every n-th chunk; y key heads, tiles of 2^shift query heads of these,
+// tiles of the values' columns; z tiles of tokens. With one span the result goes to y, otherwise
+// to parts.
 template <unsigned COLS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,
     float* all_parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,
     unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned n_spans,
     unsigned window, float scale, float softcap, unsigned wide) {
-    // Queries and keys by turns with values, and weights.
+    // Queries and keys, later values, and weights.
     SHARED(float4, shared, (2 * ROWS * DEPTH_STRIDE + ROWS * WEIGHT_STRIDE) / 4);
     SHARED(Rows, all_rows, 1);
     Rows& rows = all_rows[0];
@@ -206,7 +208,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
 #pragma unroll
         for (unsigned c = 0; c < 4 * COLS; c++) sums[i][c] = 0.0f;
     }
-    // One sequence after the other, most often one; what rows of others get then counts for nothing.
+    // One sequence after the other, usually one; rows of other sequences are masked.
     for (unsigned asking = 0; asking < ROWS; asking += heads) {
         const unsigned seq = rows.seq[asking];
         unsigned from = NOBODY, end = 0;
@@ -261,7 +263,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     }
 }
 
-// What all kernels take, and give on.
+// Parameters of all kernels.
 #define PARAMETERS \
     const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks, float* all_parts, \
     float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, \

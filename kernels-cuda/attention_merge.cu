@@ -1,5 +1,5 @@
-// The spans of a head put together in their order, with its sink; a block to a head of a token. In Q8 blocks too where there
-// is room for them in q.
+// Merges the spans of a head in order, with its attention sink; a block per head of a token. Also
+// writes Q8 blocks if q is given.
 #include "lib/attention.cuh"
 #include "lib/quantize.cuh"
 
@@ -7,14 +7,14 @@ using namespace attention;
 
 static constexpr unsigned MOST_SPANS = 64, THREADS = 256;
 
-// Columns are worked on `n_cols` at a time, a power of two.
+// Columns are processed `n_cols` at a time, a power of two.
 KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsigned* batch, float* y, unsigned* q,
     unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned d_value, unsigned n_spans, unsigned window, unsigned n_cols) {
     SHARED(float, weights, MOST_SPANS);
     const Batch facts{batch, max_tokens};
     const unsigned head = block_index().x, t = block_index().y;
     if (t >= real_tokens(batch, n_rows)) return;
-    // Spans that had a chunk: as many from the first one on, which are counted in a circle.
+    // Spans with at least one chunk: consecutive from the first one on, wrapping around.
     const unsigned pos = facts.pos(t), first = first_seen(pos, window) / CHUNK;
     const unsigned n_chunks = pos / CHUNK + 1 - first, n = n_chunks < n_spans ? n_chunks : n_spans;
     const size_t at = size_t(t) * n_head + head;
@@ -26,9 +26,9 @@ KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsign
     const float most = fmaxf(max_block(largest), sinks ? sinks[head] : LOW);
     const float weight = mine ? expf(largest - most) : 0.0f;
     if (mine) weights[thread()] = weight;
-    // The barriers of the sum are behind what was just written.
+    // The barriers of the sum come after the writes above.
     const float total = sum_block(mine ? weight * own[2 * span + 1] : 0.0f) + (sinks ? expf(sinks[head] - most) : 0.0f);
-    // Spans are shared by groups of threads that have all columns.
+    // Groups of threads share the spans; each group covers all columns.
     SHARED(float, shared, THREADS);
     const unsigned group = thread() / n_cols, n_groups = THREADS / n_cols;
     const float* sums = parts.sums + at * n_spans * d_value;
@@ -48,12 +48,12 @@ KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsign
             for (unsigned i = 1; i < n_groups; i++) sum += shared[i * n_cols + thread()];
             sum /= total;
             y[at * d_value + col] = sum;
-            // Nobody else reads this word.
+            // No other thread reads this word.
             shared[thread()] = sum;
         }
         barrier();
         if (q != nullptr) {
-            // Heads are whole blocks then.
+            // In this case heads are whole blocks.
             const unsigned i = 4 * thread();
             const bool inside = i < n_cols && first_col + i < d_value;
             const float* from = shared + (inside ? i : 0);

@@ -1,37 +1,38 @@
-// One guard for all dialects: the first one that is included is the one.
+// The same include guard in all dialects: the first one that is included is used.
 #ifndef DIALECT
 #define DIALECT
 
-// The words kernels are written in, for CUDA: nvrtc and nvcc, sm_75 and later. The same words stand in
-// kernels-hip/dialect.h and, for tests on the CPU, in backends/fakes/shim/dialect.h; the path for includes decides.
-// Nothing else in this folder knows a vendor.
+// The kernel dialect for CUDA: nvrtc and nvcc, sm_75 and later. The same macros and functions are
+// in kernels-hip/dialect.h and, for tests on the CPU, in backends/fakes/shim/dialect.h; the
+// include path selects one. All other files in this folder are independent of the vendor.
 //
-// What holds in all three:
+// Rules for all three:
 // - Blocks are one-dimensional, a multiple of 64 threads.
-// - shfl*, ballot, any, MmaBytes and mma_tf32 are for whole waves: every lane is there, none has returned.
-// - shfl takes the lane modulo WAVE; shfl_xor wants an offset below WAVE; past the last lane, shfl_down gives the own value.
-// - Atomics give the old value, and order nothing else.
-// - Products are fused only where fmaf says so: this is compiled with -fmad=false.
+// - shfl*, ballot, any, MmaBytes and mma_tf32 are called by whole warps: no lane has returned or diverged.
+// - shfl takes the lane modulo WAVE; shfl_xor needs an offset below WAVE; past the last lane, shfl_down returns the own value.
+// - Atomics return the old value, and order no other memory access.
+// - Multiply and add are fused only by fmaf: kernels are compiled with -fmad=false.
 
 /// A kernel: KERNEL(add)(const float* a, float* x, unsigned n) { ... }, and after it EXPORT(add).
 #define KERNEL(name) extern "C" __global__ void name
-/// The same for launches of so many threads, where registers shall be left for so many blocks beside each other.
+/// The same for launches with this many threads, compiled so that this many blocks fit on a
+/// multiprocessor.
 #define KERNEL_OF(threads, blocks, name) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define EXPORT(name)
 #define DEVICE __device__ __forceinline__
 
-/// Memory of a block, undefined at first.
+/// Shared memory of a block, initially undefined.
 #define SHARED(T, name, n) __shared__ T name[n]
-/// Memory of a block, as much as the launch says; one per kernel, aligned for everything.
+/// Dynamic shared memory, of the size given by the launch; one per kernel, aligned for all types.
 #define DYNAMIC_SHARED(T, name)                                     \
     extern __shared__ __align__(16) unsigned char dynamic_shared[]; \
     T* name = reinterpret_cast<T*>(dynamic_shared)
 
-/// Threads that run in step.
+/// Warp size.
 #define WAVE 32u
-/// Whether there is MmaBytes.
+/// Whether MmaBytes is available.
 #define HAS_MMA 1
-/// Whether there is mma_tf32.
+/// Whether mma_tf32 is available.
 #define HAS_MMA_FLOATS (__CUDA_ARCH__ >= 800)
 
 DEVICE unsigned thread() { return threadIdx.x; }
@@ -40,7 +41,8 @@ DEVICE dim3 block_size() { return blockDim; }
 DEVICE dim3 grid_size() { return gridDim; }
 DEVICE unsigned lane() { return threadIdx.x % WAVE; }
 
-/// Waits for all threads of the block that have not returned, and makes their writes visible to each other.
+/// Waits for all threads of the block that have not returned, and makes their writes visible to
+/// each other.
 DEVICE void barrier() { __syncthreads(); }
 
 // T: unsigned, int, float.
@@ -48,7 +50,8 @@ template <class T> DEVICE T shfl(T v, unsigned from) { return __shfl_sync(~0u, v
 template <class T> DEVICE T shfl_xor(T v, unsigned offset) { return __shfl_xor_sync(~0u, v, offset); }
 template <class T> DEVICE T shfl_down(T v, unsigned offset) { return __shfl_down_sync(~0u, v, offset); }
 
-// CUDA's headers still have functions of these names, out of use since waves need not run in step.
+// CUDA's headers still define functions of these names, deprecated since independent thread
+// scheduling.
 #define ballot ballot_of_wave
 #define any any_of_wave
 
@@ -58,22 +61,24 @@ DEVICE bool any(bool p) { return __any_sync(~0u, p); }
 DEVICE unsigned popc(unsigned v) { return __popc(v); }
 DEVICE unsigned popcll(unsigned long long v) { return __popcll(v); }
 
-/// c and the products of 4 signed bytes each.
+/// c plus the products of 4 signed bytes each.
 DEVICE int dot4(int a, int b, int c) {
     int v;
     asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); // nvrtc 12.0 does not know __dp4a
     return v;
 }
 
-// Four of the eight bytes of a (the first) and b, by the lower three bits of four nibbles.
+// Four of the eight bytes of a (the first) and b, selected by the lower three bits of four
+// nibbles.
 DEVICE unsigned permuted(unsigned a, unsigned b, unsigned nibbles) {
     unsigned v;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(nibbles));
     return v;
 }
-/// Bytes of a table of 16: those that the lower nibbles of four bytes name (x), and those that the upper ones do (y).
+/// Bytes of a table of 16: those at the lower nibbles of four bytes (x), and those at the upper
+/// ones (y).
 DEVICE uint2 lookup16(uint4 table, unsigned places) {
-    // A fourth bit would ask for the byte's sign.
+    // A fourth bit would select the byte's sign.
     const unsigned of_eight = places & 0x77777777u, half = 0x32103210u | (places & 0x88888888u) >> 1;
     unsigned found[2];
     for (int i = 0; i < 2; i++) {
@@ -102,7 +107,7 @@ DEVICE unsigned short float_to_half(float v) {
 /// Correctly rounded.
 DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 
-// Reads what this launch reads once and nobody writes: it shall not push other things out of the caches.
+// Loads data that this launch reads once, without evicting other data from the caches.
 DEVICE unsigned load_stream(const unsigned* at) {
     unsigned v;
     asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(at));
@@ -130,16 +135,17 @@ DEVICE unsigned atomic_add(unsigned* at, unsigned v) { return atomicAdd(at, v); 
 DEVICE unsigned atomic_or(unsigned* at, unsigned v) { return atomicOr(at, v); }
 DEVICE unsigned atomic_max(unsigned* at, unsigned v) { return atomicMax(at, v); }
 
-// Hand-offs with the host, through memory that both see.
+// Hand-offs with the host, through memory that both access.
 
-/// What this thread wrote before is seen, by the host too, before what it writes after; and the same for reads.
+/// Earlier writes of this thread become visible, to the host too, before its later writes; the
+/// same for reads.
 DEVICE void fence_system() { __threadfence_system(); }
 DEVICE unsigned load_system(const volatile unsigned* at) {
     unsigned v;
     asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
-/// Two words that begin at a multiple of 8 bytes, in one read: each as new as that of one word.
+/// Two words, aligned to 8 bytes, in one read; each word is as recent as in a read of one word.
 DEVICE uint2 load_system(const volatile uint2* at) {
     unsigned long long v;
     asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
@@ -148,25 +154,26 @@ DEVICE uint2 load_system(const volatile uint2* at) {
 DEVICE void store_system(volatile unsigned* at, unsigned v) {
     asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
-/// A clock that only goes forward, in steps of up to some microseconds.
+/// A monotonic clock with a resolution of up to some microseconds.
 DEVICE unsigned long long nanoseconds() {
     unsigned long long v;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v)::"memory");
     return v;
 }
-/// Lets others work; for loops that wait.
+/// Yields in loops that wait.
 DEVICE void pause() { __nanosleep(100); }
 
-// D (16 x 8, int) += A (16 x 32, signed bytes) * B (32 x 8, signed bytes), by a wave of 32. Who holds what, with
-// g = lane / 4, t = lane % 4, and i = 0..3 for the bytes of a word, lowest first:
+// D (16 x 8, int) += A (16 x 32, signed bytes) * B (32 x 8, signed bytes), by a warp of 32.
+// Element layout, with g = lane / 4, t = lane % 4, and i = 0..3 for the bytes of a word, lowest
+// first:
 //
 //   a[0]: A[g    ][4 t + i]        b[0]: B[4 t + i     ][g]       d[0]: D[g    ][2 t    ]
 //   a[1]: A[g + 8][4 t + i]        b[1]: B[4 t + i + 16][g]       d[1]: D[g    ][2 t + 1]
 //   a[2]: A[g    ][4 t + i + 16]                                  d[2]: D[g + 8][2 t    ]
 //   a[3]: A[g + 8][4 t + i + 16]                                  d[3]: D[g + 8][2 t + 1]
 //
-// Source: PTX ISA, "Matrix Fragments for mma.m16n8k32". Before sm_80 it is four of m8n8k16, whose fragments are quarters of
-// these; integers, so the same bits.
+// Source: PTX ISA, "Matrix Fragments for mma.m16n8k32". Before sm_80 it is four of m8n8k16, whose
+// fragments are quarters of these; the bits are the same, since these are integers.
 DEVICE void mma_s8_half(int d[4], const unsigned a[2], unsigned b) {
     for (int i = 0; i < 2; i++) {
         asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
@@ -185,9 +192,10 @@ DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2]) {
 #endif
 }
 
-/// D (16 x COLUMNS, int) += A (16 x 32, signed bytes) * B (32 x COLUMNS, signed bytes), by a wave of LANES, of which each holds
-/// OWN_ROWS by OWN_COLUMNS numbers of D: number OWN_COLUMNS * i + j is at row(i), column(j). A row of A and a column of B lie
-/// in memory as they are read, 8 words each; what a lane takes of them is the dialect's own.
+/// D (16 x COLUMNS, int) += A (16 x 32, signed bytes) * B (32 x COLUMNS, signed bytes), by a warp
+/// of LANES, each of which holds OWN_ROWS by OWN_COLUMNS elements of D: element OWN_COLUMNS * i +
+/// j is at row(i), column(j). A row of A and a column of B are 8 consecutive words each; how they
+/// are distributed over lanes depends on the dialect.
 struct MmaBytes {
     static constexpr unsigned LANES = 32, COLUMNS = 8, OWN_ROWS = 2, OWN_COLUMNS = 2, OWN = OWN_ROWS * OWN_COLUMNS;
     struct Left { unsigned words[4]; };
@@ -195,15 +203,15 @@ struct MmaBytes {
 
     static DEVICE unsigned row(unsigned i) { return thread() % 32 / 4 + 8 * i; }
     static DEVICE unsigned column(unsigned j) { return 2 * (thread() % 4) + j; }
-    /// Where a lane begins to read rows or columns that are `stride` words apart.
+    /// Offset at which a lane starts to read rows or columns that are `stride` words apart.
     static DEVICE unsigned start(unsigned stride) { return thread() % 32 / 4 * stride + thread() % 4; }
-    /// Of 16 rows of A, and of the columns of B, from where the lane begins.
+    /// A lane's elements of 16 rows of A, and of the columns of B.
     static DEVICE Left left(const unsigned* from, unsigned stride) {
         return {{from[0], from[8 * stride], from[4], from[8 * stride + 4]}};
     }
     static DEVICE Right right(const unsigned* from, unsigned) { return {{from[0], from[4]}}; }
     static DEVICE void multiply(int (&d)[OWN], const Left& a, const Right& b) { mma_s8(d, a.words, b.words); }
-    /// The first 16 products of 32 onto one, the others onto the other.
+    /// Adds the first 16 products of 32 to one, the others to the other.
     static DEVICE void multiply_halves(int (&first)[OWN], int (&second)[OWN], const Left& a, const Right& b) {
 #if __CUDA_ARCH__ >= 800
         const unsigned lower[2] = {b.words[0], 0}, upper[2] = {0, b.words[1]};
@@ -216,16 +224,16 @@ struct MmaBytes {
     }
 };
 
-// D (16 x 8) += A (16 x 8) * B (8 x 8), floats, by a wave of 32. Of the numbers in A and B, the upper 10 bits of mantissa
-// count, and the others have to be 0. With g and t as above:
+// D (16 x 8) += A (16 x 8) * B (8 x 8), floats, by a warp of 32. Only the upper 10 mantissa bits
+// of A and B are used; the others must be 0. With g and t as above:
 //
 //   a[0]: A[g    ][t    ]          b[0]: B[t    ][g]           d[0]: D[g    ][2 t    ]
 //   a[1]: A[g + 8][t    ]          b[1]: B[t + 4][g]           d[1]: D[g    ][2 t + 1]
 //   a[2]: A[g    ][t + 4]                                      d[2]: D[g + 8][2 t    ]
 //   a[3]: A[g + 8][t + 4]                                      d[3]: D[g + 8][2 t + 1]
 //
-// Products are exact; what they are added up to may be cut off at its last place instead of rounded, so long sums are for
-// others to make. Source: PTX ISA, "Matrix Fragments for mma.m16n8k8".
+// Products are exact; their sums may be truncated at the last place instead of rounded, so long
+// sums must be added elsewhere. Source: PTX ISA, "Matrix Fragments for mma.m16n8k8".
 #if HAS_MMA_FLOATS
 DEVICE void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

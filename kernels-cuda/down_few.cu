@@ -1,8 +1,9 @@
-// Part sums of y[t] = sum over rows r of h[t, r] * down[r], for few tokens. A block of 256 takes a slice of rows and 512
-// columns: a quarter of the slice to 64 threads, 8 columns to a thread. What counts of a quarter is listed first, in
-// ascending order, so that no other row is read. Slices, quarters and runs of rows with the same scales are cut by the
-// matrix alone: a token gets the bits that it would get alone. With groups, those that are used are cut in slices, one
-// after the other.
+// Partial sums of y[t] = sum over rows r of h[t, r] * down[r], for decode. A block of 256
+// processes a slice of rows and 512 columns: a quarter of the slice per 64 threads, 8 columns per
+// thread. The active rows of a quarter are listed first, in ascending order, so that no other row
+// is read. Slices, quarters and runs of rows with the same scales depend on the matrix alone, so a
+// token's bits do not depend on its neighbours. With groups, the used ones are split into slices,
+// one after the other.
 
 #include "dialect.h"
 #include "lib/columns.cuh"
@@ -10,8 +11,8 @@
 
 typedef FORMAT W;
 
-// What a block has listed, for one of its quarters: rows, the number of the run that each is in, the group whose scales it
-// has, and the values of its neurons.
+// The list of a quarter: rows, the number of the run that each is in, the group of its scales, and
+// the values of its neurons.
 template <unsigned TOKENS>
 struct DownList {
     unsigned* rows;
@@ -23,7 +24,7 @@ struct DownList {
     DEVICE bool ends_run(unsigned i) const { return i + 1 == n || runs[i + 1] != runs[i]; }
 };
 
-// What a thread reads of a matrix.
+// A thread's view of a matrix.
 struct DownMatrix {
     const unsigned* at;
     const unsigned* tables;
@@ -31,11 +32,11 @@ struct DownMatrix {
     unsigned row_words, n_out, unit;
 };
 
-// Adds the listed rows, a few of which are on their way at once.
+// Adds the listed rows, with several loads in flight.
 template <class F, unsigned TOKENS>
 static DEVICE void down_add(typename Columns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
                             const DownMatrix& down) {
-    // For one token there is room for more, if they are not floats.
+    // With one token there are enough registers for more loads, except for floats.
     constexpr unsigned U = TOKENS == 1 && !F::FLOAT ? 8 : 4;
     for (unsigned first = 0; first < list.n; first += U) {
         typename Columns<F>::Unit units[U];
@@ -55,12 +56,13 @@ static DEVICE void down_add(typename Columns<F>::Sums (&sums)[TOKENS], const Dow
     }
 }
 
-// The same of a matrix that was transposed, by runs of rows with the same scales.
+// The same for a transposed matrix, by runs of rows with the same scales.
 template <class F, unsigned TOKENS>
 static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
                                  const DownMatrix& down) {
     typedef TransposedColumns<F> C;
-    // For one token there is room for more, and for the scales of a run while its rows are added.
+    // With one token there are enough registers for more loads, and for prefetching the scales of
+    // a run.
     constexpr bool AHEAD = TOKENS == 1;
     constexpr unsigned U = AHEAD ? 8 : 2;
     typename C::Steps steps = {};
@@ -91,10 +93,10 @@ static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOK
     }
 }
 
-// Which rows are cut how.
+// How rows are split into slices.
 struct DownSlices {
     unsigned n_rows, slice;
-    // With groups: their number and how many slices each has. Else 0.
+    // With groups: their number and the slices of each. Otherwise 0.
     unsigned n_group, each;
     const float* group_weight;
     const unsigned* starts;
@@ -140,7 +142,7 @@ static DEVICE void down_few_tokens(const DownMatrix& down, const DownSlices& sli
         for (unsigned j = 0; j < TOKENS; j++) {
             const unsigned word = inside && token + j < n_tokens ? h[(size_t)(token + j) * slices.n_rows + row] : 0u;
             mine[j] = from_bits(word);
-            // Neither dropped nor zero.
+            // Neither skipped nor zero.
             counts = counts || (word << 1) != 0;
         }
         bool breaks_run = false;
@@ -176,7 +178,7 @@ static DEVICE void down_few_tokens(const DownMatrix& down, const DownSlices& sli
             }
         }
     }
-    // The quarters in their order.
+    // Adds the quarters in order.
     for (unsigned j = 0; j < TOKENS; j++) {
         barrier();
         halves[t] = make_float4(sums[j].sum(0), sums[j].sum(1), sums[j].sum(2), sums[j].sum(3));
@@ -197,7 +199,7 @@ static DEVICE void down_few_tokens(const DownMatrix& down, const DownSlices& sli
     }
 }
 
-// `slot` is the first row's, where scales lie apart.
+// `slot` is that of the first row, for separate scale tables.
 KERNEL(down_one)(const unsigned* down, const unsigned* tables, const unsigned* groups, const unsigned* scales,
                  const unsigned* mins, const unsigned* h, const float* group_weight, const unsigned* starts, float* partial,
                  unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice,

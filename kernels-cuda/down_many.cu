@@ -1,4 +1,5 @@
-// Part sums of y[t] = sum over rows r of h[t, r] * down[r], for many tokens, by matrix units where the device has them.
+// Partial sums of y[t] = sum over rows r of h[t, r] * down[r], for prefill, with matrix
+// instructions if available.
 #include "dialect.h"
 #include "lib/tile_down_matrix.cuh"
 

@@ -1,15 +1,16 @@
-// Feed-forward blocks with experts, for many tokens: who uses which, and what is done between and behind the products, by
-// pairs of a token and a group.
+// Feed-forward blocks with experts in prefill: finds the tokens of each expert, and does the work
+// between and after the products, by pairs of a token and a group.
 
 #include "dialect.h"
 #include "lib/ffn.cuh"
 
-// Who uses which group that has rows: pairs of a token and a group, by group and then by token, no more for a token than
-// the op says. One block of 256 does it all, for up to 1024 groups and 65536 tokens.
+// Finds the tokens that use each group that has rows: pairs of a token and a group, by group and
+// then by token, at most `n_used` per token. A single block of 256 does it all, for up to 1024
+// groups and 65536 tokens.
 //
-// `starts` has where each group's pairs begin, and where those of the last end; `of_pairs` a word per pair, the token in its
-// lower half and the group above; `of_tokens` the pairs of each token, or all bits where there is none; `flags` is a word
-// per token and group, while this runs.
+// `starts` receives the first pair of each group, and the end of the last; `of_pairs` a word per
+// pair, the token in its lower half and the group above; `of_tokens` the pairs of each token, or
+// all bits set for a missing one; `flags` is scratch, a word per token and group.
 KERNEL(experts_pairs)(const float* group_weight, const unsigned* starts, unsigned* pairs, unsigned* of_pairs,
                       unsigned* of_tokens, unsigned* flags, unsigned* counts, unsigned n_group, unsigned n_tokens,
                       unsigned n_used) {
@@ -27,7 +28,7 @@ KERNEL(experts_pairs)(const float* group_weight, const unsigned* starts, unsigne
         counts[token] = 0;
     }
     barrier();
-    // A wave takes a group: first how many pairs there are, then which.
+    // A warp processes a group: first it counts the pairs, then it writes them.
     for (unsigned pass = 0; pass < 2; pass++) {
         for (unsigned g = t / WAVE; g < n_group; g += n_waves) {
             unsigned pair = pass == 0 || g == 0 ? 0u : ends[g - 1];
@@ -71,8 +72,8 @@ KERNEL(experts_pairs)(const float* group_weight, const unsigned* starts, unsigne
 }
 EXPORT(experts_pairs)
 
-// The values of neurons from products that are all there already, in place of the gate's. A block of 256 takes 1024 rows
-// of a pair.
+// Computes the values of neurons from finished products, in place of the gate's products. A block
+// of 256 processes 1024 rows of a pair.
 KERNEL(experts_hidden)(float* tests, const float* ups, const float* threshold, const float* group_weight,
                        const unsigned* starts, const unsigned* pairs, const unsigned* of_pairs, unsigned* counts,
                        unsigned h_cols, unsigned n_group, unsigned kind, unsigned activation, unsigned skip, float alpha,
@@ -105,8 +106,8 @@ KERNEL(experts_hidden)(float* tests, const float* ups, const float* threshold, c
 }
 EXPORT(experts_hidden)
 
-// y = the sums of each token's pairs in their order, with what is added to them; and the count of neurons that were
-// carried through. A block of 256 takes as many columns of a token.
+// y = the sums of each token's pairs in order, plus biases; and the count of active neurons. A
+// block of 256 processes as many columns of a token.
 KERNEL(experts_reduce)(const float* partial, const float* bias, const float* group_weight, const unsigned* of_tokens,
                        const unsigned* counts, float* y, float* active, unsigned n_out, unsigned n_group, unsigned n_used,
                        unsigned accumulate) {

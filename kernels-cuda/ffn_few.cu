@@ -1,9 +1,9 @@
-// The values of neurons for few tokens: gate first, up only where the gate shows that it counts. A fixed number of lanes,
-// at least 4, to a neuron, two neurons to a group of lanes, over all rows, those of a list, or those of the groups that
-// are used.
+// Computes the values of neurons in decode: gate first, up only for active neurons. A fixed number
+// of lanes, at least 4, per neuron, two neurons per group of lanes, over all rows, those of a
+// list, or those of the used groups.
 //
-// Where gate and up have different formats, the gate's unit writes test values where the values will be (`up` null), and
-// up's goes on from there (`test` null).
+// If gate and up have different formats, the gate's unit writes test values in place of the values
+// (`up` null), and up's unit continues from there (`test` null).
 
 #include "dialect.h"
 #include "lib/dots.cuh"
@@ -12,10 +12,10 @@
 
 typedef FORMAT W;
 
-// Blocks of 128 threads that a multiprocessor has room for: the host launches as many (`PER_UNIT` in `ffn.rs`).
+// Blocks of 128 threads per multiprocessor: the host launches as many (`PER_UNIT` in `ffn.rs`).
 constexpr unsigned BLOCKS = 4;
 
-// Units of each of so many rows that are under way at once, where registers are left for BLOCKS blocks.
+// Units of each of `n_rows` rows in flight, such that registers suffice for BLOCKS blocks.
 template <class F, unsigned T>
 DEVICE constexpr unsigned units_ahead(unsigned n_rows) {
     if (T > 1) return 1;
@@ -31,7 +31,7 @@ struct FfnMatrix {
     const float* bias;
 };
 
-// What the values of a step are made of.
+// Inputs of the values of a step.
 struct FfnStep {
     FfnMatrix test, up;
     const unsigned* tables;
@@ -45,21 +45,21 @@ struct FfnStep {
     unsigned* h;
     unsigned* counts;
     unsigned n_rows, row_words, n_cols, n_tokens, lanes;
-    // Most that a list holds, the words of its membership bits, and the bit of the first token.
+    // Capacity of a list, the words of its membership bits, and the bit of the first token.
     unsigned capacity, words, bit;
     unsigned n_group;
-    // Where rows are walked by group, most of one; else 0.
+    // If rows are processed by group, the rows of the largest; otherwise 0.
     unsigned most_rows;
     FfnRule rule;
     float limit;
 };
 
-// A neuron: its number in the list, row and group.
+// A neuron: its index in the list, row and group.
 struct FfnNeuron {
     unsigned i, row, group;
 };
 
-// By what a neuron counts for a token: 0 where it does not.
+// Factor of a neuron for a token: 0 if the token does not use it.
 static DEVICE float factor(const FfnStep& p, const FfnNeuron& at, unsigned token) {
     if (at.row >= p.n_rows || token >= p.n_tokens) return 0.0f;
     if (p.ids != nullptr && (p.members[(size_t)at.i * p.words] >> (p.bit + token) & 1u) == 0) return 0.0f;
@@ -86,7 +86,8 @@ static DEVICE void two_rows(float (&first)[T], float (&second)[T], const FfnStep
                             const unsigned (&rows)[2], const bool (&wanted)[2], unsigned lane, const Rows& x) {
     float sums[2][T] = {};
     if (wanted[0] || wanted[1]) {
-        // Values are chosen, not places: an index that is known only here would put the rows in memory.
+        // Selects values instead of indexing, because a dynamic index would put the rows in local
+        // memory.
         const unsigned first_row = wanted[0] ? rows[0] : rows[1], second_row = wanted[1] ? rows[1] : rows[0];
         const unsigned* const at[2] = {matrices[0].at + (size_t)first_row * p.row_words,
                                        matrices[1].at + (size_t)second_row * p.row_words};
@@ -115,7 +116,7 @@ static DEVICE FfnNeuron neuron_of(const FfnStep& p, const unsigned* used, unsign
     return at;
 }
 
-// Of T tokens, each lane looks after one; so many neighbours have them all.
+// Whether any of T tokens matches; each lane holds one token, and T neighbours hold them all.
 template <unsigned T>
 static DEVICE bool of_any_token(bool mine) {
     unsigned some = mine ? 1 : 0;
@@ -132,8 +133,8 @@ static DEVICE float pick(const float (&values)[T], unsigned j) {
     return value;
 }
 
-// What a neuron, which counts by so much, becomes for T tokens once its tests are known: reads its row of up if one of them
-// needs it.
+// Computes a neuron, with factor `by`, for T tokens once its test values are known: reads its row
+// of up if one of them needs it.
 template <unsigned T>
 static DEVICE void finish_neuron(const FfnStep& p, unsigned row, unsigned my_token, float by, float test,
                                  const float (&known_ups)[T], bool ups_are_known, unsigned lane, const Rows& x,
@@ -174,8 +175,9 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
             });
     }
     barrier();
-    // Where nothing is dropped, a row of each matrix at once, and so where a list is so short that every neuron has its own
-    // lanes: most of it counts, and waiting costs more than reading. Else two neurons' tests. No bit depends on it.
+    // If nothing is skipped, reads a row of both matrices at once, and also if a list is so short
+    // that every neuron has its own lanes: most of its neurons are active, and waiting costs more
+    // than reading. Otherwise tests two neurons at once. The choice changes no bit.
     const bool is_short = p.ids != nullptr && n <= block_size().x / p.lanes * grid_size().x;
     const bool together = (p.rule.skip == 0 || is_short) && p.test.at != nullptr && p.up.at != nullptr;
     const unsigned each = together ? 1 : 2;
@@ -214,7 +216,8 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
     if (t < p.n_tokens && carried[t] != 0) atomic_add(p.counts + t, carried[t]);
 }
 
-// One token, which is known here and saves registers. Biases, thresholds, lists and groups are null where there are none.
+// One token, as a compile-time constant, which saves registers. Missing biases, thresholds, lists
+// and groups are null.
 KERNEL_OF(128, BLOCKS, ffn_one)
 (const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
  const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,

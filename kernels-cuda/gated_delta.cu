@@ -1,67 +1,88 @@
-// The gated delta rule. A block has some columns of one head's state of a sequence in its registers, from the first token to
-// the last: 32 columns side by side, the rows of each shared by 8 threads.
+// The gated delta rule. A block holds some columns of one head's state of a sequence in registers,
+// from the first token to the last: 32 columns in parallel, the rows of each shared by 8 threads.
 #include "lib/batch.cuh"
+#include "lib/gate.cuh"
 
 static constexpr unsigned COLUMNS = 32, GROUPS = 8;
 
-// The sum of what the threads of a column have, in their order.
+// The sum over the threads of a column, in order.
 static DEVICE float column_sum(const float* parts, unsigned column) {
     float sum = parts[column];
     for (unsigned g = 1; g < GROUPS; g++) sum += parts[g * COLUMNS + column];
     return sum;
 }
 
-// Up to ROWS rows to a thread.
+// Value head h reads key head h % heads_modulo / heads_divisor.
+#define DELTA_PARAMS                                                                                                         \
+    const float *q, const float *k, const float *v, const float *decay, const float *beta, const float *dt_bias,           \
+        const float *a, const unsigned *batch, float *state, float *y, unsigned max_tokens, unsigned n_rows,               \
+        unsigned n_head_k, unsigned n_head_v, unsigned heads_modulo, unsigned heads_divisor, unsigned d_k, unsigned d_v,   \
+        float scale
+#define DELTA_ARGS                                                                                                          \
+    q, k, v, decay, beta, dt_bias, a, batch, state, y, max_tokens, n_rows, n_head_k, n_head_v, heads_modulo, heads_divisor, \
+        d_k, d_v, scale
+
+// Up to ROWS rows to a thread. With `known` and `sums` the products of the state before with keys and queries, S^T q after is
+// factor * sums + change * (k . q): one exchange between the threads of a column for each token.
 template <unsigned ROWS>
-DEVICE void gated_delta_of(const float* q, const float* k, const float* v, const float* decay, const float* beta,
-    const unsigned* batch, float* state, float* y, unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned d_k,
-    unsigned d_v, float scale) {
-    SHARED(float, known, GROUPS * COLUMNS);
-    SHARED(float, sums, GROUPS * COLUMNS);
+DEVICE void gated_delta_of(DELTA_PARAMS) {
+    // Double buffers: one token's are read while other threads already write the next token's.
+    SHARED(float, known, 2 * GROUPS * COLUMNS);
+    SHARED(float, sums, 2 * GROUPS * COLUMNS);
+    SHARED(float, products, 2 * GROUPS);
     const Batch facts{batch, max_tokens};
-    const unsigned h = block_index().y, seq = block_index().z;
-    if (seq >= facts.seqs()) return;
+    const unsigned h = block_index().y, seq = block_index().z, n_tokens = real_tokens(batch, n_rows);
+    unsigned t = 0;
+    while (t < n_tokens && facts.seq(t) != seq) t++;
+    if (t == n_tokens) return;
     const unsigned column = thread() % COLUMNS, group = thread() / COLUMNS;
     const unsigned j = block_index().x * COLUMNS + column;
     const bool inside = j < d_v;
-    float* own = state + (size_t(seq) * n_head + h) * d_k * d_v + j;
+    float* own = state + (size_t(seq) * n_head_v + h) * d_k * d_v + j;
+    const unsigned key_head = h % heads_modulo / heads_divisor;
+    const float rate = a[h], offset = dt_bias[h];
     float held[ROWS];
+    const bool fresh = facts.pos(t) == 0;
 #pragma unroll
     for (unsigned r = 0; r < ROWS; r++) {
         const unsigned i = group + GROUPS * r;
-        held[r] = inside && i < d_k ? own[size_t(i) * d_v] : 0.0f;
+        held[r] = inside && i < d_k && !fresh ? own[size_t(i) * d_v] : 0.0f;
     }
-    const unsigned n_tokens = real_tokens(batch, n_rows);
-    for (unsigned t = 0; t < n_tokens; t++) {
+    for (unsigned turn = 0; t < n_tokens; t++) {
         if (facts.seq(t) != seq) continue;
-        const bool begins = facts.pos(t) == 0;
-        const size_t token = size_t(t) * n_head + h;
-        const float factor = expf(decay[token]);
-        const float *keys = k + token * d_k, *queries = q + token * d_k;
-        float sum = 0.0f;
-#pragma unroll
-        for (unsigned r = 0; r < ROWS; r++) {
-            const unsigned i = group + GROUPS * r;
-            held[r] = begins ? 0.0f : factor * held[r];
-            if (i < d_k) sum = fmaf(held[r], keys[i], sum);
-        }
-        known[thread()] = sum;
-        barrier();
-        const float value = inside ? v[token * d_v + j] : 0.0f;
-        const float change = beta[token] * (value - column_sum(known, column));
-        sum = 0.0f;
+        const size_t token = size_t(t) * n_head_v + h;
+        const float factor = facts.pos(t) == 0 ? 0.0f : expf(rate * softplus(decay[token] + offset));
+        const size_t from = (size_t(t) * n_head_k + key_head) * d_k;
+        const float *keys = k + from, *queries = q + from;
+        float by_key = 0.0f, by_query = 0.0f, product = 0.0f;
 #pragma unroll
         for (unsigned r = 0; r < ROWS; r++) {
             const unsigned i = group + GROUPS * r;
             if (i < d_k) {
-                held[r] = fmaf(change, keys[i], held[r]);
-                sum = fmaf(held[r], queries[i], sum);
+                by_key = fmaf(held[r], keys[i], by_key);
+                by_query = fmaf(held[r], queries[i], by_query);
+                product = fmaf(keys[i], queries[i], product);
             }
         }
-        // Those of the token before were read before the barrier above, and `known` is read before the one below.
-        sums[thread()] = sum;
+        float *known_now = known + turn * GROUPS * COLUMNS, *sums_now = sums + turn * GROUPS * COLUMNS;
+        float* products_now = products + turn * GROUPS;
+        known_now[thread()] = by_key;
+        sums_now[thread()] = by_query;
+        if (column == 0) products_now[group] = product;
         barrier();
-        if (inside && group == 0) y[token * d_v + j] = scale * column_sum(sums, column);
+        const float value = inside ? v[token * d_v + j] : 0.0f;
+        const float change = gate_sigmoid(beta[token]) * (value - factor * column_sum(known_now, column));
+#pragma unroll
+        for (unsigned r = 0; r < ROWS; r++) {
+            const unsigned i = group + GROUPS * r;
+            if (i < d_k) held[r] = fmaf(change, keys[i], factor * held[r]);
+        }
+        if (inside && group == 0) {
+            float product_sum = products_now[0];
+            for (unsigned g = 1; g < GROUPS; g++) product_sum += products_now[g];
+            y[token * d_v + j] = scale * fmaf(change, product_sum, factor * column_sum(sums_now, column));
+        }
+        turn = 1 - turn;
     }
 #pragma unroll
     for (unsigned r = 0; r < ROWS; r++) {
@@ -70,23 +91,11 @@ DEVICE void gated_delta_of(const float* q, const float* k, const float* v, const
     }
 }
 
-KERNEL(gated_delta_64)(const float* q, const float* k, const float* v, const float* decay, const float* beta,
-    const unsigned* batch, float* state, float* y, unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned d_k,
-    unsigned d_v, float scale) {
-    gated_delta_of<8>(q, k, v, decay, beta, batch, state, y, max_tokens, n_rows, n_head, d_k, d_v, scale);
-}
+KERNEL(gated_delta_64)(DELTA_PARAMS) { gated_delta_of<8>(DELTA_ARGS); }
 EXPORT(gated_delta_64)
 
-KERNEL(gated_delta_128)(const float* q, const float* k, const float* v, const float* decay, const float* beta,
-    const unsigned* batch, float* state, float* y, unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned d_k,
-    unsigned d_v, float scale) {
-    gated_delta_of<16>(q, k, v, decay, beta, batch, state, y, max_tokens, n_rows, n_head, d_k, d_v, scale);
-}
+KERNEL(gated_delta_128)(DELTA_PARAMS) { gated_delta_of<16>(DELTA_ARGS); }
 EXPORT(gated_delta_128)
 
-KERNEL(gated_delta_512)(const float* q, const float* k, const float* v, const float* decay, const float* beta,
-    const unsigned* batch, float* state, float* y, unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned d_k,
-    unsigned d_v, float scale) {
-    gated_delta_of<64>(q, k, v, decay, beta, batch, state, y, max_tokens, n_rows, n_head, d_k, d_v, scale);
-}
+KERNEL(gated_delta_512)(DELTA_PARAMS) { gated_delta_of<64>(DELTA_ARGS); }
 EXPORT(gated_delta_512)

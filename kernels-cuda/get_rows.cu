@@ -1,10 +1,11 @@
-// y[t] = scale * table[id of t], or y[t] += table[position of t + offset]: rows of a weight by what the step says.
+// y[t] = scale * table[id of t], or y[t] += table[position of t + offset]: rows of a weight
+// selected by the batch.
 #include "dialect.h"
 #include "formats/format.cuh"
 
 typedef FORMAT W;
 
-// `numbers` is where the tokens' numbers are in the batch, `last` the largest row that there is.
+// `numbers` is the offset of the tokens' numbers in the batch, `last` the largest valid row.
 template <bool ADD>
 DEVICE void rows_by_number(const unsigned* weight, const unsigned* tables, const unsigned* batch, float* y, unsigned row_words,
                            unsigned n_cols, unsigned n_tokens, unsigned numbers, unsigned offset, unsigned last,

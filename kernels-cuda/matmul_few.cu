@@ -1,10 +1,11 @@
-// y[t, i] = weight[i] . x[t] + bias[i], for few tokens: a fixed number of lanes to a row, two rows to a group of lanes.
+// y[t, i] = weight[i] . x[t] + bias[i], for decode (GEMV): a fixed number of lanes per row, two
+// rows per group of lanes.
 #include "dialect.h"
 #include "lib/dots.cuh"
 
 typedef FORMAT W;
 
-// By block number `block` of `n_blocks`.
+// The share of block `block` of `n_blocks`.
 template <unsigned R, unsigned T>
 DEVICE void matmul_few_tokens(unsigned block, unsigned n_blocks, const unsigned* weight, const unsigned* tables, const unsigned* x,
                               const float* bias, float* y, unsigned n_rows, unsigned row_words, unsigned n_cols,
@@ -49,7 +50,8 @@ KERNEL(matmul_one)(const unsigned* weight, const unsigned* tables, const unsigne
 }
 EXPORT(matmul_one)
 
-// One token and up to three matrices of the same columns: each has so many blocks, one after the other.
+// One token and up to three matrices of the same columns: each has its own blocks, one after the
+// other.
 struct Matrix {
     const unsigned* weight;
     const float* bias;
@@ -75,7 +77,7 @@ KERNEL(matmul_three)(const unsigned* weight_a, const unsigned* weight_b, const u
 }
 EXPORT(matmul_three)
 
-// Up to 4, and up to 8 at a time: weights are taken apart once for so many.
+// Up to 4, and up to 8 tokens at a time: weights are unpacked once for all of them.
 KERNEL(matmul_four)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                     unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
                     unsigned relu) {

@@ -1,6 +1,6 @@
-// y[t, i] = weight[i] . x[t] + bias[i], for many tokens: a tile of rows and tokens to a block of threads, by matrix units where
-// the device has them. With groups, a token takes the rows of the groups that it uses, and y has a row for each pair of a
-// token and a group.
+// y[t, i] = weight[i] . x[t] + bias[i], for prefill (GEMM): a tile of rows and tokens per block,
+// with matrix instructions if available. With groups, a token takes the rows of the groups that it
+// uses, and y has a row for each pair of a token and a group.
 #include "dialect.h"
 #include "lib/tile_kernels.cuh"
 

@@ -1,4 +1,4 @@
-// matmul_many.cu without matrix units: for devices that have none, none that helps, or some whose products are wrong.
+// matmul_many.cu without matrix instructions: for devices where they are missing, slow or wrong.
 #include "dialect.h"
 #include "lib/tile_kernels.cuh"
 

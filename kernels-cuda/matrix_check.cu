@@ -1,10 +1,11 @@
-// Small products by matrix units, which the host compares with its own when a device is opened
-// (`backends/simt/src/self_check.rs`). All waves do the same.
+// Small products by matrix instructions, which the host compares with its own when a device is
+// opened (`backends/simt/src/self_check.rs`). All warps do the same.
 #include "dialect.h"
 #include "lib/split.cuh"
 
-// Of 16 rows and as many columns as there are, of 8 words: sums of all 32 products of bytes, of the first 16, of the others,
-// each 16 by 16. `n_columns` is set to how many there are, 0 for no such units.
+// Products of 16 rows and all columns, of 8 words: sums of all 32 products of bytes, of the first
+// 16, and of the others, each 16 by 16. `n_columns` receives the number of columns, 0 without such
+// instructions.
 KERNEL(check_bytes)(const unsigned* rows, const unsigned* columns, int* sums, unsigned* n_columns) {
 #if HAS_MMA
     const MmaBytes::Left left = MmaBytes::left(rows + MmaBytes::start(8), 8);
@@ -25,7 +26,7 @@ KERNEL(check_bytes)(const unsigned* rows, const unsigned* columns, int* sums, un
 }
 EXPORT(check_bytes)
 
-// Of 16 rows and 8 columns of 8 floats the sums of products, 16 by 8.
+// Sums of products of 16 rows and 8 columns of 8 floats, 16 by 8.
 KERNEL(check_floats)(const float* rows, const float* columns, float* sums, unsigned* n_columns) {
 #if HAS_MMA_FLOATS
     const unsigned g = thread() % 32 / 4, t = thread() % 4;

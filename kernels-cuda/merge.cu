@@ -2,18 +2,18 @@
 #include "lib/batch.cuh"
 #include "lib/wide.cuh"
 
-// head[0] is the step that was answered, head[1] the last one that is given up, with all before it, head[2] the one whose wait
-// took too long, which is written here. It begins at a multiple of 8 bytes. *given_up is the last step in which a wait took too
-// long: the other waits of that step end at once.
+// head[0] is the answered step, head[1] the last cancelled step (all earlier ones count as
+// cancelled), head[2] the step whose wait timed out, which is written here. head is aligned to 8
+// bytes. *given_up is the last step with a timeout: the other waits of that step end at once.
 KERNEL(merge_wait)(unsigned* head, const unsigned* step, unsigned* given_up, unsigned limit_ms) {
     if (thread() == 0 && *given_up != *step) {
         const unsigned awaited = *step;
         const unsigned long long start = nanoseconds(), limit = limit_ms * 1000000ull;
         for (;;) {
-            // Both at once: a read goes over the bus and back.
+            // Both in one read, since a read is a round trip over the bus.
             const uint2 answered = load_system(reinterpret_cast<const uint2*>(head));
             if (answered.x == awaited || int(answered.y - awaited) >= 0) break;
-            // Signed: where the clock has gone back a little, no time has passed.
+            // Signed, so that a clock that went back a little counts as no time.
             if ((long long)(nanoseconds() - start) > (long long)limit) {
                 store_system(head + 2, awaited);
                 *given_up = awaited;

@@ -1,20 +1,26 @@
-// y = norm(x) * weight + bias over runs of columns: a block to a run, or 32 threads where runs are short.
+// y = norm(x) * weight + bias over runs of columns: a block per run, or 32 threads for short runs.
 #include "lib/quantize.cuh"
 #include "lib/sums.cuh"
 #include "lib/wide.cuh"
 
 template <bool BLOCK> DEVICE float norm_sum(float v) { return BLOCK ? sum_block(v) : sum_near(v, 32); }
 
-// The run from x on, by threads t of n. HELD values a thread keeps; more are read again.
+// Kinds of norms: 0 root mean square, 1 the same less the mean, 2 root of the sum of squares.
+DEVICE float norm_factor(float squares, unsigned width, unsigned kind, float eps) {
+    return kind == 2 ? 1.0f / fmaxf(sqrtf(squares), eps) : 1.0f / sqrtf(squares / float(width) + eps);
+}
+
+// The run at x, by thread t of n. A thread keeps HELD values in registers; further values are read
+// again.
 template <bool BLOCK, unsigned HELD>
-DEVICE void norm_run(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned centred, float eps,
+DEVICE void norm_run(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned kind, float eps,
     unsigned t, unsigned n) {
     float held[HELD];
     const unsigned behind = t + HELD * n;
 #pragma unroll
     for (unsigned k = 0; k < HELD; k++) held[k] = t + k * n < width ? x[t + k * n] : 0.0f;
     float mean = 0.0f;
-    if (centred) {
+    if (kind == 1) {
         float sum = 0.0f;
 #pragma unroll
         for (unsigned k = 0; k < HELD; k++) sum += held[k];
@@ -28,7 +34,7 @@ DEVICE void norm_run(const float* x, const float* weight, const float* bias, flo
         if (t + k * n < width) square = fmaf(held[k], held[k], square);
     }
     for (unsigned i = behind; i < width; i += n) square = fmaf(x[i] - mean, x[i] - mean, square);
-    const float factor = 1.0f / sqrtf(norm_sum<BLOCK>(square) / float(width) + eps);
+    const float factor = norm_factor(norm_sum<BLOCK>(square), width, kind, eps);
 #pragma unroll
     for (unsigned k = 0; k < HELD; k++) {
         const unsigned i = t + k * n;
@@ -43,10 +49,10 @@ DEVICE void norm_run(const float* x, const float* weight, const float* bias, flo
     }
 }
 
-// Runs of more than 256 columns that do not lie in fours.
-KERNEL(norm_rows)(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned centred, float eps) {
+// Runs of more than 256 columns that are not aligned for vector loads.
+KERNEL(norm_rows)(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned kind, float eps) {
     const size_t at = size_t(block_index().x) * width;
-    norm_run<true, 32>(x + at, weight, bias, y + at, width, centred, eps, thread(), block_size().x);
+    norm_run<true, 32>(x + at, weight, bias, y + at, width, kind, eps, thread(), block_size().x);
 }
 EXPORT(norm_rows)
 
@@ -64,10 +70,11 @@ DEVICE float4 normed(float4 v, float factor, const float* weight, const float* b
     return bias ? add4(to, load4(bias + 4 * i)) : to;
 }
 
-// Runs of more than 256 columns that lie in fours; a block to a run. What comes before and after is done on the way: x += a
-// where there is an a, y in Q8 blocks where there is room for them in q, words that are set for the next launch (`quantize`).
+// Runs of more than 256 columns that are aligned for vector loads; a block per run. Fused work: x
+// += a if there is an a, y in Q8 blocks if q is given, initialisation of words for the next launch
+// (`quantize`).
 KERNEL(norm_wide)(float* x, const float* a, const float* weight, const float* bias, float* y, unsigned* q, unsigned* clear,
-    unsigned n_clear, unsigned cleared, unsigned n_zero, unsigned width, unsigned centred, float eps) {
+    unsigned n_clear, unsigned cleared, unsigned n_zero, unsigned width, unsigned kind, float eps) {
     constexpr unsigned HELD = 8;
     const unsigned t = thread(), n = block_size().x, n_fours = width / 4;
     for (unsigned i = block_index().x * n + t; i < n_clear; i += n * grid_size().x) clear[i] = i < n_zero ? 0 : cleared;
@@ -99,7 +106,7 @@ KERNEL(norm_wide)(float* x, const float* a, const float* weight, const float* bi
         }
         sum += sum4(v);
     }
-    const float mean = centred ? sum_block(sum) / float(width) : 0.0f;
+    const float mean = kind == 1 ? sum_block(sum) / float(width) : 0.0f;
     float square = 0.0f;
 #pragma unroll
     for (unsigned k = 0; k < HELD; k++) {
@@ -107,8 +114,8 @@ KERNEL(norm_wide)(float* x, const float* a, const float* weight, const float* bi
         if (t + k * n < n_fours) square = square4(square, held[k]);
     }
     for (unsigned i = t + HELD * n; i < n_fours; i += n) square = square4(square, less4(load4(x + 4 * i), mean));
-    const float factor = 1.0f / sqrtf(sum_block(square) / float(width) + eps);
-    // Rounds of all threads: whole waves round together.
+    const float factor = norm_factor(sum_block(square), width, kind, eps);
+    // A loop over the rounds of all threads, so that whole warps quantise together.
 #pragma unroll
     for (unsigned k = 0; k < HELD; k++) {
         if (k * n >= n_fours) break;
@@ -128,11 +135,11 @@ KERNEL(norm_wide)(float* x, const float* a, const float* weight, const float* bi
 }
 EXPORT(norm_wide)
 
-// Threads behind the last run have one of no values: a wave is whole where values are exchanged.
+// Threads past the last run process an empty run, so that warps are whole for the exchanges.
 KERNEL(norm_near)(const float* x, const float* weight, const float* bias, float* y, unsigned n_runs, unsigned width,
-    unsigned centred, float eps) {
+    unsigned kind, float eps) {
     const unsigned run = block_index().x * (block_size().x / 32) + thread() / 32;
     const size_t at = size_t(run) * width;
-    norm_run<false, 8>(x + at, weight, bias, y + at, run < n_runs ? width : 0, centred, eps, thread() % 32, 32);
+    norm_run<false, 8>(x + at, weight, bias, y + at, run < n_runs ? width : 0, kind, eps, thread() % 32, 32);
 }
 EXPORT(norm_near)

@@ -1,8 +1,8 @@
-// Puts a post into its mailbox, which is the host's memory, and raises its flag.
+// Writes a post to its mailbox, which is in host memory, and sets its flag.
 #include "lib/batch.cuh"
 #include "lib/wide.cuh"
 
-// Copies n words by all threads of the grid.
+// Copies n words with all threads of the grid.
 static DEVICE void send(unsigned* to, const unsigned* from, size_t n) {
     const size_t step = size_t(grid_size().x) * block_size().x;
     size_t done = 0;
@@ -15,8 +15,9 @@ static DEVICE void send(unsigned* to, const unsigned* from, size_t n) {
     for (size_t i = done + flat_index(); i < n; i += step) to[i] = from[i];
 }
 
-// Word 0 of `out` is the number of tokens, word 1 the flag: the number of the step, written last. `at_...` are words of out.
-// step[1] is the last step in which a wait took too long: what the host was given may still be looked at, and is left alone.
+// Word 0 of `out` is the number of tokens, word 1 the flag: the number of the step, written last.
+// `at_...` are words of out. step[1] is the last step with a timed-out wait: the host may still
+// read its earlier post, so nothing is written.
 KERNEL(post)(const unsigned* batch, const float* x, unsigned n_in, unsigned max_rows, const float* weights, unsigned n_weights,
     const unsigned* ids, const unsigned* count, const unsigned* members, unsigned capacity, unsigned words_held,
     unsigned words_sent, unsigned* out, unsigned at_count, unsigned at_x, unsigned at_weights, unsigned at_ids,
@@ -43,7 +44,7 @@ KERNEL(post)(const unsigned* batch, const float* x, unsigned n_in, unsigned max_
     if (thread() != 0) return;
     fence_system();
     if (atomic_add(arrived, 1) + 1 != grid_size().x) return;
-    // All others have arrived: nobody counts until the next post.
+    // All other blocks have arrived, so the counter is unused until the next post.
     fence_system();
     *arrived = 0;
     out[0] = n_tokens;

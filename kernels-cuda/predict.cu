@@ -1,18 +1,19 @@
-// Scores of neurons to two lists of the wanted ones: first each block of 256 neurons counts, then each writes its own behind
-// those of the blocks before it.
+// From scores of neurons to two lists of the active ones: first each block of 256 neurons counts,
+// then each writes its own after those of the previous blocks.
 #include "dialect.h"
 
-// Neurons of a block.
+// Neurons per block.
 constexpr unsigned PREDICT_BLOCK = 256;
 constexpr unsigned PREDICT_WORDS = PREDICT_BLOCK / 32;
 
-// What is no number is wanted.
+// NaN scores count as active.
 DEVICE bool wants(const float* scores, unsigned n_ff, unsigned token, unsigned neuron, float threshold) {
     const float score = scores[(size_t)token * n_ff + neuron];
     return score >= threshold || score != score;
 }
 
-// Bits of who is wanted in this block, here and there; the side of this thread's neuron and whether it is wanted.
+// Membership bits of this block's neurons, resident and absent; the slot of this thread's neuron
+// and whether it is active.
 DEVICE void mask_wanted(const float* scores, const unsigned* slots, unsigned n_ff, unsigned n_tokens, float threshold,
                         unsigned* masks, unsigned& slot, bool& wanted) {
     const unsigned neuron = block_index().x * PREDICT_BLOCK + thread();
@@ -46,7 +47,8 @@ KERNEL(predict_count)(const float* scores, const unsigned* slots, unsigned* coun
 }
 EXPORT(predict_count)
 
-// A list has room for `capacity` neurons and `words` words of bits for each; none where it is not asked for.
+// A list has capacity for `capacity` neurons and `words` words of bits each; 0 if it is not
+// requested.
 KERNEL(predict_list)(const float* scores, const unsigned* slots, const unsigned* counts, unsigned* here_ids,
                      unsigned* here_count, unsigned* here_members, unsigned* there_ids, unsigned* there_count,
                      unsigned* there_members, unsigned n_ff, unsigned n_tokens, float threshold, unsigned here_capacity,
@@ -57,7 +59,7 @@ KERNEL(predict_list)(const float* scores, const unsigned* slots, const unsigned*
     barrier();
     unsigned mine = 0;
     for (unsigned i = thread(); i < 2 * block_index().x; i += PREDICT_BLOCK) mine += counts[i];
-    // Blocks have an even number of threads, so a thread adds up one side.
+    // Blocks have an even number of threads, so each thread adds up one list's counts.
     if (mine != 0) atomic_add(&before[thread() & 1], mine);
     unsigned slot;
     bool wanted;

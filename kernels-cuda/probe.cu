@@ -1,13 +1,14 @@
-// What a device is tried with when it is opened (`backends/simt/src/probe.rs`).
+// Kernels for the measurements when a device is opened (`backends/simt/src/probe.rs`).
 #include "dialect.h"
 
-// As little as a launch can be.
+// The smallest possible launch.
 KERNEL(probe_nothing)(unsigned* word) {
     if (word != nullptr && thread() == 0) { *word = 0; }
 }
 EXPORT(probe_nothing)
 
-// Waits for word 0 of host memory to be 1, at most so long, and sets word 1 to what it saw.
+// Waits until word 0 of host memory is 1, up to the time limit, and sets word 1 to the value it
+// read.
 KERNEL(probe_echo)(unsigned* words, unsigned limit_ms) {
     if (thread() != 0) { return; }
     const unsigned long long end = nanoseconds() + 1000000ull * limit_ms;
@@ -21,7 +22,8 @@ KERNEL(probe_echo)(unsigned* words, unsigned limit_ms) {
 }
 EXPORT(probe_echo)
 
-// Adds a word to a sum; many of them behind each other tell whether all ran, once each, in order, and saw what was there.
+// Adds a word to a sum; a chain of these shows whether all ran, once each, in order, with the
+// current word.
 KERNEL(probe_count)(unsigned* sum, const unsigned* word) {
     if (thread() == 0) { *sum = 3u * *sum + *word; }
 }

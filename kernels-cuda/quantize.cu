@@ -1,4 +1,5 @@
-// Rows of floats to Q8 blocks, eight lanes to a block; sets words that a later launch counts or writes in part.
+// Quantises rows of floats to Q8 blocks, eight lanes per block; also initialises words that a
+// later launch counts in or writes only in part.
 #include "dialect.h"
 #include "lib/quantize.cuh"
 
@@ -6,7 +7,7 @@ KERNEL(quantize)(const float* x, unsigned* q, unsigned* clear, unsigned n_blocks
                  unsigned n_zero) {
     const unsigned at = block_index().x * block_size().x + thread();
     for (unsigned i = at; i < n_clear; i += block_size().x * grid_size().x) {
-        // The first words count, the others mark what is not there.
+        // The first words are counters, the others mark skipped neurons.
         clear[i] = i < n_zero ? 0 : cleared;
     }
     const unsigned block = at >> 3;

@@ -1,9 +1,9 @@
-// Turns pairs of values of every head by position times frequency, in place; a thread to a pair.
+// Rotates pairs of values of every head by position times frequency, in place; a thread per pair.
 #include "lib/batch.cuh"
 #include "lib/turn.cuh"
 #include "lib/wide.cuh"
 
-// Pair j is the values j * pair_step and that plus pair_other of those that turn.
+// Pair j is value j * pair_step of the rotated ones and the value pair_other after it.
 KERNEL(rope)(const float* freqs, const unsigned* batch, float* x, unsigned max_tokens, unsigned n_rows, unsigned n_head,
     unsigned d_head, unsigned first, unsigned n_pairs, unsigned pair_step, unsigned pair_other, float scale) {
     const Batch facts{batch, max_tokens};

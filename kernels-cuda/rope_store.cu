@@ -1,10 +1,11 @@
-// Turns queries and keys, and writes keys and values to their rows of the cache: what `rope` twice and `store_kv` do, in one
-// launch. A block to a head of a token: those of queries first, then those of keys and values.
+// Rotates queries and keys, and writes keys and values to their cache rows: `rope` twice and
+// `store_kv` in one launch. A block per head of a token: query heads first, then key and value
+// heads.
 #include "cache/cache.cuh"
 #include "lib/batch.cuh"
 #include "lib/turn.cuh"
 
-// A head's columns of one half of the cache; all of a wave come here.
+// Stores a head's columns of one half of the cache; called by all threads of a warp.
 template <class C>
 DEVICE void store_head(const float* row, unsigned n_cols, unsigned head, unsigned width, unsigned* to, bool live) {
     const unsigned n = C::threads(width);
@@ -14,7 +15,8 @@ DEVICE void store_head(const float* row, unsigned n_cols, unsigned head, unsigne
     }
 }
 
-// Heads are whole blocks of 32 values: so threads of a head (`threads` in `cache/`) follow those of the heads before it.
+// Heads are whole blocks of 32 values, so the threads of a head (`threads` in `cache/`) follow
+// those of the previous heads.
 KERNEL(rope_store)(const float* freqs, const unsigned* batch, float* q, float* k, const float* v, unsigned* cached_k,
     unsigned* cached_v, unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head,
     unsigned d_value, unsigned first, unsigned n_pairs, unsigned pair_step, unsigned pair_other, unsigned k_words,

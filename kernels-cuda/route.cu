@@ -1,9 +1,9 @@
-// The best groups of each token, and their weights; a block to a token.
+// Selects the top groups of each token and computes their weights; a block per token.
 #include "lib/sums.cuh"
 
 static constexpr unsigned MOST_GROUPS = 4096;
 
-// Numbers sort like these words.
+// Maps floats to words with the same order.
 static DEVICE unsigned order_of(float x) {
     const unsigned word = bits(x);
     return word >> 31 ? ~word : word | 0x80000000u;
@@ -30,7 +30,7 @@ KERNEL(route)(const float* scores, float* weights, unsigned n_group, unsigned n_
     best = max_block(best);
     float all = 0.0f, chosen = 0.0f;
     for (unsigned g = thread(); g < n_group; g += n) {
-        // How many come before this one; of equals the first does.
+        // The rank of a group; of equal scores the lower id ranks first.
         const unsigned mine = order_of(own[g]);
         unsigned place = 0;
         for (unsigned other = 0; other < n_group; other++) {

@@ -1,8 +1,10 @@
-// The Mamba-2 recurrence: neighbours share a channel and hold its state from the first token to the last.
+// The Mamba-2 recurrence: neighbouring threads share a channel and hold its state from the first
+// token to the last.
 #include "lib/batch.cuh"
+#include "lib/gate.cuh"
 #include "lib/sums.cuh"
 
-// States of a channel that a thread holds.
+// States of a channel per thread.
 static constexpr unsigned SSM_HELD = 16;
 
 KERNEL(ssm_scan)(const float* x, const float* dt, const float* dt_bias, const float* a, const float* b, const float* c,
@@ -13,7 +15,7 @@ KERNEL(ssm_scan)(const float* x, const float* dt, const float* dt_bias, const fl
     if (seq >= facts.seqs()) return;
     const unsigned near = thread() % lanes;
     const unsigned wanted = block_index().x * (block_size().x / lanes) + thread() / lanes;
-    // Waves stay whole: who has no channel follows the last one and writes nothing.
+    // Keeps warps whole: a thread without a channel repeats the last one and writes nothing.
     const bool inside = wanted < n;
     const unsigned channel = inside ? wanted : n - 1;
     const unsigned h = channel / d_head;
@@ -28,7 +30,7 @@ KERNEL(ssm_scan)(const float* x, const float* dt, const float* dt_bias, const fl
         if (facts.seq(t) != seq) continue;
         const bool begins = facts.pos(t) == 0;
         const float raw = dt[size_t(t) * n_head + h] + offset;
-        const float step = fmaxf(raw, 0.0f) + log1pf(expf(-fabsf(raw)));
+        const float step = softplus(raw);
         const float factor = expf(step * rate);
         const float value = x[size_t(t) * n + channel];
         const size_t from = (size_t(t) * n_group + group) * d_state;

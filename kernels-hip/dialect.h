@@ -1,19 +1,19 @@
-// One guard for all dialects: the first one that is included is the one.
+// The same include guard in all dialects: the first one that is included is used.
 #ifndef DIALECT
 #define DIALECT
 
-// The words kernels are written in, for HIP: hiprtc and clang, of ROCm 5 to 7. kernels-cuda/dialect.h says what they mean.
-// Kernels themselves are in kernels-cuda/; this folder holds what is AMD's own.
+// The kernel dialect for HIP: hiprtc and clang, of ROCm 5 to 7. kernels-cuda/dialect.h documents
+// it. Kernels are in kernels-cuda/; this folder has only AMD's own files.
 
 #if !defined(__HIPCC_RTC__)
 #include <hip/hip_runtime.h>
 #endif
 
-// Products are fused only where fmaf says so; clang would fuse what it can.
+// Multiply and add are fused only by fmaf; clang would fuse wherever it can.
 #pragma clang fp contract(off)
 
 #define KERNEL(name) extern "C" __global__ void name
-// How many blocks are left room for means other units here.
+// The second launch bound has another unit in HIP, so it is dropped.
 #define KERNEL_OF(threads, blocks, name) extern "C" __global__ void __launch_bounds__(threads) name
 #define EXPORT(name)
 #define DEVICE __device__ __forceinline__
@@ -23,9 +23,9 @@
     extern __shared__ __attribute__((aligned(16))) unsigned char dynamic_shared[]; \
     T* name = reinterpret_cast<T*>(dynamic_shared)
 
-// 64 on CDNA, 32 on RDNA: known when code is generated, but no constant expression.
+// 64 on CDNA, 32 on RDNA: known during code generation, but not a constant expression.
 #define WAVE (__builtin_amdgcn_wavefrontsize())
-// Bytes of a step of a matrix unit: WMMA of RDNA 3 and 4, MFMA of CDNA 1 and 2, and since.
+// Matrix instructions for bytes: WMMA of RDNA 3 and 4, MFMA of CDNA 1 and 2, and of CDNA 3 and later.
 #if defined(__GFX11__) && __has_builtin(__builtin_amdgcn_wmma_i32_16x16x16_iu8_w32)
 #define HAS_MMA 1
 #define WMMA_RDNA3
@@ -44,7 +44,7 @@
 #endif
 #define HAS_MMA_FLOATS 0
 
-/// Thousands of ticks a second of the clock that only goes forward: hipDeviceAttributeWallClockRate.
+/// Rate of the monotonic clock in kHz: hipDeviceAttributeWallClockRate.
 #if !defined(WALL_CLOCK_KHZ)
 #define WALL_CLOCK_KHZ 100000
 #endif
@@ -88,7 +88,7 @@ DEVICE int dot4(int a, int b, int c) {
 #endif
 }
 
-// Bytes 0 to 3 are those of the second word that is asked, 4 to 7 those of the first.
+// Bytes 0 to 3 are those of the second operand, 4 to 7 those of the first.
 DEVICE unsigned looked_up(uint4 table, unsigned places) {
     const unsigned of_eight = places & 0x07070707u, half = 0x03020100u | (places & 0x08080808u) >> 1;
     const unsigned low = __builtin_amdgcn_perm(table.y, table.x, of_eight);
@@ -102,7 +102,8 @@ DEVICE unsigned bits(float v) { return __builtin_bit_cast(unsigned, v); }
 DEVICE float from_bits(unsigned v) { return __builtin_bit_cast(float, v); }
 DEVICE float half_to_float(unsigned short v) { return float(__builtin_bit_cast(_Float16, v)); }
 DEVICE unsigned short float_to_half(float v) { return __builtin_bit_cast(unsigned short, _Float16(v)); }
-// Correctly rounded unless a compiler is told otherwise (-fno-hip-fp32-correctly-rounded-divide-sqrt).
+// Correctly rounded unless disabled by the compiler option
+// -fno-hip-fp32-correctly-rounded-divide-sqrt.
 DEVICE float divide(float a, float b) { return a / b; }
 
 typedef unsigned Words2 __attribute__((ext_vector_type(2)));
@@ -144,15 +145,17 @@ DEVICE unsigned long long nanoseconds() {
 #else
     const unsigned long long ticks = __builtin_amdgcn_s_memrealtime();
 #endif
-    // Without the product of two large numbers: what is left of a millisecond is scaled by itself.
+    // Avoids the product of two large numbers: the remainder of a millisecond is scaled
+    // separately.
     return ticks / WALL_CLOCK_KHZ * 1000000 + ticks % WALL_CLOCK_KHZ * 1000000 / WALL_CLOCK_KHZ;
 }
 DEVICE void pause() { __builtin_amdgcn_s_sleep(4); }
 
 #if HAS_MMA
-// A lane has a row of A and a column of B, that of its number modulo 16, and in D a column. Of the 4 words of either half of a
-// row, groups of 16 lanes hold different ones, or on RDNA 3 all of them. Sources: "How to accelerate AI applications on RDNA 3
-// using WMMA" and "Using the Matrix Cores of AMD RDNA 4 architecture GPUs" (GPUOpen), "AMD matrix cores" (AMD lab notes).
+// A lane holds the row of A and the column of B with its number modulo 16, and a column of D. Of
+// the 4 words of either half of a row, groups of 16 lanes hold different ones, or on RDNA 3 all of
+// them. Sources: "How to accelerate AI applications on RDNA 3 using WMMA" and "Using the Matrix
+// Cores of AMD RDNA 4 architecture GPUs" (GPUOpen), "AMD matrix cores" (AMD lab notes).
 struct MmaBytes {
 #if defined(WMMA_RDNA3)
     static constexpr unsigned LANES = 32, WORDS = 4, APART = 0, ROW_STEP = 2, ROW_APART = 1;

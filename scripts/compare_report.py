@@ -1,4 +1,4 @@
-"""What scripts/compare_llama_cpp.py found out about a file, as a section of docs/measurements.md."""
+"""The results of scripts/compare_llama_cpp for a file, as a section of docs/measurements/llama-cpp.md."""
 import datetime
 import os
 import platform
@@ -106,7 +106,7 @@ def facts(found, about):
         f"model     {Path(info['file']).name}: {name}, {kind}, {info['size_bytes'] / 1e6:.0f} MB; {synthetic}{peer_model}",
         f"compared  {compared(found)}",
         f"peer      llama-cpp-python {about['version']}: {features}",
-        f"command   scripts/compare_llama_cpp.py {shlex.join(shown(sys.argv[1:]))}",
+        f"command   scripts/compare_llama_cpp {shlex.join(shown(sys.argv[1:]))}",
         f"rounds    {args.rounds}, in turn{unfinished}; threads, the best of {args.threads[0]} to {args.threads[-1]}: {threads}",
     ]
 
@@ -118,7 +118,7 @@ def shown(words):
 
 def report(found, about):
     args, tests = found["args"], found["tests"]
-    title = f"### {Path(found['info']['file']).name} against llama.cpp ({datetime.date.today()}, {commit()})"
+    title = f"## {Path(found['info']['file']).name} against llama.cpp ({datetime.date.today()}, {commit()})"
     lines = [title, "", "```text", *facts(found, about), "```", "",
              "| test | ours | llama.cpp | ratio by round (median, min to max) | MB per token | share of bandwidth | density |",
              "| --- | ---: | ---: | --- | ---: | ---: | ---: |"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels-cuda"
-# AMD's dialect, flags, and files that take the place of those in KERNELS.
+# AMD's dialect, flags, and files that replace files in KERNELS.
 OVERRIDES = ROOT / "kernels-hip"
 # Beside the formats of the files: what a transposed matrix is stored as.
 TRANSPOSED = ["transposed_nibbles", "transposed_bytes"]
@@ -117,6 +117,19 @@ def for_hip(file, names, arch, out):
     return command, source
 
 
+def fnv(data, sum=0xcbf29ce484222325):
+    """FNV-1a with 64 bits, as 16 hexadecimal digits."""
+    for byte in data:
+        sum = (sum ^ byte) * 0x100000001b3 & 0xffffffffffffffff
+    return f"{sum:016x}"
+
+
+def stamp(texts):
+    """FNV-1a over names and contents, each behind its length (8 bytes, little-endian)."""
+    parts = (part for name, text in texts for part in (name.encode(), text))
+    return fnv(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
+
+
 def hip_stamp():
     """A number of all that is compiled for AMD, as backends/hip/src/stored.rs counts it."""
     files = {}
@@ -125,12 +138,8 @@ def hip_stamp():
         for path in folder.iterdir():
             if path.suffix in (".cu", ".cuh", ".h") and path != KERNELS / "dialect.h":
                 files[prefix + path.name] = path
-    stamp = 0xcbf29ce484222325
-    for name, path in [*sorted(files.items()), ("FLAGS", OVERRIDES / "FLAGS")]:
-        for part in (name.encode(), path.read_bytes()):
-            for byte in len(part).to_bytes(8, "little") + part:
-                stamp = (stamp ^ byte) * 0x100000001b3 & 0xffffffffffffffff
-    return f"{stamp:016x}"
+    listed = [*sorted(files.items()), ("FLAGS", OVERRIDES / "FLAGS")]
+    return stamp((name, path.read_bytes()) for name, path in listed)
 
 
 def workers():

@@ -1,4 +1,4 @@
-"""llama.cpp, measured: the process that scripts/compare_llama_cpp.py starts with the Python that has llama-cpp-python.
+"""llama.cpp, measured: the process that scripts/compare_llama_cpp starts with the Python that has llama-cpp-python.
 
     PYTHON llama_cpp_peer.py about
     PYTHON llama_cpp_peer.py speed MODEL N_PROMPT N_GEN THREADS_GEN,THREADS_PROMPT ...

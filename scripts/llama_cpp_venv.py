@@ -1,4 +1,4 @@
-"""A virtual environment with llama-cpp-python, built for this processor: made where it is missing, or anew when asked."""
+"""A virtual environment with llama-cpp-python, built for this processor: made if it is missing, or again on request."""
 import os
 import platform
 import shutil
@@ -53,7 +53,7 @@ def ensure(folder, anew):
     """The Python that has llama.cpp, and whether this call built it."""
     if anew and folder.exists():
         if not (folder / "pyvenv.cfg").exists():
-            raise SystemExit(f"{folder} is no virtual environment: it is left as it is")
+            raise SystemExit(f"{folder} is not a virtual environment: it is left unchanged")
         shutil.rmtree(folder)
     built = not has_package(folder) if python_of(folder).exists() else True
     if built:

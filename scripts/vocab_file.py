@@ -17,7 +17,7 @@ class VocabFile:
         data = path.read_bytes()
         magic, version, n_tensors, n_keys = struct.unpack_from("<4sIQQ", data)
         if magic != b"GGUF" or n_tensors != 0:
-            raise SystemExit(f"{path} is no GGUF file with a vocabulary alone")
+            raise SystemExit(f"{path} is not a GGUF file with only a vocabulary")
         self.version, self.values, at = version, {}, 24
         for _ in range(n_keys):
             key_end = self._skip(data, at, STRING)

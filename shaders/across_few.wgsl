@@ -1,5 +1,6 @@
-// y[t] = sum over groups g that token t uses of down_g . h[t, rows of g], where down lies across neurons: one matrix for
-// each group that has rows, one below the other. For few tokens, a fixed number of lanes to an output.
+// y[t] = sum over groups g that token t uses of down_g . h[t, rows of g], for down matrices with
+// one row per output, stacked for all groups that have rows. For decode: a fixed number of lanes
+// per output.
 
 @group(0) @binding(0) var<storage, read> weight_data: {{weight_type}};
 @group(0) @binding(1) var<storage, read> tables: array<u32>;
@@ -15,11 +16,11 @@ struct Params {
     at_group_weight: u32,
     at_filled: u32,
     at_partial: u32,
-    // Rows of all matrices bound here: the first and how many.
+    // Rows of the stacked matrices bound here: the first and their number.
     first: u32,
     n: u32,
     row_words: u32,
-    // Columns of a matrix and of all of them together, outputs, matrices, groups.
+    // Columns of a matrix and of all matrices together, outputs, matrices, groups.
     n_cols: u32,
     n_rows: u32,
     n_out: u32,
@@ -27,7 +28,7 @@ struct Params {
     n_group: u32,
     n_tokens: u32,
     lanes: u32,
-    // The number of these part sums.
+    // Index of these partial sums.
     part: u32,
 }
 var<immediate> p: Params;

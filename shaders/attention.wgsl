@@ -1,6 +1,7 @@
-// Attention of a few heads of one token that share keys and values, over one span of positions: online softmax over
-// chunks of the span. A span ends in its largest score, its sum of weights and its weighted values.
-// Source: Flash attention (Dao et al.), split over positions as in Flash-Decoding.
+// Attention of a few heads of one token that share keys and values, over one span of positions:
+// online softmax over chunks of the span. The result of a span is its largest score, its sum of
+// weights and its weighted values. Source: Flash attention (Dao et al.), split over positions as
+// in Flash-Decoding.
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> k_data: array<u32>;
@@ -20,7 +21,7 @@ struct Params {
     n_rows: u32,
     n_head: u32,
     n_head_kv: u32,
-    // Tiles of {{HEADS}} heads in the heads that share keys.
+    // Tiles of {{HEADS}} heads among the heads that share keys.
     n_tiles: u32,
     d_head: u32,
     d_value: u32,
@@ -28,14 +29,14 @@ struct Params {
     v_words: u32,
     n_spans: u32,
     span: u32,
-    // Positions that a token sees; 0 for all.
+    // Sliding window; 0 for all positions.
     window: u32,
     scale: f32,
     softcap: f32,
 }
 var<immediate> p: Params;
 
-// Positions that are scored at once, one to an invocation.
+// Positions that are scored at once, one per invocation.
 const CHUNK: u32 = {{ROW}}u;
 const LOW: f32 = -3.0e38;
 
@@ -64,7 +65,7 @@ fn main(
     let g = (at / (p.n_spans * p.n_tiles)) % p.n_head_kv;
     let t = at / (p.n_spans * p.n_tiles * p.n_head_kv);
     if (lane == 0u) {
-        // Sequence, first position and the one behind the last; none for padding and spans that are not reached.
+        // Sequence, first position and end; all 0 for padding and for spans without positions.
         var found = vec4<u32>(0u, 0u, 0u, 0u);
         if (t < min(batch[p.at_batch], p.n_rows)) {
             let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];

@@ -1,4 +1,4 @@
-// The spans of a head put together in their order, with its sink; a workgroup to a head of a token.
+// Merges the spans of a head in order, with its attention sink; a workgroup per head of a token.
 
 @group(0) @binding(0) var<storage, read> parts: array<f32>;
 @group(0) @binding(1) var<storage, read> sinks: array<f32>;

@@ -1,4 +1,4 @@
-// Copies words from one part of a buffer to another.
+// Copies words from one range of a buffer to another.
 
 @group(0) @binding(0) var<storage, read> from_words: array<u32>;
 @group(0) @binding(1) var<storage, read_write> to_words: array<u32>;

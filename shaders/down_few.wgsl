@@ -1,5 +1,6 @@
-// Part sums of y[t] = sum over rows r of h[t, r] * down[r], for few tokens: a slice of rows and some columns to a
-// workgroup. What counts of the slice is listed first, in ascending order, so that no other row is read.
+// Partial sums of y[t] = sum over rows r of h[t, r] * down[r], for decode: a slice of rows and
+// some columns per workgroup. The active rows of the slice are listed first, in ascending order,
+// so that no other row is read.
 
 @group(0) @binding(0) var<storage, read> down_data: {{down_type}};
 @group(0) @binding(1) var<storage, read> tables: array<u32>;
@@ -13,7 +14,8 @@ struct Params {
     at_side: u32,
     at_h: u32,
     at_partial: u32,
-    // Rows of the matrix, the first of those bound here, how many they are, and the slot of that first one.
+    // Rows of the matrix, the first row bound here, the number of rows bound here, and the slot of
+    // the first.
     n_rows: u32,
     first: u32,
     n: u32,
@@ -21,7 +23,7 @@ struct Params {
     row_words: u32,
     n_out: u32,
     n_tokens: u32,
-    // Rows of a slice. Those bound here begin with one.
+    // Rows per slice. The rows bound here begin with a slice.
     slice: u32,
     side_groups: u32,
     side_scales: u32,
@@ -54,7 +56,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if (base + t < end && token + j < p.n_tokens) {
                 let word = h[p.at_h + (token + j) * p.n_rows + p.first + base + t];
                 mine[j] = bitcast<f32>(word);
-                // Neither dropped nor zero.
+                // Neither skipped nor zero.
                 counts = counts || (word << 1u) != 0u;
             }
         }

@@ -1,5 +1,5 @@
-// Part sums of y[t] = sum over rows r of h[t, r] * down[r], for many tokens: a tile of 64 columns and 64 tokens to a
-// workgroup, 4 by 4 to an invocation, 16 rows at a time.
+// Partial sums of y[t] = sum over rows r of h[t, r] * down[r], for prefill: a tile of 64 columns
+// and 64 tokens per workgroup, 4 by 4 per invocation, 16 rows at a time.
 
 @group(0) @binding(0) var<storage, read> down_data: {{down_type}};
 @group(0) @binding(1) var<storage, read> tables: array<u32>;
@@ -17,7 +17,8 @@ struct Params {
     at_pairs: u32,
     at_group_rows: u32,
     at_partial: u32,
-    // Columns of h; of the rows, the first of those bound here, how many they are, and the slot of that first one.
+    // Columns of h; the first row bound here, the number of rows bound here, and the slot of the
+    // first.
     h_cols: u32,
     first: u32,
     n: u32,
@@ -25,14 +26,14 @@ struct Params {
     row_words: u32,
     n_out: u32,
     n_tokens: u32,
-    // Rows of a slice, and the number of the first one's sums.
+    // Rows per slice, and the index of the first slice's sums.
     slice: u32,
     part: u32,
     side_groups: u32,
     side_scales: u32,
     side_mins: u32,
     side_words: u32,
-    // Where only those that use a group count: groups, and most pairs.
+    // With groups: their number, and most pairs.
     n_group: u32,
     n_pairs: u32,
 }
@@ -52,7 +53,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let tokens = 64u * group.y;
     let range = slice_of(group.z);
     let n_tokens = n_of(group.z);
-    // Tiles without tokens walk over nothing.
+    // Tiles without tokens loop over no rows.
     let end = select(range.y, 0u, tokens >= n_tokens);
     var sums: array<vec4<f32>, 4>;
     for (var base = range.x; base < end; base += 16u) {

@@ -1,4 +1,4 @@
-// y = part sums in their order, with what is added to them; and the count of neurons that were carried through.
+// y = partial sums in order, plus biases; and the count of active neurons.
 
 @group(0) @binding(0) var<storage, read> partial: array<f32>;
 @group(0) @binding(1) var<storage, read> bias_down: array<f32>;

@@ -1,9 +1,9 @@
-// Who uses which group that has rows: pairs of a token and a group, by group and then by token, no more for a token than
-// the op says. One workgroup does it all.
+// Finds the tokens that use each group that has rows: pairs of a token and a group, by group and
+// then by token, at most `n_used` per token. A single workgroup does it all.
 //
-// `pairs` holds, one behind the other: where each group's pairs begin, and where those of the last end; a word per pair,
-// the token in its lower half and the group above; the pairs of each token, or all bits where there is none; and, while
-// this runs, a word per token and group.
+// `pairs` holds, in order: the first pair of each group, and the end of the last; a word per pair,
+// the token in its lower half and the group above; the pairs of each token, or all bits set for a
+// missing one; and, as scratch, a word per token and group.
 
 @group(0) @binding(0) var<storage, read> group_weight: array<f32>;
 @group(0) @binding(1) var<storage, read> starts: array<u32>;
@@ -18,7 +18,7 @@ struct Params {
     n_group: u32,
     n_tokens: u32,
     n_used: u32,
-    // Places in `pairs`.
+    // Offsets in `pairs`.
     of_pairs: u32,
     of_tokens: u32,
     scratch: u32,

@@ -1,5 +1,4 @@
-// y = the sums of each token's pairs in their order, with what is added to them; and the count of neurons that were
-// carried through.
+// y = the sums of each token's pairs in order, plus biases; and the count of active neurons.
 
 @group(0) @binding(0) var<storage, read> partial: array<f32>;
 @group(0) @binding(1) var<storage, read> bias_down: array<f32>;
@@ -23,7 +22,7 @@ struct Params {
     n_used: u32,
     n_pairs: u32,
     of_tokens: u32,
-    // For each group, the sums of one part of the rows or of all: how many parts there are.
+    // Number of partial sums per group: one for each part of the rows.
     n_parts: u32,
     has_bias: u32,
     accumulate: u32,

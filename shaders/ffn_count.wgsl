@@ -1,4 +1,4 @@
-// For how many tokens each row was carried through, added to what was counted before.
+// Adds to the counts of each row the number of tokens for which it was active.
 
 @group(0) @binding(0) var<storage, read> h: array<u32>;
 @group(0) @binding(1) var<storage, read_write> hits: array<f32>;
@@ -13,7 +13,7 @@ var<immediate> p: Params;
 
 {{include flat}}
 
-// The word of a neuron that was dropped, as `lib/wanted.wgsl` has it.
+// Marks a skipped neuron, as in `lib/wanted.wgsl`.
 const DROPPED: u32 = 0x80000000u;
 
 @compute @workgroup_size({{FLAT}})

@@ -1,5 +1,5 @@
-// The values of neurons for few tokens: gate first, up only where the gate shows that it counts. A fixed number of lanes
-// to a neuron, over all rows or those of a list, whose length is read here.
+// Computes the values of neurons in decode: gate first, up only for active neurons. A fixed number
+// of lanes per neuron, over all rows or those of a list, whose length is read here.
 
 @group(0) @binding(0) var<storage, read> gate_data: {{gate_type}};
 @group(0) @binding(1) var<storage, read> up_data: {{up_type}};
@@ -33,24 +33,25 @@ struct Params {
     at_starts: u32,
     at_h: u32,
     at_counts: u32,
-    // Rows of the matrices, the first of those bound here, and how many they are.
+    // Rows of the matrices, the first row bound here, and the number of rows bound here.
     n_rows: u32,
     first: u32,
     n: u32,
     n_cols: u32,
     n_tokens: u32,
-    // Lanes of a row, and 16 bits above the membership bit of the first token.
+    // Lanes per row; in the upper 16 bits the membership bit of the first token.
     lanes_and_bit: u32,
-    // Most that a list holds. Words of its membership bits.
+    // Capacity of the list. Words of its membership bits.
     capacity: u32,
     words: u32,
     n_group: u32,
-    // What is there: bias of gate 1, bias of up 2, thresholds 4, a list 8; the kind from bit 4 on.
+    // Present operands: bias of gate 1, bias of up 2, thresholds 4, a list 8; the FFN kind from
+    // bit 4 on.
     has: u32,
     activation: u32,
     skip: u32,
     alpha: f32,
-    // What sizes are compared with, and the cap of the activation.
+    // Skip threshold, and the limit of the activation.
     limit: f32,
     cap: f32,
     gate_words: u32,
@@ -70,7 +71,7 @@ var<workgroup> listed: u32;
 
 fn has_list() -> bool { return (p.has & 8u) != 0u; }
 
-// By what a row counts for a token: 0 where it does not.
+// Factor of a row for a token: 0 if the token does not use it.
 fn factor(i: u32, row: u32, token: u32) -> f32 {
     if (token >= p.n_tokens) { return 0.0; }
     if (has_list() && (members[p.at_members + i * p.words] >> ((p.lanes_and_bit >> 16u) + token) & 1u) == 0u) { return 0.0; }

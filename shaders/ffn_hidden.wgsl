@@ -1,5 +1,6 @@
-// The values of neurons from products that are all there already, in place of the gate's: for many tokens, and where the
-// cut needs all tests of a token first. A workgroup takes some rows of one token.
+// Computes the values of neurons from finished products, in place of the gate's products: in
+// prefill, and if the cut needs all test values of a token first. A workgroup processes some rows
+// of one token.
 
 @group(0) @binding(0) var<storage, read_write> tests: array<u32>;
 @group(0) @binding(1) var<storage, read> ups: array<f32>;
@@ -20,7 +21,8 @@ struct Params {
     at_cuts: u32,
     at_counts: u32,
     n_rows: u32,
-    // Words of membership bits per row; 0 where all rows count for all tokens. The first token of these in the step.
+    // Words of membership bits per row; 0 if all rows count for all tokens. Index of the first of
+    // these tokens in the step.
     words: u32,
     first_token: u32,
     n_group: u32,

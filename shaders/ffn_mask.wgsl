@@ -1,4 +1,4 @@
-// The membership bits of a list, by row. The rows of the mask were set to 0.
+// Scatters the membership bits of a list to their rows. The mask was set to 0 before.
 
 @group(0) @binding(0) var<storage, read> ids: array<u32>;
 @group(0) @binding(1) var<storage, read> count: array<u32>;

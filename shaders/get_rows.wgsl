@@ -1,4 +1,5 @@
-// y[t] = scale * table[id of t], or y[t] += table[position of t + offset]: rows of a weight by what the step says.
+// y[t] = scale * table[id of t], or y[t] += table[position of t + offset]: rows of a weight
+// selected by the batch.
 
 @group(0) @binding(0) var<storage, read> weight_data: {{weight_type}};
 @group(0) @binding(1) var<storage, read> tables: array<u32>;
@@ -10,17 +11,18 @@ struct Params {
     at_tables: u32,
     at_batch: u32,
     at_y: u32,
-    // Rows bound here: the first, and how many.
+    // Rows bound here: the first, and their number.
     first: u32,
     n: u32,
     row_words: u32,
     n_cols: u32,
     n_tokens: u32,
-    // Where the tokens' numbers are in the batch, what is added to them, and the largest that there is.
+    // Offset of the tokens' numbers in the batch, the constant added to them, and the largest
+    // valid row.
     numbers: u32,
     offset: u32,
     last: u32,
-    // A factor as bits, or none where rows are added.
+    // Scale factor as bits, unused if rows are added.
     scale: u32,
     add: u32,
 }

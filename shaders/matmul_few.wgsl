@@ -1,4 +1,4 @@
-// y[t, i] = weight[i] . x[t] + bias[i], for few tokens: a fixed number of lanes to a row.
+// y[t, i] = weight[i] . x[t] + bias[i], for decode (GEMV): a fixed number of lanes per row.
 
 @group(0) @binding(0) var<storage, read> weight_data: {{weight_type}};
 @group(0) @binding(1) var<storage, read> tables: array<u32>;
@@ -12,7 +12,7 @@ struct Params {
     at_weight_x: u32,
     at_bias: u32,
     at_y: u32,
-    // Rows of the matrix, the first of those bound here, and how many they are.
+    // Rows of the matrix, the first row bound here, and the number of rows bound here.
     n_rows: u32,
     first: u32,
     n: u32,

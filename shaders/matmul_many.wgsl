@@ -1,5 +1,5 @@
-// y[t, i] = weight[i] . x[t] + bias[i], for many tokens and quantised weights: a tile of 64 rows and 64 tokens to a
-// workgroup, 4 by 4 to an invocation, two blocks of columns at a time.
+// y[t, i] = weight[i] . x[t] + bias[i], for prefill and quantised weights: a tile of 64 rows and
+// 64 tokens per workgroup, 4 by 4 per invocation, two blocks of columns at a time.
 
 @group(0) @binding(0) var<storage, read> weight_data: {{weight_type}};
 @group(0) @binding(1) var<storage, read> tables: array<u32>;
@@ -17,7 +17,7 @@ struct Params {
     at_pairs: u32,
     at_group_rows: u32,
     at_y: u32,
-    // Columns of y; of the rows, the first of those bound here, and how many they are.
+    // Columns of y; the first row bound here, and the number of rows bound here.
     y_cols: u32,
     first: u32,
     n: u32,
@@ -26,7 +26,7 @@ struct Params {
     n_tokens: u32,
     has_bias: u32,
     relu: u32,
-    // Where only those that use a group count: groups, and whether x has a row for each pair.
+    // With groups: their number, and whether x has a row per pair.
     n_group: u32,
     x_by_pair: u32,
 }
@@ -37,7 +37,7 @@ var<immediate> p: Params;
 {{include block}}
 {{include weight}}
 
-// Of two blocks, one behind the other.
+// For two consecutive blocks.
 var<workgroup> row_codes: array<Codes, 128>;
 var<workgroup> row_scales: array<Scales, 128>;
 var<workgroup> x_lo: array<vec4<u32>, 128>;
@@ -50,7 +50,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let n_tokens = n_here(group.z);
     let rows = range.x + 64u * group.x;
     let tokens = 64u * group.y;
-    // Tiles without rows or tokens walk over nothing.
+    // Tiles without rows or tokens loop over no columns.
     let n_cols = select(p.n_cols, 0u, rows >= range.y || tokens >= n_tokens);
     let nb = n_cols >> 5u;
     let mine = t % 64u;

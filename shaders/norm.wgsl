@@ -1,4 +1,4 @@
-// y = norm(x) * weight + bias over runs of columns; a workgroup to a run.
+// y = norm(x) * weight + bias over runs of columns; a workgroup per run.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> weight: array<f32>;
@@ -12,8 +12,8 @@ struct Params {
     at_y: u32,
     n_runs: u32,
     width: u32,
-    // Whether the mean is taken away.
-    centred: u32,
+    // 0: root mean square, 1: after subtracting the mean, 2: root of the sum of squares.
+    kind: u32,
     has_weight: u32,
     has_bias: u32,
     eps: f32,
@@ -35,7 +35,7 @@ fn main(
     let from_x = p.at_x + run * p.width;
     let to_y = p.at_y + run * p.width;
     var mean = 0.0;
-    if (p.centred != 0u) {
+    if (p.kind == 1u) {
         var sum = 0.0;
         for (var i = t; i < p.width; i += {{ROW}}u) { sum += x[from_x + i]; }
         mean = sum_all(sum, t) / f32(p.width);
@@ -45,7 +45,8 @@ fn main(
         let d = x[from_x + i] - mean;
         square += d * d;
     }
-    let factor = 1.0 / sqrt(sum_all(square, t) / f32(p.width) + p.eps);
+    let squares = sum_all(square, t);
+    let factor = select(1.0 / sqrt(squares / f32(p.width) + p.eps), 1.0 / max(sqrt(squares), p.eps), p.kind == 2u);
     for (var i = t; i < p.width; i += {{ROW}}u) {
         var value = (x[from_x + i] - mean) * factor;
         if (p.has_weight != 0u) { value *= weight[p.at_weight + i]; }

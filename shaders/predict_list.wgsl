@@ -1,5 +1,5 @@
-// The wanted neurons as two lists, ascending, with a membership bit per token. Each workgroup counts what stands before
-// its neurons.
+// Writes the active neurons to two lists, ascending, with a membership bit per token. Each
+// workgroup sums up the counts before its own neurons.
 
 @group(0) @binding(0) var<storage, read> scores: array<f32>;
 @group(0) @binding(1) var<storage, read> slots: array<u32>;
@@ -25,7 +25,8 @@ struct Params {
     n_tokens: u32,
     threshold: f32,
     n_groups: u32,
-    // Room for ids and words of bits of each list; no room where a list is not asked for.
+    // Capacity and words of membership bits of each list; capacity 0 for a list that is not
+    // requested.
     here_capacity: u32,
     here_words: u32,
     there_capacity: u32,
@@ -37,7 +38,7 @@ var<immediate> p: Params;
 
 const WORDS: u32 = {{FLAT}}u / 32u;
 var<workgroup> before: array<atomic<u32>, 2>;
-// Who is wanted, here and there.
+// Membership bits of the neurons, resident and absent.
 var<workgroup> masks: array<atomic<u32>, 2 * WORDS>;
 
 @compute @workgroup_size({{FLAT}})

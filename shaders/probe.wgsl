@@ -1,4 +1,5 @@
-// Whether an invocation's neighbours in its workgroup are its neighbours in its subgroup: 1 for each that is so.
+// Writes 1 for each invocation whose neighbours in the workgroup are its neighbours in the
+// subgroup.
 
 @group(0) @binding(0) var<storage, read_write> y: array<u32>;
 

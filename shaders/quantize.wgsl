@@ -1,5 +1,5 @@
-// Rows of floats to Q8 blocks (`hal::format::quantize_q8`), eight lanes to a block; sets words that a later dispatch
-// counts or writes in part.
+// Quantises rows of floats to Q8 blocks (`hal::format::quantize_q8`), eight lanes per block; also
+// initialises words that a later dispatch counts in or writes only in part.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> q: array<u32>;
@@ -19,8 +19,8 @@ var<immediate> p: Params;
 var<workgroup> largest: array<u32, 64>;
 var<workgroup> sums: array<i32, 64>;
 
-// a / b of positive numbers, rounded to nearest: drivers may divide less exactly, and a code would turn out another one.
-// 0 where the quotient is below the normal numbers.
+// a / b for positive numbers, rounded to nearest: a driver's division may be less exact, which
+// would change a code. 0 if the quotient is subnormal.
 fn divided(a: f32, b: f32) -> f32 {
     let bits_a = bitcast<u32>(a);
     let bits_b = bitcast<u32>(b);
@@ -32,7 +32,7 @@ fn divided(a: f32, b: f32) -> f32 {
         exponent -= 1;
     }
     if (exponent < 1 || exponent > 254) { return 0.0; }
-    // 24 bits of the quotient and one more to round by.
+    // 24 bits of the quotient and one more for rounding.
     var quotient = 0u;
     for (var i = 0u; i < 25u; i++) {
         quotient <<= 1u;
@@ -55,7 +55,7 @@ fn main(
 ) {
     let g = group.x + group.y * groups.x;
     for (var i = 64u * g + t; i < p.n_clear; i += 64u * groups.x * groups.y) {
-        // The first words count, the others mark what is not there.
+        // The first words are counters, the others mark skipped neurons.
         clear[p.at_clear + i] = select(p.cleared, 0u, i < p.n_zero);
     }
     let block = 8u * g + t / 8u;
@@ -64,7 +64,7 @@ fn main(
     let at = p.at_x + 32u * min(block, max(p.n_blocks, 1u) - 1u) + 4u * lane;
     var v = vec4<f32>(0.0);
     if (inside) { v = vec4<f32>(x[at], x[at + 1u], x[at + 2u], x[at + 3u]); }
-    // As bit patterns, magnitudes sort like the numbers, with infinity and what is no number on top.
+    // As bit patterns, magnitudes sort like the floats, with infinity and NaN on top.
     let bits = bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
     largest[t] = max(max(bits.x, bits.y), max(bits.z, bits.w));
     workgroupBarrier();
@@ -73,7 +73,7 @@ fn main(
     for (var i = 1u; i < 8u; i++) { most = max(most, largest[first + i]); }
     let amax = bitcast<f32>(most);
     let finite = most < 0x7f800000u;
-    // What lies below the normal numbers has the exponent 0.
+    // Subnormal numbers have exponent 0.
     let some = finite && most >= 0x00800000u;
     var d = 0.0;
     if (some) { d = divided(amax, 127.0); }

@@ -1,4 +1,5 @@
-// Turns pairs of values of every head by position times frequency, in place; an invocation to a pair.
+// Rotates pairs of values of every head by position times frequency, in place; an invocation per
+// pair.
 
 @group(0) @binding(0) var<storage, read> freqs: array<f32>;
 @group(0) @binding(1) var<storage, read> batch: array<u32>;
@@ -14,7 +15,7 @@ struct Params {
     d_head: u32,
     first: u32,
     n_pairs: u32,
-    // Pair j is j * pair_step and that plus pair_other.
+    // Pair j is value j * pair_step and the value pair_other after it.
     pair_step: u32,
     pair_other: u32,
     scale: f32,

@@ -1,4 +1,4 @@
-// The best groups of each token, and their weights; a workgroup to a token.
+// Selects the top groups of each token and computes their weights; a workgroup per token.
 
 @group(0) @binding(0) var<storage, read> scores: array<f32>;
 @group(0) @binding(1) var<storage, read_write> weights: array<f32>;
@@ -19,13 +19,13 @@ var<immediate> p: Params;
 {{include sum}}
 {{include sigmoid}}
 
-// Numbers sort like these words.
+// Maps floats to words with the same order.
 fn order(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     return select(bits | 0x80000000u, ~bits, (bits >> 31u) == 1u);
 }
 
-// How many groups come before this one; of equals the first does.
+// The rank of a group; of equal scores the lower id ranks first.
 fn place(from_score: u32, g: u32) -> u32 {
     let mine = order(scores[from_score + g]);
     var n = 0u;

@@ -1,4 +1,5 @@
-// The Mamba-2 recurrence; an invocation to a channel's state of a sequence, token after token.
+// The Mamba-2 recurrence. NEAR neighbours share a channel's state of a sequence, HELD values to each, from the first token
+// to the last.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> dt: array<f32>;
@@ -31,40 +32,72 @@ struct Params {
 }
 var<immediate> p: Params;
 
-{{include flat}}
+{{include sequence}}
+{{include sigmoid}}
+
+const NEAR: u32 = {{SHARED}}u;
+const CHANNELS: u32 = {{FLAT}}u / NEAR;
+
+// Two, in turns: those of a token are read while others already write those of the next.
+var<workgroup> sums: array<f32, 2 * {{FLAT}}>;
 
 @compute @workgroup_size({{FLAT}})
 fn main(
-    @builtin(global_invocation_id) id: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) ids: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
 ) {
-    let at = flat_index(id, groups);
     let n = p.n_head * p.d_head;
-    let channel = at % n;
-    let seq = at / n;
-    if (seq >= batch[p.at_batch + 1u]) {
+    let n_blocks = (n + CHANNELS - 1u) / CHANNELS;
+    let block = id.x + id.y * ids.x;
+    let seq = block / n_blocks;
+    let tokens = tokens_of(seq, local);
+    if (tokens.x == p.n_rows) {
         return;
     }
+    let near = local % NEAR;
+    let wanted = block % n_blocks * CHANNELS + local / NEAR;
+    let inside = wanted < n;
+    // Past the last channel: repeats its values, which are not written.
+    let channel = min(wanted, n - 1u);
     let h = channel / p.d_head;
     let group = h * p.n_group / p.n_head;
-    let from_state = p.at_state + at * p.d_state;
-    for (var t = 0u; t < min(batch[p.at_batch], p.n_rows); t++) {
-        if (batch[p.at_batch + 4u + p.max_tokens + t] != seq) {
-            continue;
-        }
-        let begins = batch[p.at_batch + 4u + 2u * p.max_tokens + t] == 0u;
-        let raw = dt[p.at_dt + t * p.n_head + h] + dt_bias[p.at_dt_bias + h];
-        let step = max(raw, 0.0) + log(1.0 + exp(-abs(raw)));
-        let factor = exp(step * a[p.at_a + h]);
+    let own = p.at_state + (seq * n + channel) * p.d_state;
+    let fresh = batch_pos(tokens.x) == 0u;
+    var held: array<f32, {{HELD}}>;
+    for (var r = 0u; r < {{HELD}}u; r++) {
+        let i = near + NEAR * r;
+        held[r] = 0.0;
+        if (i < p.d_state && !fresh) { held[r] = state[own + i]; }
+    }
+    var turn = 0u;
+    for (var t = tokens.x; t <= tokens.y; t++) {
+        let mine = batch_seq(t) == seq;
+        var sum = 0.0;
         let value = x[p.at_x + t * n + channel];
-        let from_group = (t * p.n_group + group) * p.d_state;
-        var sum = d[p.at_d + h] * value;
-        for (var i = 0u; i < p.d_state; i++) {
-            let before = select(factor * state[from_state + i], 0.0, begins);
-            let after = before + step * value * b[p.at_b + from_group + i];
-            state[from_state + i] = after;
-            sum += after * c[p.at_c + from_group + i];
+        if (mine) {
+            let step = softplus_of(dt[p.at_dt + t * p.n_head + h] + dt_bias[p.at_dt_bias + h]);
+            let factor = select(exp(step * a[p.at_a + h]), 0.0, batch_pos(t) == 0u);
+            let from_group = (t * p.n_group + group) * p.d_state;
+            for (var r = 0u; r < {{HELD}}u; r++) {
+                let i = near + NEAR * r;
+                if (i < p.d_state) {
+                    held[r] = factor * held[r] + step * value * b[p.at_b + from_group + i];
+                    sum += held[r] * c[p.at_c + from_group + i];
+                }
+            }
         }
-        y[p.at_y + t * n + channel] = sum;
+        sums[turn * {{FLAT}}u + local] = sum;
+        workgroupBarrier();
+        if (mine && inside && near == 0u) {
+            var total = d[p.at_d + h] * value;
+            for (var g = 0u; g < NEAR; g++) { total += sums[turn * {{FLAT}}u + local + g]; }
+            y[p.at_y + t * n + channel] = total;
+        }
+        turn = 1u - turn;
+    }
+    for (var r = 0u; r < {{HELD}}u; r++) {
+        let i = near + NEAR * r;
+        if (inside && i < p.d_state) { state[own + i] = held[r]; }
     }
 }

@@ -1,4 +1,5 @@
-// Writes keys or values of the real tokens to their rows of the cache; an invocation to a piece of whole words.
+// Writes keys or values of the real tokens to their cache rows; an invocation per run of whole
+// words.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> batch: array<u32>;

@@ -1,24 +1,16 @@
 //! Thermocline: a language-model engine that computes only the neurons a token needs.
 //!
-//! Start reading at `ARCHITECTURE.md`. Arrows between the modules go down only; `tests/tidy.rs` holds that.
+//! Start reading at `ARCHITECTURE.md`. This crate is the command ([`cli`]); the engine is the crates below it, which are
+//! named here for the tests.
 
-pub mod bench;
-pub mod chat;
+pub use convert;
+pub use engine::{self, converted, trace};
+pub use gguf;
+pub use learn::{learned, predictor, profile};
+pub use measure::{bench, evaluate, synthetic};
+pub use model;
+pub use placement;
+pub use runtime::{devices, embedded, generate};
+pub use text::{chat, sample, tokenizer};
+
 pub mod cli;
-pub mod convert;
-pub mod converted;
-pub mod devices;
-pub mod embedded;
-pub mod engine;
-pub mod evaluate;
-pub mod generate;
-pub mod gguf;
-pub mod learned;
-pub mod model;
-pub mod placement;
-pub mod predictor;
-pub mod profile;
-pub mod sample;
-pub mod synthetic;
-pub mod tokenizer;
-pub mod trace;

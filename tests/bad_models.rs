@@ -1,4 +1,4 @@
-//! A corpus of files that are no model, half a model or a lie, each given to the command: exit code 3 (4 where
+//! A corpus of files that are not models, are truncated, or contradict themselves, each given to the command: exit code 3 (4 where
 //! only memory is missing), one message that names what is wrong, no panic, no waiting.
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use thermocline::gguf::{Array, Container, TensorType, Value, Writer};
 
-/// Even a machine under load says what is wrong with a header within this.
+/// Even on a busy machine, errors in a header are reported within this time.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Runs the command with `args` after `-m path`.
@@ -39,13 +39,13 @@ fn check_output(path: &Path, output: &Output, code: i32, says: &[&str]) {
     assert!(text.bytes().all(|b| b == b'\n' || !b.is_ascii_control()), "{text:?}");
 }
 
-/// A small model that runs, as data: each test changes one thing.
+/// A small valid model, as data: each test changes one thing.
 #[derive(Clone)]
 struct Maker {
     container: Container,
     keys: Vec<(String, Value)>,
     tensors: Vec<(String, Vec<u64>, TensorType)>,
-    /// Values of a tensor that is not left at its default.
+    /// Values of tensors that differ from the default.
     values: Vec<(String, f32)>,
 }
 
@@ -117,7 +117,7 @@ impl Maker {
         maker
     }
 
-    /// Replaces a tensor in its place, or adds it at the end.
+    /// Replaces a tensor in place, or appends it.
     fn tensor(mut self, name: &str, shape: &[u64], ty: TensorType) -> Maker {
         let new = (name.to_owned(), shape.to_vec(), ty);
         match self.tensors.iter_mut().find(|(tensor, ..)| tensor == name) {
@@ -191,7 +191,7 @@ fn the_model_that_is_changed_below_runs() {
 fn what_is_no_model_file() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    check(folder.path(), 3, &["is a directory", "it holds none"]);
+    check(folder.path(), 3, &["is a directory", "it contains none"]);
     let made = |name: &str, bytes: &[u8]| -> PathBuf {
         std::fs::write(at(name), bytes).unwrap();
         at(name)
@@ -202,7 +202,7 @@ fn what_is_no_model_file() {
     check(&made("model.zip", b"PK\x03\x04\x14\0\0\0"), 3, &["model.zip", "a zip archive"]);
     check(&made("zeros.bin", &[0; 4096]), 3, &["zeros.bin", "unfinished download"]);
     check(&at("gone.gguf"), 3, &["gone.gguf", "cannot open"]);
-    check(folder.path(), 3, &["is a directory", "it holds empty.gguf"]);
+    check(folder.path(), 3, &["is a directory", "it contains empty.gguf"]);
     std::fs::remove_file(at("empty.gguf")).unwrap();
     made("config.json", b"{}");
     check(folder.path(), 3, &["Hugging Face model folder"]);
@@ -223,7 +223,7 @@ fn what_cannot_be_read() {
     std::fs::write(&locked, Maker::new().bytes()).unwrap();
     std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o000)).unwrap();
     match std::fs::File::open(&locked) {
-        Ok(_) => println!("skipped: this user may read what nobody may"),
+        Ok(_) => println!("skipped: this user may read any file"),
         Err(_) => check(&locked, 3, &["locked.gguf", "cannot open"]),
     }
 }
@@ -270,7 +270,7 @@ fn headers_that_lie() {
     lies(8, &0u64.to_le_bytes(), &["`token_embd.weight` is missing", "[64, the number of tokens]"]);
 }
 
-/// Bytes of the entry of a tensor, and where the numbers after its name begin.
+/// Bytes of the entry of a tensor, and the offset of the numbers after its name.
 fn entry(bytes: &[u8], name: &str) -> usize {
     let name = name.as_bytes();
     let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
@@ -293,7 +293,7 @@ fn tensor_tables_that_lie() {
     lie(12, &(1u64 << 40).to_le_bytes(), &["ends beyond the file"]);
     lie(12, &0u64.to_le_bytes(), &["shape [64, 0], expected [64, 64]"]);
     lie(20, &99u32.to_le_bytes(), &["the unknown type 99", "expected one of F32"]);
-    lie(20, &4u32.to_le_bytes(), &["the unknown type 4, which was taken out"]);
+    lie(20, &4u32.to_le_bytes(), &["the unknown type 4, which was removed"]);
     lie(24, &1u64.to_le_bytes(), &["data offset 1, expected a multiple"]);
     lie(24, &0u64.to_le_bytes(), &["overlap", "token_embd.weight"]);
     lie(24, &(u64::MAX - 31).to_le_bytes(), &["ends beyond the file"]);
@@ -325,8 +325,9 @@ fn keys_that_lie() {
     key("rope.freq_base_swa", 0.0f32.into(), "a positive number");
     key("rope.dimension_count", 3u32.into(), "an even number up to 16");
     key("rope.dimension_count", 18u32.into(), "an even number up to 16");
-    key("feed_forward_length", Array::U32(vec![96, 64]).into(), "a list that differs");
-    key("feed_forward_length", Array::U32(vec![]).into(), "an empty list");
+    let narrow = Maker::new().key("llama.feed_forward_length", Array::U32(vec![96, 64]));
+    narrow.fails(&["blk.1.ffn_gate.weight", "[64, 96]", "expected [64, 64]"]);
+    key("feed_forward_length", Array::U32(vec![]).into(), "a number for each of the 2 layers");
     for bad in [f32::NAN, f32::INFINITY, -1.0] {
         key("attention.layer_norm_rms_epsilon", bad.into(), "a number from 0 to 1");
         key("rope.freq_base", bad.into(), "a positive number");
@@ -356,7 +357,7 @@ fn positions_that_lie() {
         let factors = factors.clone().values("rope_freqs.weight", bad);
         factors.fails(&["`rope_freqs.weight` holds", "expected positive numbers"]);
     }
-    // No window at all is written as 0.
+    // 0 means no window.
     Maker::new().key("llama.attention.sliding_window", 0u32).ends(0, &[]);
 }
 
@@ -364,7 +365,7 @@ fn positions_that_lie() {
 fn architectures_that_do_not_run() {
     for name in ["mamba", "", "LLAMA", "llama\n\u{1b}[31m"] {
         let maker = Maker::new().key("general.architecture", name);
-        maker.fails(&["is not supported", "architectures that run: llama, bamboo", "20 tensors"]);
+        maker.fails(&["is not supported", "supported architectures: llama, bamboo", "20 tensors"]);
     }
     Maker::new().without("general.architecture").fails(&["key `general.architecture` is missing"]);
     Maker::new().key("general.architecture", 5u32).fails(&["should hold a UTF-8 string"]);
@@ -407,7 +408,7 @@ fn predictors_that_do_not_fit() {
     with(&[64, 8], &[8, 95]).fails(&["blk.1.fc2.weight", "[8, 95], expected [8, 96]"]);
     with(&[64, 0], &[0, 96]).fails(&["blk.1.fc1.weight", "[64, 0]"]);
     with(&[64], &[8, 96]).fails(&["blk.1.fc1.weight", "[64]"]);
-    // A score that is no number wants its neuron, so that the words are right all the same.
+    // NaN scores count as active, so the output is right nevertheless.
     with(&[64, 8], &[8, 96]).values("blk.1.fc2.weight", f32::NAN).ends(0, &[]);
     let threshold = with(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", "high");
     threshold.fails(&["powerinfer.sparse_threshold"]);
@@ -432,7 +433,7 @@ fn vocabularies_that_lie() {
     };
     let strings =
         |n: usize, text: &str| Value::from(Array::String(vec![text; n].into_iter().collect()));
-    key("model", "bert".into(), "`bert`; known are llama, gpt2");
+    key("model", "bert".into(), "`bert`, which is not supported; supported are llama, gpt2");
     Maker::new().key("tokenizer.ggml.model", "gpt2").fails(&["tokenizer.ggml.merges is missing"]);
     key("tokens", strings(0, ""), "0 entries");
     key("tokens", strings(262, "a"), "twice");
@@ -447,7 +448,8 @@ fn vocabularies_that_lie() {
     rows.fails(&["261", "262"]);
 }
 
-/// A file whose sizes are all true, of a model that no machine holds. It is sparse: it takes no room on the disk.
+/// A file whose sizes are consistent, of a model that does not fit in any machine. It is sparse,
+/// so it takes no disk space.
 #[test]
 fn a_model_too_large() {
     const RANK: u64 = 1 << 33;

@@ -1,10 +1,10 @@
-//! `thermocline bench`: what its reports look like. Nothing here depends on how fast anything is.
+//! `thermocline bench`: the format of its reports. Nothing here depends on speed.
 
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// A model that is made and run in a moment.
+/// A model that is made and run quickly.
 const SHAPE: &str = "64x2x128x4/2:Q8_0";
 
 const LLAMA_BENCH: &[&str] = &[
@@ -119,7 +119,7 @@ fn json_has_llama_benchs_columns_then_ours_and_lists_multiply() {
         assert_eq!(row["bandwidth_share"].is_f64(), generates_only);
         assert_eq!(row["ttft_ns"].is_u64(), !generates_only);
     }
-    // The same rows on standard error, one a line, between what else is said there.
+    // The same rows on standard error, one per line, between the notes.
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     let lines: Vec<Value> = stderr
         .lines()
@@ -263,8 +263,8 @@ fn what_cannot_be_measured_is_said_before_anything_is_printed() {
     assert_eq!(unknown.status.code(), Some(2));
 }
 
-/// A backend that is not there is missed before anything is measured, with what would help; lists of other commands are
-/// refused.
+/// A missing backend is reported before anything is measured, with a hint; lists are rejected by
+/// other commands.
 #[test]
 fn a_missing_backend_ends_a_comparison_before_it_begins() {
     let hidden = |args: &[&str]| {
@@ -278,14 +278,14 @@ fn a_missing_backend_ends_a_comparison_before_it_begins() {
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(5), "{stderr}");
         assert!(output.stdout.is_empty() && stderr.contains("help: "), "{stderr}");
-        // Without a device, budgets are no different ways to run.
+        // Without a device, all budgets give the same run.
         let budgets = ["bench", "-o", "jsonl", "--vram-budget", "1,2,3"];
         let output = hidden(&[&budgets[..], &args].concat());
         assert_eq!(stdout(&output).lines().count(), 2);
     }
     for (args, says) in [
         (&["run", "--backend", "cpu,wgpu"][..], "takes one name"),
-        (&["bench", "--backend", "cpu", "--check"], "one way to run"),
+        (&["bench", "--backend", "cpu", "--check"], "--check needs several configurations"),
     ] {
         let output = hidden(args);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -294,7 +294,8 @@ fn a_missing_backend_ends_a_comparison_before_it_begins() {
     }
 }
 
-/// A device beside the CPU, the software driver too, and whether it tells how much memory it has.
+/// A device besides the CPU, which may be the software driver, and whether it reports the size of
+/// its memory.
 fn device() -> Option<(String, bool)> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     let listed = command.args(["devices", "--json"]).output().unwrap();
@@ -310,7 +311,7 @@ fn device() -> Option<(String, bool)> {
     found
 }
 
-/// Backends and budgets side by side, on whatever device there is, the software driver too.
+/// Compares backends and budgets on any device, including the software driver.
 #[test]
 fn backends_and_budgets_are_compared() {
     let Some((device, _)) = device() else { return };
@@ -346,7 +347,7 @@ fn backends_and_budgets_are_compared() {
     }
     let picture = std::fs::read_to_string(&plot).unwrap();
     assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
-    for says in ["pp40: tokens a second", "tg3: tokens a second", "memory by device", device] {
+    for says in ["pp40: tokens per second", "tg3: tokens per second", "memory by device", device] {
         assert!(picture.contains(says), "{says}");
     }
     let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
@@ -355,7 +356,7 @@ fn backends_and_budgets_are_compared() {
     assert!(trace["otherData"]["clocks"][device].is_string());
 }
 
-/// Budgets that come to the same are one way to run, and one in which nothing fits keeps its name.
+/// Equivalent budgets are measured once, and a budget in which nothing fits keeps its name.
 #[test]
 fn budgets_that_change_nothing_are_told_from_those_that_do() {
     let Some((device, tells_memory)) = device() else { return };
@@ -369,7 +370,10 @@ fn budgets_that_change_nothing_are_told_from_those_that_do() {
     if tells_memory {
         let (code, rows, notes) = run(&["--vram-budget", "90TiB,91TiB", "-ngl", "all", "--check"]);
         assert_eq!((code, rows.lines().count()), (Some(1), 1), "{notes}");
-        assert!(notes.contains("is left out") && notes.contains("nothing to compare"), "{notes}");
+        assert!(
+            notes.contains("skipping a budget") && notes.contains("nothing to compare"),
+            "{notes}"
+        );
     }
     let folder = tempfile::tempdir().unwrap();
     let plot = folder.path().join("plot.svg");

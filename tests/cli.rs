@@ -1,9 +1,9 @@
-//! The command as its users meet it: words in, text and exit codes out.
+//! The command as users see it: arguments in, text and exit codes out.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Runs the command with closed standard input and none of the caller's settings.
+/// Runs the command with standard input closed and without the caller's settings.
 fn thermocline(args: &[&str]) -> Output {
     with_env(args, &[])
 }
@@ -22,7 +22,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Whether some device beside the CPU would be taken here: then nothing says that there is none.
+/// Whether a device besides the CPU would be used on this machine: then no message says that there
+/// is no device.
 fn has_device() -> bool {
     let report: serde_json::Value =
         serde_json::from_slice(&thermocline(&["devices", "--json"]).stdout).unwrap();
@@ -87,15 +88,15 @@ fn what_cannot_be_meant_exits_with_2() {
         (&["-n", "-3"], "-3"),
         (&["-m"], "--model"),
         (&["-t", "100000"], "100000"),
-        (&["--temp", "nan"], "--temp cannot be NaN"),
+        (&["--temp", "nan"], "invalid value NaN for --temp"),
         (&["--repeat-penalty", "0"], "--repeat-penalty"),
         (&["--samplers", "top_k;magic"], "unknown sampler 'magic'"),
         (&["--sampling-seq", "ekq"], "unknown sampler 'q'"),
         (&["--logit-bias", "5"], "TOKEN_ID"),
-        (&["--vram-budget", "much"], "amount of memory"),
-        (&["-ctk", "q5_1"], "KV cache in q5_1 is not built yet"),
+        (&["--vram-budget", "much"], "not a memory size"),
+        (&["-ctk", "q5_1"], "KV cache in q5_1 is not supported yet"),
         (&["bench", "-p", "0", "-n", "0"], "nothing to measure"),
-        (&["bench", "-t", "8-1"], "backwards"),
+        (&["bench", "-t", "8-1"], "descending"),
         (&["tokenize"], "no text to tokenize"),
     ];
     for (args, says) in cases {
@@ -106,7 +107,7 @@ fn what_cannot_be_meant_exits_with_2() {
 #[test]
 fn what_would_change_the_text_is_refused_in_a_sentence() {
     let cases: [(&[&str], &str); 8] = [
-        (&["--mirostat", "2"], "error: --mirostat 2: this sampler is not built yet"),
+        (&["--mirostat", "2"], "error: --mirostat 2: this sampler is not supported yet"),
         (&["--lora", "a.gguf"], "error: --lora a.gguf: adapters"),
         (&["-hf", "user/model"], "error: -hf user/model: models are not downloaded"),
         (&["-i"], "error: -i: raw text"),
@@ -129,7 +130,10 @@ fn placement_hints_are_one_line_and_neutral_flags_none() {
     let output = thermocline(&["-m", gone, "-ngl", "99", "-sm", "layer", "-fa", "--no-warmup"]);
     let text = stderr(&output);
     let notes: Vec<_> = text.lines().filter(|l| l.starts_with("note:")).collect();
-    assert!(notes[0].starts_with("note: -sm layer: layers and neurons are placed by"), "{text}");
+    assert!(
+        notes[0].starts_with("note: -sm layer: layers and neurons are placed within"),
+        "{text}"
+    );
     assert!(notes[1].starts_with("note: --n-gpu-layers changes nothing: "), "{text}");
     assert_eq!(notes.len(), 2);
     let quiet =
@@ -165,7 +169,7 @@ fn a_backend_that_is_not_there_exits_with_5() {
     let commands: &[&str] = if has_device() { &[] } else { &["run", "bench", "plan"] };
     for command in commands {
         let failed = thermocline(&[command, "--backend", "wgpu"]);
-        check_failure(&failed, 5, "no device for --backend wgpu");
+        check_failure(&failed, 5, "the backend wgpu has no device on this machine");
         assert!(stderr(&failed).contains("help: "), "{}", stderr(&failed));
     }
     let listed = thermocline(&["--list-devices"]);
@@ -297,7 +301,7 @@ fn info_lists_tensors_and_the_predictor() {
     assert_eq!(json["tokenizer"], serde_json::Value::Null);
 }
 
-/// `| head` closes the pipe while much is still to be written.
+/// `| head` closes the pipe while most of the output is still to be written.
 #[test]
 fn a_closed_pipe_is_no_error() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));

@@ -1,4 +1,4 @@
-//! The built-in model against the references that PyTorch computed from the same weights.
+//! The built-in model compared with references that PyTorch computed from the same weights.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Subject {
         Subject { engine, tokenizer }
     }
 
-    /// Logits after every token of a text of its own.
+    /// Logits after every token of a separate text.
     fn logits(&mut self, ids: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> StepStats {
         let mut session = self.engine.open();
         let go_on = AtomicBool::new(false);
@@ -140,7 +140,8 @@ fn perplexity_and_density_are_pytorchs() {
     let perplexity = (nll / f64::from(n)).exp();
     assert_eq!(u64::from(n), reference_json["perplexity"]["per_story_tokens"].as_u64().unwrap());
     assert!((perplexity / expected - 1.0).abs() < 0.005, "{perplexity} against {expected}");
-    // [n_layer, n_ff] in U32: how often each neuron fired. A gate that is 0 but for rounding may differ.
+    // `[n_layer, n_ff]` in U32: how often each neuron fired. A gate that is 0 except for rounding
+    // may differ.
     let counts = std::fs::read(reference("activation_counts.npy")).unwrap();
     let counts = counts[counts.len() - 4 * 4 * 1280..].chunks_exact(4);
     let fired: f64 = counts.map(|b| f64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).sum();

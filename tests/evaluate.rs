@@ -1,4 +1,5 @@
-//! Perplexity and divergence: against sums done by hand, against the trained model's references, and on bad files.
+//! Perplexity and divergence: compared with sums computed by hand and with the trained model's
+//! references, and on bad files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ fn measure(engine: &mut Engine, chunks: &Chunks) -> (Perplexity, StepStats) {
     evaluate::perplexity(engine, chunks, None, &GO_ON, &mut |_, _| {}).unwrap()
 }
 
-/// Logits of all tokens, one after the other.
+/// Logits of all tokens, in order.
 fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
     let mut session = engine.open();
     let mut rows = Vec::new();
@@ -133,7 +134,7 @@ fn probabilities_go_through_a_file() {
     assert_eq!(comparison.perplexity, perplexity);
     assert!((comparison.reference.value() / perplexity.value() - 1.0).abs() < 1e-3);
     assert!(comparison.divergence.value().abs() < 1e-4, "{comparison:?}");
-    // Of two tokens that are almost alike, rounding may prefer the other.
+    // Rounding may swap two tokens with almost equal logits.
     assert!(comparison.same_top() > 0.9);
     let reader = LogitsReader::open(&path, 80, Some(1), Some(2)).unwrap();
     assert_eq!((reader.chunks().n_chunks(), reader.chunks().n_ctx()), (2, N_CTX));
@@ -215,7 +216,7 @@ proptest! {
     }
 }
 
-/// As the model's references were computed: windows of 511 tokens, each behind a begin token, all predicted.
+/// Like the model's references: windows of 511 tokens, each after a start token, all predicted.
 #[test]
 fn the_built_in_model_is_as_good_on_the_whole_text() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/reference");

@@ -1,19 +1,19 @@
-//! Generation around a full context.
+//! Generation with a full context.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use thermocline::engine::{Engine, EngineOptions, Session};
-use thermocline::generate::{Ended, Options, Report, generate, resume};
+use thermocline::engine::{Engine, EngineOptions, Sequence};
+use thermocline::generate::{Ended, Report, Settings, generate, resume};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::sample::{Sampler, SamplerConfig};
 use thermocline::tokenizer::{TokenType, Tokenizer, Vocab};
 use thermocline::{devices, embedded};
 
-/// Interrupts after `n` pieces of text; gives the end and the number of shifts.
+/// Interrupts after `n` pieces of text; returns how it ended and the number of shifts.
 fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (Ended, usize) {
-    let options = Options {
+    let options = Settings {
         n_predict: Some(60),
         context_shift: true,
         n_keep: 1,
@@ -42,7 +42,7 @@ fn built_in(n_ctx: usize) -> (Engine, Tokenizer) {
     built_in_with(n_ctx, |_| {})
 }
 
-/// The built-in model with a vocabulary that `changes` changed.
+/// The built-in model with a vocabulary changed by `changes`.
 fn built_in_with(n_ctx: usize, changes: impl Fn(&mut Vocab)) -> (Engine, Tokenizer) {
     let file = embedded::file().unwrap();
     let mut vocab = Vocab::from_metadata(file.metadata()).unwrap();
@@ -56,14 +56,14 @@ fn built_in_with(n_ctx: usize, changes: impl Fn(&mut Vocab)) -> (Engine, Tokeniz
     (engine, tokenizer)
 }
 
-/// Six greedy tokens after `prompt`: in `session`, or in one of their own.
+/// Six greedy tokens after `prompt`: in `session`, or in a new one.
 fn greedy(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
-    session: Option<&mut Session>,
+    session: Option<&mut Sequence>,
     prompt: &[u32],
 ) -> (String, Report) {
-    let options = Options {
+    let options = Settings {
         n_predict: Some(6),
         context_shift: false,
         n_keep: 1,
@@ -107,7 +107,7 @@ fn a_session_keeps_what_two_texts_share() {
         vec![1, 5, 9, 13],
         vec![2, 5],
     ];
-    // The session also holds what was generated, which the next prompt need not share.
+    // The session also has the generated tokens, which the next prompt need not share.
     let reused = [0, 7, 3, 3, 0];
     let mut session = engine.open();
     for (prompt, n_reused) in prompts.iter().zip(reused) {
@@ -122,7 +122,7 @@ fn a_session_keeps_what_two_texts_share() {
 #[test]
 fn an_interrupt_is_an_end_wherever_it_comes() {
     let (mut engine, tokenizer) = built_in(16);
-    // Every step of a round through the context, the shift included.
+    // Every step of a cycle through the context, including the shift.
     for n in 0..24 {
         let (ended, _) = interrupted_after(&mut engine, &tokenizer, n);
         assert_eq!(ended, Ended::Interrupted, "after {n}");
@@ -137,9 +137,9 @@ fn always(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
     id: u32,
-    options: Options,
+    options: Settings,
 ) -> (String, Report) {
-    let options = Options {
+    let options = Settings {
         n_predict: Some(3),
         context_shift: false,
         n_keep: 1,
@@ -167,7 +167,7 @@ fn control_tokens_are_written_where_they_are_listed_and_none_that_ends_the_text(
         vocab.tokens[MARK as usize] = b"<think>".to_vec();
         vocab.types[MARK as usize] = TokenType::Control;
     });
-    let options = |written: &[u32], ends: &[u32], special| Options {
+    let options = |written: &[u32], ends: &[u32], special| Settings {
         n_predict: None,
         context_shift: false,
         n_keep: 1,

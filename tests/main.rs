@@ -2,14 +2,19 @@
 // Clippy exempts test functions from these, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+// The name that programs outside of the workspace use.
+extern crate runtime as thermocline_runtime;
+
 mod bad_models;
 mod bench;
 mod chat;
 mod cli;
 mod convert;
 mod converted;
+mod docs;
 mod embedded;
 mod evaluate;
+mod examples;
 mod fake_gpu;
 mod families;
 mod generation;
@@ -18,6 +23,7 @@ mod placement_is_invisible;
 mod plan;
 mod predictor;
 mod profile;
+mod sequences;
 mod support;
 mod synthetic;
 mod tidy;

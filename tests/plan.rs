@@ -1,4 +1,4 @@
-//! `plan`, `devices` and `doctor` as their users meet them, for devices that are not there.
+//! `plan`, `devices` and `doctor` as users see them, for assumed devices.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn thermocline(args: &[&str]) -> Output {
     command.env_clear().args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-/// The plan of the built-in model beside a card of `memory` bytes with these flags.
+/// The plan of the built-in model with a card of `memory` bytes and these flags.
 #[track_caller]
 fn plan(memory: u64, more: &[&str]) -> Value {
     let card = format!("card,memory={memory}B,bandwidth=500GB/s,hand-off=0us,op=0us");
@@ -28,10 +28,10 @@ fn plan(memory: u64, more: &[&str]) -> Value {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-/// What each device holds, the CPU too, is told by its parts, of all layers and of each.
+/// The memory of each device, the CPU included, is itemised, in total and per layer.
 #[track_caller]
 fn columns_add_up(plan: &Value) {
     let sum =
@@ -84,7 +84,8 @@ fn more_memory_is_used_and_never_slower() {
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["cpu", "device", "split"]);
 }
 
-/// With the budget that it is said to take, the rate without a limit is reached: the driver's part is among it.
+/// With the reported budget, the rate without a limit is reached: it includes the driver's
+/// reserve.
 #[test]
 fn what_would_be_enough_is_enough() {
     for more in [&["-ub", "4"][..], &["-ub", "64"]] {
@@ -104,7 +105,7 @@ fn what_would_be_enough_is_enough() {
     }
 }
 
-/// What is split may change sides, and the plan says what that takes.
+/// Neurons of split layers may be exchanged, and the plan lists what that requires.
 #[test]
 fn exchanges_are_counted() {
     let n_split = |plan: &Value| {
@@ -128,8 +129,8 @@ fn exchanges_are_counted() {
     assert!(scratch(&follows) >= scratch(&fixed) + number(&needs["counter_bytes"]));
 }
 
-/// Where layers are split, the plan says from how many tokens on prompts bring the CPU's neurons to the card, or why they
-/// do not.
+/// For split layers the plan reports from how many tokens on weights are streamed to the card, or
+/// why they are not.
 #[test]
 fn prompts_stream_where_it_pays() {
     let within = |mebibytes: u64, batch: &str| {
@@ -148,29 +149,32 @@ fn prompts_stream_where_it_pays() {
         match prompt["streams"][0]["from_tokens"].as_u64() {
             Some(n) => {
                 from.insert(n);
-                assert!(
-                    lines.contains(&format!("from {n} tokens on the CPU's neurons come to card"))
-                );
+                assert!(lines.contains(&format!(
+                    "from {n} tokens on, weights on the CPU are streamed to card"
+                )));
                 assert!(number(&prompt["streams"][0]["slot_bytes"]) < number(&card["scratch"]));
             }
-            None => assert!(!lines.contains("come to card in pieces of"), "{lines}"),
+            None => assert!(!lines.contains("are streamed to card in chunks of"), "{lines}"),
         }
         let few = within(mebibytes, "16");
-        assert!(few["prompt"]["streams"][0]["from_tokens"].is_null(), "few tokens are handed over");
+        assert!(few["prompt"]["streams"][0]["from_tokens"].is_null(), "short steps use hand-offs");
         let split = few["layers"].as_array().unwrap().iter().any(|layer| layer["kind"] == "split");
-        let why = few["prompt"]["lines"].to_string().contains("the CPU computes its neurons");
+        let why =
+            few["prompt"]["lines"].to_string().contains("weights on the CPU are not streamed");
         assert_eq!(split, why);
     }
     assert_eq!(from.into_iter().collect::<Vec<_>>(), [32]);
 }
 
-/// By estimate no prompt is slower than with whole layers only, and what a token pays for that is said.
+/// By estimate prefill is never slower than with whole layers only, and the price in decode speed
+/// is reported.
 #[test]
 fn prompts_are_as_fast_as_those_of_whole_layers() {
     let mut paid = 0;
     for kibibytes in (72 << 10..84 << 10).step_by(512) {
         let budget = format!("{kibibytes}KiB");
-        // A long cache beside few used neurons: what tokens want on the card and what prompts want there differ.
+        // A long KV cache and few active neurons: the best placements for decode and prefill
+        // differ.
         let args = ["plan", "--json", "-c", "4096", "-ub", "16", "--density", "0.06"];
         let card = "card,memory=1GiB,bandwidth=500GB/s,hand-off=0us,op=0us";
         let assume = ["--assume", card, "--assume", "cpu,bandwidth=5GB/s"];
@@ -186,7 +190,7 @@ fn prompts_are_as_fast_as_those_of_whole_layers() {
             ["whole_layers", "fastest_tokens"].map(|of| rate(&others[of], "tokens_per_second"));
         let tokens = rate(&plan, "tokens_per_second");
         assert!(tokens >= whole * (1.0 - 1e-9) && tokens <= most * (1.0 + 1e-9), "{budget}");
-        let says = prompt["lines"].to_string().contains("for its prompts a token takes");
+        let says = prompt["lines"].to_string().contains("slower than possible, for faster prefill");
         assert_eq!(says, !prompt["token_seconds_paid"].is_null());
         assert!(!says || (mine > fastest && tokens < most), "{budget}: {prompt}");
         paid += usize::from(says);
@@ -194,7 +198,7 @@ fn prompts_are_as_fast_as_those_of_whole_layers() {
     assert!(paid > 0, "some prompt was paid for");
 }
 
-/// A card's operations and its bus are what the user says, or guessed, which is said.
+/// A card's speed and bus are set by the user or assumed, which is reported.
 #[test]
 fn speeds_in_prompts_are_told_or_guessed() {
     let plan = |card: &str| -> Value {
@@ -205,7 +209,7 @@ fn speeds_in_prompts_are_told_or_guessed() {
     };
     let speed = |plan: &Value, key: &str| plan["devices"][1][key].as_f64().unwrap();
     let told = plan("card,memory=1GiB,tflops=40,upload=12GB/s");
-    // The built-in model has two bytes a weight.
+    // The built-in model has two bytes per weight.
     assert!((speed(&told, "prompt_bytes_per_second") / 40e12 - 1.0).abs() < 1e-9);
     assert!((speed(&told, "upload_bytes_per_second") / 12e9 - 1.0).abs() < 1e-9);
     assert!(!told["notes"].to_string().contains("tflops"), "{}", told["notes"]);
@@ -271,20 +275,28 @@ fn what_cannot_be_planned_is_refused() {
         assert!(text.contains(says), "{says:?} is not in {text}");
         assert!(code != 2 || !text.contains("note: "), "{text}");
     };
-    failure(&["--assume", "a,memory=1GiB", "--vram-budget", "8,4"], 2, "2 values for 1 device");
+    failure(
+        &["--assume", "a,memory=1GiB", "--vram-budget", "8,4"],
+        2,
+        "2 memory budgets for 1 device",
+    );
     failure(&["--assume", "card"], 2, "has no memory");
-    failure(&["--assume", "card,memory=lots"], 2, "amount of memory");
+    failure(&["--assume", "card,memory=lots"], 2, "not a memory size");
     failure(&["--assume", "a,b,memory=1GiB"], 2, "two names of one device");
     failure(&["--assume", "memory=1GiB,memory=2GiB"], 2, "given twice");
     failure(&["--assume", "memory=20MiB"], 2, "512.00 MiB are left free");
     failure(&["--assume", "memory=1GiB", "--vram-budget", "200%"], 2, "0% to 100%");
-    failure(&["--assume", "memory=1GiB,speed=9"], 2, "none of memory");
-    failure(&["--assume", "memory=1GiB,tflops=0"], 2, "no number of operations");
-    failure(&["--density", "0"], 2, "no share");
+    failure(&["--assume", "memory=1GiB,speed=9"], 2, "not one of memory");
+    failure(&["--assume", "memory=1GiB,tflops=0"], 2, "not a number of operations");
+    failure(&["--density", "0"], 2, "not a share");
     failure(&["--assume", "a,memory=1GiB", "--main-gpu", "7"], 5, "no device number 7");
     failure(&["--assume", "a,memory=1GiB", "--device", "a,A"], 2, "twice");
-    failure(&["--assume", "cpu,memory=1GiB"], 2, "the CPU is named once");
-    failure(&["--assume", "a,memory=1GiB", "--vram-budget", "1,2"], 2, "2 values for 1 device");
+    failure(&["--assume", "cpu,memory=1GiB"], 2, "cpu may occur once");
+    failure(
+        &["--assume", "a,memory=1GiB", "--vram-budget", "1,2"],
+        2,
+        "2 memory budgets for 1 device",
+    );
     failure(&["-m", "gone.gguf"], 3, "gone.gguf");
     failure(
         &["--svg", "gone/x.svg", "--assume", "memory=1GiB", "--assume", "cpu,bandwidth=5"],
@@ -319,7 +331,7 @@ fn devices_and_doctor_report() {
     assert!(String::from_utf8_lossy(&told.stdout).contains("GB/s"));
 }
 
-/// The loader of Vulkan finds no driver.
+/// The Vulkan loader finds no driver.
 #[cfg(target_os = "linux")]
 #[test]
 fn without_a_driver_it_runs_on_the_cpu_and_says_why() {
@@ -336,13 +348,13 @@ fn without_a_driver_it_runs_on_the_cpu_and_says_why() {
     let (code, text, notes) = run(&[]);
     assert!(code == Some(0) && text.starts_with("Once upon"), "{text}{notes}");
     let why: Vec<&str> = notes.lines().filter(|line| line.contains("runs on the CPU")).collect();
-    assert!(why.len() == 1 && why[0].contains("no driver shows a device"), "{notes}");
+    assert!(why.len() == 1 && why[0].contains("no driver reports a device"), "{notes}");
     let (code, text, notes) = run(&["--backend", "wgpu"]);
     assert!(code == Some(5) && text.is_empty(), "{text}{notes}");
     assert!(notes.contains("mesa-vulkan-drivers"), "{notes}");
 }
 
-/// A device that takes a while for each op is measured as one.
+/// A device with a delay for each op is measured as such.
 #[test]
 fn the_cost_of_ops_and_hand_offs_is_measured() {
     let wait = Duration::from_millis(1);

@@ -1,5 +1,5 @@
-//! Text to ids and back: llama.cpp's ids on its own test strings, an independent implementation on
-//! running text, round trips, hostile vocabularies, hostile texts.
+//! Text to ids and back: llama.cpp's ids for its own test strings, an independent implementation
+//! on ordinary text, round trips, hostile vocabularies and texts.
 
 mod hostile;
 mod kinds;
@@ -18,7 +18,7 @@ use thermocline::tokenizer::{Detokenizer, Error, Start, TokenType, Tokenizer, Vo
 const VOCABULARIES: [&str; 5] = ["falcon", "gpt-2", "llama-bpe", "llama-spm", "qwen2"];
 const MODEL: &str = "models/tinystories-relu/tinystories-relu-f16.gguf";
 
-/// A file of the shared data, or `None`, said once, where there is no such folder.
+/// A file of the shared data, or `None`, reported once, if there is no such folder.
 fn shared(path: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared").join(path);
     if path.exists() {
@@ -42,7 +42,7 @@ fn model() -> Option<Tokenizer> {
     Some(Tokenizer::new(vocab(&shared(MODEL)?)).expect("a good vocabulary"))
 }
 
-/// All but Falcon, which has no tokens for control characters: they are lost, in llama.cpp too.
+/// All except Falcon, which has no tokens for control characters: they are lost, in llama.cpp too.
 static SOME: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
     let whole = VOCABULARIES.into_iter().filter(|name| *name != "falcon");
     whole.filter_map(tokenizer).chain(model()).collect()
@@ -81,7 +81,7 @@ fn ids_are_those_of_llama_cpp() {
     }
 }
 
-/// Checked against llama.cpp by hand: control tokens, defaults of the begin token, ends.
+/// Checked against llama.cpp by hand: control tokens, defaults of the start token, end tokens.
 #[test]
 fn control_tokens_are_found_where_asked() {
     let Some(llama3) = tokenizer("llama-bpe") else {
@@ -162,7 +162,7 @@ fn detokenising_gives_the_text_back() {
         for text in texts {
             for special in [false, true] {
                 let ids = tokenizer.encode(text, special, false).expect("encodable");
-                // The begin token, if any, writes itself here.
+                // The start token, if any, is printed too.
                 let ids = &ids[usize::from(special && tokenizer.adds_bos())..];
                 assert_eq!(text_of(&tokenizer, ids, Start::OfText), text, "{name}");
             }
@@ -183,7 +183,7 @@ fn a_continuation_keeps_its_leading_space() {
     assert_eq!(parts(&mut whole, &ids), ["", "Hello", " world"]);
 }
 
-/// What each of the ids makes whole.
+/// The text of each id.
 fn parts(detokenizer: &mut Detokenizer<'_>, ids: &[u32]) -> Vec<String> {
     ids.iter().map(|&id| detokenizer.push(id).expect("exists").to_owned()).collect()
 }
@@ -221,7 +221,7 @@ proptest! {
 
     #[test]
     fn any_text_survives_a_round_trip(text in texts::texts(), special: bool) {
-        // U+2581 is how `llama` vocabularies write a space: it comes back as one.
+        // U+2581 is how `llama` vocabularies write a space: it is decoded as one.
         let text = text.replace('\u{2581}', "");
         for tokenizer in SOME.iter() {
             let ids = tokenizer.encode(&text, false, special).expect("encodable");
@@ -236,7 +236,8 @@ proptest! {
     fn any_ids_come_out_as_whole_characters(seeds in prop::collection::vec(any::<u32>(), 0..40)) {
         for tokenizer in SOME.iter() {
             let n = tokenizer.n_vocab() as u32;
-            // Half of them from the front, where `llama` vocabularies have their byte tokens.
+            // Half of the ids come from the front, where `llama` vocabularies have their byte
+            // tokens.
             let ids: Vec<u32> = seeds.iter().map(|s| if s & 1 == 0 { s % n } else { s % 260 }).collect();
             let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.piece(id, true).expect("exists")).copied().collect();
             prop_assert_eq!(text_of(tokenizer, &ids, Start::Continuation), String::from_utf8_lossy(&bytes));
@@ -263,7 +264,7 @@ fn a_megabyte_of_anything_takes_about_a_second() {
             let start = Instant::now();
             let ids = tokenizer.encode(text, true, true).expect("encodable");
             assert!(!ids.is_empty());
-            // Unoptimised code on a shared machine; what is quadratic takes hours.
+            // Unoptimised code on a shared machine; quadratic code would take hours.
             assert!(start.elapsed() < Duration::from_secs(20), "{:?}", &text[..8]);
         }
     }

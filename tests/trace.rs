@@ -1,4 +1,4 @@
-//! Traces: events of a row never overlap, the two sides of a split layer do, and who waited is told.
+//! Traces: events of a row never overlap, the two sides of a split layer do, and waiting times are reported.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,7 +28,8 @@ fn load(model: &Arc<Model>, devices: Vec<Device>, placement: Placement) -> Engin
     Engine::load(model, devices, options, Some(placement), quiet(), &|_, _| {}).unwrap()
 }
 
-/// Feeds the text in pieces, with a trace at `path` if one is given; the logits, and what the steps told.
+/// Feeds the text in chunks, with a trace at `path` if one is given; returns the logits and the
+/// statistics of the steps.
 fn feed(engine: &mut Engine, pieces: &[usize], path: Option<&Path>) -> (Vec<f32>, StepStats) {
     let file = path.map(|path| {
         let mut file = TraceFile::create(path).unwrap();
@@ -70,7 +71,8 @@ struct Ran {
     end: u64,
 }
 
-/// The names of the rows and the events of a file, which is sound: known phases, no event over another of its row.
+/// The names of the rows and the events of a trace, after checking it: known phases, no
+/// overlapping events in a row.
 #[track_caller]
 fn read(path: &Path) -> (Vec<String>, Vec<Ran>) {
     let text = std::fs::read_to_string(path).unwrap();
@@ -98,7 +100,7 @@ fn read(path: &Path) -> (Vec<String>, Vec<Ran>) {
     for &row in rows.keys() {
         let of_row: Vec<&Ran> = events.iter().filter(|event| event.row == row).collect();
         for pair in of_row.windows(2) {
-            // A trace's numbers are read to the nanosecond or so.
+            // A trace's numbers are exact to about a nanosecond.
             assert!(pair[0].end <= pair[1].begin + 2, "{:?} overlaps {:?}", pair[0], pair[1]);
         }
     }
@@ -106,7 +108,8 @@ fn read(path: &Path) -> (Vec<String>, Vec<Ran>) {
     (rows.into_values().collect(), events)
 }
 
-/// Half of each layer's neurons on the device, which is the layers' home, the others on the CPU.
+/// Half of each layer's neurons are on the device, which is the layers' home, the others on the
+/// CPU.
 fn halves(n_layer: usize) -> Placement {
     let list = |step: u32| Neurons::List((step..96).step_by(2).collect());
     let shares = vec![Share { device: 1, neurons: list(0) }, Share { device: 0, neurons: list(1) }];
@@ -138,7 +141,8 @@ fn the_two_sides_of_a_layer_overlap_in_the_trace() {
                     [0, 1].map(|row| find(row, step, &format!("layer {layer} neurons")));
                 let attention = find(1, step, &format!("layer {layer} attention"));
                 let merge = find(1, step, &format!("layer {layer} merge"));
-                // The CPU has its part when the device has posted, and the merge has the CPU's.
+                // The CPU starts after the device has posted, and the merge after the CPU has
+                // ended.
                 assert!(attention.end <= here.begin + 1_000_000 && here.end <= merge.begin);
                 let both = here.end.min(there.end).saturating_sub(here.begin.max(there.begin));
                 (overlaps, all) = (overlaps + usize::from(both > 0), all + 1);
@@ -146,7 +150,8 @@ fn the_two_sides_of_a_layer_overlap_in_the_trace() {
             find(1, step, "head");
             assert!(events.iter().any(|e| e.step == step && e.name == "layer 1 hand-off"));
         }
-        // The device takes 4 ms for its neurons at least; only a machine that lets the CPU wait for as long misses one.
+        // The device takes at least 4 ms for its neurons; only a machine that delays the CPU for
+        // as long misses one.
         assert!(2 * overlaps > all, "{overlaps} of {all} layers overlap: {events:?}");
         let [cpu, devices] = stats.waits.shares().unwrap();
         assert!(devices < cpu && cpu > 0.5 && cpu <= 1.0 && devices >= 0.0, "{cpu} {devices}");
@@ -209,7 +214,7 @@ fn run_writes_one() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && said.contains(" steps are in the trace"), "{said}");
     let (rows, events) = read(&folder.path().join("trace.json"));
-    // The prompt, and all tokens but the last.
+    // The prompt, and all tokens except the last.
     assert!(events.iter().map(|event| event.step).max().unwrap() >= 3, "{said}");
     assert_eq!(rows.len(), 1);
     let names = ["embedding", "layer 0 attention", "layer 0 neurons", "head", "copy"];

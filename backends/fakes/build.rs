@@ -1,7 +1,7 @@
-//! Compiles all kernels for the CPU, and the fake drivers that run them. Without a C++ compiler that works here, the
-//! crate is built all the same and says why there are none.
+//! Compiles all kernels for the CPU, and the fake drivers that run them. Without a working C++
+//! compiler the crate still builds, and reports why there are no fakes.
 
-#![allow(clippy::disallowed_methods, reason = "how cargo talks to build scripts")]
+#![allow(clippy::disallowed_methods, reason = "cargo passes parameters to build scripts this way")]
 
 use std::collections::BTreeSet;
 use std::env;
@@ -15,16 +15,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Variants that one file of C++ holds at most: files are compiled beside each other.
+/// Most variants per C++ file: files are compiled in parallel.
 const MOST_VARIANTS: usize = 12;
 
-/// Something to compile, to an object of this name.
+/// A compilation to an object of this name.
 struct Job {
     name: String,
     source: PathBuf,
 }
 
-/// How it is compiled.
+/// The compiler command.
 struct Compiler {
     command: String,
     flags: Vec<String>,
@@ -48,13 +48,13 @@ fn main() -> Result<()> {
         }
         Err(reason) => reason.to_string(),
     };
-    // Empty: they are there.
+    // Empty if the fakes were built.
     println!("cargo::rustc-env=FAKES_MISSING={missing}");
     println!("cargo::rustc-env=FAKES_LEVEL={}", if fast() { "x86-64-v3" } else { "any" });
     Ok(())
 }
 
-/// Whether this machine has what makes products of floats and conversions of halves fast.
+/// Whether this machine has the instructions that make float products and f16 conversions fast.
 fn fast() -> bool {
     #[cfg(target_arch = "x86_64")]
     let fast = is_x86_feature_detected!("avx2")
@@ -84,7 +84,7 @@ fn compiler(here: &Path, out: &Path) -> Result<Compiler> {
         "-std=c++17",
         "-O2",
         "-fPIC",
-        // As on devices: products are fused only where a kernel says so.
+        // As on devices: multiply and add are fused only where a kernel requests it.
         "-ffp-contract=off",
         "-fno-math-errno",
         "-Wall",
@@ -137,7 +137,8 @@ fn build(compiler: &Compiler, here: &Path, kernels: &Path, out: &Path) -> Result
     };
     compiler.link(out, "libfake_kernels.so", &objects(&units), &[])?;
     let shared = objects(&common);
-    // The name that programs look for first: where there is a real driver, it is not the one that is found.
+    // The name that programs look for first, so that the fake is loaded even if a real driver is
+    // installed.
     for (driver, library, others) in [
         ("cuda", "libcuda.so.1", &["libcuda.so"][..]),
         ("hip", "libamdhip64.so.7", &["libamdhip64.so.6", "libamdhip64.so"][..]),
@@ -169,13 +170,13 @@ impl Compiler {
         succeed(command, name)
     }
 
-    /// Compiles, unless what it was made from is what it would be made from now.
+    /// Compiles, unless the object is up to date.
     fn make(&self, job: &Job, folders: &[PathBuf]) -> Result<()> {
         let object = self.object(&job.name);
         let (stamp, list) = (object.with_extension("stamp"), object.with_extension("d"));
         let mut command = Command::new(&self.command);
         command.args(&self.flags).arg("-c").arg(&job.source).arg("-o").arg(&object);
-        // What a driver does not export, another one's does not take the place of.
+        // Hides internal symbols, so that one driver's do not replace another's.
         if ["memory", "queue", "world", "cuda", "hip"].contains(&job.name.as_str()) {
             command.arg("-fvisibility=hidden");
         }
@@ -196,7 +197,8 @@ impl Compiler {
     }
 }
 
-/// What an object depends on: the command, and the texts of all files that the compiler has read.
+/// State of an object's inputs: the command, and the hashes of all files that the compiler has
+/// read.
 fn state(command: &str, list: &Path) -> String {
     let mut state = command.to_owned();
     let list = fs::read_to_string(list).unwrap_or_default();
@@ -226,7 +228,7 @@ fn succeed(mut command: Command, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Compiles everything, as many at once as cargo may.
+/// Compiles everything, with cargo's number of parallel jobs.
 fn compile(compiler: &Compiler, folders: &[PathBuf], jobs: &[&Job]) -> Result<()> {
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
@@ -246,7 +248,7 @@ fn compile(compiler: &Compiler, folders: &[PathBuf], jobs: &[&Job]) -> Result<()
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n").into()) }
 }
 
-/// Files of C++ for the units of a folder: each variant in a namespace of its own.
+/// C++ files for the units of a folder: each variant in a separate namespace.
 fn generate(folder: &Path, to: &Path) -> Result<Vec<Job>> {
     let mut jobs = Vec::new();
     let list = fs::read_to_string(folder.join("UNITS"))?;
@@ -260,7 +262,7 @@ fn generate(folder: &Path, to: &Path) -> Result<Vec<Job>> {
             text.lines().filter(|line| line.trim_start().starts_with("#include \"")).collect();
         let variants = variants(folder, kind.trim())?;
         for (part, variants) in variants.chunks(MOST_VARIANTS).enumerate() {
-            // What is included knows nothing of the variant, and stands outside of its namespace.
+            // Includes do not depend on the variant, and go outside of its namespace.
             let mut code = String::from("#include \"dialect.h\"\n");
             for line in &included {
                 writeln!(code, "{line}")?;
@@ -289,7 +291,7 @@ fn generate(folder: &Path, to: &Path) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-/// What is defined for each variant of a kind.
+/// The macros of each variant of a kind of unit.
 fn variants(folder: &Path, kind: &str) -> Result<Vec<Vec<(&'static str, String)>>> {
     let format = |name: &String| vec![("FORMAT", name.clone())];
     let weights = || formats(&folder.join("formats"));
@@ -313,7 +315,7 @@ fn variants(folder: &Path, kind: &str) -> Result<Vec<Vec<(&'static str, String)>
     })
 }
 
-/// Formats that a folder has: files with a struct of their own name.
+/// Formats in a folder: files with a struct of the same name.
 fn formats(folder: &Path) -> Result<Vec<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder)? {

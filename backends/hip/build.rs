@@ -1,7 +1,8 @@
-//! Puts the sources of the kernels into the program: AMD has nothing like PTX, so they are compiled where they run.
+//! Embeds the sources of the kernels into the program: AMD has no equivalent of PTX, so they are
+//! compiled on the user's machine.
 //!
-//! With `THERMOCLINE_HIP_CODE=FOLDER`, which `scripts/make_hip_code` has filled, kernels that were compiled before go into the
-//! program too.
+//! With `THERMOCLINE_HIP_CODE=FOLDER`, a folder filled by `scripts/make_hip_code`, precompiled
+//! kernels are embedded too.
 
 #[path = "src/stored.rs"]
 mod stored;
@@ -11,11 +12,11 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where to find kernels that were compiled before.
+/// Environment variable with the folder of precompiled kernels.
 const CODE: &str = "THERMOCLINE_HIP_CODE";
 
-/// Folders that kernels include from, and what they are called there. `kernels-hip` has HIP's dialect, and kernels that
-/// take the place of those in `kernels-cuda`.
+/// Folders that kernels include from, and their include prefix. `kernels-hip` has HIP's dialect,
+/// and kernels that override those in `kernels-cuda`.
 const FOLDERS: [(&str, &str); 5] = [
     ("kernels-cuda", ""),
     ("kernels-cuda/cache", "cache/"),
@@ -24,7 +25,7 @@ const FOLDERS: [(&str, &str); 5] = [
     ("kernels-hip", ""),
 ];
 
-#[allow(clippy::disallowed_methods, reason = "how cargo tells a build script where to write")]
+#[allow(clippy::disallowed_methods, reason = "cargo passes the output folder this way")]
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     let root = fs::canonicalize(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))?;
@@ -34,14 +35,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let sources = sources(&root)?;
     let mut table = String::from("&[\n");
     for (name, path) in &sources {
-        let path = path.to_str().ok_or("a path that is no text")?;
+        let path = path.to_str().ok_or("a path that is not valid Unicode")?;
         writeln!(table, "    ({name:?}, include_str!({path:?})),")?;
     }
     table.push(']');
     fs::write(out.join("sources.rs"), table)?;
     let folder = std::env::var_os(CODE).filter(|folder| !folder.is_empty());
     let embedded = match folder {
-        // From the root of the repository on, unless it is a whole path.
+        // Relative to the root of the repository, unless the path is absolute.
         Some(folder) => embedded(&root.join(folder), &root, sources)?,
         None => "&[]".to_owned(),
     };
@@ -49,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Files of kernels, by their names.
+/// Kernel files by name.
 fn sources(root: &Path) -> Result<Vec<(String, PathBuf)>, Box<dyn Error>> {
     let mut sources: Vec<(String, PathBuf)> = Vec::new();
     for (folder, prefix) in FOLDERS {
@@ -73,7 +74,7 @@ fn sources(root: &Path) -> Result<Vec<(String, PathBuf)>, Box<dyn Error>> {
     Ok(sources)
 }
 
-/// The table of what a folder has for these sources.
+/// The table of precompiled kernels in a folder for these sources.
 fn embedded(
     folder: &Path,
     root: &Path,
@@ -90,7 +91,7 @@ fn embedded(
     let mut table = String::from("&[\n");
     for stored::Stored { arch, unit, path } in stored::stored(folder, stamp)? {
         println!("cargo::rerun-if-changed={}", path.display());
-        let path = path.to_str().ok_or("a path that is no text")?;
+        let path = path.to_str().ok_or("a path that is not valid Unicode")?;
         writeln!(
             table,
             "    Embedded {{ arch: {arch:?}, unit: {unit:?}, packed: include_bytes!({path:?}) }},"

@@ -1,4 +1,4 @@
-//! Weights whose neurons fire as the input wants.
+//! Weights whose active neurons are chosen by the input.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{Result, Shape};
 
-/// Rows made by quantising; the rest are copies of them.
+/// Rows that are quantised; the others are copies of them.
 const N_DISTINCT: usize = 16;
 
-/// The three, side by side where the device takes them so.
+/// Gate, up and down, as columns of one matrix on devices that support it.
 pub(crate) fn bundle(device: &Device, by: Shape, parts: [&HostRows; 3]) -> Result<[Tensor; 3]> {
     let Shape { n_embd, n_ff } = by;
     if !device.takes_columns() {
@@ -40,7 +40,7 @@ pub(crate) fn rows(
     Ok(HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, format)?)
 }
 
-/// Rows of `n_cols` that are one value in their first half and another in their second.
+/// Rows of `n_cols` with one value in their first half and another in their second.
 pub(crate) fn halves(
     format: Format,
     n_cols: usize,
@@ -66,7 +66,7 @@ pub(crate) fn halves(
     rows(bytes, n_rows, n_cols, format)
 }
 
-/// A few random rows, again and again.
+/// A few random rows, repeated.
 pub(crate) fn random(
     format: Format,
     n_rows: usize,

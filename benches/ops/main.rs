@@ -1,15 +1,17 @@
-//! The two ops that decoding one token consists of, per format: bytes a second, and the share of what memory gives.
-//! Then the same with a prompt's tokens: products (multiplications with an addition) a second. Skipping counts none
-//! of what it skips, so its products are those of the dense block.
+//! The two ops that dominate decode, per format: bytes per second, and their share of the memory
+//! bandwidth. Then the same in prefill: products (multiply-adds) per second. Products that are
+//! skipped count too, so that the figures compare with the dense block.
 //!
-//! `cargo bench --bench ops`, or `cargo bench --bench ops -- Q4_0 F16` for some formats, `--device CUDA0` for another
-//! device than the CPU: what its memory gives is then measured by adding long rows, on it. `--shape 2048x5632` is another
-//! shape than the 7B one, with less of everything; `--json FILE` writes the lines to a file too. Weights of several layers are
-//! used in turn, so that none of them stays in a cache. Which neurons fire is chosen by the input: row r of gate is
-//! `u[r]` in its first half and 1 in its second, so `x = (1, .., -c, ..)` fires those with `u[r] > c`. The predictor
-//! wants the same: the halves of its hidden values read the halves of `p = (1, .., c, ..)`, and row r of its second
-//! matrix is `u[r]` and -1. Formats that nothing rounds to have random weights and no lines of skipping.
-#![allow(clippy::print_stdout, reason = "a table is what this program makes")]
+//! `cargo bench --bench ops`, or `cargo bench --bench ops -- Q4_0 F16` for some formats, `--device
+//! CUDA0` for another device than the CPU: its memory bandwidth is then measured by adding long
+//! rows on it. `--shape 2048x5632` selects another shape than that of a 7B model, with
+//! proportionally less data; `--json FILE` also writes the lines to a file. Weights of several
+//! layers are used in turn, so that none of them stays in a cache. The input chooses the active
+//! neurons: row r of gate is `u[r]` in its first half and 1 in its second, so `x = (1, .., -c,
+//! ..)` activates those with `u[r] > c`. The predictor selects the same neurons: the halves of its
+//! hidden values read the halves of `p = (1, .., c, ..)`, and row r of its second matrix is `u[r]`
+//! and -1. Read-only formats have random weights and no lines with skipping.
+#![allow(clippy::print_stdout, reason = "this program prints a table")]
 
 mod made;
 mod table;
@@ -34,16 +36,18 @@ use table::{Prompt, Single};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// What a feed-forward block has, unless another is asked for.
+/// Default shape of the feed-forward block.
 const SHAPE: Shape = Shape { n_embd: 4096, n_ff: 11008 };
-/// Weights of all layers of a format, at least, in that shape; in others as much less as their matrices are smaller.
+/// Minimum size of the weights of all layers of a format, for the default shape; scaled with the
+/// size of the matrices for others.
 const WEIGHTS: usize = 1 << 30;
 const DENSITIES: [f32; 5] = [0.05, 0.1, 0.2, 0.5, 1.0];
-/// Floats that are added to see what memory gives, in that shape: more than any cache holds.
+/// Floats that are added to measure the memory bandwidth, for the default shape: more than any
+/// cache holds.
 const N_ADDED: usize = 128 << 20;
 /// Tokens of a prompt.
 const N_PROMPT: usize = 512;
-/// Each program is timed at least so long and so often.
+/// Each program is timed for at least this long, and at least this often.
 const TIME: Duration = Duration::from_millis(300);
 const RUNS: usize = 7;
 
@@ -57,7 +61,7 @@ impl Shape {
     fn parse(text: &str) -> Option<Shape> {
         let (n_embd, n_ff) = text.split_once('x')?;
         let shape = Shape { n_embd: n_embd.parse().ok()?, n_ff: n_ff.parse().ok()? };
-        // Whole blocks of all formats, in half a row of n_embd too.
+        // Whole blocks of all formats, in half a row of `n_embd` too.
         let whole = |n: usize, by: usize| n > 0 && n.is_multiple_of(by);
         (whole(shape.n_embd, 512) && whole(shape.n_ff, 256)).then_some(shape)
     }
@@ -67,7 +71,7 @@ impl Shape {
         (self.n_embd / 4).next_multiple_of(512)
     }
 
-    /// As much less of `n` as a matrix is smaller than one of [`SHAPE`].
+    /// Scales `n` by the size of a matrix relative to [`SHAPE`].
     fn of(self, n: usize) -> usize {
         (n as f64 * (self.n_embd * self.n_ff) as f64 / (SHAPE.n_embd * SHAPE.n_ff) as f64) as usize
     }
@@ -75,7 +79,7 @@ impl Shape {
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and does not want to wait for it.
+    // `cargo test --all-targets` runs this too, and should not take long.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -85,7 +89,7 @@ fn main() -> Result<()> {
     };
     let (named, json, shape) = (value("--device"), value("--json"), value("--shape"));
     let device = named.map_or_else(|| Ok(cpu(None)), |name| open(name))?;
-    let wrong = || "--shape is a multiple of 512 and one of 256: 4096x11008";
+    let wrong = || "--shape needs a multiple of 512 and a multiple of 256, such as 4096x11008";
     let by = shape.map_or(Ok(SHAPE), |text| Shape::parse(text).ok_or_else(wrong))?;
     let n_threads = cpu_threads(None);
     let free = device.memory()?.free;
@@ -119,12 +123,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The formats of these names; of none, all that weights have.
+/// The formats with these names; without names, all weight formats.
 fn weights(names: &[&String]) -> Result<Vec<Format>> {
     let all = || Format::ALL.iter().copied().filter(|format| format.is_weight());
     let known = |name: &&&String| all().any(|format| format.name() == **name);
     if let Some(other) = names.iter().find(|name| !known(name)) {
-        return Err(format!("{other} is no format of weights").into());
+        return Err(format!("{other} is not a weight format").into());
     }
     let wanted = |format: &Format| names.iter().any(|name| *name == format.name());
     Ok(all().filter(|format| names.is_empty() || wanted(format)).collect())
@@ -166,7 +170,8 @@ struct Layer {
     up: Tensor,
     down: Tensor,
     down_by_neuron: Tensor,
-    /// Gate, up and down side by side, as neurons on a list are read; down as PowerInfer's files have it.
+    /// Gate, up and down as columns of one matrix, for neurons in lists; down is transposed, as in
+    /// PowerInfer's files.
     bundle: [Tensor; 3],
     fc1: Tensor,
     fc2: Tensor,
@@ -203,8 +208,8 @@ impl Weights {
         Ok(Weights { by, format, layers: layers.collect::<Result<_>>()? })
     }
 
-    /// Lines of the table of single tokens. Memory is probed before and after each, since neighbours may change what
-    /// it gives from second to second.
+    /// Lines of the decode table. The memory bandwidth is measured before and after each, since
+    /// other processes may change it from second to second.
     fn measure(&self, device: &Device, probe: &dyn Fn() -> Result<f64>) -> Result<Vec<Single>> {
         let format = self.format;
         let bytes = |tensor: &Tensor| {
@@ -261,7 +266,7 @@ impl Weights {
         Ok(lines)
     }
 
-    /// Lines of the table of prompts: one layer, whose weights are used again by every token.
+    /// Lines of the prefill table: one layer, whose weights are reused by every token.
     fn measure_prompt(&self, device: &Device) -> Result<Vec<Prompt>> {
         let mut bench = Bench::new(device, self.by, N_PROMPT)?;
         let matrix = (self.by.n_embd * self.by.n_ff * N_PROMPT) as f64;
@@ -296,13 +301,13 @@ enum Kind {
     Predicted,
 }
 
-/// What the programs read and write besides weights.
+/// Tensors of the programs besides weights.
 struct Bench {
     by: Shape,
     n_tokens: usize,
     queue: Queue,
     x: Tensor,
-    /// What the predictor reads.
+    /// Input of the predictor.
     p: Tensor,
     slots: Tensor,
     list: RowSet<Tensor>,
@@ -391,7 +396,7 @@ impl Bench {
         Ok(recorder.finish()?)
     }
 
-    /// Median seconds of a replay in which the share `density` of the neurons fires.
+    /// Median seconds of a replay in which the share `density` of the neurons is active.
     fn time(&mut self, program: &Program, density: f32) -> Result<f64> {
         let (first, second) = (self.by.n_embd / 2, self.by.n_embd - self.by.n_embd / 2);
         let cut = density - 1.0;
@@ -410,7 +415,7 @@ impl Bench {
         Ok(times[times.len() / 2])
     }
 
-    /// The share that fired with the last input.
+    /// Share of active neurons with the last input.
     fn density(&mut self, program: &Program, n_layer: usize) -> Result<f64> {
         let mut active = [0.0];
         self.queue.write(&self.active, bytemuck::cast_slice(&active))?;

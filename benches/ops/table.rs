@@ -1,10 +1,10 @@
-//! What is found, as lines of Markdown and as JSON.
+//! The results, as lines of Markdown and as JSON.
 
 use hal::DeviceInfo;
 use hal::format::Format;
 use serde_json::{Value, json};
 
-/// A line of the table of single tokens.
+/// A line of the decode table.
 pub(crate) struct Single {
     pub(crate) op: &'static str,
     pub(crate) format: Format,
@@ -12,7 +12,7 @@ pub(crate) struct Single {
     pub(crate) ms: f64,
     /// GB/s.
     pub(crate) rate: f64,
-    /// What memory gives.
+    /// Memory bandwidth in GB/s.
     pub(crate) read: f64,
 }
 
@@ -31,12 +31,12 @@ impl Single {
     }
 }
 
-/// A line of the table of prompts.
+/// A line of the prefill table.
 pub(crate) struct Prompt {
     pub(crate) op: &'static str,
     pub(crate) format: Format,
     pub(crate) ms: f64,
-    /// Thousand millions of products a second.
+    /// 10^9 products per second.
     pub(crate) rate: f64,
 }
 
@@ -52,7 +52,7 @@ impl Prompt {
     }
 }
 
-/// All of it.
+/// All results.
 pub(crate) fn json(
     device: &DeviceInfo,
     shape: Value,

@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use thermocline::gguf::{Container, File, TensorType, Writer};
 use thermocline::learned::{self, Contents, Learned, Section};
 use thermocline::model::{Model, ModelOptions};
-use thermocline::predictor::{Chooser, ERRORS, Layers};
+use thermocline::predictor::{ERRORS, Layers, read};
 use thermocline::profile::{self, Profile};
 
 /// Models with exact zeros, with experts, and without either.
@@ -57,18 +57,18 @@ fn profile_of(model: &Model) -> Contents {
     for (name, value) in [("tokens", 64u64), ("wanted", 64), ("stride", 8)] {
         contents.set(name, value);
     }
-    let n_ff = hyper.n_ff as u64;
+    let n_ff = model.max_n_ff() as u64;
     for i in 0..hyper.n_layer {
         let name = |part: &str| format!("blk.{i}.{part}");
-        contents.i64s(&name("fires"), &[n_ff], &vec![7; hyper.n_ff]);
-        contents.f64s(&name("size"), &[n_ff], &vec![0.5; hyper.n_ff]);
+        contents.i64s(&name("fires"), &[n_ff], &vec![7; n_ff as usize]);
+        contents.f64s(&name("size"), &[n_ff], &vec![0.5; n_ff as usize]);
         contents.f64s(&name("input"), &[hyper.n_embd as u64], &vec![0.5; hyper.n_embd]);
-        if let Some(experts) = hyper.experts {
+        if let Some(experts) = model.experts() {
             contents.i64s(&name("routed"), &[experts.n as u64], &vec![3; experts.n]);
         }
-        let n_words = hyper.n_ff.div_ceil(64);
+        let n_words = model.max_n_ff().div_ceil(64);
         contents.i64s(&name("samples"), &[n_words as u64, 8], &vec![0x55; n_words * 8]);
-        let order: Vec<i32> = (0..hyper.n_ff as i32).rev().collect();
+        let order: Vec<i32> = (0..n_ff as i32).rev().collect();
         contents.i32s(&name("order"), &[n_ff], &order);
     }
     contents
@@ -91,11 +91,11 @@ fn predictor_of(model: &Model) -> Contents {
     common(&mut contents, model);
     let rank = 8;
     for i in 0..hyper.n_layer {
-        for (part, cols, rows) in [("fc1", hyper.n_embd, rank), ("fc2", rank, hyper.n_ff)] {
+        for (part, cols, rows) in [("fc1", hyper.n_embd, rank), ("fc2", rank, model.max_n_ff())] {
             let bytes = vec![0x30; cols * rows * 2];
             contents.tensor(&format!("blk.{i}.{part}"), &[cols as u64, rows as u64], TensorType::F16, bytes);
         }
-        contents.f32s(&format!("blk.{i}.bias"), &[hyper.n_ff as u64], &vec![0.0; hyper.n_ff]);
+        contents.f32s(&format!("blk.{i}.bias"), &[model.max_n_ff() as u64], &vec![0.0; model.max_n_ff()]);
         contents.f32s(&format!("blk.{i}.trained"), &[1], &[0.0]);
         curve(&mut contents, i);
     }
@@ -106,7 +106,7 @@ fn thresholds_of(model: &Model) -> Contents {
     let (hyper, mut contents) = (&model.hyper, Contents::default());
     common(&mut contents, model);
     for i in 0..hyper.n_layer {
-        contents.f32s(&format!("blk.{i}.weights"), &[hyper.n_ff as u64], &vec![1.0; hyper.n_ff]);
+        contents.f32s(&format!("blk.{i}.weights"), &[model.max_n_ff() as u64], &vec![1.0; model.max_n_ff()]);
         curve(&mut contents, i);
     }
     contents
@@ -114,7 +114,7 @@ fn thresholds_of(model: &Model) -> Contents {
 
 fn gpu_index(model: &Model) -> Vec<u8> {
     let mut writer = Writer::new(Container::PowerInfer);
-    let n_ff = model.hyper.n_ff;
+    let n_ff = model.max_n_ff();
     writer.set("general.architecture", "generic.gpu_index").expect("a key");
     writer.set("generic.gpu_index.block_count", model.hyper.n_layer as u32).expect("a key");
     writer.set("split.vram_capacity", 123_456u64).expect("a key");
@@ -159,7 +159,7 @@ fn read(learned: &Learned, model: &Model) -> usize {
         let _ = (profile.carried(&chosen), profile.carried_by_hottest(5), profile::svg(&profile, "fuzz"));
         n += 1;
     }
-    if let Ok(Some(chooser)) = Chooser::read(learned, model) {
+    if let Ok(Some(chooser)) = read(learned, model) {
         for error in [0.0, 0.01, 0.05, 0.99, 2.0] {
             match &chooser.layers {
                 Layers::Predictors(layers) => layers.iter().for_each(|layer| drop(layer.threshold(error))),
@@ -181,8 +181,7 @@ fn run(bytes: &[u8]) -> usize {
         }
     }
     let Ok(file) = File::from_vec(bytes.to_vec(), "fuzz") else { return n };
-    let hyper = &models[0].hyper;
-    n += usize::from(profile::gpu_index(&file, hyper.n_layer, hyper.n_ff).is_ok());
+    n += usize::from(profile::gpu_index(&file, &models[0].neurons()).is_ok());
     for section in Section::ALL {
         let names = file.tensors().iter().any(|tensor| tensor.name.starts_with(section.name()));
         if !names {

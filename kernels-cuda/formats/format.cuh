@@ -1,4 +1,4 @@
-// All formats of weights: a unit names one of them, `typedef FORMAT W`.
+// All weight formats: a unit selects one of them, `typedef FORMAT W`.
 #pragma once
 #include "formats/bf16.cuh"
 #include "formats/f16.cuh"

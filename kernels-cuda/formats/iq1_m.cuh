@@ -1,5 +1,5 @@
-// IQ1_M: the lower bits of four places; their upper bits, each with the sign of an eighth; scales of each 16 and d (f16)
-// in 8 bytes of each 256.
+// IQ1_M: the lower bits of four indices; their upper bits, each with the sign of an eighth; scales
+// of each 16 and d (f16) in 8 bytes of each 256.
 #pragma once
 #include "lib/blocks.cuh"
 
@@ -13,7 +13,7 @@ struct iq1_m : Quantised<iq1_m> {
     static DEVICE Raw load(const unsigned* row, unsigned nb, unsigned b) {
         return Raw{load_one(row + b), word_of_short(row + nb, b), load_two(row + nb + (nb >> 1) + 2 * (b >> 3))};
     }
-    // `uppers` has four bits for each place.
+    // `uppers` has four bits for each index.
     static DEVICE unsigned pick(unsigned low, unsigned uppers, unsigned g, const unsigned* tables) {
         const unsigned l = g >> 1;
         const unsigned upper = (uppers >> (4 * l)) & 15;

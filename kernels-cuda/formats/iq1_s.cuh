@@ -1,5 +1,5 @@
-// IQ1_S: the lower bits of four places; their upper bits, a scale and the sign of an eighth, of each 32; d (f16) of each
-// 256.
+// IQ1_S: the lower bits of four indices; their upper bits, a scale and the sign of an eighth, of
+// each 32; d (f16) of each 256.
 #pragma once
 #include "lib/blocks.cuh"
 

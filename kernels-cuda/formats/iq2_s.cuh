@@ -1,4 +1,5 @@
-// IQ2_S: the lower bits of four places; signs; the upper bits of the places; scales of each 16; d (f16) of each 256.
+// IQ2_S: the lower bits of four indices; signs; the upper bits of the indices; scales of each 16;
+// d (f16) of each 256.
 #pragma once
 #include "lib/blocks.cuh"
 
@@ -12,7 +13,7 @@ struct iq2_s : Quantised<iq2_s> {
         return Raw{load_one(row + b), load_one(row + nb + b), word_of_byte(row + 2 * nb, b),
                    word_of_byte(row + 2 * nb + (nb >> 2), b), word_of_short(row + 2 * nb + (nb >> 1), b >> 3)};
     }
-    // `upper` has the bits of all four places.
+    // `upper` has the bits of all four indices.
     static DEVICE unsigned pick(unsigned low, unsigned signs, unsigned upper, unsigned g, const unsigned* tables) {
         const unsigned l = g >> 1;
         const unsigned place = byte_of(low, l) | (((upper >> (2 * l)) & 3) << 8);

@@ -1,4 +1,5 @@
-// IQ2_XS: places (9 bits) and signs (7) of eight values each; scales of each 16; d (f16) of each 256.
+// IQ2_XS: indices (9 bits) and signs (7) of eight values each; scales of each 16; d (f16) of each
+// 256.
 #pragma once
 #include "lib/blocks.cuh"
 

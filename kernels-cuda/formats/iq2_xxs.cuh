@@ -1,4 +1,5 @@
-// IQ2_XXS: four places of eight values, then their signs, seven bits each, and a scale, of each 32; d (f16) of each 256.
+// IQ2_XXS: four indices of eight values, then their signs, seven bits each, and a scale, of each
+// 32; d (f16) of each 256.
 #pragma once
 #include "lib/blocks.cuh"
 

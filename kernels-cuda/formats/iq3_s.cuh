@@ -1,4 +1,5 @@
-// IQ3_S: the lower bits of eight places; signs; the upper bits of the places; a scale of each 32; d (f16) of each 256.
+// IQ3_S: the lower bits of eight indices; signs; the upper bits of the indices; a scale of each
+// 32; d (f16) of each 256.
 #pragma once
 #include "lib/blocks.cuh"
 
@@ -14,7 +15,7 @@ struct iq3_s : Quantised<iq3_s> {
         return Raw{load_two(row + 2 * b), load_one(row + 2 * nb + b), word_of_byte(row + 3 * nb, b),
                    word_of_byte(scales, b >> 1), word_of_short(scales + (nb >> 3), b >> 3)};
     }
-    // `upper` has a bit for each place.
+    // `upper` has a bit for each index.
     static DEVICE unsigned pick(unsigned low, unsigned signs, unsigned upper, unsigned g, const unsigned* tables) {
         return with_signs(tables[3840 + (byte_of(low, g) | (((upper >> g) & 1) << 8))], signs >> (4 * g));
     }

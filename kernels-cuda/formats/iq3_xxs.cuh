@@ -1,5 +1,5 @@
-// IQ3_XXS: eight places of four values; signs of eight values, seven bits each, and a scale, of each 32; d (f16) of each
-// 256.
+// IQ3_XXS: eight indices of four values; signs of eight values, seven bits each, and a scale, of
+// each 32; d (f16) of each 256.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,8 +1,8 @@
-// Codes of IQ4: a nibble is a place in a table.
+// Codes of IQ4: a nibble is a table index.
 #pragma once
 #include "lib/blocks.cuh"
 
-// The codes that the lower nibbles of four bytes name, and those that the upper ones do: `IQ4_CODES` of `hal`.
+// The codes of the lower nibbles of four bytes, and those of the upper ones: `IQ4_CODES` of `hal`.
 DEVICE uint2 iq4_pairs(unsigned word) {
     return lookup16(make_uint4(0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), word);
 }

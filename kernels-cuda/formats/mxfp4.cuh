@@ -12,7 +12,8 @@ struct mxfp4 : Quantised<mxfp4> {
     static DEVICE Raw load(const unsigned* row, unsigned nb, unsigned b) {
         return Raw{load_four(row + 4 * b), word_of_byte(row + 4 * nb, b)};
     }
-    // Twice the numbers of the lower nibbles of four bytes, and of the upper ones. Of zero there is only one.
+    // The E2M1 values of the lower nibbles of four bytes, and of the upper ones, doubled. Zero has
+    // no sign.
     static DEVICE uint2 doubles(unsigned word) {
         return lookup16(make_uint4(0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu), word);
     }

@@ -1,18 +1,18 @@
-// A down matrix by neuron (`hal::format::TransposedLayout`): a row of codes per slot, the number of its group, and one
-// scale and minimum per group and output.
+// A down matrix with one row per neuron (`hal::format::TransposedLayout`): a row of codes per
+// slot, its group number, and one scale and minimum per group and output.
 #pragma once
 #include "lib/blocks.cuh"
 
 struct Side {
     const unsigned* groups;
     const unsigned* scales;
-    // Null where there are none.
+    // Null if there are none.
     const unsigned* mins;
-    // Of a row of scales or of minimums.
+    // Words in a row of scales or of minimums.
     unsigned row_words;
-    // What is taken off nibbles.
+    // Subtracted from nibbles.
     int offset;
-    // Whether scales are F32, else F16.
+    // Whether scales are F32; otherwise F16.
     unsigned wide;
 };
 

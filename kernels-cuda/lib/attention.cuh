@@ -1,5 +1,6 @@
 #pragma once
-// What both ways of attention share: sizes, loads of pieces of heads, where a span's result goes.
+// Code shared by both attention kernels: sizes, loads of parts of heads, location of a span's
+// result.
 #include "cache/cache.cuh"
 #include "lib/batch.cuh"
 #include "lib/sums.cuh"
@@ -7,17 +8,17 @@
 
 namespace attention {
 
-/// Less than every score.
+/// Below every score.
 static constexpr float LOW = -3.0e38f;
 /// Positions that are scored between two barriers: two blocks of the cache.
 static constexpr unsigned CHUNK = 64;
 /// Values that a thread loads at once.
 static constexpr unsigned PIECE = 8;
 
-/// Bits of `wide`: which of keys, values and queries lie so that pieces are loaded at once.
+/// Bits of `wide`: whether keys, values and queries are aligned for vector loads.
 static constexpr unsigned WIDE_K = 1, WIDE_V = 2, WIDE_Q = 4;
 
-/// Eight values of a head of `d` from value i on; zeros behind its end.
+/// Eight values of a head of `d` from value i on; zeros past its end.
 template <class C> DEVICE void load_piece(const unsigned* row, unsigned first, unsigned i, unsigned d, bool wide, float* out) {
     if constexpr (C::WHOLE) {
         C::eight(row, first + i, out);
@@ -46,24 +47,26 @@ DEVICE void store_piece(float* to, const float* own) {
     store4(to + 4, make_float4(own[4], own[5], own[6], own[7]));
 }
 
-/// A score under its cap, which is not 0. The platforms' own hyperbolic tangent is exact near 0 too, and long.
+/// A score with a soft cap, which is not 0. The platforms' own hyperbolic tangent is exact near 0
+/// too, and slow.
 DEVICE float capped(float score, float softcap) {
     const float e = expf(-2.0f * fabsf(score / softcap));
     const float size = softcap * ((1.0f - e) / (1.0f + e));
     return score < 0.0f ? -size : size;
 }
 
-/// The first position that a token at `pos` sees.
+/// The first position that a token at `pos` attends to.
 DEVICE unsigned first_seen(unsigned pos, unsigned window) { return window != 0 && pos + 1 > window ? pos + 1 - window : 0; }
 
-/// The first chunk from the one of position `first` on that is a span's: spans take chunks by turns, so that they have equally
-/// much to do however long a sequence is.
+/// The first chunk of a span at or after the chunk of position `first`: spans take chunks in turn,
+/// so that their work is equal whatever the length of a sequence.
 DEVICE unsigned first_chunk(unsigned first, unsigned at_span, unsigned n_spans) {
     const unsigned chunk = first / CHUNK;
     return (chunk + (at_span + n_spans - chunk % n_spans) % n_spans) * CHUNK;
 }
 
-/// Where what a span ends in lies: weighted values of all spans, and behind them the largest score and the sum of weights.
+/// Location of the spans' results: weighted values of all spans, then the largest score and the
+/// sum of weights.
 struct Parts {
     float *sums, *facts;
 

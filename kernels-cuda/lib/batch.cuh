@@ -1,5 +1,5 @@
 #pragma once
-// The facts of the step (`hal::BatchShape`): which tokens, where they stand, where their keys and values go.
+// The batch (`hal::BatchShape`): the step's tokens, their positions, and their cache rows.
 #include "dialect.h"
 
 struct Batch {
@@ -21,5 +21,5 @@ struct Batch {
     }
 };
 
-/// How many rows of a program are real tokens.
+/// Number of rows of a program that are real tokens.
 DEVICE unsigned real_tokens(const unsigned* batch, unsigned n_rows) { return batch[0] < n_rows ? batch[0] : n_rows; }

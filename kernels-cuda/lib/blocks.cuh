@@ -1,14 +1,17 @@
-// What the formats of weights share: codes of 32 values as eight words, four values in each, how planes of bits become
-// such, and their product with a block of activations. `backends/layout/src/planes.rs` lays the planes down.
+// Code shared by the weight formats: codes of 32 values as eight words, four values in each, how
+// planes of bits become codes, and their product with a block of activations.
+// `backends/layout/src/planes.rs` defines the planes.
 //
-// A format is a struct. Of blocks: OFFSET, ONE (all 32 values share a scale), MINS (there are minimums), and
+// A format is a struct. Block formats have OFFSET, ONE (all 32 values share a scale), MINS (there
+// are minimums), and
 //
-//   Raw load(row, nb, b)              all words of block b, so that many loads can be under way before the first is used
-//   Codes unpack(raw, b, tables)      codes that fit signed bytes
-//   Scales steps(raw, b)              value = d * (code - OFFSET) - m
-//   unsigned quad(row, nb, b, g, t)   codes 4g to 4g + 3 alone
+//  Raw load(row, nb, b)              all words of block b, so that many loads can be in flight before the first use
+//  Codes unpack(raw, b, tables)      codes that fit signed bytes
+//  Scales steps(raw, b)              value = d * (code - OFFSET) - m
+//  unsigned quad(row, nb, b, g, t)   codes 4g to 4g + 3 alone
 //
-// `row` is where a row begins, a multiple of 16 bytes; `nb` counts its blocks; `tables` is null where none are needed.
+// `row` is the start of a row, aligned to 16 bytes; `nb` is its number of blocks; `tables` is null
+// if not needed.
 #pragma once
 #include "dialect.h"
 
@@ -17,7 +20,7 @@ struct Codes {
     unsigned q[8];
 };
 
-// The first of each for values 0 to 15.
+// The first of each is for values 0 to 15.
 struct Scales {
     float d0, d1, m0, m1;
 };
@@ -26,7 +29,7 @@ DEVICE unsigned load_one(const unsigned* at) { return load_stream(at); }
 DEVICE uint2 load_two(const unsigned* at) { return load_stream(reinterpret_cast<const uint2*>(at)); }
 DEVICE uint4 load_four(const unsigned* at) { return load_stream(reinterpret_cast<const uint4*>(at)); }
 
-// Parts of planes: value i of a plane of halves, shorts or bytes that begins at `at`, out of its word.
+// Elements of planes: the word that contains half, short or byte i of a plane that begins at `at`.
 DEVICE unsigned word_of_short(const unsigned* at, unsigned i) { return load_one(at + (i >> 1)); }
 DEVICE unsigned word_of_byte(const unsigned* at, unsigned i) { return load_one(at + (i >> 2)); }
 DEVICE unsigned short_of(unsigned word, unsigned i) { return (word >> (16 * (i & 1))) & 0xffffu; }
@@ -49,7 +52,7 @@ DEVICE Codes pairs_of(uint2 q) {
                   (q.y >> 4) & low, (q.y >> 6) & low}};
 }
 
-// The bits of a word, each at place `by` of its code.
+// The bits of a word, each shifted to bit `by` of its code.
 DEVICE Codes bits_of(unsigned word, unsigned by) {
     Codes codes;
 #pragma unroll
@@ -59,7 +62,7 @@ DEVICE Codes bits_of(unsigned word, unsigned by) {
     return codes;
 }
 
-// The upper bits stand `by` above the lower ones.
+// The upper bits are shifted up by `by`.
 DEVICE Codes joined(Codes low, Codes high, unsigned by) {
 #pragma unroll
     for (unsigned g = 0; g < 8; g++) low.q[g] |= high.q[g] << by;
@@ -68,7 +71,7 @@ DEVICE Codes joined(Codes low, Codes high, unsigned by) {
 
 DEVICE Codes joined_bits(Codes low, unsigned word, unsigned by) { return joined(low, bits_of(word, by), 0); }
 
-// Nibbles of four values where a plane of them begins the row.
+// Nibbles of four values, for a plane of nibbles at the start of the row.
 DEVICE unsigned nibble_quad(const unsigned* row, unsigned b, unsigned g) {
     return (load_one(row + 4 * b + (g & 3)) >> (4 * (g >> 2))) & 0x0f0f0f0fu;
 }
@@ -77,22 +80,23 @@ DEVICE unsigned pair_quad(const unsigned* at, unsigned g) {
     return (load_one(at + (g >> 2)) >> (2 * (g & 3))) & 0x03030303u;
 }
 
-// Four values, none of them 0, with the signs of four bits: nothing is carried from byte to byte.
+// Applies the signs of four bits to four values, none of them 0, so that nothing carries from byte
+// to byte.
 DEVICE unsigned with_signs(unsigned values, unsigned bits) {
     const unsigned negative = ((bits & 15) * 0x00204081u) & 0x01010101u;
     return (values ^ (negative * 255u)) + negative;
 }
 
-// Seven signs and one more that makes their number even.
+// Seven signs, and an eighth that makes the number of set signs even.
 DEVICE unsigned even(unsigned seven) { return seven | ((popc(seven) & 1) << 7); }
 
-// Eighths of IQ1 with one added to each, or taken off.
+// Eighths of IQ1 with one eighth added to or subtracted from each.
 DEVICE unsigned one_eighth(unsigned values, bool take_off) {
     const unsigned moved = values ^ 0x80808080u;
     return (take_off ? moved - 0x01010101u : moved + 0x01010101u) ^ 0x80808080u;
 }
 
-// Scale and minimum of block b out of the 16 bytes that Q4_K and Q5_K have for 8 blocks.
+// Scale and minimum of block b from the 16 bytes that Q4_K and Q5_K have for 8 blocks.
 DEVICE Scales six_bits(uint4 all, unsigned b) {
     const unsigned by = 8 * (b & 3);
     const unsigned scale = (all.y >> by) & 0xff;
@@ -106,7 +110,8 @@ DEVICE Scales six_bits(uint4 all, unsigned b) {
     return Scales{d, d, below, below};
 }
 
-// A block of 32 activations as `quantize.cu` makes them: 8 words of codes, d, and the sums of both halves of the codes.
+// A block of 32 activations as written by `quantize.cu`: 8 words of codes, d, and the sums of both
+// halves of the codes.
 struct Q8Block {
     uint4 lo, hi, facts;
 };
@@ -118,7 +123,7 @@ DEVICE Q8Block load_q8(const unsigned* x, unsigned b) {
     return Q8Block{at[0], at[1], at[2]};
 }
 
-// What the formats of blocks have in common.
+// Code shared by the block formats.
 template <class F>
 struct Quantised {
     static constexpr bool FLOAT = false;
@@ -144,8 +149,8 @@ struct Quantised {
                            fmaf(d, (float)(signed_byte_of(word, 3) - F::OFFSET), -m));
     }
 
-    // `acc` and the product of 32 values with a block of activations. Every rounding is written down, so that the bits are
-    // the same in every kernel that this stands in.
+    // `acc` plus the product of 32 values with a block of activations. Every rounding is written
+    // out, so that the bits are the same in every kernel that includes this.
     static DEVICE float dot(float acc, const Codes& w, const Scales& s, const Q8Block& x) {
         const int sum0 = (int)x.facts.y;
         const int sum1 = (int)x.facts.z;
@@ -160,7 +165,7 @@ struct Quantised {
         return scaled(acc, s, first, second, x.facts);
     }
 
-    // The same from the sums of products of both halves, the offset taken off.
+    // The same from the sums of products of both halves, with the offset subtracted.
     static DEVICE float scaled(float acc, const Scales& s, int first, int second, uint4 facts) {
         float product;
         if constexpr (F::ONE) {

@@ -1,12 +1,14 @@
 #pragma once
 // Rows of a down matrix times values of neurons, eight columns to a thread.
 //
-// A way to read rows is a struct: `Unit`, what a thread reads of a row; `load`; and `Sums` of one token, to which rows are
-// added. Rows of a run share a scale for each column, which is applied when the run ends; other formats know no runs.
+// A row reader is a struct: `Unit`, a thread's share of a row; `load`; and `Sums` of one token, to
+// which rows are added. Rows of a run share a scale for each column, which is applied at the end
+// of the run; other formats have no runs.
 
 #include "formats/format.cuh"
 
-// Code k of four, less the offset, which CODE_BASE is part of. Converting integers is slow.
+// Code k of four, minus the offset, which includes CODE_BASE. This avoids slow integer
+// conversions.
 constexpr int CODE_BASE = 8388608 + 128;
 DEVICE float code_of(unsigned codes, unsigned k, float base) {
     return from_bits(0x4b000000u | byte_of(codes ^ 0x80808080u, k)) - base;
@@ -96,7 +98,7 @@ struct BlockColumns {
     static DEVICE unsigned n_units(unsigned n_out) { return (n_out + 31) / 32 * 4; }
 };
 
-// A matrix that was transposed: codes by slot, scales for each group of slots and column.
+// A transposed matrix: codes by slot, scales for each group of slots and column.
 template <class F>
 struct TransposedColumns {
     struct Unit {
@@ -115,7 +117,7 @@ struct TransposedColumns {
 
     struct Sums {
         float v[8];
-        // Of this run: values times codes, and values.
+        // Sums of this run: values times codes, and values.
         float run[8];
         float h_run;
 
@@ -130,7 +132,7 @@ struct TransposedColumns {
             for (unsigned k = 0; k < 8; k++) run[k] = fmaf(h, code_of(x.codes[k / 4], k % 4, base), run[k]);
             h_run += h;
         }
-        // Ends a run, which has these scales and minimums.
+        // Ends a run with these scales and minimums.
         DEVICE void close(const float (&d)[8], const float (&m)[8], bool mins) {
 #pragma unroll
             for (unsigned k = 0; k < 8; k++) {
@@ -146,7 +148,8 @@ struct TransposedColumns {
     static DEVICE unsigned column(unsigned unit, unsigned half) { return 32 * (unit >> 2) + 4 * (unit & 3) + 16 * half; }
     static DEVICE unsigned n_units(unsigned n_out) { return (n_out + 31) / 32 * 4; }
 
-    // Words of a group's scales and minimums for a unit's columns: on their way while its rows are added.
+    // Words of a group's scales and minimums for a unit's columns, prefetched while its rows are
+    // added.
     struct Steps {
         uint4 d[2], m[2];
     };

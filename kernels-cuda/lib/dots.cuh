@@ -1,23 +1,23 @@
-// Products of rows of a weight with few tokens, by lanes that share the rows.
+// Products of rows of a weight with a few tokens, by lanes that share the rows.
 //
-// A lane takes every `lanes`-th unit of a row: a block of 32 values, or 16 bytes of floats. `lanes` follows from the
-// columns alone (`Weight::lanes`), and a lane adds its units in order; so a product has the same bits whichever rows and
-// tokens are taken together.
+// A lane processes every `lanes`-th unit of a row: a block of 32 values, or 16 bytes of floats.
+// `lanes` depends on the columns alone (`Weight::lanes`), and a lane adds its units in order; so a
+// product has the same bits whichever rows and tokens are processed together.
 #pragma once
 #include "formats/format.cuh"
 
-// Tokens in Q8 blocks or as floats, by the words of them.
+// Tokens in Q8 blocks or as floats, as words.
 struct Rows {
     const unsigned* at;
-    // From one token to the next; a multiple of 4 where the columns are.
+    // Words from one token to the next; a multiple of 4 if the columns are.
     unsigned words;
-    // Behind the last token, that one again.
+    // Number of tokens; missing ones repeat the last.
     unsigned n;
 
     DEVICE const unsigned* token(unsigned t) const { return at + (size_t)(t < n ? t : n - 1) * words; }
 };
 
-// Values of x, a multiple of four that begins at one.
+// Values of x, a multiple of four at an aligned offset.
 template <unsigned N>
 DEVICE void load_floats(float (&values)[N], const unsigned* at) {
 #pragma unroll
@@ -30,7 +30,7 @@ DEVICE void load_floats(float (&values)[N], const unsigned* at) {
     }
 }
 
-// How blocks are read and added up.
+// Loads and accumulates blocks.
 template <class W>
 struct BlockUnits {
     typedef typename W::Raw Raw;
@@ -57,7 +57,7 @@ struct BlockUnits {
     }
 };
 
-// The same of 16 bytes of floats.
+// The same for 16 bytes of floats.
 template <class W>
 struct FloatUnits {
     typedef uint4 Raw;
@@ -102,9 +102,10 @@ DEVICE bool has_whole_units(unsigned n_cols) {
     return true;
 }
 
-// All units, U of them at a time. Whether a unit is there is asked for each load: what is loaded without a question, NVIDIA's
-// assembler moves down to where it is used, and less is on its way. Before the sums it is asked for each, or once for all
-// (TOGETHER, for one token), so that x is loaded ahead of them: that takes registers.
+// All units, U of them at a time. The bounds check is made per load, because NVIDIA's assembler
+// moves an unconditional load down to its use, which leaves fewer in flight. Before the sums it is
+// made per unit, or once for all (TOGETHER, for one token), so that x is loaded ahead of them, at
+// the cost of registers.
 template <class W, unsigned R, unsigned T, unsigned U, bool TOGETHER>
 DEVICE void add_units(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                       unsigned lanes, const Rows& x, const unsigned* tables) {
@@ -133,7 +134,7 @@ DEVICE void add_units(float (&sums)[R][T], const unsigned* const (&rows)[R], uns
     }
 }
 
-// Rows of floats that end within 16 bytes.
+// Rows of floats whose length is not a multiple of 16 bytes.
 template <class W, unsigned R, unsigned T>
 DEVICE void odd_float_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                            unsigned lanes, const Rows& x) {
@@ -152,8 +153,8 @@ DEVICE void odd_float_dots(float (&sums)[R][T], const unsigned* const (&rows)[R]
     }
 }
 
-// This lane's share of the products of R rows with T tokens, added to `sums`. x in Q8 blocks for weights of blocks, else
-// as floats. U units of each row are on their way at once.
+// This lane's share of the products of R rows with T tokens, added to `sums`. x in Q8 blocks for
+// block formats, otherwise as floats. U units of each row are in flight at once.
 template <class W, unsigned R, unsigned T, unsigned U = (R * T <= 2 ? 4 / R : 1), bool TOGETHER = true>
 DEVICE void row_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                      unsigned lanes, const Rows& x, const unsigned* tables) {
@@ -174,8 +175,8 @@ DEVICE float row_dot(const unsigned* row, unsigned n_cols, unsigned lane, unsign
     return sums[0][0];
 }
 
-// The sum over the `lanes` neighbours that share a row, the same for all of them and always in the same order. All
-// threads of a wave come here together.
+// The sum over the `lanes` neighbours that share a row; each gets the same sum, added in a fixed
+// order. Called by all threads of a warp.
 DEVICE float lanes_sum(float mine, unsigned lanes) {
     for (unsigned by = 1; by < lanes; by <<= 1) mine += shfl_xor(mine, by);
     return mine;

@@ -1,10 +1,11 @@
 #pragma once
-// Feed-forward blocks: activation functions, what a neuron's value is, and which of them are dropped. The numbers are
+// Feed-forward blocks: activation functions, a neuron's value, and the skip rules. The numbers are
 // those of `backends/simt/src/ops/weights/ffn.rs`.
 
 #include "dialect.h"
 
-// How a value comes from a test value (the gate, or up where there is none) and up. Kinds: plain, gated, both gated.
+// How a neuron's value follows from its test value (the gate, or up without a gate) and up. FFN
+// kinds: plain, gated, both gated.
 struct FfnRule {
     unsigned kind;
     unsigned activation;
@@ -13,7 +14,7 @@ struct FfnRule {
     float cap;
 };
 
-// The word of a neuron that was dropped: minus zero, which no value that is carried has.
+// Marks a skipped neuron: minus zero, which no active value has.
 constexpr unsigned DROPPED = 0x80000000u;
 
 DEVICE unsigned carried_word(float value) { return bits(value) == DROPPED ? 0u : bits(value); }
@@ -33,7 +34,7 @@ DEVICE float error_function(float x) {
 
 DEVICE float activate(const FfnRule& rule, float x) {
     switch (rule.activation) {
-        // Written so that a value that is no number stays none.
+        // Written so that NaN stays NaN.
         case 0: return x <= 0.0f ? 0.0f : x;
         case 1: return x <= 0.0f ? 0.0f : x * x;
         case 2: return x * sigmoid(x);
@@ -54,8 +55,8 @@ DEVICE float neuron(const FfnRule& rule, float test, float up) {
     return gate * up;
 }
 
-// Whether a test value shows that a neuron does not count. Ways to skip: never, not positive, below `limit` in size after
-// the activation, below the cut.
+// Whether a test value shows that a neuron is inactive. Skip rules: never, not positive, below
+// `limit` in magnitude after the activation, below the cut.
 DEVICE bool is_dropped(const FfnRule& rule, float test, float limit, float cut) {
     switch (rule.skip) {
         case 0: return false;
@@ -65,7 +66,8 @@ DEVICE bool is_dropped(const FfnRule& rule, float test, float limit, float cut) 
     }
 }
 
-// The group of a row: the last one that begins at or before it and is not empty. `starts` has `n_group + 1` words.
+// The group of a row: the last non-empty one that begins at or before it. `starts` has `n_group +
+// 1` words.
 DEVICE unsigned group_of(const unsigned* starts, unsigned n_group, unsigned row) {
     unsigned low = 0, high = n_group;
     while (high - low > 1) {

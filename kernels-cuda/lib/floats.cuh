@@ -1,8 +1,8 @@
-// What the formats of floats share. A format is a struct: PER values in 16 bytes, and
+// Code shared by the float formats. A format is a struct: PER values in 16 bytes, and
 //
 //   values(word, out)      the PER / 4 values of one word
 //
-// Rows begin at whole words; where they are a multiple of 16 bytes long, they are loaded so.
+// Rows begin at whole words; rows whose length is a multiple of 16 bytes are loaded as such.
 #pragma once
 #include "lib/blocks.cuh"
 
@@ -13,7 +13,7 @@ struct Floats {
     static constexpr bool TABLES = false;
     static constexpr unsigned PER = N;
     static constexpr unsigned PER_WORD = N / 4;
-    // Whether 10 bits of mantissa hold every value: F16 and BF16.
+    // Whether 10 mantissa bits represent every value: F16 and BF16.
     static constexpr bool SHORT = N == 8;
 
     // All values of 16 bytes.
@@ -24,7 +24,7 @@ struct Floats {
         F::values(words.w, out + 3 * PER_WORD);
     }
 
-    // Value k of a row; 0 behind its end.
+    // Value k of a row; 0 past its end.
     static DEVICE float one(const unsigned* row, unsigned n_cols, unsigned k) {
         if (k >= n_cols) return 0.0f;
         float both[PER_WORD];
@@ -32,7 +32,7 @@ struct Floats {
         return PER_WORD == 1 || k % PER_WORD == 0 ? both[0] : both[PER_WORD - 1];
     }
 
-    // Values 4q to 4q + 3 of a row; 0 behind its end.
+    // Values 4q to 4q + 3 of a row; 0 past its end.
     static DEVICE float4 four(const unsigned* row, unsigned n_cols, unsigned q, const unsigned*) {
         if (n_cols % 4 != 0) {
             return make_float4(one(row, n_cols, 4 * q), one(row, n_cols, 4 * q + 1), one(row, n_cols, 4 * q + 2),

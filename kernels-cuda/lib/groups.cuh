@@ -1,13 +1,14 @@
 #pragma once
-// Groups of rows (experts): which of them a few tokens use.
+// Groups of rows (experts): finds those that a few tokens use.
 
 #include "dialect.h"
 
-// Most groups that fit in a block's list.
+// Most groups in a block's list.
 constexpr unsigned MAX_LISTED_GROUPS = 1024;
 
-// Lists the entries e of `n` for which `uses(e)`, in ascending order, in `list` (shared memory, room for all); answers how
-// many they are. `masks` is shared memory of 32 words. All threads of a block of at most 1024 call this together.
+// Lists the entries e below `n` for which `uses(e)`, in ascending order, in `list` (shared memory,
+// with capacity for all); returns their number. `masks` is shared memory of 32 words. Called by
+// all threads of a block of at most 1024.
 template <class Uses>
 DEVICE unsigned list_used(unsigned n, unsigned* list, unsigned* masks, Uses uses) {
     const unsigned t = thread();

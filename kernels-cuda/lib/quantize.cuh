@@ -1,12 +1,13 @@
-// Rounding to Q8 blocks with the bits of `hal::format::quantize_q8`.
+// Quantisation to Q8 blocks with the bits of `hal::format::quantize_q8`.
 #pragma once
 #include "lib/blocks.cuh"
 
-// Eight neighbours round a block, four values each: `v` are values 4 * lane to 4 * lane + 3 of it. `q` is where the block
-// goes. All threads of a wave come here together; those with `inside` false write nothing.
+// Eight neighbours quantise a block, four values each: `v` are values 4 * lane to 4 * lane + 3 of
+// it. `q` is the destination of the block. Called by all threads of a warp; those with `inside`
+// false write nothing.
 DEVICE void quantize_block(float4 v, unsigned* q, bool inside) {
     const unsigned mine = lane() & 7;
-    // As bit patterns, magnitudes sort like the numbers, with infinity and what is no number on top.
+    // As bit patterns, magnitudes sort like the floats, with infinity and NaN on top.
     const unsigned most_x = bits(v.x) & 0x7fffffffu, most_y = bits(v.y) & 0x7fffffffu;
     const unsigned most_z = bits(v.z) & 0x7fffffffu, most_w = bits(v.w) & 0x7fffffffu;
     const unsigned most_xy = most_x > most_y ? most_x : most_y;
@@ -18,7 +19,7 @@ DEVICE void quantize_block(float4 v, unsigned* q, bool inside) {
     }
     const bool finite = most < 0x7f800000u;
     float d = finite ? divide(from_bits(most), 127.0f) : 0.0f;
-    // Below the normal numbers the block is zero.
+    // With a subnormal d the block is zero.
     if (bits(d) < 0x00800000u) d = 0.0f;
     int x = 0, y = 0, z = 0, w = 0;
     if (d != 0.0f) {

@@ -1,5 +1,6 @@
-// A float as two numbers with the 10 bits of mantissa that matrix units take (TF32): together they miss less than 2^-22 of it.
-// A product of two floats is then three products, a lower half with a lower half left out.
+// A float as two numbers with the 10 mantissa bits that matrix instructions use (TF32): together
+// they are exact to 2^-22. A product of two floats is then three products, with the product of the
+// lower halves omitted.
 #pragma once
 #include "dialect.h"
 
@@ -7,17 +8,17 @@ struct Split {
     unsigned upper, lower;
 };
 
-// SHORT: the number has no more bits than that.
+// SHORT: the number has no further mantissa bits.
 template <bool SHORT>
 DEVICE Split split(float v) {
     if constexpr (SHORT) return {bits(v), 0};
     const unsigned upper = bits(v) & 0xffffe000u;
-    // The difference is exact; half a last place more rounds it.
+    // The difference is exact; adding half a last place rounds it.
     return {upper, (bits(v - from_bits(upper)) + 0x1000u) & 0xffffe000u};
 }
 
 #if HAS_MMA_FLOATS
-// d (16 x 8) += a (16 x 8) * b (8 x 8), held as mma_tf32 has it; small products come first.
+// d (16 x 8) += a (16 x 8) * b (8 x 8), in the layout of mma_tf32; small products are added first.
 template <bool SHORT>
 DEVICE void mma_split(float d[4], const Split (&a)[4], const Split (&b)[2]) {
     const unsigned upper[4] = {a[0].upper, a[1].upper, a[2].upper, a[3].upper};

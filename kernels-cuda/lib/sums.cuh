@@ -1,6 +1,6 @@
 #pragma once
-// Sums and largest values over neighbours and over blocks: the same bits for all who ask, in an order that only the sizes
-// decide.
+// Sums and maxima over neighbours and over blocks: the same bits for all callers, in an order that
+// depends only on the sizes.
 #include "dialect.h"
 
 /// Over `lanes` neighbours, a power of two up to 32.
@@ -14,7 +14,7 @@ DEVICE float max_near(float v, unsigned lanes) {
     return v;
 }
 
-/// Over a block of up to 1024 threads, all of which ask.
+/// Over a block of up to 1024 threads, all of which call this.
 DEVICE float sum_block(float v) {
     SHARED(float, parts, 32);
     v = sum_near(v, 32);

@@ -1,11 +1,12 @@
-// What products with many tokens share: a block of 256 threads makes a tile of y, rows of the weight by tokens.
+// Code shared by prefill products: a block of 256 threads computes a tile of y, rows of the weight
+// by tokens.
 #pragma once
 #include "lib/dots.cuh"
 
 constexpr unsigned TILE_THREADS = 256;
 constexpr unsigned TILE_TOKENS = 64;
 
-// y[t, i] = weight[i] . x[t] + bias[i]. Bias is null where there is none.
+// y[t, i] = weight[i] . x[t] + bias[i]. Bias may be null.
 struct Product {
     const unsigned* weight;
     const unsigned* tables;
@@ -15,11 +16,12 @@ struct Product {
     unsigned y_cols, row_words, n_cols, relu;
 };
 
-// Who takes which rows: all tokens all of them, or those that use a group (`experts_pairs.cu`) its rows.
+// The rows and tokens of a product: all rows for all tokens, or a group's rows for the tokens that
+// use it (`experts_pairs.cu`).
 struct Part {
-    // Rows from here to there; tokens, or pairs of a token and the group.
+    // Begin and end of the rows; number of tokens, or of pairs of a token and the group.
     unsigned begin, end, n_tokens;
-    // Of a group: where its pairs begin, and the token of each pair, null where x has a row for each pair too.
+    // Of a group: its first pair, and the token of each pair, null if x has a row per pair too.
     unsigned first_pair;
     const unsigned* tokens;
 

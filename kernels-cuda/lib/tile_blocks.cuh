@@ -1,25 +1,28 @@
-// A tile of products of quantised weights with activations in Q8 blocks, K blocks of columns at a time. Codes lie in shared
-// memory as signed bytes, the offset taken off, so that one sum of 32 products is one step of a matrix unit.
+// A tile of products of quantised weights with activations in Q8 blocks, K blocks of columns at a
+// time. Codes are in shared memory as signed bytes with the offset subtracted, so that one sum of
+// 32 products is one matrix instruction.
 //
-// While one stage is multiplied the words of the next are on their way. Who multiplies what lies there is tile_dots.cuh or
-// tile_matrix.cuh.
+// While one stage is multiplied the words of the next are in flight. tile_dots.cuh or
+// tile_matrix.cuh multiply them.
 #pragma once
 #include "lib/tile.cuh"
 
-// What lies in shared memory: N rows of the weight, and the tokens, N_BLOCKS blocks of columns at a time.
+// Layout of shared memory: N rows of the weight, and the tokens, N_BLOCKS blocks of columns at a
+// time.
 template <class W, unsigned N, unsigned N_BLOCKS>
 struct BlockStages {
     static constexpr unsigned ROWS = N, TOKENS = TILE_TOKENS, K = N_BLOCKS;
-    // Words of a row of codes: four more than there are, so that neighbouring rows lie in other banks.
+    // Words in a row of codes, including four of padding, which avoids bank conflicts between
+    // neighbouring rows.
     static constexpr unsigned STRIDE = 8 * K + 4;
     static constexpr unsigned N_CODES = (ROWS + TOKENS) * STRIDE;
-    // Facts of a block of columns: scales, minimums of each row; d, sums of each token.
+    // Factors of a block of columns: scales and minimums of each row; d and sums of each token.
     static constexpr unsigned HALVES = W::ONE ? 1 : 2;
     static constexpr unsigned ROW_FACTS = W::MINS ? 2 * HALVES : HALVES;
     static constexpr unsigned TOKEN_FACTS = W::MINS ? 1 + HALVES : 1;
     static constexpr unsigned FACTS = ROW_FACTS * ROWS + TOKEN_FACTS * TOKENS;
     static constexpr unsigned N_FACTS = K * FACTS;
-    // Loads of each thread for a stage.
+    // Loads per thread and stage.
     static constexpr unsigned ROW_LOADS = (ROWS * K + TILE_THREADS - 1) / TILE_THREADS;
     static constexpr unsigned TOKEN_WORDS = 3 * TOKENS * K;
     static constexpr unsigned TOKEN_LOADS = (TOKEN_WORDS + TILE_THREADS - 1) / TILE_THREADS;
@@ -37,7 +40,7 @@ struct BlockStages {
     DEVICE unsigned* row_codes(unsigned stage) const { return codes + (stage & 1) * N_CODES; }
     DEVICE unsigned* token_codes(unsigned stage) const { return row_codes(stage) + ROWS * STRIDE; }
 
-    // Four codes less the offset, each in its byte.
+    // Four codes minus the offset, each in its byte.
     static DEVICE unsigned centred(unsigned four) {
         if constexpr (W::OFFSET == 0) return four;
         return ((four | 0x80808080u) - (unsigned)W::OFFSET * 0x01010101u) ^ 0x80808080u;
@@ -113,7 +116,8 @@ struct BlockStages {
         }
     }
 
-    // `acc` and the products of a block from the sums of both halves, or of all in the first.
+    // `acc` plus the products of a block, from the sums of both halves, or from the whole sum in
+    // the first.
     static DEVICE float scaled(float acc, float first, float second, const float* row, const float* token) {
         float product;
         if constexpr (HALVES == 1) {
@@ -132,7 +136,7 @@ struct BlockStages {
     }
 };
 
-// Makes a tile: `Products` multiplies what lies in `Stages`.
+// Computes a tile: `Products` multiplies the contents of `Stages`.
 template <class Stages, class Products>
 DEVICE void multiply_blocks(const Product& p, const Part& part) {
     const unsigned rows = part.begin + Stages::ROWS * block_index().x;

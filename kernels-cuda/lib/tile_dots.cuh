@@ -1,4 +1,4 @@
-// Products of a tile of blocks (tile_blocks.cuh) by dots of four bytes.
+// Products of a tile of blocks (tile_blocks.cuh) by dot products of four bytes.
 #pragma once
 #include "lib/tile_blocks.cuh"
 

@@ -1,5 +1,6 @@
-// What down_many.cu and down_plain.cu share: a tile of 128 columns and 64 tokens to a block of 256, 16 rows at a time. With
-// groups, the rows of a group for the tokens that use it (`experts.cu`).
+// Code shared by down_many.cu and down_plain.cu: a tile of 128 columns and 64 tokens per block of
+// 256, 16 rows at a time. With groups, the rows of a group for the tokens that use it
+// (`experts.cu`).
 #pragma once
 #include "formats/format.cuh"
 
@@ -8,12 +9,14 @@ struct DownWork {
     Side side;
     const float* h;
     float* partial;
-    // `slot` is the first row's, where scales lie apart. Rows `h_cols` apart, of tokens or of pairs.
+    // `slot` is that of the first row, for separate scale tables. Rows of h are `h_cols` apart, by
+    // token or by pair.
     unsigned slot, row_words, n_out, h_cols;
-    // Rows; the first of h and of the sums, and the column of h that belongs to row `begin`.
+    // Begin and end of the rows; the first row of h and of the sums, and the column of h for row
+    // `begin`.
     unsigned begin, end, h_first;
     size_t h_row, sums_row;
-    // Of the tile; tokens in all.
+    // First token of the tile; number of all tokens.
     unsigned first_token, n;
 };
 
@@ -27,8 +30,8 @@ static DEVICE float4 down_four(const unsigned* row, unsigned slot, unsigned n_ou
     }
 }
 
-// What a thread brings of 16 rows: four columns of rows `thread() / 32` and 8 further, and row `thread() % 16` of four tokens,
-// which are `thread() / 16` and others 16 apart.
+// A thread's loads of 16 rows: four columns of row `thread() / 32` and of the one 8 further, and
+// row `thread() % 16` for four tokens, `thread() / 16` and others 16 apart.
 template <class W>
 struct DownValues {
     float4 fours[2];
@@ -59,7 +62,7 @@ DEVICE void write_down(const DownWork& work, unsigned token, unsigned column, fl
     work.partial[(work.sums_row + token) * work.n_out + column] = sum;
 }
 
-// What comes next is on its way while what is there is multiplied.
+// The next rows are in flight while the current ones are multiplied.
 template <class W, class Tile>
 DEVICE void multiply_down(const DownWork& work, Tile tile) {
     DownValues<W> next;
@@ -74,7 +77,7 @@ DEVICE void multiply_down(const DownWork& work, Tile tile) {
     tile.write(work);
 }
 
-// With groups, the rows and pairs of the block's.
+// With groups, selects the rows and pairs of the block's group.
 DEVICE void take_group(DownWork& work, const unsigned* pairs, const unsigned* group_rows) {
     const unsigned z = block_index().z;
     work.begin = work.h_first = group_rows[2 * z];
@@ -83,8 +86,8 @@ DEVICE void take_group(DownWork& work, const unsigned* pairs, const unsigned* gr
     work.h_row = work.sums_row = pairs[z];
 }
 
-// A kernel that does this with `TILE<W>`, for the format `W`. Without groups (0), slices of all rows; with them, `group_rows`
-// has where the rows of each begin and end, and sums are by pair.
+// A kernel that does this with `TILE<W>`, for the format `W`. Without groups (0), slices of all
+// rows; with them, `group_rows` holds begin and end of the rows of each, and sums are by pair.
 #define DOWN_KERNEL(name, TILE)                                                                                           \
     KERNEL_OF(256, 2, name)(const unsigned* down, const unsigned* tables, const unsigned* groups, const unsigned* scales, \
                             const unsigned* mins, const float* h, const unsigned* pairs, const unsigned* group_rows,      \

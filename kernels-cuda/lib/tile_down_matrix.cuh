@@ -1,5 +1,5 @@
-// A tile of down (tile_down.cuh) by matrix units: groups of 32 threads with FM by FN small products of 16 columns and 8 tokens
-// each.
+// A tile of down (tile_down.cuh) by matrix instructions: warps of 32 threads with FM by FN small
+// products of 16 columns and 8 tokens each.
 #pragma once
 #include "lib/split.cuh"
 #include "lib/tile_down_plain.cuh"
@@ -7,7 +7,8 @@
 #if HAS_MMA_FLOATS
 template <class W>
 struct MatrixDown {
-    // Of a row: eight columns more than there are, so that readers of four rows meet different banks.
+    // Floats per row, including padding of eight columns, which avoids bank conflicts between
+    // readers of four rows.
     static constexpr unsigned STRIDE = 128 + 8;
     static constexpr unsigned FOURS = 16 * STRIDE / 4 + 4 * 64;
 
@@ -15,13 +16,13 @@ struct MatrixDown {
         if constexpr (W::FLOAT) return W::SHORT;
         return false;
     }
-    // What is cut in two takes registers: of few columns at a time.
+    // Split floats need more registers, so fewer columns are processed at a time.
     static constexpr unsigned WM = is_short() ? 4 : 8, FM = 8 / WM, FN = WM;
 
     float4* fours;
     float sums[FM][FN][4];
 
-    // Of a token, rows t, t + 4, t + 8 and t + 12 lie together, as a thread takes them.
+    // Rows t, t + 4, t + 8 and t + 12 of a token are adjacent, as a thread reads them.
     DEVICE void store(const DownValues<W>& next) {
         const unsigned t = thread(), at = 4 * (t % 4) + t % 16 / 4;
         float* value = reinterpret_cast<float*>(fours + 4 * STRIDE);
@@ -50,7 +51,7 @@ struct MatrixDown {
             const Split second[2] = {split<false>(b.z), split<false>(b.w)};
 #pragma unroll
             for (unsigned i = 0; i < FM; i++) {
-                // Matrix units cut what they add off: no more than 16 rows are added there.
+                // Matrix instructions truncate their sums, so they add no more than 16 rows.
                 float own[4] = {};
                 mma_split<is_short()>(own, a[i][0], first);
                 mma_split<is_short()>(own, a[i][1], second);

@@ -1,10 +1,11 @@
-// A tile of down (tile_down.cuh), 4 columns of 8 tokens to a thread.
+// A tile of down (tile_down.cuh), 4 columns of 8 tokens per thread.
 #pragma once
 #include "lib/tile_down.cuh"
 
 template <class W>
 struct PlainDown {
-    // Four columns of 16 rows, and 16 rows of 64 tokens, 4 floats between them so that writers meet different banks.
+    // Four columns of 16 rows, and 16 rows of 64 tokens, with 4 floats of padding to avoid bank
+    // conflicts between writers.
     static constexpr unsigned VALUES = 17, FOURS = 512 + 16 * VALUES;
 
     float4* fours;

@@ -1,9 +1,9 @@
-// A tile of products of weights of floats with activations as floats: 64 * V rows by 64 tokens, 4 * V by 4 to a thread, 16
-// columns at a time.
+// A tile of products of float weights with float activations: 64 * V rows by 64 tokens, 4 * V by 4
+// per thread, 16 columns at a time.
 #pragma once
 #include "lib/tile.cuh"
 
-// What a thread brings of 16 columns: four of V rows, and of a token.
+// A thread's loads of 16 columns: four columns of V rows, and of a token.
 template <class W, unsigned V>
 struct FloatValues {
     float4 rows[V];
@@ -43,7 +43,8 @@ struct FloatTile {
     static constexpr unsigned ROWS = 64 * V;
     static constexpr unsigned TOKENS = TILE_TOKENS;
     static constexpr unsigned COLUMNS = 16;
-    // Of a column: four more than there are, so that neighbours lie in other banks.
+    // Floats per column, including four of padding, which avoids bank conflicts between
+    // neighbours.
     static constexpr unsigned ROW_STRIDE = ROWS + 4;
     static constexpr unsigned TOKEN_STRIDE = TOKENS + 4;
     static constexpr unsigned STAGE = COLUMNS * (ROW_STRIDE + TOKEN_STRIDE);

@@ -1,5 +1,5 @@
-// The kernels of matmul_many.cu and matmul_plain.cu: tiles of 128 rows, or of 32 (floats: 64) for grids that would leave
-// most of the device idle.
+// The kernels of matmul_many.cu and matmul_plain.cu: tiles of 128 rows, or of 32 (floats: 64) for
+// grids that would leave most of the device idle.
 #pragma once
 #include "lib/tile_matrix.cuh"
 #include "lib/tile_matrix_floats.cuh"
@@ -23,7 +23,7 @@ DEVICE void matmul_tile(const Product& p, const Part& part) {
     }
 }
 
-// `W` is the weight's format, `MATRIX` whether matrix units multiply.
+// `W` is the weight's format, `MATRIX` whether matrix instructions are used.
 #define MATMUL_KERNEL(name, MATRIX, ROWS)                                                                           \
     KERNEL_OF(256, 2, name)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias,   \
                             const unsigned* pairs, const unsigned* group_rows, float* y, unsigned y_cols,           \

@@ -1,4 +1,5 @@
-// Products of a tile of blocks (tile_blocks.cuh) by matrix units: WM by WN waves, with FM by FN small products each.
+// Products of a tile of blocks (tile_blocks.cuh) by matrix instructions: WM by WN warps, with FM
+// by FN small products each.
 #pragma once
 #include "lib/tile_dots.cuh"
 
@@ -12,7 +13,8 @@ struct MatrixProducts {
 
     float sums[OWN * FM * FN];
 
-    // Sums begin at this number: as bits of a float they are 1.5 * 2^23 and the sum, which saves a conversion.
+    // Initial value of sums: as float bits it is 1.5 * 2^23 plus the sum, which saves a
+    // conversion.
     static constexpr int BASE = 0x4b400000;
 
     static DEVICE float small(int sum) { return from_bits((unsigned)sum) - 12582912.0f; }

@@ -1,4 +1,4 @@
-// tile_floats.cuh by matrix units: groups of 32 threads with FM by FN small products each.
+// tile_floats.cuh by matrix instructions: warps of 32 threads with FM by FN small products each.
 #pragma once
 #include "lib/split.cuh"
 #include "lib/tile_floats.cuh"
@@ -9,9 +9,9 @@ struct MatrixFloatTile {
     static constexpr unsigned ROWS = 64 * V;
     static constexpr unsigned TOKENS = TILE_TOKENS;
     static constexpr unsigned COLUMNS = 16;
-    // Four columns each, of rows and then of tokens: what eight threads read together lies in all banks.
+    // Four columns each, of rows and then of tokens: eight threads read from all banks.
     static constexpr unsigned STAGE = COLUMNS / 4 * (ROWS + TOKENS);
-    // What is cut in two takes registers: of few rows at a time.
+    // Split floats need more registers, so fewer rows are processed at a time.
     static constexpr unsigned WM = W::SHORT || V == 1 ? 4 : 8, FM = 4 * V / WM, FN = WM;
     typedef FloatValues<W, V> Values;
 
@@ -28,7 +28,8 @@ struct MatrixFloatTile {
         to[COLUMNS / 4 * ROWS] = values.token;
     }
 
-    // A thread has columns 4 t to 4 t + 3 of its rows, so two steps of 8 columns, each in an order of its own.
+    // A thread has columns 4 t to 4 t + 3 of its rows: two steps of 8 columns, in a permuted
+    // order.
     DEVICE void multiply(unsigned stage) {
         const float4* left = fours + (stage & 1) * STAGE + COLUMNS / 4 * first_row() + thread() % 4;
         const float4* right = fours + (stage & 1) * STAGE + COLUMNS / 4 * (ROWS + first_token() + thread() % 32 / 4) +
@@ -51,7 +52,7 @@ struct MatrixFloatTile {
                                       split<W::SHORT>(lower.y)};
                 const Split two[4] = {split<W::SHORT>(upper.z), split<W::SHORT>(lower.z), split<W::SHORT>(upper.w),
                                       split<W::SHORT>(lower.w)};
-                // Matrix units cut what they add off: no more than 16 columns are added there.
+                // Matrix instructions truncate their sums, so they add no more than 16 columns.
                 float own[4] = {};
                 mma_split<W::SHORT>(own, one, first);
                 mma_split<W::SHORT>(own, two, second);

@@ -1,13 +1,13 @@
 #pragma once
 #include "dialect.h"
 
-/// Cosine (x) and sine (y) of angles of up to some hundred thousand radians, to about 3e-6: cheaper than the platforms'
-/// own, which are made for all numbers and spill for large ones.
-/// Source: Cody and Waite's reduction, polynomials of Cephes.
+/// Cosine (x) and sine (y) of angles of up to some hundred thousand radians, to about 3e-6:
+/// cheaper than the platforms' own functions, which cover all floats and spill registers for large
+/// ones. Source: Cody and Waite's reduction, polynomials of Cephes.
 DEVICE float2 turn(float angle) {
     const float size = fabsf(angle);
     const float quarter = floorf(fmaf(size, 0.636619772f, 0.5f));
-    // Quarters of turns are taken away in steps whose products are exact.
+    // Subtracts quarter turns in steps whose products are exact.
     const float many = floorf(quarter / 256.0f);
     const float few = quarter - 256.0f * many;
     float rest = (size - many * 402.0f) - few * 1.5703125f;
@@ -25,7 +25,7 @@ DEVICE float2 turn(float angle) {
     return make_float2(cosine, angle < 0.0f ? -sine : sine);
 }
 
-/// Turns the pair of values at `one` and `other` by an angle, and makes it larger by `scale`.
+/// Rotates the pair of values at `one` and `other` by an angle, and scales it by `scale`.
 DEVICE void turn_pair(float* one, float* other, float angle, float scale) {
     const float2 turned = turn(angle);
     const float cosine = scale * turned.x, sine = scale * turned.y;

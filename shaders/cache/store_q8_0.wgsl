@@ -1,20 +1,21 @@
-// Two blocks of 34 bytes, which are 17 words together. The last one may be alone.
+// Two blocks of 34 bytes, which are 17 words together. The last block may be single.
 
-// x / 127 to the nearest, from any division that is nearly so: 127 q is 128 q - q, and both differences are exact.
+// x / 127 rounded to nearest, even if the driver's division is inexact: 127 q is 128 q - q, and
+// both differences are exact.
 fn by_127(size: f32) -> f32 {
     let q = size / 127.0;
     let rest = (size - q * 128.0) + q;
     return q + rest / 127.0;
 }
 
-// 1 / x to the nearest.
+// 1 / x rounded to nearest.
 fn inverse_of(size: f32) -> f32 {
     let y = 1.0 / size;
     return fma(y, fma(-size, y, 1.0), y);
 }
 
 fn store_piece(from_x: u32, piece: u32, to: u32) {
-    // Half words of the row, put together two by two.
+    // Half words of the row, combined in pairs.
     var held = 0u;
     for (var block = 2u * piece; block < min(2u * piece + 2u, p.n_cols / 32u); block++) {
         let first = from_x + 32u * block;
@@ -43,7 +44,7 @@ fn store_piece(from_x: u32, piece: u32, to: u32) {
     }
 }
 
-// To the nearest, halves away from zero, as a byte.
+// Rounds to the nearest, halves away from zero, as a byte.
 fn code_of(v: f32) -> u32 {
     let size = floor(abs(v));
     let rounded = size + select(0.0, 1.0, abs(v) - size >= 0.5);

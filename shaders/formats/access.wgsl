@@ -1,4 +1,4 @@
-// Words of a weight. `row` is everywhere the word where a row begins, a multiple of four.
+// Words of a weight. `row` is always the offset of a row in words, a multiple of four.
 fn {{self}}_word(i: u32) -> u32 { return {{self}}_data[i >> 2u][i & 3u]; }
 fn {{self}}_half(at: u32, i: u32) -> f32 { return f16_at({{self}}_word(at + (i >> 1u)), i & 1u); }
 fn {{self}}_short(at: u32, i: u32) -> u32 { return ({{self}}_word(at + (i >> 1u)) >> (16u * (i & 1u))) & 0xffffu; }

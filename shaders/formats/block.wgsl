@@ -1,10 +1,10 @@
-// What the formats share: codes of 32 values as eight words, four values in each, and how planes of bits become such.
-// `backends/layout/src/planes.rs` lays the planes down.
+// Code shared by the formats: codes of 32 values as eight words, four values in each, and how
+// planes of bits become codes. `backends/layout/src/planes.rs` defines the planes.
 
 // Group g of four values is word g: 0 to 3 in `lo`, 4 to 7 in `hi`.
 struct Codes { lo: vec4<u32>, hi: vec4<u32> }
 
-// value = d * (code - OFFSET) - m, the first of each for values 0 to 15.
+// value = d * (code - OFFSET) - m; the first component of each is for values 0 to 15.
 struct Scales { d: vec2<f32>, m: vec2<f32> }
 
 fn one_scale(d: f32) -> Scales { return Scales(vec2<f32>(d), vec2<f32>(0.0)); }
@@ -34,23 +34,24 @@ fn joined(low: Codes, high: Codes, by: u32) -> Codes {
     return Codes(low.lo | (high.lo << vec4<u32>(by)), low.hi | (high.hi << vec4<u32>(by)));
 }
 
-// Four values, none of them 0, with the signs of four bits: nothing is carried from byte to byte.
+// Applies the signs of four bits to four values, none of them 0, so that nothing carries from byte
+// to byte.
 fn with_signs(values: u32, bits: u32) -> u32 {
     let negative = ((bits & 15u) * 0x00204081u) & 0x01010101u;
     return (values ^ (negative * 255u)) + negative;
 }
 
-// Seven signs and one more that makes their number even.
+// Seven signs, and an eighth that makes the number of set signs even.
 fn even(seven: u32) -> u32 { return seven | ((countOneBits(seven) & 1u) << 7u); }
 
-// Eighths of IQ1 with one added to each, or taken off.
+// Eighths of IQ1 with one eighth added to or subtracted from each.
 fn one_eighth(values: u32, take_off: bool) -> u32 {
     let moved = values ^ 0x80808080u;
     return select(moved + 0x01010101u, moved - 0x01010101u, take_off) ^ 0x80808080u;
 }
 
-// `acc` and the product of 32 values with a block of activations. Every step is written as one rounding, so that the
-// bits are the same in every shader that this stands in.
+// `acc` plus the product of 32 values with a block of activations. Every rounding is written out,
+// so that the bits are the same in every shader that includes this.
 fn q8_dot(acc: f32, codes: Codes, scales: Scales, offset: i32, lo: vec4<u32>, hi: vec4<u32>, facts: vec4<u32>) -> f32 {
     let first = dot4I8Packed(codes.lo.x, lo.x) + dot4I8Packed(codes.lo.y, lo.y) + dot4I8Packed(codes.lo.z, lo.z)
         + dot4I8Packed(codes.lo.w, lo.w);

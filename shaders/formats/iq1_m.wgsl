@@ -1,5 +1,5 @@
-// IQ1_M: the lower bits of four places; their upper bits, each with the sign of an eighth; scales of each 16 and d (f16)
-// in 8 bytes of each 256.
+// IQ1_M: the lower bits of four indices; their upper bits, each with the sign of an eighth; scales
+// of each 16 and d (f16) in 8 bytes of each 256.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 {
     let l = g >> 1u;

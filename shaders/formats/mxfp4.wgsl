@@ -1,6 +1,6 @@
 // MXFP4: nibbles, each a float of sign, two bits of exponent and one of mantissa; an exponent of each 32.
 const {{self}}_OFFSET: i32 = 0;
-// Twice the numbers of four nibbles, one in each byte.
+// Four E2M1 nibbles, doubled, one in each byte.
 fn {{self}}_e2m1(n: u32) -> u32 {
     let low = (n >> 1u) & 0x01010101u;
     let high = (n >> 2u) & 0x01010101u;
@@ -9,7 +9,7 @@ fn {{self}}_e2m1(n: u32) -> u32 {
     let base = mantissa | (normal << 1u);
     let doubled = base + (base & (high * 255u));
     let size = doubled + (doubled & ((low & high) * 255u));
-    // Of zero there is only one.
+    // Zero has no sign.
     let negative = (n >> 3u) & (mantissa | normal);
     return (size ^ (negative * 255u)) + negative;
 }

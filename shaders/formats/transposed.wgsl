@@ -1,5 +1,5 @@
-// A down matrix by neuron (`hal::format::TransposedLayout`): a row of codes per slot, the number of its group, and one
-// scale and minimum per group and output.
+// A down matrix with one row per neuron (`hal::format::TransposedLayout`): a row of codes per
+// slot, its group number, and one scale and minimum per group and output.
 
 fn {{self}}_table(at: u32, q: u32) -> vec4<f32> {
     if ({{WIDE}}) {

@@ -1,4 +1,4 @@
-// A weight of floats against F32 activations: the values of one word at once.
+// A float weight times F32 activations: the values of one word at once.
 alias {{self}}_Unit = vec2<f32>;
 
 fn {{self}}_units(n_cols: u32) -> u32 { return (n_cols + {{self}}_PER_WORD - 1u) / {{self}}_PER_WORD; }

@@ -11,7 +11,7 @@ fn erf(x: f32) -> f32 {
 
 fn activate(kind: u32, x: f32, alpha: f32, limit: f32) -> f32 {
     switch kind {
-        // Written so that a value that is no number stays none.
+        // Written so that NaN stays NaN.
         case 0u: { return select(x, 0.0, x <= 0.0); }
         case 1u: { return select(x * x, 0.0, x <= 0.0); }
         case 2u: { return x * sigmoid(x); }
@@ -28,7 +28,8 @@ fn activate(kind: u32, x: f32, alpha: f32, limit: f32) -> f32 {
     }
 }
 
-// A neuron's value from its test value (the gate, or up where there is none) and up. Kinds: plain, gated, both gated.
+// A neuron's value from its test value (the gate, or up without a gate) and up. FFN kinds: plain,
+// gated, both gated.
 fn neuron(kind: u32, activation: u32, test: f32, up: f32, alpha: f32, limit: f32) -> f32 {
     let gate = activate(activation, test, alpha, limit);
     if (kind == 0u) { return gate; }

@@ -1,4 +1,5 @@
-// To 16 bits, rounded to nearest even in integers: what drivers do in their own conversions differs.
+// Conversion to 16 bits, rounded to nearest even in integers, since the drivers' own conversions
+// differ.
 fn to_f16(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     let sign_bit = (bits >> 16u) & 0x8000u;
@@ -6,7 +7,7 @@ fn to_f16(x: f32) -> u32 {
     if (size > 0x7f800000u) {
         return sign_bit | 0x7e00u | ((size >> 13u) & 0x3ffu);
     }
-    // From half of the step above the largest on.
+    // Above the largest f16 by half a step or more.
     if (size >= 0x477ff000u) {
         return sign_bit | 0x7c00u;
     }

@@ -1,4 +1,5 @@
-// Sums over the `lanes` neighbours that share a row, the same for all of them and always in the same order.
+// Sums over the `lanes` neighbouring invocations that share a row; each gets the same sum, added
+// in a fixed order.
 var<workgroup> parts: array<Sums, {{ROW}}>;
 
 fn row_sum(mine: Sums, t: u32, lanes: u32) -> Sums {

@@ -1,4 +1,5 @@
-// The same sums; {{NEAR}} neighbours pass their values to each other without memory, and all of them add in one order.
+// The same sums, with subgroups of {{NEAR}} instead of workgroup memory; all lanes add in the same
+// order.
 var<workgroup> parts: array<Sums, {{ROW}}>;
 
 fn row_sum(mine: Sums, t: u32, lanes: u32) -> Sums {

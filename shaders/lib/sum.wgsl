@@ -1,4 +1,4 @@
-// Sums over a workgroup, the same for all of its invocations and always in the same order.
+// Sums over a workgroup; each invocation gets the same sum, added in a fixed order.
 var<workgroup> sum_parts: array<f32, {{ROW}}>;
 
 fn sum_all(mine: f32, t: u32) -> f32 {

@@ -1,9 +1,9 @@
-// Sine and cosine of angles of up to some hundred thousand radians, to about 3e-6. Drivers promise theirs near 0 only.
-// Source: Cody and Waite's reduction, polynomials of Cephes.
+// Sine (x) and cosine (y) of angles of up to some hundred thousand radians, to about 3e-6. Drivers
+// guarantee theirs near 0 only. Source: Cody and Waite's reduction, polynomials of Cephes.
 fn turn(angle: f32) -> vec2<f32> {
     let size = abs(angle);
     let quarter = floor(fma(size, 0.636619772, 0.5));
-    // Quarters of turns are taken away in steps whose products are exact.
+    // Subtracts quarter turns in steps whose products are exact.
     let many = floor(quarter / 256.0);
     let few = quarter - 256.0 * many;
     var rest = (size - many * 402.0) - few * 1.5703125;

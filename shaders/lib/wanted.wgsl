@@ -1,6 +1,6 @@
-// Which neurons count, for which token and by what factor.
+// Which neurons are active, for which token and with which factor.
 
-// The group of a row: the last one that begins at or before it and is not empty.
+// The group of a row: the last non-empty one that begins at or before it.
 fn group_of(row: u32) -> u32 {
     var low = 0u;
     var high = p.n_group;
@@ -11,8 +11,8 @@ fn group_of(row: u32) -> u32 {
     return low;
 }
 
-// Whether a test value shows that a neuron does not count. Ways to skip: never, not positive, below `limit` in size after
-// the activation, below the cut.
+// Whether a test value shows that a neuron is inactive. Skip rules: never, not positive, below
+// `limit` in magnitude after the activation, below the cut.
 fn is_dropped(test: f32, limit: f32, cut: f32) -> bool {
     switch p.skip {
         case 0u: { return false; }
@@ -22,7 +22,7 @@ fn is_dropped(test: f32, limit: f32, cut: f32) -> bool {
     }
 }
 
-// The word of a neuron that was dropped: no value that is carried has it.
+// Marks a skipped neuron: no active value has these bits.
 const DROPPED: u32 = 0x80000000u;
 
 fn carried(value: f32) -> u32 { return select(bitcast<u32>(value), 0u, bitcast<u32>(value) == DROPPED); }

@@ -1,4 +1,5 @@
-// Whether a token wants a neuron. A score that is no number is looked for in its bits: drivers may take comparisons apart.
+// Whether a neuron is active for a token. A NaN score is detected by its bits, since drivers may
+// optimise NaN comparisons away.
 fn wants(token: u32, neuron: u32) -> bool {
     let score = scores[p.at_scores + token * p.n_ff + neuron];
     return score >= p.threshold || (bitcast<u32>(score) & 0x7fffffffu) > 0x7f800000u;

@@ -1,30 +1,30 @@
-//! How a command fails: one sentence, what caused it, what may help, and an exit code.
+//! Failures of a command: a sentence, its causes, a hint, and an exit code.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 
-/// Why the process ends. The numbers are part of the interface.
+/// Why the process exits. The numbers are part of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// Nothing is wrong, there is only no one left to write to.
+    /// The reader of standard output closed the pipe.
     ClosedPipe,
     /// The run failed.
     Failed,
-    /// The command line cannot be meant.
+    /// Invalid command line.
     Usage,
-    /// The model cannot be loaded.
+    /// The model file is invalid or not supported.
     BadModel,
-    /// There is not enough memory.
+    /// Not enough memory.
     Memory,
-    /// A backend that was asked for is not there.
+    /// A requested backend or device is not available.
     BackendMissing,
     /// Ctrl-C.
     Interrupted,
 }
 
 impl Exit {
-    /// Whether a conversation may go on after it.
+    /// Whether a conversation may continue after it.
     pub(crate) fn is_of_the_turn(self) -> bool {
         self == Self::Failed
     }
@@ -43,10 +43,10 @@ impl Exit {
     }
 }
 
-/// What a command hands up instead of a result. An empty message is not printed.
+/// The error that a command returns. An empty message is not printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// The exit code's name.
+    /// The kind of exit.
     pub(crate) exit: Exit,
     /// The `error:` line.
     pub(crate) message: String,
@@ -57,23 +57,32 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure with only its sentence.
+    /// A failure with only a message.
     pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
         let message = message.into();
         Self { exit, message, causes: Vec::new(), help: None }
     }
 
-    /// A command line that cannot be meant.
+    /// An error as the sentence, and everything below it as `caused by:` lines.
+    pub(crate) fn chain(exit: Exit, error: &dyn Error) -> Self {
+        let failure = Self::new(exit, error.to_string());
+        match error.source() {
+            Some(source) => failure.caused_by(source),
+            None => failure,
+        }
+    }
+
+    /// An invalid command line.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(Exit::Usage, message)
     }
 
-    /// Ctrl-C: everything that could be said has been said.
+    /// Ctrl-C; prints nothing.
     pub(crate) fn interrupted() -> Self {
         Self::new(Exit::Interrupted, "")
     }
 
-    /// Writing to standard output failed. A reader that went away (`| head`) is no error.
+    /// Writing to standard output failed. A closed pipe (`| head`) is not an error.
     pub(crate) fn stdout(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             Self::new(Exit::ClosedPipe, "")

@@ -14,16 +14,15 @@ impl Interrupt {
     /// Takes over Ctrl-C for the rest of the process.
     ///
     /// # Errors
-    /// Where the system refuses a handler.
+    /// The system refuses the signal handler.
     pub(crate) fn install() -> Result<Self, Failure> {
         Self::of(&[SIGINT])
     }
 
-    /// The same, and a request to end (SIGTERM) does what Ctrl-C does: for work that leaves something behind when it
-    /// is ended in the middle.
+    /// The same, with SIGTERM treated as Ctrl-C: for work that leaves files behind when it is killed.
     ///
     /// # Errors
-    /// Where the system refuses a handler.
+    /// The system refuses the signal handler.
     pub(crate) fn install_with_termination() -> Result<Self, Failure> {
         Self::of(&[SIGINT, SIGTERM])
     }
@@ -41,13 +40,13 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// Says that it was seen: the next Ctrl-C asks again.
+    /// Acknowledges the request: the next Ctrl-C is a new one.
     pub(crate) fn clear(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// From here to [`Interrupt::clear`] the first Ctrl-C ends the process: nothing is running that could stop. False
-    /// where Ctrl-C was pressed before and nobody has seen it.
+    /// From here to [`Interrupt::clear`], the first Ctrl-C ends the process, since nothing runs that could stop. False if
+    /// an earlier Ctrl-C was not acknowledged yet.
     #[must_use]
     pub(crate) fn arm(&self) -> bool {
         !self.0.swap(true, Ordering::Relaxed)
@@ -71,7 +70,7 @@ impl Interrupt {
         Self(Arc::new(AtomicBool::new(false)))
     }
 
-    /// What a signal does.
+    /// The effect of a signal.
     pub(crate) fn press(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -1,10 +1,8 @@
-//! Flags of llama.cpp (and of PowerInfer) that are no arguments here, and what becomes of each.
+//! Flags of llama.cpp and PowerInfer without an equivalent here.
 //!
-//! People paste command lines. Three things may happen to a flag that stands for nothing here: it
-//! changes nothing in the text and is accepted without a word; it is about where things are placed,
-//! and one line says what that means here; or it would change the text, and then it is refused,
-//! because a text that quietly is another one is worse than none. The list is
-//! [`super::llama_flags`].
+//! People paste command lines. A flag that does not affect the text is accepted silently. A flag about placement is
+//! accepted with a note on its effect here. A flag that would change the text is rejected, because silently different text
+//! is worse than an error. The list is [`super::llama_flags`].
 
 use super::failure::Failure;
 use super::llama_flags::KNOWN;
@@ -12,12 +10,12 @@ use super::terminal::Terminal;
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
-/// What follows a flag.
+/// The values that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     /// Nothing.
     Nothing,
-    /// The next word, whatever it is.
+    /// The next word, even if it starts with `-`.
     One,
     /// The next two words.
     Two,
@@ -25,21 +23,21 @@ pub(super) enum Takes {
     Maybe,
 }
 
-/// What happens to a flag.
+/// How a flag is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Accepted: it changes nothing here.
+    /// Accepted; it has no effect here.
     Silent,
-    /// Accepted, with this sentence.
+    /// Accepted, with this note.
     Hint(&'static str),
-    /// Refused, with this sentence.
+    /// Rejected, with this reason.
     Refused(&'static str),
 }
 
-/// A value with which a flag asks for nothing, so that it is accepted without a word.
+/// A value that disables a flag, which is then accepted silently.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Neutral {
-    /// There is none.
+    /// No value does.
     Never,
     /// A number in this range.
     Number(RangeInclusive<f32>),
@@ -54,7 +52,7 @@ pub(super) struct Known {
     pub(super) takes: Takes,
     pub(super) verdict: Verdict,
     pub(super) neutral: Neutral,
-    /// What follows `THERMOCLINE_ARG_` in the environment, where llama.cpp has a variable.
+    /// Suffix after `THERMOCLINE_ARG_` in the environment, if llama.cpp has a variable.
     pub(super) env: Option<&'static str>,
 }
 
@@ -62,12 +60,12 @@ pub(super) struct Known {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seen {
     pub(super) known: &'static Known,
-    /// The name it was given by.
+    /// The name used on the command line.
     pub(super) flag: String,
     pub(super) value: Option<String>,
 }
 
-/// Whether llama.cpp's flags are looked for on this command's line.
+/// Whether this command accepts llama.cpp's flags.
 pub(super) fn applies_to(command: &OsStr) -> bool {
     ["run", "chat", "bench", "perplexity", "profile", "plan"].iter().any(|c| command == *c)
 }
@@ -97,7 +95,7 @@ pub(super) fn from_environment(seen: &mut Vec<Seen>, env: impl Fn(&str) -> Optio
     }
 }
 
-/// Refuses what must be refused and explains what is accepted, one line for each explanation.
+/// Rejects flags that would change the text and explains accepted ones, one line per explanation.
 ///
 /// # Errors
 /// The first flag that would change the text.
@@ -147,12 +145,12 @@ pub(super) fn help() -> String {
         wrap(known.flat_map(|k| k.names.iter().copied()))
     };
     format!(
-        "llama.cpp's other flags\n\
-         \n  Accepted with a note, as they say where things go and not what comes out:\n{}\
-         \n  Accepted, as they change nothing here:\n{}\
-         \n  Refused unless set to the value that asks for nothing, as the text would be another one:\n{}\
+        "Other flags of llama.cpp:\n\
+         \n  Accepted with a note; they affect placement, not the text:\n{}\
+         \n  Accepted and ignored; they have no effect here:\n{}\
+         \n  Rejected unless set to the value that disables them, because they would change the text:\n{}\
          \nSwitches have the forms --NAME, --no-NAME and --NAME=on|off. \
-         Each argument can be set in the environment by the name shown.",
+         Each flag can also be set by the environment variable shown.",
         names(|v| matches!(v, Verdict::Hint(_))),
         names(|v| matches!(v, Verdict::Silent)),
         names(|v| matches!(v, Verdict::Refused(_))),

@@ -1,4 +1,4 @@
-//! The list for [`super::llama`]: a list of equals, one flag a line.
+//! The list for [`super::llama`], one flag per line.
 
 use super::llama::Neutral::{Never, Number, Word};
 use super::llama::Takes::{Maybe, Nothing, One, Two};
@@ -6,24 +6,22 @@ use super::llama::Verdict::{Hint, Refused, Silent};
 use super::llama::{Known, Neutral, Takes, Verdict};
 
 const PLANNED: &str =
-    "layers and neurons are placed by what --vram-budget allows; `thermocline plan` shows it";
+    "layers and neurons are placed within --vram-budget; `thermocline plan` shows where";
 const NO_EXPERTS: &str =
     "experts are placed like all neurons; --disable-gpu-index keeps them on the CPU";
 const NO_REMOTE: &str = "only devices of this machine are used";
 const KV_HERE: &str = "--no-kv-offload keeps the KV cache on the CPU";
-const ONE_TEAM: &str = "the threads of --threads-batch are bound as those of --threads are";
-const NO_DRAFT: &str = "there is no speculative decoding here; the text is the same without it";
-const PAGE_CACHE: &str = "the file is mapped; see --mlock and --no-mmap for other ways to hold it";
-const NO_DOWNLOAD: &str = "models are not downloaded: fetch the GGUF file and name it with -m";
-const RAW_TEXT: &str =
-    "raw text cannot be gone on with by hand; `chat` is a conversation by the model's template";
-const TEMPLATE: &str =
-    "what stands around a message is the template's; --chat-template gives another";
-const NO_ADAPTER: &str = "adapters are not built yet, and without one the text would be another";
-const NO_SAMPLER: &str = "this sampler is not built yet, and without it the text would be another";
-const NO_GRAMMAR: &str = "constrained output is not built yet, and without it any text may come";
+const ONE_TEAM: &str = "the threads of --threads-batch are pinned like those of --threads";
+const NO_DRAFT: &str = "speculative decoding is not supported; the text is the same without it";
+const PAGE_CACHE: &str = "the file is memory-mapped; --mlock and --no-mmap change that";
+const NO_DOWNLOAD: &str = "models are not downloaded: download the GGUF file and pass it with -m";
+const RAW_TEXT: &str = "raw text cannot be continued interactively; `chat` starts a conversation";
+const TEMPLATE: &str = "the chat template formats messages; --chat-template sets another";
+const NO_ADAPTER: &str = "adapters are not supported yet, and the text would differ without them";
+const NO_SAMPLER: &str = "this sampler is not supported yet, and the text would differ without it";
+const NO_GRAMMAR: &str = "constrained output is not supported yet";
 const NO_ROPE: &str = "the position encoding is taken from the file and cannot be overridden yet";
-const NO_CACHE: &str = "saved prompt states are not built yet";
+const NO_CACHE: &str = "saved prompt states are not supported yet";
 const NO_OVERRIDE: &str = "metadata cannot be overridden yet";
 const NO_TASK: &str = "only perplexity and divergence are measured";
 const OFF: Neutral = Number(0.0..=0.0);
@@ -47,7 +45,7 @@ impl Known {
 
 #[rustfmt::skip]
 pub(super) static KNOWN: [Known; 116] = [
-    // Where things are placed.
+    // Placement.
     flag(&["-sm", "--split-mode"], One, Hint(PLANNED)).unless(Word(&["none"])).env("SPLIT_MODE"),
     flag(&["-ts", "--tensor-split"], One, Hint(PLANNED)).env("TENSOR_SPLIT"),
     flag(&["-ot", "--override-tensor"], One, Hint(PLANNED)).env("OVERRIDE_TENSOR"),
@@ -79,7 +77,7 @@ pub(super) static KNOWN: [Known; 116] = [
     flag(&["-ctkd", "--cache-type-k-draft"], One, Hint(NO_DRAFT)).env("CACHE_TYPE_K_DRAFT"),
     flag(&["-ctvd", "--cache-type-v-draft"], One, Hint(NO_DRAFT)).env("CACHE_TYPE_V_DRAFT"),
     flag(&["-hfd", "-hfrd", "--hf-repo-draft"], One, Hint(NO_DRAFT)).env("HFD_REPO"),
-    // What changes nothing here.
+    // No effect here.
     flag(&["-fa", "--flash-attn"], Maybe, Silent).env("FLASH_ATTN"),
     flag(&["--warmup"], Maybe, Silent).env("WARMUP"),
     flag(&["--no-warmup"], Nothing, Silent),
@@ -106,7 +104,7 @@ pub(super) static KNOWN: [Known; 116] = [
     flag(&["-hft", "--hf-token"], One, Silent),
     flag(&["-a", "--alias"], One, Silent).env("ALIAS"),
     flag(&["--ppl-output-type"], One, Silent),
-    // What would make another text.
+    // Would change the text.
     flag(&["-mu", "--model-url"], One, Refused(NO_DOWNLOAD)).env("MODEL_URL"),
     flag(&["-hf", "-hfr", "--hf-repo"], One, Refused(NO_DOWNLOAD)).env("HF_REPO"),
     flag(&["-hff", "--hf-file"], One, Refused(NO_DOWNLOAD)).env("HF_FILE"),
@@ -117,8 +115,8 @@ pub(super) static KNOWN: [Known; 116] = [
     flag(&["--instruct", "-ins"], Nothing, Refused(RAW_TEXT)),
     flag(&["--in-prefix"], One, Refused(TEMPLATE)).unless(Word(&[""])),
     flag(&["--in-suffix"], One, Refused(TEMPLATE)).unless(Word(&[""])),
-    flag(&["-mm", "--mmproj"], One, Refused("only text goes in: images and sound are not read")).env("MMPROJ"),
-    flag(&["--image", "--audio"], One, Refused("only text goes in: images and sound are not read")),
+    flag(&["-mm", "--mmproj"], One, Refused("images and audio are not supported")).env("MMPROJ"),
+    flag(&["--image", "--audio"], One, Refused("images and audio are not supported")),
     flag(&["--lora"], One, Refused(NO_ADAPTER)).env("LORA"),
     flag(&["--lora-scaled"], One, Refused(NO_ADAPTER)),
     flag(&["--control-vector"], One, Refused(NO_ADAPTER)),
@@ -156,14 +154,14 @@ pub(super) static KNOWN: [Known; 116] = [
     flag(&["--yarn-attn-factor"], One, Refused(NO_ROPE)).unless(Number(-1.0..=-1.0)).env("YARN_ATTN_FACTOR"),
     flag(&["--yarn-beta-slow"], One, Refused(NO_ROPE)).unless(Number(-1.0..=-1.0)).env("YARN_BETA_SLOW"),
     flag(&["--yarn-beta-fast"], One, Refused(NO_ROPE)).unless(Number(-1.0..=-1.0)).env("YARN_BETA_FAST"),
-    flag(&["-gan", "--grp-attn-n"], One, Refused("self-extended attention is not built")).unless(ONE).env("GRP_ATTN_N"),
-    flag(&["--memory-f32"], Nothing, Refused("the new names for this are -ctk f32 -ctv f32")),
+    flag(&["-gan", "--grp-attn-n"], One, Refused("self-extended attention is not supported")).unless(ONE).env("GRP_ATTN_N"),
+    flag(&["--memory-f32"], Nothing, Refused("use -ctk f32 -ctv f32 instead")),
     flag(&["--override-kv"], One, Refused(NO_OVERRIDE)),
     flag(&["--prompt-cache"], One, Refused(NO_CACHE)),
     flag(&["--prompt-cache-all"], Nothing, Silent),
     flag(&["--prompt-cache-ro"], Nothing, Silent),
-    flag(&["--completion-bash"], Nothing, Refused("the command for this is `thermocline completions bash`")),
-    flag(&["-embd", "--embedding", "--embeddings"], Maybe, Refused("embeddings are not built yet")).unless(Word(&["0"])),
-    flag(&["--ppl-stride"], One, Refused("strided perplexity is not built; without it chunks follow each other")).unless(OFF),
+    flag(&["--completion-bash"], Nothing, Refused("use `thermocline completions bash` instead")),
+    flag(&["-embd", "--embedding", "--embeddings"], Maybe, Refused("embeddings are not supported yet")).unless(Word(&["0"])),
+    flag(&["--ppl-stride"], One, Refused("strided perplexity is not supported; chunks do not overlap")).unless(OFF),
     flag(&["--hellaswag", "--winogrande", "--multiple-choice"], Nothing, Refused(NO_TASK)),
 ];

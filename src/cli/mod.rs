@@ -1,16 +1,17 @@
-//! The command: words in, words out. Only this floor reads the environment and prints.
+//! The command line. Only this crate reads the environment and prints.
 //!
-//! `words` makes the command line regular, `args` is what may be typed, `config` what it
-//! means, `command` what is done. Every way out is a `failure::Failure` with one of seven exit
-//! codes.
+//! `words` normalises the command line, `args` parses it, `config` turns it into options,
+//! `command` runs the command. Every error is a `failure::Failure` with one of seven exit codes.
 
 mod args;
 mod command;
 mod config;
+mod errors;
 mod failure;
 mod interrupt;
 mod llama;
 mod llama_flags;
+mod observer;
 mod output;
 mod parse;
 mod svg;
@@ -33,7 +34,7 @@ pub fn main() -> ExitCode {
     match run(words, &mut terminal) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Ended::ByClap(error)) => {
-            // Help that nobody reads any more is no failure.
+            // A closed pipe does not make help a failure.
             let _ = error.print();
             ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
         }
@@ -44,11 +45,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// How a command line can end without a result.
+/// How a command line ends without a result.
 enum Ended {
-    /// Help, version, or what clap found wrong.
+    /// Help, version, or an error that clap found.
     ByClap(clap::Error),
-    /// All else.
+    /// Any other failure.
     Failed(Failure),
 }
 
@@ -61,6 +62,8 @@ impl From<Failure> for Ended {
 fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), Ended> {
     let cli = cli();
     let mut words = words::regular(&cli, words)?;
+    let brief = words.argv.iter().any(|word| word == "-h");
+    let cli = if brief { short_help(cli) } else { cli };
     let parsed = cli.try_get_matches_from(words.argv).map_err(Ended::ByClap)?;
     let command = Cli::from_arg_matches(&parsed).map_err(Ended::ByClap)?.command;
     let common = command.common();
@@ -116,13 +119,13 @@ fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
         }
         Command::Cache(args) => command::cache::run(
             args.action,
-            config::model::Folder::resolve(args.repack_cache.as_deref()),
+            config::model::cache_folder(args.repack_cache.as_deref()),
         ),
         Command::Completions(args) => command::completions::run(args.shell, &mut cli()),
     }
 }
 
-/// clap's command, with the section on llama.cpp's flags where they count.
+/// clap's command, with the section on llama.cpp's flags for the commands that accept them.
 fn cli() -> clap::Command {
     let with_llama = |c: clap::Command| {
         let applies = llama::applies_to(c.get_name().as_ref());
@@ -130,7 +133,7 @@ fn cli() -> clap::Command {
     };
     let cli = Cli::command().infer_long_args(false);
     let cli = cli.mut_subcommands(with_llama);
-    // Yes-or-no values have more spellings than clap would list.
+    // Switches accept more spellings than clap lists.
     let is_switch = |arg: &clap::Arg| {
         arg.is_require_equals_set() && arg.get_value_parser().type_id() == TypeId::of::<bool>()
     };
@@ -142,9 +145,33 @@ fn cli() -> clap::Command {
     })
 }
 
+/// One line per flag: `-h` leaves environment variables and lists of values to `--help`.
+fn short_help(cli: clap::Command) -> clap::Command {
+    cli.mut_subcommands(|command| {
+        command.mut_args(|arg| {
+            let has_value = arg.get_action().takes_values();
+            arg.hide_env(true).hide_possible_values(has_value)
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_help_has_a_line_for_each_flag() {
+        for command in short_help(cli()).get_subcommands_mut() {
+            for arg in command.get_arguments() {
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.len() <= 80, "{} {}: {help}", command.get_name(), arg.get_id());
+                assert!(!help.ends_with('.'), "{} {}: {help}", command.get_name(), arg.get_id());
+            }
+            let name = command.get_name().to_owned();
+            let text = command.render_help().to_string();
+            assert!(!text.contains("THERMOCLINE_ARG_"), "{name}");
+        }
+    }
 
     #[test]
     fn clap_finds_nothing_wrong() {

@@ -5,8 +5,8 @@ use crate::gguf::PartFile;
 use std::io::{self, StdoutLock, Write};
 use std::path::Path;
 
-/// Writes a file beside the result, such as a picture: under another name first, so that it is whole or not there; into
-/// what is no ordinary file, such as a pipe, at once.
+/// Writes a file besides the result, such as a picture. A regular file is written under a temporary name and renamed, so
+/// that it is complete or absent; anything else, such as a pipe, is written directly.
 ///
 /// # Errors
 /// [`Exit::Failed`] with the path.
@@ -17,14 +17,14 @@ pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return std::fs::write(path, text).map_err(|e| failed(&e));
     }
-    // A link stays one.
+    // A symbolic link stays a link.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mut part = PartFile::create(&target).map_err(|e| failed(&e))?;
     part.write_all(text.as_bytes()).map_err(|e| failed(&e))?;
     part.commit().map_err(|e| failed(&e))
 }
 
-/// Writes the result. A reader that went away comes back as the quiet [`Failure::stdout`].
+/// Writes the result. A closed pipe becomes the silent [`Failure::stdout`].
 #[derive(Debug)]
 pub(crate) struct Output(StdoutLock<'static>);
 
@@ -34,7 +34,7 @@ impl Output {
         Self(io::stdout().lock())
     }
 
-    /// Writes text. It is surely visible after the next [`Output::flush`].
+    /// Writes text; [`Output::flush`] makes it visible.
     pub(crate) fn write(&mut self, text: impl AsRef<[u8]>) -> Result<(), Failure> {
         let written = self.0.write_all(text.as_ref());
         written.map_err(|e| Failure::stdout(&e))

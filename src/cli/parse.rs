@@ -2,17 +2,7 @@
 //! escapes.
 
 use crate::predictor::ERRORS;
-
-/// How much device memory may be used.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Budget {
-    /// What is free, less a margin.
-    Auto,
-    /// So many bytes.
-    Bytes(u64),
-    /// A share of the device's memory, in `0..=1`.
-    Share(f32),
-}
+use runtime::{Assumed, Budget, Sparsity};
 
 /// Reads PowerInfer's GiB number (`7.5`; `-1` is automatic), `8GiB`, `8192MiB` or `80%`.
 pub(crate) fn budget(text: &str) -> Result<Budget, String> {
@@ -21,7 +11,7 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     let (number, unit) = text.split_at(at.unwrap_or(text.len()));
     let wrong = || {
         format!(
-            "'{text}' is no amount of memory: write 8GiB, 8192MiB, 80%, GiB as a number, or -1 for what is free less a margin"
+            "'{text}' is not a memory size: write 8GiB, 8192MiB, 80%, GiB as a number, or -1 for the free memory less a margin"
         )
     };
     let value: f64 = number.parse().map_err(|_| wrong())?;
@@ -31,11 +21,11 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     }
     if value < 0.0 {
         return Err(format!(
-            "'{text}' is less than nothing: the only number below 0 is -1, what is free less a margin"
+            "'{text}' is negative: the only number below 0 is -1, the free memory less a margin"
         ));
     }
     if unit == "%" && value > 100.0 {
-        return Err(format!("'{text}' is more than all memory of a device: write 0% to 100%"));
+        return Err(format!("'{text}' exceeds the device's memory: write 0% to 100%"));
     }
     let scale: f64 = match unit.as_str() {
         "%" => {
@@ -70,23 +60,6 @@ pub(crate) fn budgets(text: &str) -> Result<Budgets, String> {
     text.split(':').map(budget).collect::<Result<_, _>>().map(Budgets)
 }
 
-/// Which neurons are computed: `--sparsity`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Sparsity {
-    /// Those that the file's predictor wants, if it has one.
-    Predicted,
-    /// Those that can count; the result is the same.
-    Exact,
-    /// Those that what was learnt about the model keeps, at the model's own error for a result hardly to be told apart.
-    Balanced,
-    /// The same, at one for more speed.
-    Fast,
-    /// The same, at this relative error of a block's output.
-    Within(f32),
-    /// All of them.
-    Off,
-}
-
 /// Reads a word for [`Sparsity`], or a relative error.
 pub(crate) fn sparsity(text: &str) -> Result<Sparsity, String> {
     Ok(match text {
@@ -96,26 +69,26 @@ pub(crate) fn sparsity(text: &str) -> Result<Sparsity, String> {
         "fast" => Sparsity::Fast,
         "off" => Sparsity::Off,
         other => Sparsity::Within(error_share(other).map_err(|_| {
-            format!("'{other}' is none of exact, balanced, fast, predicted, off, and no error between 0 and 1 (0.05)")
+            format!("'{other}' is not one of exact, balanced, fast, predicted, off, nor an error between 0 and 1 (0.05)")
         })?),
     })
 }
 
-/// Reads a relative error among those for which thresholds are learnt.
+/// Reads a relative error in the range for which thresholds are trained.
 pub(crate) fn error_share(text: &str) -> Result<f32, String> {
     let [least, most] = [ERRORS[0], ERRORS[ERRORS.len() - 1]];
     match text.parse::<f32>() {
         Ok(error) if (least..=most).contains(&error) => Ok(error),
-        Ok(_) | Err(_) => Err(format!("'{text}' is no error from {least} to {most}")),
+        Ok(_) | Err(_) => Err(format!("'{text}' is not an error from {least} to {most}")),
     }
 }
 
 /// `-ngl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layers {
-    /// Placed by use.
+    /// Neurons are placed by use.
     Auto,
-    /// So many whole layers, as far as they fit.
+    /// This number of whole layers, as far as they fit.
     Whole(usize),
 }
 
@@ -126,7 +99,9 @@ pub(crate) fn layers(text: &str) -> Result<Layers, String> {
         "all" => Ok(Layers::Whole(usize::MAX)),
         number => match number.parse::<i64>() {
             Ok(n) => Ok(usize::try_from(n).map_or(Layers::Auto, Layers::Whole)),
-            Err(_) => Err(format!("'{text}' is no number of layers: write a count, all or auto")),
+            Err(_) => {
+                Err(format!("'{text}' is not a number of layers: write a count, all or auto"))
+            }
         },
     }
 }
@@ -139,24 +114,7 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
     };
     let share = number.parse::<f64>().map(|share| share * scale);
     let share = share.ok().filter(|share| *share > 0.0 && *share <= 1.0);
-    share.ok_or_else(|| format!("'{text}' is no share such as 0.1 or 10%"))
-}
-
-/// A device to plan for that is not there; what is `None` was not said.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Assumed {
-    pub(crate) name: Option<String>,
-    pub(crate) memory: Option<u64>,
-    /// Bytes a second, in one stretch and of rows here and there.
-    pub(crate) bandwidth: Option<f64>,
-    pub(crate) rows: Option<f64>,
-    /// Seconds.
-    pub(crate) hand_off: Option<f64>,
-    pub(crate) op: Option<f64>,
-    /// Operations a second in prompts.
-    pub(crate) flops: Option<f64>,
-    /// Bytes of neurons a second that are brought there.
-    pub(crate) upload: Option<f64>,
+    share.ok_or_else(|| format!("'{text}' is not a share such as 0.1 or 10%"))
 }
 
 /// Reads `NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s`.
@@ -166,7 +124,7 @@ pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
         let Some((key, value)) = part.split_once('=') else {
             if let Some(name) = device.name.replace(part.to_owned()) {
                 return Err(format!(
-                    "'{name}' and '{part}' are two names of one device; one more device is one more --assume"
+                    "'{name}' and '{part}' are two names of one device: give another device its own --assume"
                 ));
             }
             continue;
@@ -180,7 +138,7 @@ pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
             "memory" => match budget(value)? {
                 Budget::Bytes(bytes) => device.memory = Some(bytes),
                 Budget::Auto | Budget::Share(_) => {
-                    return Err(format!("'{value}' is no size of a memory: write 8GiB or 8192MiB"));
+                    return Err(format!("'{value}' is not a memory size: write 8GiB or 8192MiB"));
                 }
             },
             "bandwidth" => device.bandwidth = Some(bandwidth_of(value)?),
@@ -191,7 +149,7 @@ pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
             "upload" => device.upload = Some(bandwidth_of(value)?),
             other => {
                 return Err(format!(
-                    "'{other}' is none of memory, bandwidth, rows, hand-off, op, tflops, upload"
+                    "'{other}' is not one of memory, bandwidth, rows, hand-off, op, tflops, upload"
                 ));
             }
         }
@@ -206,7 +164,7 @@ fn scaled(text: &str, units: &[(&str, f64)], what: &str) -> Result<f64, String> 
     let (number, unit) = text.split_at(at);
     let factor = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit.trim()));
     let value = number.parse::<f64>().ok().zip(factor).map(|(value, (_, factor))| value * factor);
-    value.filter(|value| value.is_finite()).ok_or_else(|| format!("'{text}' is no {what}"))
+    value.filter(|value| value.is_finite()).ok_or_else(|| format!("'{text}' is not a {what}"))
 }
 
 fn bandwidth_of(text: &str) -> Result<f64, String> {
@@ -221,14 +179,14 @@ fn flops(text: &str) -> Result<f64, String> {
 
 fn above_zero(text: &str, units: &[(&str, f64)], what: &str) -> Result<f64, String> {
     let value = scaled(text, units, what)?;
-    if value > 0.0 { Ok(value) } else { Err(format!("'{text}' is no {what}")) }
+    if value > 0.0 { Ok(value) } else { Err(format!("'{text}' is not a {what}")) }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
     scaled(text, &[("us", 1e-6), ("", 1e-6), ("ms", 1e-3), ("s", 1.0)], "time such as 20us")
 }
 
-/// More values than this from one flag are a slip of the hand.
+/// Most values that one list may have.
 const LONGEST_LIST: usize = 10_000;
 
 /// Reads llama-bench's lists: `4,8`, `1-8`, `1-9+2`, `1-8*2`, in any mixture.
@@ -241,7 +199,7 @@ pub(crate) fn list(text: &str) -> Result<Vec<u32>, String> {
 }
 
 fn range(text: &str, values: &mut Vec<u32>) -> Result<(), String> {
-    let number = |s: &str| s.parse::<u32>().map_err(|_| format!("'{s}' is no count"));
+    let number = |s: &str| s.parse::<u32>().map_err(|_| format!("'{s}' is not a count"));
     let Some((first, rest)) = text.split_once('-') else {
         values.push(number(text)?);
         return Ok(());
@@ -253,7 +211,7 @@ fn range(text: &str, values: &mut Vec<u32>) -> Result<(), String> {
     };
     let (first, last) = (number(first)?, number(last)?);
     if first > last {
-        return Err("the range runs backwards".into());
+        return Err("the range is descending".into());
     }
     let moves = if step > 0 { times == 1 } else { times > 1 && first > 0 };
     if !moves {
@@ -281,7 +239,7 @@ pub(crate) fn pair(text: &str) -> Result<(u32, u32), String> {
     Ok((number(p)?, number(g)?))
 }
 
-/// Reads `15043+1` or `15043-2.5` or `2-inf`: a token id and what is added to its logit.
+/// Reads `15043+1`, `15043-2.5` or `2-inf`: a token id and a logit bias.
 pub(crate) fn logit_bias(text: &str) -> Result<(u32, f32), String> {
     let wrong = || format!("'{text}' is not TOKEN_ID(+/-)BIAS, such as 15043+1 or 2-inf");
     let at = text.find(['+', '-']).ok_or_else(wrong)?;
@@ -308,7 +266,7 @@ pub(crate) fn cpu_mask(text: &str) -> Result<Cpus, String> {
     }
     let mut cpus = Vec::new();
     for (place, digit) in digits.bytes().rev().enumerate() {
-        let bits = hex(digit).ok_or_else(|| format!("'{text}' is no hexadecimal mask"))?;
+        let bits = hex(digit).ok_or_else(|| format!("'{text}' is not a hexadecimal mask"))?;
         cpus.extend((0..4).filter(|bit| bits >> bit & 1 == 1).map(|bit| 4 * place + bit));
     }
     Ok(Cpus(cpus))
@@ -316,7 +274,7 @@ pub(crate) fn cpu_mask(text: &str) -> Result<Cpus, String> {
 
 /// Reads llama.cpp's range of CPUs: `2-5`, `2-` or `-5`.
 pub(crate) fn cpu_range(text: &str) -> Result<Cpus, String> {
-    let wrong = || format!("'{text}' is no range of CPUs such as 0-3");
+    let wrong = || format!("'{text}' is not a range of CPUs such as 0-3");
     let (first, last) = text.split_once('-').ok_or_else(wrong)?;
     let number = |text: &str, default| match text {
         "" => Ok(default),
@@ -329,7 +287,7 @@ pub(crate) fn cpu_range(text: &str) -> Result<Cpus, String> {
     Ok(Cpus((first..=last).collect()))
 }
 
-/// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `None` where `\xHH` spoils the
+/// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `None` if `\xHH` breaks the
 /// UTF-8.
 ///
 /// Source: llama.cpp's rule for `-e`.
@@ -360,10 +318,10 @@ fn hex(digit: u8) -> Option<u8> {
     u8::try_from(value).ok()
 }
 
-/// A number that is one.
+/// Reads a number; NaN is rejected.
 ///
 /// # Errors
-/// What else it is.
+/// The text is not a number.
 pub(crate) fn number(given: &str) -> Result<f32, String> {
     match given.trim().parse::<f32>() {
         Ok(number) if !number.is_nan() => Ok(number),

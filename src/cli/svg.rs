@@ -1,8 +1,8 @@
-//! Pieces of pictures: plain SVG, no script, no font but the viewer's.
+//! Elements of plots: plain SVG without scripts, in the viewer's sans-serif font.
 
 use std::fmt::Write;
 
-/// Colours of the CPU and of the devices after it, in turn; told apart by people who do not see red or green.
+/// Colours of the CPU and, in turn, of devices; distinguishable with red-green colour blindness.
 pub(crate) const CPU_COLOR: &str = "#8aa1b8";
 const COLORS: [&str; 4] = ["#d9822b", "#7a5fb0", "#2a9d8f", "#c2456b"];
 
@@ -14,16 +14,16 @@ pub(crate) fn color(device: usize) -> &'static str {
     }
 }
 
-/// Sizes of words, and of those on top.
+/// Font sizes of labels and of the title.
 pub(crate) const TEXT: f64 = 11.0;
 pub(crate) const TITLE: f64 = 15.0;
 
-/// A picture under way.
+/// A plot being drawn.
 #[derive(Debug)]
 pub(crate) struct Picture(String);
 
 impl Picture {
-    /// An empty one.
+    /// An empty plot.
     pub(crate) fn new(width: f64, height: f64) -> Picture {
         Picture(format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"{TEXT}\" fill=\"#222\">\n\
@@ -41,19 +41,19 @@ impl Picture {
         }
     }
 
-    /// Words at a place, with further attributes.
+    /// A text at a position, with further attributes.
     pub(crate) fn text(&mut self, (x, y): (f64, f64), attributes: &str, text: &str) {
         let text = escaped(text);
         let _ = writeln!(self.0, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{text}</text>");
     }
 
-    /// The whole text.
+    /// The complete SVG document.
     pub(crate) fn finish(self) -> String {
         self.0 + "</svg>\n"
     }
 }
 
-/// How wide a text is about, rather more: the viewer's font is not known.
+/// Approximate width of a text, rounded up: the viewer's font is not known.
 pub(crate) fn width_of(text: &str, size: f64) -> f64 {
     let em = |c: char| match c {
         'i' | 'j' | 'l' | 't' | 'f' | ' ' | '.' | ',' | ':' | ';' | '|' | '/' | '(' | ')' => 0.36,
@@ -65,7 +65,7 @@ pub(crate) fn width_of(text: &str, size: f64) -> f64 {
     size * text.chars().map(em).sum::<f64>()
 }
 
-/// As much of a text as fits into `width`, with an ellipsis in the middle for the rest.
+/// As much of a text as fits into `width`; the middle is replaced by an ellipsis.
 pub(crate) fn fitted(text: &str, size: f64, width: f64) -> String {
     let chars: Vec<char> = text.chars().collect();
     let without = |n: usize| -> String {
@@ -80,7 +80,7 @@ pub(crate) fn fitted(text: &str, size: f64, width: f64) -> String {
     all.into_iter().find(|text| width_of(text, size) <= width).unwrap_or_default()
 }
 
-/// Text that may come from a file or a flag, for XML.
+/// Escapes untrusted text for XML.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -89,7 +89,7 @@ fn escaped(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '&' => out.push_str("&amp;"),
             '"' => out.push_str("&quot;"),
-            // What XML has no place for.
+            // Characters that XML does not allow.
             c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('?'),
             c => out.push(c),
         }

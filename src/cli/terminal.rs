@@ -1,4 +1,4 @@
-//! What goes to the terminal beside the result: notes, failures, colour.
+//! Output other than the result: notes, failures, colour.
 
 use super::args::ColorWhen;
 use super::failure::Failure;
@@ -10,13 +10,12 @@ use std::io::{self, IsTerminal, Write};
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const NOTE: Style = AnsiColor::Cyan.on_default().bold();
 const HELP: Style = AnsiColor::Green.on_default().bold();
-/// How an echoed prompt looks where colour is on.
+/// Style of an echoed prompt.
 pub(crate) const PROMPT: Style = AnsiColor::Yellow.on_default();
-/// How reasoning looks where colour is on.
+/// Style of reasoning.
 pub(crate) const REASONING: Style = Style::new().dimmed();
 
-/// Who hears what. Standard output belongs to the result; all else goes to standard error, through
-/// here.
+/// Decides what is printed. Standard output carries the result; everything else goes through here to standard error.
 #[derive(Clone, Debug)]
 pub(crate) struct Terminal {
     color_stdout: bool,
@@ -27,7 +26,7 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Decides colour from `--color`, the environment and what the streams are.
+    /// Decides on colour by `--color`, the environment, and whether the streams are terminals.
     pub(crate) fn new(when: ColorWhen, quiet: bool, verbose: u8) -> Self {
         #[allow(clippy::disallowed_methods)] // the environment is read on this floor
         let env = |name: &str| std::env::var_os(name);
@@ -44,17 +43,17 @@ impl Terminal {
         self.color_stdout
     }
 
-    /// Whether progress bars are for somebody's eyes.
+    /// Whether progress bars are shown.
     pub(crate) fn shows_progress(&self) -> bool {
         !self.quiet && io::stderr().is_terminal()
     }
 
-    /// The same, but only errors are told.
+    /// The same, printing only errors.
     pub(crate) fn quiet(&self) -> Self {
         Self { quiet: true, ..self.clone() }
     }
 
-    /// Whether only errors are told.
+    /// Whether only errors are printed.
     pub(crate) fn is_quiet(&self) -> bool {
         self.quiet
     }
@@ -66,9 +65,9 @@ impl Terminal {
         }
     }
 
-    /// A line for somebody who asked for it, on standard error.
+    /// A requested line on standard error, without a label.
     pub(crate) fn tell(&self, text: &str) {
-        // Nobody is left to tell when standard error itself is closed.
+        // A closed standard error leaves no way to report it.
         let _ = writeln!(io::stderr(), "{}", printable(text));
     }
 
@@ -100,13 +99,12 @@ impl Terminal {
         };
         let mut stderr = AutoStream::new(io::stderr(), choice);
         let text = printable(text);
-        // Nobody is left to tell when standard error itself is closed.
+        // A closed standard error leaves no way to report it.
         let _ = writeln!(stderr, "{style}{label}:{style:#} {text}");
     }
 }
 
-/// Text that may come from a file, with control characters made visible, so that it cannot steer the
-/// terminal and stays on its line.
+/// Untrusted text with its control characters escaped, so that it cannot control the terminal and stays on one line.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -119,9 +117,9 @@ pub(crate) fn printable(text: &str) -> String {
     out
 }
 
-/// The rules: `--color on|off` decides; else `NO_COLOR`, then `CLICOLOR_FORCE` and `FORCE_COLOR`,
-/// then `TERM=dumb`, then whether it is a terminal. A variable counts where it is not empty (and,
-/// to force, not `0`).
+/// `--color on|off` decides; else `NO_COLOR`, then `CLICOLOR_FORCE` and `FORCE_COLOR`, then
+/// `TERM=dumb`, then whether it is a terminal. Empty variables are ignored, as is `0` in the
+/// forcing ones.
 fn wants_color(when: ColorWhen, is_terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = |name| env(name).is_some_and(|v| !v.is_empty());
     let forces = |name| set(name) && env(name).is_some_and(|v| v != "0");

@@ -1,4 +1,5 @@
-//! Whether a checkpoint holds all of a model: every tensor of its family, in every layer, for every expert.
+//! Checks that a checkpoint is complete: every tensor of its family, in every layer, for every
+//! expert.
 
 use std::collections::HashMap;
 
@@ -10,7 +11,8 @@ use super::plan::Plan;
 /// A second norm before attention, which only the larger models of the family have.
 const OPTIONAL: &str = "blk.*.attn_norm_2";
 
-/// Checks the tensors that a plan makes. Layers are alike in every family: what one has, all have, of the same shape.
+/// Checks the tensors of a plan. In every family all layers have the same tensors, of the same
+/// shapes.
 pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
     let shapes: HashMap<&str, &[u64]> =
         outputs.iter().map(|output| (output.name.as_str(), output.shape.as_slice())).collect();
@@ -26,7 +28,7 @@ pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
         let Some((layer, part)) = layer_of(&output.name) else { continue };
         if layer >= u64::from(n_layer) {
             let expected =
-                format!("the layers of the checkpoint, of which one holds {}", output.name);
+                format!("the layers of the checkpoint, one of which has {}", output.name);
             return Err(plan.build.config.wrong("num_hidden_layers", &expected, n_layer));
         }
         for other in 0..n_layer {
@@ -37,7 +39,7 @@ pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
                 let (tensor, found) = (output.name.clone(), reversed(&output.shape));
                 return Err(Error::Shape { tensor, expected, found });
             }
-            // All others are compared with the first layer's.
+            // All others are compared with the first layer.
             if layer > 0 {
                 break;
             }
@@ -46,7 +48,7 @@ pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What no model of the family is without.
+/// The tensors that every model of the family has.
 fn needed(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
     let mut needed = Vec::new();
     let is_untied = plan.build.config.bool(&["tie_word_embeddings"])? == Some(false);
@@ -61,27 +63,27 @@ fn needed(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
     Ok(needed)
 }
 
-/// As many experts as the settings say.
+/// Checks the number of experts against the settings.
 fn check_experts(plan: &Plan<'_>, output: &Output) -> Result<(), Error> {
     let is_of_experts =
         output.name.contains("_exps.") || output.name.ends_with(".ffn_gate_inp.weight");
     match plan.build.n_expert() {
         Some(n) if is_of_experts && output.shape.last() != Some(&n) => Err(Error::Shape {
             tensor: output.name.clone(),
-            expected: format!("{n} experts, as config.json says"),
+            expected: format!("{n} experts, as in config.json"),
             found: reversed(&output.shape),
         }),
         Some(_) | None => Ok(()),
     }
 }
 
-/// Layer and part of a name.
+/// Layer number and rest of a name.
 fn layer_of(name: &str) -> Option<(u64, &str)> {
     let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, part))
 }
 
-/// A shape as PyTorch has it.
+/// A shape in PyTorch's order.
 fn reversed(shape: &[u64]) -> Vec<u64> {
     shape.iter().rev().copied().collect()
 }

@@ -1,4 +1,4 @@
-//! JSON settings with getters that say which file and key is wrong.
+//! JSON settings with getters whose errors name the file and key.
 
 use std::path::Path;
 use std::{fs, io};
@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 use super::Error;
 use super::read::read_limited;
 
-/// The largest vocabularies take a tenth of it.
+/// Largest file; the largest vocabularies take a tenth of it.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// One JSON file that holds an object.
+/// A JSON file that contains an object.
 #[derive(Clone, Debug)]
 pub(super) struct Json {
     file: String,
@@ -28,7 +28,7 @@ impl Json {
         Ok(Json { file, root })
     }
 
-    /// As [`Json::open`]; `None` where there is no such file.
+    /// As [`Json::open`]; `None` if the file does not exist.
     pub(super) fn open_if_there(path: &Path) -> Result<Option<Json>, Error> {
         match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -36,7 +36,8 @@ impl Json {
         }
     }
 
-    /// The settings of the text model stand in an object of their own where a model sees pictures too: they count first.
+    /// Moves the nested settings of the text model, in models that also process images, to the top
+    /// level, where they take precedence.
     pub(super) fn flatten(mut self, inner: &str) -> Json {
         if let Some(Value::Object(object)) = self.root.get(inner).cloned() {
             self.root.extend(object);
@@ -44,7 +45,7 @@ impl Json {
         self
     }
 
-    /// Values for keys that are not there.
+    /// Adds values for missing keys.
     pub(super) fn with_defaults(mut self, defaults: &[(&str, u32)]) -> Json {
         for (key, value) in defaults {
             self.root.entry(*key).or_insert_with(|| (*value).into());
@@ -56,7 +57,7 @@ impl Json {
         &self.file
     }
 
-    /// The value under the first of `keys` that is there and not null.
+    /// The value of the first of `keys` that is present and not null.
     pub(super) fn get<'a>(&self, keys: &[&'a str]) -> Option<(&'a str, &Value)> {
         keys.iter().find_map(|key| {
             let value = self.root.get(*key).filter(|value| !value.is_null())?;
@@ -108,18 +109,18 @@ impl Json {
         }
     }
 
-    /// Keys and values in the order of the file.
+    /// Keys and values in file order.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.root.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// The object under `key` with getters of its own; empty if it is not there.
+    /// The nested object `key`; empty if it is missing.
     pub(super) fn inner(&self, key: &str) -> Result<Json, Error> {
         let root = self.object(key)?.cloned().unwrap_or_default();
         Ok(Json { file: self.file.clone(), root })
     }
 
-    /// A count that must be there, from 1 to 2^24: products of two never overflow.
+    /// A required count, from 1 to 2^24, so that products of two never overflow.
     pub(super) fn count(&self, keys: &[&str], expected: &'static str) -> Result<u32, Error> {
         match self.u32(keys)? {
             None => Err(self.missing(&keys.join("` or `"), expected)),

@@ -1,33 +1,32 @@
-//! Why a model cannot be converted, quantised, split or merged.
+//! Errors of converting, quantising, splitting and merging.
 
 use std::io;
 
 use super::source::{pickle, safetensors, zip};
-use crate::gguf;
 
-/// Every variant names the file or tensor and what in it is meant.
+/// Every variant names the file or tensor that it concerns.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused.
+    /// The system refused an operation.
     #[error("{file}: cannot {action}: {reason}")]
     Io {
         /// The path.
         file: String,
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// The system's words.
+        /// The system's error.
         reason: io::Error,
     },
-    /// A GGUF file, or any file that is mapped.
+    /// An error of a GGUF file, or of any mapped file.
     #[error(transparent)]
     Container(#[from] gguf::Error),
-    /// Text that should be JSON.
+    /// A file is not valid JSON.
     #[error("{file}: is not JSON: {reason}")]
     Json {
         /// The path.
         file: String,
-        /// What is wrong, and where.
+        /// The error and its position.
         reason: serde_json::Error,
     },
     /// A pipe, device or folder where a small file is expected.
@@ -36,141 +35,141 @@ pub enum Error {
         /// The path.
         file: String,
     },
-    /// A small file of settings that is not small.
+    /// A settings file is too large.
     #[error("{file}: takes {found} bytes, expected at most {limit}")]
     TooLarge {
         /// The path.
         file: String,
         /// Its size.
         found: u64,
-        /// The most that is read.
+        /// The limit.
         limit: u64,
     },
-    /// A safetensors file.
+    /// An invalid safetensors file.
     #[error("{file}: bad safetensors file: {problem}")]
     Safetensors {
         /// The path.
         file: String,
-        /// What is wrong.
+        /// The problem.
         problem: safetensors::Problem,
     },
-    /// The archive around a PyTorch checkpoint.
+    /// An invalid archive of a PyTorch checkpoint.
     #[error("{file}: bad checkpoint archive: {problem}")]
     Archive {
         /// The path.
         file: String,
-        /// What is wrong.
+        /// The problem.
         problem: zip::Problem,
     },
-    /// The pickle in a PyTorch checkpoint.
+    /// An invalid pickle in a PyTorch checkpoint.
     #[error("{file}: bad pickle at byte {at}: {problem}")]
     Pickle {
         /// The path.
         file: String,
         /// Offset in the pickle.
         at: usize,
-        /// What is wrong.
+        /// The problem.
         problem: pickle::Problem,
     },
-    /// No checkpoint in the folder.
-    #[error("{folder}: holds no checkpoint, expected {expected}")]
+    /// The folder has no checkpoint.
+    #[error("{folder}: contains no checkpoint, expected {expected}")]
     NoCheckpoint {
         /// The folder.
         folder: String,
-        /// What was looked for.
+        /// The expected files.
         expected: &'static str,
     },
-    /// An index of shards that names a file which cannot be meant.
-    #[error("{file}: names the shard `{shard}`, expected a file beside it")]
+    /// An index of shards with an invalid file name.
+    #[error("{file}: names the shard `{shard}`, expected a file in the same folder")]
     Shard {
         /// The index.
         file: String,
         /// The name.
         shard: String,
     },
-    /// A setting that is needed is not there.
+    /// A required setting is missing.
     #[error("{file}: `{key}` is missing, expected {expected}")]
     MissingKey {
         /// The path.
         file: String,
-        /// The key, or keys that mean the same.
+        /// The key, or equivalent keys.
         key: String,
-        /// What it should hold.
+        /// The expected value.
         expected: &'static str,
     },
-    /// A setting with a value that cannot be.
+    /// A setting with an invalid value.
     #[error("{file}: `{key}` is {found}, expected {expected}")]
     Key {
         /// The path.
         file: String,
         /// The key.
         key: String,
-        /// What it should hold.
+        /// The expected value.
         expected: String,
-        /// What it holds.
+        /// The actual value.
         found: String,
     },
-    /// A family that cannot be converted.
+    /// An unsupported family.
     #[error("{file}: architecture `{found}` cannot be converted")]
     Architecture {
         /// `config.json`.
         file: String,
-        /// What it says.
+        /// The value in the file.
         found: String,
-        /// What can be converted.
+        /// The supported values.
         known: Vec<&'static str>,
     },
-    /// A tensor stands twice.
-    #[error("{file}: tensor `{tensor}` stands in another file too")]
+    /// A tensor occurs twice.
+    #[error("{file}: tensor `{tensor}` occurs in another file too")]
     DuplicateTensor {
         /// The second file.
         file: String,
         /// The tensor.
         tensor: String,
     },
-    /// A tensor that is needed is not there.
+    /// A required tensor is missing.
     #[error("tensor `{tensor}` is missing from the checkpoint")]
     MissingTensor {
-        /// The tensor's name in the file to be.
+        /// The tensor's name in the output file.
         tensor: String,
     },
-    /// A tensor whose meaning is not known.
-    #[error("tensor `{tensor}` has no meaning in architecture `{arch}`")]
+    /// An unknown tensor.
+    #[error("tensor `{tensor}` is unknown in architecture `{arch}`")]
     UnknownTensor {
-        /// The first of them.
+        /// The first unknown tensor.
         tensor: String,
         /// The architecture.
         arch: &'static str,
     },
-    /// A tensor of another shape.
+    /// A tensor of the wrong shape.
     #[error("tensor `{tensor}` has shape {found:?}, expected {expected}")]
     Shape {
         /// The tensor.
         tensor: String,
-        /// What it should be.
+        /// The expected shape.
         expected: String,
         /// Its shape, slowest axis first.
         found: Vec<u64>,
     },
-    /// A tensor of numbers that no weight is made of.
-    #[error("tensor `{tensor}` holds {found}, expected {expected}")]
+    /// A tensor whose number type cannot hold weights.
+    #[error("tensor `{tensor}` has type {found}, expected {expected}")]
     Encoding {
         /// The tensor.
         tensor: String,
-        /// What was expected.
+        /// The expected types.
         expected: &'static str,
-        /// Its kind of numbers.
+        /// Its type.
         found: String,
     },
-    /// The tokenizer.
+    /// An error in the tokenizer.
     #[error("{file}: {what}")]
     Tokenizer {
         /// The path.
         file: String,
-        /// What is wrong.
+        /// The problem.
         what: String,
     },
-    /// A pre-tokenizer that has no name.
+    /// An unknown pre-tokenizer.
     #[error("{file}: no known pre-tokenizer splits text by {found}")]
     PreTokenizer {
         /// `tokenizer.json`.
@@ -178,21 +177,21 @@ pub enum Error {
         /// Its steps.
         found: String,
     },
-    /// What PowerInfer's container cannot hold.
+    /// A feature that PowerInfer's container does not support.
     #[error("PowerInfer's container cannot hold {what}")]
     PowerInfer {
-        /// The thing.
+        /// The feature.
         what: String,
     },
-    /// A type that is no target of quantisation.
+    /// A type that cannot be quantised to.
     #[error("tensors cannot be quantised to `{found}`")]
     Target {
-        /// What was asked for.
+        /// The requested type.
         found: String,
-        /// What can be.
+        /// The supported types.
         known: Vec<String>,
     },
-    /// Quantising what is quantised already.
+    /// A tensor is quantised already.
     #[error("tensor `{tensor}` is {found} already, quantising it again loses quality")]
     Requantize {
         /// The tensor.
@@ -200,27 +199,27 @@ pub enum Error {
         /// Its type.
         found: String,
     },
-    /// The result would replace a file.
+    /// The output file exists.
     #[error("{file}: exists already")]
     Exists {
         /// The path.
         file: String,
     },
-    /// The result would replace what it is made of.
-    #[error("{file}: is read and written at once")]
+    /// The output would overwrite an input.
+    #[error("{file}: is both an input and the output")]
     SameFile {
         /// The path.
         file: String,
     },
-    /// More parts than file names can count.
+    /// Too many parts for the file names.
     #[error("the split would have {found} parts, expected at most {limit}")]
     Parts {
-        /// Parts by the limits given.
+        /// Number of parts with the given limits.
         found: usize,
-        /// Most parts.
+        /// The largest supported number.
         limit: usize,
     },
-    /// Whoever heard of the progress said stop.
+    /// The progress callback requested a stop.
     #[error("interrupted")]
     Interrupted,
 }

@@ -1,4 +1,4 @@
-//! From a folder of Hugging Face to a file.
+//! Converts a Hugging Face folder to a file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,45 +10,47 @@ use super::plan::Plan;
 use super::source::Checkpoint;
 use super::write::{self, Progress};
 use super::{Error, OutType, predictor, vocab};
-use crate::gguf::{Container, TensorType, Writer};
+use gguf::{Container, TensorType, Writer};
 
-/// What to convert, and how.
+/// A conversion.
 #[derive(Clone, Debug)]
 pub struct Conversion {
     /// The folder with `config.json`.
     pub folder: PathBuf,
     /// The folder with PowerInfer's `model_0.pt` and so on.
     pub predictor: Option<PathBuf>,
-    /// The file to be.
+    /// The output file.
     pub output: PathBuf,
     /// The type of most weights.
     pub out_type: OutType,
-    /// Which container; without a word PowerInfer's where there is a predictor.
+    /// The container; by default PowerInfer's if there is a predictor.
     pub container: Option<Container>,
-    /// The name of the pre-tokenizer, for one that has no known steps.
+    /// The name of the pre-tokenizer, if it cannot be recognised.
     pub pre: Option<String>,
-    /// The model's name; without a word the last part of `_name_or_path` in the settings, else the folder's.
+    /// The model's name; by default the last component of `_name_or_path` in the settings,
+    /// otherwise the folder's name.
     pub name: Option<String>,
-    /// Replace a file of that name.
+    /// Overwrite an existing file.
     pub force: bool,
 }
 
-/// What became of it.
+/// Result of a conversion.
 #[derive(Clone, Debug)]
 pub struct Summary {
     /// Tensors in the file.
     pub n_tensors: usize,
     /// Bytes of the file.
     pub size: u64,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 impl Conversion {
-    /// Converts the model. The file is there when it is complete.
+    /// Converts the model. The file appears when it is complete.
     ///
     /// # Errors
-    /// Anything wrong in the folder, a family that is not known, what the system says, [`Error::Interrupted`].
+    /// Errors in the folder's files, an unsupported family, the system's error,
+    /// [`Error::Interrupted`].
     pub fn run(&self, progress: Progress<'_>) -> Result<Summary, Error> {
         let inputs = self.inputs();
         let inputs: Vec<&Path> = inputs.iter().map(PathBuf::as_path).collect();
@@ -116,11 +118,11 @@ impl Conversion {
         Ok(Summary { n_tensors: outputs.len(), size, notes })
     }
 
-    /// Every file of the folders that a conversion may read.
+    /// All files of the folders that a conversion may read.
     fn inputs(&self) -> Vec<PathBuf> {
         const ENDS: [&str; 7] = ["json", "txt", "model", "jinja", "safetensors", "bin", "pt"];
         let folders = [Some(&self.folder), self.predictor.as_ref()];
-        // A folder that cannot be listed is refused where it is read.
+        // A folder that cannot be listed causes an error when it is read.
         let entries = folders.into_iter().flatten().filter_map(|folder| fs::read_dir(folder).ok());
         let paths = entries.flatten().flatten().map(|entry| entry.path());
         let ends = |path: &PathBuf| {
@@ -146,11 +148,11 @@ impl Conversion {
             return refused(&format!("models of the architecture `{}`", family.arch));
         }
         if !extra.is_empty() {
-            return refused("positions scaled by a table of factors");
+            return refused("RoPE scaling by a table of factors");
         }
         if matches!(self.out_type, OutType::Bf16 | OutType::Q8_0) {
             return refused(
-                "weights of this type that PowerInfer could skip; f16 and f32 it can, and `quantize` makes Q4_0 of them",
+                "sparse weights of this type; use f16 or f32, which `quantize` converts to Q4_0",
             );
         }
         Ok(())
@@ -182,7 +184,7 @@ impl Conversion {
     }
 }
 
-/// llama.cpp's number for "mostly this type", of the types that conversion makes.
+/// llama.cpp's number for "mostly this type", for the types that conversion supports.
 fn file_type(ty: TensorType) -> u32 {
     [(TensorType::F16, 1), (TensorType::Q8_0, 7), (TensorType::BF16, 32), (TensorType::MXFP4, 38)]
         .iter()
@@ -190,7 +192,7 @@ fn file_type(ty: TensorType) -> u32 {
         .map_or(0, |(_, number)| *number)
 }
 
-/// Says what the activation is where the architecture alone would mean another one.
+/// Sets the activation if the architecture's default differs.
 fn activation(
     config: &Json,
     family: &family::Family,
@@ -207,7 +209,7 @@ fn activation(
         "relu" | "fatrelu" | "shifted_relu" => "relu",
         "relu2" | "relu_squared" | "squared_relu" => "relu2",
         "silu" | "swish" => "silu",
-        // The name of the exact one stands for the approximation in this family.
+        // In this family the name of the exact function means the approximation.
         "gelu" if family.arch.starts_with("gemma") => "gelu",
         "gelu" | "gelu_python" => "gelu_erf",
         "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_accurate" => {
@@ -222,14 +224,14 @@ fn activation(
         writer.set(&format!("{}.hidden_activation", family.arch), known)?;
     }
     let is_shifted = !matches!(named.as_str(), "relu") && known == "relu";
-    Ok(is_shifted.then(|| format!("`{named}` is run as an ordinary ReLU, as PowerInfer runs it: a threshold above zero is left out")))
+    Ok(is_shifted.then(|| format!("`{named}` is run as an ordinary ReLU, as in PowerInfer: a threshold above zero is ignored")))
 }
 
-/// PowerInfer's loader of 2023 wants an output of its own, except for opt.
+/// PowerInfer's loader of 2023 needs a separate output matrix, except for opt.
 fn untie(outputs: &mut Vec<Output>, arch: &str) -> Result<(), Error> {
     let is_untied = outputs.iter().any(|output| output.name == "output.weight");
     if arch == "opt" && is_untied {
-        let what = "an output matrix of its own in the architecture `opt`".to_owned();
+        let what = "a separate output matrix in the architecture `opt`".to_owned();
         return Err(Error::PowerInfer { what });
     }
     if arch == "opt" || is_untied {

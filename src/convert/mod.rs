@@ -1,8 +1,9 @@
-//! Models become files: from a Hugging Face folder to GGUF or PowerInfer's container, from one type of numbers to
-//! another, from one file to several and back.
+//! Converts models: from a Hugging Face folder to GGUF or PowerInfer's container, from one number
+//! type to another, from one file to several and back.
 //!
-//! Nothing is ever held in memory but a few megabytes of rows: checkpoints are mapped, made row by row on all threads,
-//! and streamed into a file that gets its name when it is complete. No Python, no code from a checkpoint is run.
+//! At most a few megabytes of rows are in memory: checkpoints are mapped, converted row by row on
+//! all threads, and streamed into a file that is renamed when it is complete. No Python and no
+//! code from a checkpoint is run.
 //!
 //! Not here: running a model, flags, printing.
 
@@ -44,6 +45,6 @@ pub enum OutType {
     Bf16,
     /// 8 bits and a scale for 32 values.
     Q8_0,
-    /// BF16 where the checkpoint has it, else F16.
+    /// BF16 if the checkpoint has it, otherwise F16.
     Auto,
 }

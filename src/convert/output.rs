@@ -1,4 +1,4 @@
-//! A tensor of the file to be: where each of its rows comes from, and how a few rows of it are made.
+//! A tensor of the output file: the source of each row, and the conversion of rows.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use hal::format::Format;
 
 use super::Error;
 use super::source::{Encoding, Tensor};
-use crate::gguf::{Bytes, Container, TensorType};
+use gguf::{Bytes, Container, TensorType};
 
 /// A tensor to be written.
 #[derive(Debug)]
@@ -18,25 +18,25 @@ pub(super) struct Output {
     pub(super) content: Content,
 }
 
-/// Where its bytes come from.
+/// Source of a tensor's bytes.
 #[derive(Debug)]
 pub(super) enum Content {
-    /// Bytes as they are.
+    /// Bytes copied unchanged.
     Copy(Bytes),
-    /// Rows of checkpoints, one piece after the other, each of as many rows.
+    /// Rows of checkpoints, one piece after the other, each with the same number of rows.
     Rows(Vec<Piece>),
-    /// Values worked out from the settings.
+    /// Values computed from the settings.
     Values(Vec<f32>),
-    /// 4-bit blocks and their scales, which stand apart in the checkpoint.
+    /// 4-bit blocks and their scales, which are separate in the checkpoint.
     Mxfp4 { blocks: Bytes, scales: Bytes, map: RowMap, n_source: usize, n_rows: usize },
 }
 
-/// Which row of the source an output row is, within one matrix.
+/// Maps an output row to its source row, within one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowMap {
-    /// The same.
+    /// Identity.
     Same,
-    /// Each head's rows are two halves that turn together; in the file they alternate.
+    /// Each head's rows are two halves of RoPE pairs; in the file the pairs are adjacent.
     Rope { d_head: usize },
     /// Groups of query heads with their key and value head; in the file all queries, then keys, then values.
     FalconQkv { n_head: usize, n_head_kv: usize, d_head: usize },
@@ -80,7 +80,7 @@ impl RowMap {
     }
 }
 
-/// A run of matrices of one source tensor.
+/// Consecutive matrices of one source tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     bytes: Bytes,
@@ -94,25 +94,25 @@ pub(super) struct Piece {
     n_cols: usize,
     /// Matrices (or vectors) in the tensor.
     n_outer: usize,
-    /// The tensor has an axis of matrices (or vectors), of whatever length.
+    /// Whether the tensor has an axis of matrices (or vectors), whatever its length.
     is_stack: bool,
     is_vector: bool,
     transposed: bool,
     plus: f32,
 }
 
-/// What is done to a tensor on its way.
+/// Transformation of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
     pub(super) map: RowMap,
-    /// The last axis is one of rows: offsets of a product.
+    /// The last axis is one of rows: biases of a product.
     pub(super) is_vector: bool,
     pub(super) transpose: bool,
     pub(super) plus: f32,
 }
 
 impl Piece {
-    /// Checks that the tensor can be read so.
+    /// Checks that the tensor can be read this way.
     pub(super) fn new(tensor: &Tensor, change: Change) -> Result<Piece, Error> {
         let wrong = |expected: &str| Error::Shape {
             tensor: tensor.name.clone(),
@@ -126,7 +126,7 @@ impl Piece {
         if tensor.shape.is_empty() || tensor.shape.contains(&0) || tensor.bytes.is_empty() {
             return Err(wrong("at least one value"));
         }
-        // The bytes are there, so their number and every product below fit.
+        // The bytes exist, so their number and every product below fit.
         let shape: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
         let is_vector = change.is_vector || shape.len() == 1;
         let transposed = tensor.transposed != (change.transpose && !is_vector);
@@ -167,7 +167,7 @@ impl Piece {
         })
     }
 
-    /// Rows of a GGUF tensor, of any format that can be read.
+    /// Rows of a GGUF tensor, of any readable format.
     pub(super) fn stored(bytes: Bytes, format: Format, n_rows: usize, n_cols: usize) -> Piece {
         Piece {
             bytes,
@@ -184,11 +184,11 @@ impl Piece {
         }
     }
 
-    /// Shape of the output, ggml order, `stacked` of such pieces.
+    /// Shape of the output in ggml order, for `stacked` such pieces.
     pub(super) fn shape(&self, stacked: Option<usize>) -> Vec<u64> {
         let mut shape = match self.is_vector {
             true => vec![self.n_out],
-            // A single row is a vector to every reader.
+            // All readers treat a single row as a vector.
             false if self.n_out == 1 && !self.is_stack && stacked.is_none() => vec![self.n_cols],
             false => vec![self.n_cols, self.n_out],
         };
@@ -199,12 +199,12 @@ impl Piece {
         shape.into_iter().map(|n| n as u64).collect()
     }
 
-    /// Whether another piece can stand beside this one.
+    /// Whether both pieces can be in one tensor.
     pub(super) fn is_like(&self, other: &Piece) -> bool {
         self.shape(None) == other.shape(None)
     }
 
-    /// How the source stores its numbers.
+    /// Format of the source's numbers.
     pub(super) fn encoding(&self) -> Encoding {
         self.encoding
     }
@@ -239,7 +239,8 @@ impl Piece {
         }
     }
 
-    /// Rows that are columns of the source: column by column, so that each line of memory is read once for many rows.
+    /// Rows that are columns of the source: reads column by column, so that each cache line is
+    /// read once for many rows.
     fn gather(&self, rows: Range<usize>, out: &mut [f32]) {
         let (outer, first) = (rows.start / self.n_out, rows.start % self.n_out);
         let is_run = self.map == RowMap::Same && first + rows.len() <= self.n_out;
@@ -261,7 +262,7 @@ impl Piece {
         }
     }
 
-    /// The values from number `first` on.
+    /// The values from index `first` on.
     fn decode(&self, first: usize, out: &mut [f32]) {
         match self.encoding {
             Encoding::Plain(format) => {
@@ -277,7 +278,7 @@ impl Piece {
         }
     }
 
-    /// The bytes of output row `row` as the source has them, if they need no change for `format`.
+    /// The bytes of output row `row` in the source, if they need no change for `format`.
     fn as_is(&self, row: usize, format: Format) -> Option<&[u8]> {
         if self.encoding != Encoding::Plain(format)
             || self.transposed
@@ -293,7 +294,7 @@ impl Piece {
     }
 }
 
-/// The format of a tensor type that the engine can write.
+/// The writable format of a tensor type.
 pub(super) fn format_of(ty: TensorType) -> Option<Format> {
     Format::from_gguf_id(ty.id(Container::Gguf)?)
 }
@@ -315,7 +316,7 @@ impl Output {
         (self.shape[0] / block.values * block.bytes) as usize
     }
 
-    /// Makes rows `rows` in `bytes`; `values` is room for them as floats.
+    /// Writes rows `rows` to `bytes`; `values` is scratch memory for them as floats.
     pub(super) fn fill(&self, rows: Range<usize>, values: &mut Vec<f32>, bytes: &mut [u8]) {
         let row_bytes = self.row_bytes();
         match &self.content {
@@ -376,7 +377,7 @@ impl Output {
             .quantize(values, bytes);
     }
 
-    /// The bytes that were read for the tensor, to be let go of.
+    /// The bytes that were read for the tensor, to be released.
     pub(super) fn sources(&self) -> Vec<&Bytes> {
         match &self.content {
             Content::Copy(bytes) => vec![bytes],
@@ -390,7 +391,8 @@ impl Output {
 /// A block of MXFP4: its scale and 16 bytes of two codes.
 const MXFP4_BYTES: usize = 17;
 
-/// In a checkpoint a byte holds neighbours, in a GGUF block values 16 apart; the scale is the same byte.
+/// In a checkpoint a byte holds consecutive values, in a GGUF block values 16 apart; the scale
+/// byte is the same.
 fn repack_mxfp4(scale: u8, pairs: &[u8], out: &mut [u8]) {
     let code = |value: usize| pairs[value / 2] >> (4 * (value % 2)) & 15;
     out[0] = scale;

@@ -1,4 +1,4 @@
-//! Which tensors the file will have, and from which tensors of the checkpoint each is made.
+//! Plans the tensors of the file and their sources in the checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use super::family::{Build, Family, How};
 use super::output::{Change, Content, Output, Piece, RowMap, format_of};
 use super::source::{Checkpoint, Encoding, Tensor};
 use super::{Error, OutType};
-use crate::gguf::TensorType;
+use gguf::TensorType;
 
-/// Prefixes of names that say nothing.
+/// Name prefixes without information.
 const PREFIXES: &[&str] = &[
     "model.language_model.",
     "language_model.model.",
@@ -19,7 +19,7 @@ const PREFIXES: &[&str] = &[
     "model.",
     "transformer.",
 ];
-/// Tensors of parts that see and hear, and of tables that everybody works out.
+/// Tensors of vision and audio parts, and of tables that readers compute themselves.
 const DROPPED_PREFIXES: &[&str] = &[
     "vision_tower.",
     "multi_modal_projector.",
@@ -28,23 +28,23 @@ const DROPPED_PREFIXES: &[&str] = &[
 ];
 const DROPPED_SUFFIXES: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", ".attn.bias"];
 
-/// Pieces by their place among experts.
+/// Pieces by their expert number.
 type Pieces = BTreeMap<usize, Piece>;
 
-/// The tensors of a file, and what the user should know of what is not among them.
+/// The tensors of a file, and notes about omitted ones.
 pub(super) type Planned = (Vec<Output>, Vec<String>);
 
-/// What becomes of the weights.
+/// Options that affect the tensors.
 pub(super) struct Plan<'a> {
     pub(super) family: &'static Family,
     pub(super) build: &'a Build<'a>,
     pub(super) out_type: OutType,
-    /// Down matrices are written with a row for each neuron.
+    /// Down matrices are written transposed, with one row per neuron.
     pub(super) down_by_neuron: bool,
 }
 
 impl Plan<'_> {
-    /// The tensors of the file, in the order in which they are used.
+    /// The tensors of the file, in the order of use.
     pub(super) fn outputs(&self, checkpoint: &Checkpoint) -> Result<Planned, Error> {
         let mut stacked: BTreeMap<Key, (Pieces, bool)> = BTreeMap::new();
         let mut outputs: BTreeMap<Key, Output> = BTreeMap::new();
@@ -80,12 +80,12 @@ impl Plan<'_> {
         let outputs: Vec<Output> = outputs.into_values().collect();
         complete::check(self, &outputs)?;
         for (start, n) in left_out {
-            notes.push(format!("left out: {n} tensors of another part than text, `{start}*`"));
+            notes.push(format!("skipped: {n} tensors that are not of the text model, `{start}*`"));
         }
         Ok((outputs, notes))
     }
 
-    /// Whether the output matrix `head` is left out because the embedding serves in its place.
+    /// Whether the output matrix `head` is dropped because it is tied to the embedding.
     fn is_tied(
         &self,
         head: &Tensor,
@@ -107,14 +107,14 @@ impl Plan<'_> {
         let is_tied = self.build.config.bool(&["tie_word_embeddings"])?.unwrap_or(true);
         if is_tied {
             notes.push(format!(
-                "left out: `{}`, which is another matrix than the embedding though tie_word_embeddings says that both are one",
+                "skipped: `{}`, which differs from the embedding although tie_word_embeddings is set",
                 head.name
             ));
         }
         Ok(is_tied)
     }
 
-    /// What a tensor becomes: names in the file with the number of the expert.
+    /// The outputs of a tensor: names in the file with the expert's number.
     fn targets(&self, name: &str) -> Result<Vec<(String, Option<usize>, How)>, Error> {
         if DROPPED_SUFFIXES.iter().any(|end| name.ends_with(end)) {
             return Ok(Vec::new());
@@ -177,7 +177,7 @@ impl Plan<'_> {
         })
     }
 
-    /// One tensor of all pieces: experts in their order, none missing.
+    /// Stacks all pieces in one tensor: experts in order, none missing.
     fn stack(&self, name: &str, pieces: Pieces, is_stack: bool) -> Result<Output, Error> {
         let missing = (0..pieces.len()).find(|n| !pieces.contains_key(n));
         if let Some(expert) = missing {
@@ -186,7 +186,7 @@ impl Plan<'_> {
         let pieces: Vec<Piece> = pieces.into_values().collect();
         let first = &pieces[0];
         if let Some(other) = pieces.iter().find(|piece| !piece.is_like(first)) {
-            let expected = format!("{:?}, as that of the first expert", first.shape(None));
+            let expected = format!("{:?}, as for the first expert", first.shape(None));
             return Err(Error::Shape {
                 tensor: name.to_owned(),
                 expected,
@@ -222,14 +222,14 @@ impl Key {
     }
 }
 
-/// The numbers in `name` where `pattern` has stars, if all else is the same.
+/// The numbers in `name` at the stars of `pattern`, if all else is equal.
 fn matches(pattern: &str, name: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     let (mut pattern, mut name) = (pattern.split('.'), name.split('.'));
     loop {
         match (pattern.next(), name.next()) {
             (None, None) => return Some(numbers),
-            // A layer beyond this is a lie: it keeps the numbers of layers and experts small.
+            // Rejects larger numbers, which keeps the numbers of layers and experts small.
             (Some("*"), Some(part)) => numbers.push(part.parse().ok().filter(|&n| n < 100_000)?),
             (Some(expected), Some(part)) if expected == part => {}
             (_, _) => return None,
@@ -282,7 +282,7 @@ fn mxfp4(tensor: &Tensor, checkpoint: &Checkpoint, name: &str, how: How) -> Resu
 }
 
 impl OutType {
-    /// The type of a tensor: vectors and what is small and sensitive stay F32.
+    /// The type of a tensor: vectors and small sensitive matrices stay F32.
     pub(super) fn of(self, name: &str, shape: &[u64], source: Encoding) -> TensorType {
         let sensitive = [
             "_norm.weight",
@@ -309,7 +309,7 @@ impl OutType {
         if fits { wanted } else { TensorType::F16 }
     }
 
-    /// What the user should know of tensors whose rows the type does not fit.
+    /// Notes about tensors whose rows do not fit the type.
     pub(super) fn misfits(self, outputs: &[Output]) -> Vec<String> {
         if self != OutType::Q8_0 {
             return Vec::new();
@@ -318,9 +318,8 @@ impl OutType {
         for output in outputs.iter().filter(|output| output.ty == TensorType::F16) {
             *misfits.entry(output.shape[0]).or_default() += 1;
         }
-        let note = |(len, n)| {
-            format!("rows of {len} values do not fit Q8_0, F16 is taken for {n} tensors")
-        };
+        let note =
+            |(len, n)| format!("rows of {len} values do not fit Q8_0; using F16 for {n} tensors");
         misfits.into_iter().map(note).collect()
     }
 }

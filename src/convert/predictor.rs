@@ -10,12 +10,13 @@ use super::config::Json;
 use super::output::{Change, Content, Output, Piece, RowMap, format_of};
 use super::source::read_torch;
 use super::{Error, OutType};
-use crate::gguf::{Bytes, TensorType};
+use gguf::{Bytes, TensorType};
 
-/// What of a predictor is read.
+/// The tensors of a predictor that are read.
 const PARTS: [&str; 2] = ["fc1.weight", "fc2.weight"];
 
-/// Adds `fc1` and `fc2` of each layer; gives the threshold, if the folder states one. Notes tell what else was there.
+/// Adds `fc1` and `fc2` of each layer; returns the threshold, if the folder states one. Notes list
+/// unused tensors.
 pub(super) fn add(
     folder: &Path,
     n_layer: u32,
@@ -45,7 +46,7 @@ pub(super) fn add(
                 Change { map: RowMap::Same, is_vector: false, transpose: false, plus: 0.0 };
             let piece = Piece::new(tensor, change)?;
             let shape = tensor.shape.iter().rev().copied().collect::<Vec<u64>>();
-            // fc1 reads the residual and fc2 scores neurons, of whatever rank between.
+            // fc1 reads the residual and fc2 scores neurons, with any rank between.
             let expected = match rank {
                 None => [up[0], shape.get(1).copied().unwrap_or(0)],
                 Some(rank) => [rank, up.get(1).copied().unwrap_or(1)],
@@ -68,7 +69,7 @@ pub(super) fn add(
         let names: Vec<String> =
             left_out.into_keys().take(4).map(|name| format!("`{name}`")).collect();
         notes.push(format!(
-            "left out: {n} tensors of the predictors ({}), of which files hold the two matrices alone: they choose other neurons without them",
+            "skipped: {n} tensors of the predictors ({}), since GGUF stores only their two matrices; the predicted neurons may differ",
             names.join(", ")
         ));
     }
@@ -83,29 +84,25 @@ pub(super) fn add(
 pub struct Predictors {
     /// `fc1` `[rank, n_embd]` and `fc2` `[n_ff, rank]` of each layer.
     pub layers: Vec<[HostRows; 2]>,
-    /// The least score that is wanted, if the folder states one.
+    /// The threshold, if the folder states one.
     pub threshold: Option<f32>,
-    /// What of the files is not used, and what that means.
+    /// Notes about unused tensors and their effect.
     pub notes: Vec<String>,
 }
 
-/// Reads the predictors of a folder, for a model of `n_layer` layers of these sizes.
+/// Reads the predictors of a folder, for a model of width `n_embd` with `n_ff` neurons in each layer.
 ///
 /// # Errors
-/// Anything wrong in the folder or its files; matrices of other sizes.
-pub fn predictors(
-    folder: &Path,
-    n_layer: usize,
-    n_embd: usize,
-    n_ff: usize,
-) -> Result<Predictors, Error> {
-    let up = |layer: usize| Output {
+/// Errors in the folder or its files; matrices of wrong sizes.
+pub fn predictors(folder: &Path, n_embd: usize, n_ff: &[usize]) -> Result<Predictors, Error> {
+    let n_layer = n_ff.len();
+    let up = |(layer, n_ff): (usize, &usize)| Output {
         name: format!("blk.{layer}.ffn_up.weight"),
-        shape: vec![n_embd as u64, n_ff as u64],
+        shape: vec![n_embd as u64, *n_ff as u64],
         ty: TensorType::F32,
         content: Content::Rows(Vec::new()),
     };
-    let mut outputs: Vec<Output> = (0..n_layer).map(up).collect();
+    let mut outputs: Vec<Output> = n_ff.iter().enumerate().map(up).collect();
     let mut notes = Vec::new();
     let threshold = add(folder, n_layer as u32, &mut outputs, OutType::F16, &mut notes)?;
     let mut layers = Vec::new();
@@ -119,7 +116,7 @@ fn rows(output: &Output) -> HostRows {
     let (n_rows, n_cols) = (output.n_rows(), output.row_len());
     let mut bytes = vec![0; n_rows * output.row_bytes()];
     output.fill(0..n_rows, &mut Vec::new(), &mut bytes);
-    let format = format_of(output.ty).expect("weights are written in formats that are built");
+    let format = format_of(output.ty).expect("weights are written in supported formats");
     let source = Source::Owned(Arc::new(bytes));
     HostRows::new(source, n_rows, n_cols, format).expect("as many bytes as rows")
 }

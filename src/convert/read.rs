@@ -1,4 +1,4 @@
-//! Small files, read whole: settings, vocabularies, templates.
+//! Reads small files whole: settings, vocabularies, templates.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -9,8 +9,8 @@ use super::Error;
 /// The bytes of the regular file at `path`, which may be at most `limit` long.
 ///
 /// # Errors
-/// Anything but a regular file (a pipe or device is not even opened, reading it may never end), one that is longer, what
-/// the system says.
+/// Anything but a regular file (a pipe or device is not opened, since reading it may never end), a
+/// file longer than `limit`, the system's error.
 pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let file = || path.display().to_string();
     let refused = |action| move |reason| Error::Io { file: file(), action, reason };
@@ -22,7 +22,7 @@ pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     if found > limit {
         return Err(Error::TooLarge { file: file(), found, limit });
     }
-    // Some files of the system say that they are empty, and go on for ever.
+    // Some system files report length 0 and never end.
     let mut bytes = Vec::new();
     source.take(limit + 1).read_to_end(&mut bytes).map_err(refused("read"))?;
     match bytes.len() as u64 {
@@ -31,10 +31,10 @@ pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// As [`read_limited`], as text; `None` where there is no such file.
+/// As [`read_limited`], as text; `None` if the file does not exist.
 ///
 /// # Errors
-/// Those of [`read_limited`], and bytes that are not UTF-8.
+/// As [`read_limited`], and bytes that are not UTF-8.
 pub(super) fn text_if_there(path: &Path, limit: u64) -> Result<Option<String>, Error> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -45,7 +45,7 @@ pub(super) fn text_if_there(path: &Path, limit: u64) -> Result<Option<String>, E
 /// As [`read_limited`], as text.
 ///
 /// # Errors
-/// Those of [`read_limited`], and bytes that are not UTF-8.
+/// As [`read_limited`], and bytes that are not UTF-8.
 pub(super) fn text_limited(path: &Path, limit: u64) -> Result<String, Error> {
     String::from_utf8(read_limited(path, limit)?).map_err(|reason| Error::Io {
         file: path.display().to_string(),

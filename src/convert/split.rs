@@ -1,4 +1,4 @@
-//! One file as several, and back.
+//! Splits one file into several, and merges them.
 //!
 //! Source: names and keys of llama.cpp's gguf-split.
 
@@ -8,25 +8,26 @@ use super::output::{Content, Output};
 use super::quantize::copy_keys;
 use super::write::{self, Progress};
 use super::{Error, Summary};
-use crate::gguf::{File, TensorInfo, Value, Writer};
+use gguf::{File, TensorInfo, Value, Writer};
 
 /// Most parts: their number is written in five digits, and their count in 16 bits.
 const MAX_PARTS: usize = 65_535;
 
-/// Where a part ends.
+/// Size limit of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Most bytes of tensors in a part; a larger tensor has a part of its own.
+    /// Most bytes of tensors in a part; a larger tensor gets its own part.
     Bytes(u64),
     /// Most tensors in a part.
     Tensors(usize),
 }
 
-/// Splits the file at `input` into `PREFIX-00001-of-0000N.gguf` and so on. No part gets its name, and no older file of
-/// that name goes, before all parts are complete.
+/// Splits the file at `input` into `PREFIX-00001-of-0000N.gguf` and so on. Parts are renamed to
+/// their final names, and existing files replaced, only when all parts are complete.
 ///
 /// # Errors
-/// A file that cannot be read, parts that exist already, what the system says, [`Error::Interrupted`].
+/// A file that cannot be read, parts that exist already, the system's error,
+/// [`Error::Interrupted`].
 pub fn split(
     input: &Path,
     prefix: &Path,
@@ -55,7 +56,8 @@ pub fn split(
         if number == 0 {
             copy_keys(file.metadata(), &[], &mut writer)?;
         }
-        // Both fit: there are at most as many parts as 16 bits count, and tensors as a header can hold.
+        // Both fit: the number of parts is limited to 16 bits, and that of tensors by the header's
+        // size.
         writer.set("split.no", Value::U16(number as u16))?;
         writer.set("split.count", Value::U16(count as u16))?;
         writer.set("split.tensors.count", Value::I32(file.tensors().len() as i32))?;
@@ -73,10 +75,11 @@ pub fn split(
     Ok((paths, Summary { n_tensors: file.tensors().len(), size, notes: Vec::new() }))
 }
 
-/// Joins the parts of which `first` is one into the file at `output`.
+/// Merges the parts of which `first` is one into the file at `output`.
 ///
 /// # Errors
-/// A part that is missing or cannot be read, a file that exists already, what the system says, [`Error::Interrupted`].
+/// A part that is missing or cannot be read, an output file that exists already, the system's
+/// error, [`Error::Interrupted`].
 pub fn merge(
     first: &Path,
     output: &Path,

@@ -1,4 +1,4 @@
-//! Streams outputs into a file: a few megabytes of rows at a time, on all threads, in the order of the file.
+//! Streams outputs into a file: a few megabytes of rows at a time, on all threads, in file order.
 
 use std::fs;
 use std::io::Write;
@@ -9,17 +9,17 @@ use rayon::prelude::*;
 
 use super::Error;
 use super::output::Output;
-use crate::gguf::{CompleteFile, DataWriter, Writer};
+use gguf::{CompleteFile, DataWriter, Writer};
 
-/// Bytes of output made at once: enough work for many threads, little memory.
+/// Bytes of output per chunk: enough work for many threads, little memory.
 const CHUNK: usize = 8 << 20;
-/// Values that one thread makes at a time.
+/// Values that one thread converts at a time.
 const TASK: usize = 1 << 17;
 
-/// Who hears how far it is: bytes done, bytes of all. Its answer decides whether it goes on.
+/// Progress callback: bytes done, bytes in total. Its result decides whether to continue.
 pub type Progress<'a> = &'a dyn Fn(u64, u64) -> ControlFlow<()>;
 
-/// Writes the file at `path`; it is there when it is complete. Gives its bytes.
+/// Writes the file at `path`; it appears when it is complete. Returns its size in bytes.
 pub(super) fn write(
     writer: Writer,
     outputs: &[Output],
@@ -64,7 +64,7 @@ fn fill<S: Write>(
         return Ok(());
     }
     let per_task = (TASK / output.row_len().max(1)).max(1);
-    // A row of more than that is made at once all the same.
+    // A larger row is converted at once.
     let at_once = (CHUNK / row_bytes).max(1).next_multiple_of(per_task);
     let mut bytes = Vec::new();
     for first in (0..n_rows).step_by(at_once) {
@@ -82,7 +82,7 @@ fn fill<S: Write>(
         );
         data.write(&output.name, &bytes)?;
         *done += bytes.len() as u64;
-        // Pages that were read would count as this process's memory until the end.
+        // Otherwise, pages that were read would count as this process's memory until the end.
         for source in output.sources() {
             source.release(source);
         }
@@ -91,7 +91,7 @@ fn fill<S: Write>(
     Ok(())
 }
 
-/// Refuses a path that is taken, and one that is read at the same time.
+/// Rejects an existing path, and one that is also an input.
 pub(super) fn check_target(path: &Path, inputs: &[&Path], force: bool) -> Result<(), Error> {
     let Ok(target) = fs::canonicalize(path) else { return Ok(()) };
     let file = path.display().to_string();

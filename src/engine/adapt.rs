@@ -1,12 +1,13 @@
-//! The hot set follows the text: neurons that the CPU is asked for often change places with those that the device holds
-//! in vain.
+//! Adapts the hot set to the text: neurons that the CPU computes often swap places with resident
+//! neurons that are rarely active.
 //!
-//! Every program of up to 16 tokens counts which rows were carried through, on both sides. Every
-//! [`exchange::EVERY`] tokens the counts are fetched, and what is clear changes places: a slot of the device's pack and
-//! one of the CPU's are filled with each other's neuron, from the host's memory, between two steps. Nothing is computed
-//! then, so nobody reads a slot that is half full, and no slot is kept free. Packs, programs and shapes stay as they are.
-//! Experts with a ReLU exchange neurons, each with its own. Others change places by number: the rows of the router, so
-//! that group g means another expert from then on.
+//! Every program of up to 16 tokens counts active rows, on the device and on the CPU. Every
+//! [`exchange::EVERY`] tokens the counts are read and clear cases are swapped: a slot of the
+//! device's pack and a slot of the CPU's pack are each filled with the other's neuron, from host
+//! memory. This happens between two steps, so no program reads a half-filled slot and no spare
+//! slot is needed. Packs, programs and shapes stay as they are. Experts with a ReLU swap neurons
+//! within each expert. Other experts swap as a whole by renumbering: the router's rows are
+//! swapped, so that group g means another expert from then on.
 
 use std::iter::Sum;
 use std::sync::Arc;
@@ -14,9 +15,9 @@ use std::sync::Arc;
 use hal::op::Down;
 use hal::{Bytes, HostRows, Source};
 
-use crate::model::{Ffn, LayerWeights};
-use crate::placement::exchange::{self, Bounds, EVERY, Heat, Weight};
-use crate::placement::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Speed};
+use model::Ffn;
+use placement::exchange::{self, Bounds, EVERY, Heat, Weight};
+use placement::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Speed};
 
 use super::build::{Layer, Loaded, Plan};
 use super::ffn::{FfnMode, PackedFfn};
@@ -24,38 +25,40 @@ use super::lane::Lane;
 use super::refill::{ByNeuron, at_once};
 use super::{Engine, Result, StepStats};
 
-/// What was exchanged since the model was loaded.
+/// Neurons exchanged since the model was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Exchanged {
-    /// Neurons that came to a device.
+    /// Neurons moved to a device.
     pub neurons: u64,
-    /// The share of the neurons carried through that were not on the CPU, in the first tokens.
+    /// Share of active neurons that were not on the CPU, over the first tokens.
     pub first: f64,
-    /// The same in the last ones.
+    /// The same share over the last tokens.
     pub last: f64,
 }
 
-/// What exchanging takes in a placement.
+/// Requirements of exchanging neurons in a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExchangeNeeds {
-    /// Layers whose neurons can change sides.
+    /// Layers whose neurons can be exchanged.
     pub n_layers: usize,
-    /// Most neurons that change places with others at one decision; 0 where that would gain nothing.
+    /// Maximum number of neurons exchanged at one decision; 0 where an exchange would gain
+    /// nothing.
     pub most: usize,
-    /// Bytes of the model that are in the host's memory for it: of the mapped file, and of down matrices by neuron.
+    /// Bytes of the model that must stay in host memory: of the mapped file, and of transposed
+    /// down matrices.
     pub host: Bytes,
     /// Bytes of the counters on each device.
     pub counters: Bytes,
 }
 
-/// How neurons of a block change sides.
+/// Unit in which neurons of a block are exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// One by one.
+    /// Single neurons.
     Neurons,
-    /// By whole experts of so many neurons.
+    /// Whole experts of this number of neurons.
     Experts(usize),
-    /// One by one, each with others of the same expert of so many.
+    /// Single neurons, only within an expert of this number of neurons.
     WithinExperts(usize),
 }
 
@@ -68,65 +71,70 @@ impl Way {
     }
 }
 
-/// One layer whose neurons change sides.
+/// One layer whose neurons are exchanged.
 #[derive(Debug)]
 pub(super) struct Exchanging {
     pub(super) layer: usize,
     pub(super) way: Way,
     heat: Heat,
     bounds: Bounds,
-    /// Of whole experts, their numbers at load by the units of each side (home, CPU), and which expert each number means
-    /// now.
+    /// For whole experts: the expert numbers at load by the units of each side (home, CPU), and
+    /// the expert that each number means now.
     pub(super) numbers: Option<([Vec<usize>; 2], Vec<u32>)>,
-    /// Down by neuron, where slots could not be filled from the file in time.
+    /// The transposed down matrix, where slots could not be filled from the file in time.
     pub(super) down: Option<ByNeuron>,
 }
 
-/// The counts of all layers, and when they are looked at.
+/// The counts of all layers, and when to read them.
 #[derive(Debug)]
 pub(super) struct Adapt {
     layers: Vec<Exchanging>,
     weight: Weight,
-    /// Tokens since the last decision, and what they carried through.
+    /// Tokens since the last decision, and their active neurons.
     since: usize,
     seen: StepStats,
     done: Option<Exchanged>,
     neurons: u64,
-    /// Of one layer on one side.
+    /// Counts of one layer on one side.
     counts: Vec<f32>,
 }
 
 impl Adapt {
-    /// Notes a step; says whether it is time to decide.
-    pub(super) fn saw(&mut self, n_tokens: usize, stats: &StepStats) -> bool {
+    /// Records the statistics of steps of up to [`hal::op::MOST_COUNTED`] tokens.
+    pub(super) fn found(&mut self, stats: &StepStats) {
+        self.seen += *stats;
+    }
+
+    /// Counts a step; returns whether a decision is due.
+    fn saw(&mut self, n_tokens: usize) -> bool {
         if n_tokens > hal::op::MOST_COUNTED {
             return false;
         }
         self.since += n_tokens;
         self.weight += n_tokens;
-        self.seen += *stats;
-        if self.since < EVERY {
-            return false;
-        }
+        self.since >= EVERY
+    }
+
+    /// Resets the count for the next decision.
+    fn decide(&mut self) {
         let share = self.seen.off_cpu / self.seen.active.max(1.0);
         let done = self.done.get_or_insert(Exchanged { neurons: 0, first: share, last: share });
         done.last = share;
         (self.since, self.seen) = (0, StepStats::default());
-        true
     }
 
     pub(super) fn exchanged(&self) -> Option<Exchanged> {
         self.done.map(|done| Exchanged { neurons: self.neurons, ..done })
     }
 
-    /// Which expert each number of `layer` means, if they have changed places.
+    /// The expert that each number of `layer` means, if experts were swapped.
     pub(super) fn experts(&self, layer: usize) -> Option<&[u32]> {
         let at = self.layers.iter().find(|at| at.layer == layer)?;
         at.numbers.as_ref().map(|(_, experts)| &experts[..])
     }
 }
 
-/// The lists of a layer's home and of the CPU, if those are its two sides.
+/// The neurons of a layer's home and of the CPU, if those are its two sides.
 pub(super) fn sides(placed: &LayerPlacement) -> Option<[&Arc<[u32]>; 2]> {
     let list = |device: DeviceIndex| {
         placed.shares.iter().find_map(|share| match &share.neurons {
@@ -141,12 +149,13 @@ pub(super) fn sides(placed: &LayerPlacement) -> Option<[&Arc<[u32]>; 2]> {
 }
 
 impl FfnMode {
-    /// How neurons of the block change sides; `None` where they cannot: where all are used, or where one is spread over
-    /// blocks of a matrix.
+    /// Unit in which neurons of the block are exchanged; `None` where all neurons are used or
+    /// where one neuron is spread over blocks of a matrix.
     fn exchanges(self, ffn: &Ffn) -> Option<Way> {
-        match (self.orientation(ffn), ffn.n_expert) {
+        match (self.orientation(ffn), ffn.n_expert()) {
             (Down::ByNeuron, None) if self.is_sparse() => Some(Way::Neurons),
-            // Bounds of groups are part of a program, so each expert keeps as many neurons on a side as it has.
+            // Bounds of groups are part of a program, so the number of an expert's neurons on each
+            // side stays the same.
             (Down::ByNeuron, Some(n)) if self.is_sparse() => {
                 Some(Way::WithinExperts(ffn.up.w.desc().n_rows / n.max(1)))
             }
@@ -156,10 +165,11 @@ impl FfnMode {
     }
 }
 
-/// How often what is copied within the host's memory passes its bus: out of the file, out of the slot's place, into it.
+/// Passes over the memory bus for a copy within host memory: read the file, read the slot (for
+/// ownership), write the slot.
 const COPIED: f64 = 3.0;
 
-/// What is written where an expert changes sides.
+/// Contiguous writes when an expert changes sides.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stretches {
     bytes: f64,
@@ -168,7 +178,7 @@ struct Stretches {
 }
 
 impl Stretches {
-    /// Of a matrix of `n` experts.
+    /// For a matrix of `n` experts.
     fn new(rows: &HostRows, n: usize) -> Stretches {
         let n_rows = rows.desc().n_rows / n;
         Stretches {
@@ -178,7 +188,8 @@ impl Stretches {
         }
     }
 
-    /// Seconds at a device that takes so many bytes a second. Where that is not known, row by row.
+    /// Seconds on a device that writes `rate` bytes per second; row by row where the rate is not
+    /// known.
     fn seconds(&self, speed: &Speed, rate: f64) -> f64 {
         let by_row = self.rows * speed.refill;
         match rate > 0.0 {
@@ -198,7 +209,7 @@ impl Sum for Stretches {
     }
 }
 
-/// Bytes of a matrix in the file, if it is mapped and not held.
+/// Bytes of a matrix in the file, if it is mapped and not held in memory.
 fn mapped(rows: &HostRows) -> Bytes {
     match rows.source() {
         Source::Owned(_) => Bytes(0),
@@ -207,28 +218,29 @@ fn mapped(rows: &HostRows) -> Bytes {
 }
 
 impl Engine {
-    /// After a step of `n_tokens`: lets neurons change sides if it is time.
+    /// After a step of `n_tokens`: exchanges neurons if a decision is due.
     ///
     /// # Errors
     /// Those of the devices.
-    pub(super) fn adapt(&mut self, n_tokens: usize, stats: &StepStats) -> Result<()> {
-        let is_due = |loaded: &mut Loaded| {
-            loaded.adapt.as_mut().is_some_and(|adapt| adapt.saw(n_tokens, stats))
-        };
+    pub(super) fn adapt(&mut self, n_tokens: usize) -> Result<()> {
+        let is_due =
+            |loaded: &mut Loaded| loaded.adapt.as_mut().is_some_and(|adapt| adapt.saw(n_tokens));
         if !self.loaded.as_mut().is_some_and(is_due) {
             return Ok(());
         }
-        // Where it fails, what slots hold is not known: nothing is left then, and all is loaded anew.
+        self.read_counters()?;
+        // After an error the contents of the slots are unknown, so the model is unloaded and
+        // loaded again.
         let taken = self.loaded.take();
         let Some((mut loaded, mut adapt)) = taken.and_then(|mut loaded| {
-            let adapt = loaded.adapt.take()?;
+            let mut adapt = loaded.adapt.take()?;
+            adapt.decide();
             Some((loaded, adapt))
         }) else {
             return Ok(());
         };
         let changed = self.planner(&|_, _| {}).exchange(&mut adapt, &mut loaded, &self.placement);
-        let changed = changed.inspect_err(|_| self.generation += 1)?;
-        for (layer, placed) in changed {
+        for (layer, placed) in changed? {
             let streams = loaded.streams.iter_mut().flatten();
             streams.for_each(|stream| stream.place(layer, &placed, &self.model));
             self.placement.layers[layer] = placed;
@@ -240,14 +252,14 @@ impl Engine {
 }
 
 impl Plan<'_> {
-    /// Whether counts are kept: if anything could ever change sides.
+    /// Whether rows are counted, which is only needed if some layer can exchange neurons.
     pub(super) fn counts(&self) -> bool {
-        let exchanges = |layer: &LayerWeights| self.mode.exchanges(&layer.ffn).is_some();
-        self.options.adapt && self.devices.len() > 1 && self.model.layers.iter().any(exchanges)
+        let exchanges = |(_, ffn): (usize, &Ffn)| self.mode.exchanges(ffn).is_some();
+        self.options.adapt && self.devices.len() > 1 && self.model.blocks().any(exchanges)
     }
 
-    /// What exchanging takes; `None` where it is off or nothing could change sides. `seconds` is what a token takes, if
-    /// that was estimated.
+    /// Requirements of the exchange; `None` where it is off or no layer can exchange neurons.
+    /// `seconds` is the estimated time of a token, if there is an estimate.
     pub(super) fn exchange_needs(
         &self,
         placement: &Placement,
@@ -257,7 +269,7 @@ impl Plan<'_> {
         let mut needs = ExchangeNeeds { n_layers: 0, most: 0, host: Bytes(0), counters: Bytes(0) };
         let mut most = usize::MAX;
         for (index, placed) in placement.layers.iter().enumerate() {
-            let ffn = &self.model.layers[index].ffn;
+            let Some(ffn) = &self.model.layers[index].ffn else { continue };
             let (Some(_), Some(way)) = (sides(placed), self.mode.exchanges(ffn)) else { continue };
             let bounds = self.bounds(index, placed.home, way, seconds);
             if bounds.least.is_some() {
@@ -271,7 +283,7 @@ impl Plan<'_> {
         (needs.n_layers > 0).then_some(needs)
     }
 
-    /// Bytes of a block that the host keeps to fill slots from.
+    /// Bytes of a block that stay in host memory to fill slots from.
     fn host(&self, ffn: &Ffn) -> Bytes {
         let size =
             |packed: &PackedFfn| ByNeuron::size(packed).unwrap_or_else(|| mapped(&packed.rows));
@@ -279,18 +291,18 @@ impl Plan<'_> {
         packs.iter().map(size).sum()
     }
 
-    /// What exchanging neurons of a layer costs and gains.
+    /// Cost and gain of exchanging neurons of a layer.
     fn bounds(&self, index: usize, home: DeviceIndex, way: Way, seconds: Option<f64>) -> Bounds {
-        let ffn = &self.model.layers[index].ffn;
+        let ffn = self.block(index);
         let [device, cpu] = [home, CPU].map(|device| self.options.placing.speed(device));
-        let used = self.reads(index, self.used_experts()).used * way.unit() as f64;
+        let used = self.reads(index).used * way.unit() as f64;
         let saved = used * (1.0 / cpu.sparse - 1.0 / device.sparse);
         let cost = match way {
             Way::Neurons | Way::WithinExperts(_) => {
                 ffn.matrices().count() as f64 * (device.refill + cpu.refill)
             }
             Way::Experts(_) => {
-                let n = ffn.n_expert.unwrap_or(1);
+                let n = ffn.n_expert().unwrap_or(1);
                 let stretches = ffn.matrices().map(|(_, rows)| Stretches::new(rows, n));
                 let stretches: Stretches = stretches.sum();
                 stretches.seconds(&device, device.upload)
@@ -300,13 +312,8 @@ impl Plan<'_> {
         Bounds::new(saved, cost, seconds)
     }
 
-    /// The share of the experts that a token uses.
-    fn used_experts(&self) -> f64 {
-        self.model.hyper.experts.map_or(1.0, |experts| experts.n_used as f64 / experts.n as f64)
-    }
-
-    /// What exchanges neurons from now on, or why nothing does although it was wanted. `seconds` is what a token takes,
-    /// if that was estimated.
+    /// Sets up the exchange of neurons, or reports why it is off although it was requested.
+    /// `seconds` is the estimated time of a token, if there is an estimate.
     pub(super) fn adapt(
         &self,
         layers: &[Layer],
@@ -320,7 +327,7 @@ impl Plan<'_> {
         let free = self.devices[CPU].memory().ok().and_then(|memory| memory.free);
         if let Some(free) = free.filter(|free| *free < needs.host) {
             return Err(format!(
-                "the hot set stays as it is: to follow the text, {} of the model have to be in the host's memory, and {free} are free",
+                "the hot set is not adapted: that needs {} of the model in host memory, and {free} are free",
                 needs.host
             ));
         }
@@ -328,7 +335,7 @@ impl Plan<'_> {
         let made =
             made.filter_map(|(i, (placed, layer))| self.exchanging(i, placed, layer, seconds));
         let layers: hal::Result<Vec<Exchanging>> = made.collect();
-        let layers = layers.map_err(|error| format!("the hot set stays as it is: {error}"))?;
+        let layers = layers.map_err(|error| format!("the hot set is not adapted: {error}"))?;
         Ok((!layers.is_empty()).then(|| Adapt {
             layers,
             weight: Weight::default(),
@@ -347,16 +354,16 @@ impl Plan<'_> {
         layer: &Layer,
         seconds: Option<f64>,
     ) -> Option<hal::Result<Exchanging>> {
-        let ffn = &self.model.layers[index].ffn;
+        let ffn = self.model.layers[index].ffn.as_ref()?;
         let lists = sides(placed)?;
         let way = self.mode.exchanges(ffn)?;
-        // An expert's part of what down adds goes with its number: where that is on the CPU, it is the file's.
+        // An expert's `bias_down` moves with its number; on the CPU it is read from the file.
         let added_here = layer.own.as_ref().is_some_and(|own| own.bias_down.is_some());
         if matches!(way, Way::Experts(_)) && ffn.down.bias.is_some() && !added_here {
             return None;
         }
-        let (unit, n_ff) = (way.unit(), self.model.hyper.n_ff);
-        let (placing, used) = (&self.options.placing, self.used_experts());
+        let (unit, n_ff) = (way.unit(), ffn.n_ff());
+        let (placing, used) = (&self.options.placing, ffn.share_used());
         let uses = placing.uses.as_ref().and_then(|uses| uses.get(index));
         let uses = uses.filter(|uses| uses.len() == n_ff);
         let density = if self.mode.is_sparse() { placing.density } else { 1.0 };
@@ -364,7 +371,7 @@ impl Plan<'_> {
         let number = |list: &Arc<[u32]>| -> Vec<usize> {
             list.iter().step_by(unit).map(|&n| n as usize / unit).collect()
         };
-        let whole = ffn.n_expert.filter(|_| matches!(way, Way::Experts(_)));
+        let whole = ffn.n_expert().filter(|_| matches!(way, Way::Experts(_)));
         let numbers = whole.map(|n| (lists.map(number), (0..n as u32).collect()));
         let packs = self.mode.packs(&self.devices[CPU], ffn, &Neurons::All);
         let down = packs.iter().find(|packed| ByNeuron::size(packed).is_some());
@@ -383,8 +390,8 @@ impl Plan<'_> {
         }))
     }
 
-    /// Looks at the counts and exchanges what is clear. Gives the layers that are placed otherwise now. Where it fails,
-    /// what a slot holds is not known.
+    /// Reads the counts and exchanges neurons where the gain is clear. Returns the layers whose
+    /// placement changed. After an error the contents of the slots are unknown.
     ///
     /// # Errors
     /// Those of the devices.

@@ -1,16 +1,18 @@
-//! From a model and a placement to weights on devices and recorded programs.
+//! Loads a model onto devices by a placement and records the programs.
 
 use std::ops::Range;
 
 use hal::format::Format;
 use hal::{Device, KvCache, Mailbox, MailboxShape, Operand, Tensor};
 
-use crate::model::{Affine, Frame, LayerWeights, Model};
-use crate::placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement, Share};
+use model::{Affine, Ffn, Frame, LayerWeights, Model};
+use placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement, Share};
 
 use super::adapt::Adapt;
+use super::counters::Deferred;
 use super::ffn::{FfnMode, FfnTensors};
 use super::lane::{HeadScratch, Lane, ScratchShape};
+use super::mixer::{self, Memory};
 use super::observe::Observers;
 use super::predict::Predictor;
 use super::record::{self, Ladder, Segment};
@@ -21,34 +23,34 @@ use super::{EngineOptions, Result};
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) frame: Frame<Tensor>,
-    /// Of its rotary positions.
+    /// Frequencies of its RoPE.
     pub(super) freqs: Option<Tensor>,
-    pub(super) cache: KvCache<Tensor>,
-    /// What chooses neurons.
+    pub(super) memory: Memory<Tensor>,
+    /// Chooses the active neurons.
     pub(super) predictor: Option<Predictor<Tensor>>,
-    /// Neurons at home; `None` if all are elsewhere.
+    /// Resident neurons; `None` if none is on the home device.
     pub(super) own: Option<FfnTensors>,
-    /// Present if some neurons are elsewhere.
+    /// Present if some neurons are on other devices.
     pub(super) mailbox: Option<Mailbox>,
-    /// Neurons elsewhere.
+    /// Neurons on other devices.
     pub(super) remotes: Vec<Remote>,
 }
 
-/// Neurons of a layer on another device than its home.
+/// Neurons of a layer on a device other than its home.
 #[derive(Debug)]
 pub(super) struct Remote {
     pub(super) device: DeviceIndex,
     pub(super) ffn: FfnTensors,
-    /// Its rows among those of all remotes of the layer.
+    /// Its rows in the numbering over all remotes of the layer.
     pub(super) rows: Range<u32>,
     pub(super) programs: Ladder,
 }
 
-/// What tokens and positions become.
+/// Token embedding and positions.
 #[derive(Debug)]
 pub(super) struct Embedding {
     pub(super) tokens: Tensor,
-    /// Learned positions, and the row of the first.
+    /// Learned positions, and the row of the first position.
     pub(super) positions: Option<(Tensor, usize)>,
 }
 
@@ -65,23 +67,25 @@ pub(super) struct Head {
 /// A model on its devices, ready to step.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    /// One per device of the engine; `None` where nothing was placed.
+    /// One per device of the engine; `None` for an unused device.
     pub(super) lanes: Vec<Option<Lane>>,
     pub(super) layers: Vec<Layer>,
     pub(super) segments: Vec<Segment>,
-    /// By device: what brings absent neurons there for prompts.
+    /// Per device: streams absent weights there during prefill.
     pub(super) streams: Vec<Option<Stream>>,
     pub(super) embed: Embedding,
     pub(super) head: Head,
-    /// Made when they are first wanted.
+    /// Per rung of the ladder: steps whose counters are still on the devices.
+    pub(super) deferred: Vec<Deferred>,
+    /// Made at the first observed step.
     pub(super) observers: Option<Observers>,
-    /// What lets neurons change sides, if anything does.
+    /// Exchanges neurons between devices, if that is on.
     pub(super) adapt: Option<Adapt>,
-    /// What runs slowly and why, each said once.
+    /// Slow paths and their reasons, each reported once.
     pub(super) slow: Vec<String>,
 }
 
-/// Everything a build reads.
+/// Everything that sizing, loading and recording read.
 #[derive(Clone, Copy)]
 pub(super) struct Plan<'a> {
     pub(super) model: &'a Model,
@@ -91,8 +95,8 @@ pub(super) struct Plan<'a> {
     pub(super) progress: &'a dyn Fn(u64, u64),
 }
 
-impl Plan<'_> {
-    /// By `placement`, of which `forecast` tells, if it was planned.
+impl<'a> Plan<'a> {
+    /// Loads by `placement`, whose `forecast` is known if it was planned here.
     pub(super) fn build(
         &self,
         placement: &Placement,
@@ -113,7 +117,8 @@ impl Plan<'_> {
             lanes.push(lane);
         }
         let mut mailboxes = self.mailboxes(placement)?;
-        // One after the other: packing uses all threads, and what was read for a pack goes before the next.
+        // Packs are made one by one: packing uses all threads, and memory read for one pack is
+        // released before the next.
         let (mut layers, mut done) = (Vec::new(), 0);
         let total = (0..placement.layers.len()).map(|i| self.layer_bytes(i)).sum();
         for (i, placed) in placement.layers.iter().enumerate() {
@@ -136,23 +141,37 @@ impl Plan<'_> {
         }
         head.programs = recorder.head(&lanes, &head)?;
         let observers = None;
+        let deferred = vec![Deferred::default(); rungs.len()];
         let (adapt, refused) = match self.adapt(&layers, placement, seconds) {
             Ok(adapt) => (adapt, None),
             Err(refused) => (None, Some(refused)),
         };
-        let mut loaded =
-            Loaded { lanes, layers, segments, streams, embed, head, observers, adapt, slow };
+        let mut loaded = Loaded {
+            lanes,
+            layers,
+            segments,
+            streams,
+            embed,
+            head,
+            deferred,
+            observers,
+            adapt,
+            slow,
+        };
         loaded.ready_to_exchange(self, placement)?;
         loaded.slow.splice(0..0, loaded.slow_ops());
         loaded.slow.extend(refused);
         Ok(loaded)
     }
 
-    /// By home, a mailbox for each layer that is split there: they follow each other.
+    /// Per home device, one mailbox for each layer that is split there, in order.
     fn mailboxes(&self, placement: &Placement) -> Result<Vec<Vec<Mailbox>>> {
         let by_home = |(home, device): (DeviceIndex, &Device)| {
-            let split = |placed: &&LayerPlacement| placed.home == home && self.is_split(placed);
-            match placement.layers.iter().filter(split).count() {
+            let layers = placement.layers.iter().zip(&self.model.layers);
+            let split = |(placed, layer): &(&LayerPlacement, &LayerWeights)| {
+                placed.home == home && self.is_split(placed, layer.n_ff())
+            };
+            match layers.filter(split).count() {
                 0 => Ok(Vec::new()),
                 n => Ok(device.mailboxes(self.mailbox_shape(), n)?),
             }
@@ -160,10 +179,14 @@ impl Plan<'_> {
         self.devices.iter().enumerate().map(by_home).collect()
     }
 
-    /// Whether some neurons of a layer are not at its home.
-    fn is_split(&self, placed: &LayerPlacement) -> bool {
-        let n_ff = self.model.hyper.n_ff;
+    /// Whether some neurons of a layer are on another device than its home.
+    fn is_split(&self, placed: &LayerPlacement, n_ff: usize) -> bool {
         placed.shares.iter().any(|share| share.device != placed.home && share.neurons.len(n_ff) > 0)
+    }
+
+    /// The feed-forward block of a layer that has neurons.
+    pub(super) fn block(&self, index: usize) -> &'a Ffn {
+        self.model.layers[index].ffn.as_ref().expect("the layer has a feed-forward block")
     }
 
     fn layer(
@@ -178,8 +201,10 @@ impl Plan<'_> {
             let label = format!("blk.{index}.{part}");
             self.whole(device, &label, rows)
         };
-        let is_empty = |share: &Share| share.neurons.len(self.model.hyper.n_ff) == 0;
-        // What down adds is at home, where some of its neurons are: it does not come and go with others.
+        let n_ff = weights.n_ff();
+        let is_empty = |share: &Share| share.neurons.len(n_ff) == 0;
+        // `bias_down` is added by the home device where it has neurons: it does not move when
+        // neurons are exchanged.
         let there: Vec<_> = placed.shares.iter().filter(|share| !is_empty(share)).collect();
         let at_home = there.iter().find(|share| share.device == placed.home);
         let adding = at_home.or(there.first()).map(|share| share.device);
@@ -196,7 +221,7 @@ impl Plan<'_> {
             match share.device == placed.home {
                 true => own = Some(ffn),
                 false => {
-                    let rows = n_remote..n_remote + share.neurons.len(self.model.hyper.n_ff) as u32;
+                    let rows = n_remote..n_remote + share.neurons.len(n_ff) as u32;
                     n_remote = rows.end;
                     let (device, programs) = (share.device, Ladder::default());
                     remotes.push(Remote { device, ffn, rows, programs });
@@ -210,16 +235,13 @@ impl Plan<'_> {
         let chosen = self.mode.chosen(self.model, self.options, index);
         let predictor = chosen.map(|chosen| Predictor::import(device, index, chosen, placed));
         let predictor = predictor.transpose()?;
-        let hyper = &self.model.hyper;
-        let n_cols = KvCache { k: hyper.n_kv(), v: hyper.n_value() };
-        let n_blocks = self.options.n_blocks();
         Ok(Layer {
             frame: weights.frame.try_map(&mut |part, rows| import(part, rows))?,
-            freqs: match &weights.rope {
+            freqs: match weights.attention().and_then(|by| by.rope.as_ref()) {
                 Some(rope) => Some(import("rope_freqs", &freqs(rope.freqs(self.options.n_ctx)))?),
                 None => None,
             },
-            cache: device.kv_cache(n_blocks, n_cols, self.options.kv_formats)?,
+            memory: self.memory(device, index)?,
             predictor,
             own,
             mailbox,
@@ -227,13 +249,29 @@ impl Plan<'_> {
         })
     }
 
+    /// Allocates the KV cache or recurrent state of layer `index`.
+    fn memory(&self, device: &Device, index: usize) -> Result<Memory<Tensor>> {
+        Ok(match mixer::memory(&mixer::shapes(&self.model.layers[index]), self.options) {
+            Memory::None => Memory::None,
+            Memory::Kv(KvCache { k, v }) => {
+                let n_cols = KvCache { k: k.n_cols, v: v.n_cols };
+                let formats = self.options.kv_formats;
+                Memory::Kv(device.kv_cache(self.options.n_blocks(), n_cols, formats)?)
+            }
+            Memory::Recurrent(shapes) => {
+                let states = shapes.into_iter().map(|shape| device.alloc("state", shape));
+                Memory::Recurrent(states.collect::<hal::Result<_>>()?)
+            }
+        })
+    }
+
     pub(super) fn mailbox_shape(&self) -> MailboxShape {
         let n_embd = self.model.hyper.n_embd;
-        let max_rows = if self.mode.predicts() { self.model.hyper.n_ff } else { 0 };
+        let max_rows = if self.mode.predicts() { self.model.max_n_ff() } else { 0 };
         MailboxShape {
             max_tokens: self.options.n_ubatch,
             n_in: n_embd,
-            n_weights: self.model.hyper.experts.map_or(0, |experts| experts.n),
+            n_weights: self.model.max_experts(),
             n_out: n_embd,
             max_rows,
         }
@@ -296,7 +334,8 @@ pub(super) fn uses(placement: &Placement, device: DeviceIndex) -> bool {
 }
 
 impl Loaded {
-    /// Sets the counters of rows to 0 and books what an exchange writes with, so that it cannot fail for want of it.
+    /// Clears the row counters and books the memory that an exchange writes with, so that an
+    /// exchange cannot run out of memory.
     fn ready_to_exchange(&mut self, plan: &Plan<'_>, placement: &Placement) -> Result<()> {
         for lane in self.lanes.iter_mut().flatten() {
             (0..self.layers.len()).try_for_each(|layer| lane.clear_hits(layer))?;

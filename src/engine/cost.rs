@@ -1,14 +1,14 @@
-//! What the planner is told: sizes, answered by the devices themselves, and what a token reads.
+//! Inputs of the planner: sizes, as the devices report them, and bytes read per token.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use hal::format::{Format, TransposedLayout};
 use hal::op::{Gather, MOST_COUNTED, MatMul, SoftCap};
-use hal::{Batch, Bytes, Device, HostRows, KV_BLOCK, KvCache, OpDesc, PackDesc, TensorDesc};
+use hal::{Batch, Bytes, Device, HostRows, OpDesc, PackDesc, TensorDesc};
 
-use crate::model::{Ffn, Model};
-use crate::placement::{
+use model::{AttentionSizes, Ffn, Model};
+use placement::{
     CPU, Cut, DeviceFacts, DeviceIndex, Forecast, LayerFacts, LayerReads, LayerSizes, Neurons,
     Placement, StreamReads, Task, Uses, plan,
 };
@@ -17,19 +17,21 @@ use super::adapt::ExchangeNeeds;
 use super::build::Plan;
 use super::ffn::FfnMode;
 use super::layer::{LayerOps, norm};
+use super::mixer;
 use super::predict::{Predictor, list_desc};
 use super::{EngineOptions, Streaming};
 
-/// Tokens that are in the context when the time of a token is estimated, at most.
+/// Maximum number of tokens assumed in the context when the time of a token is estimated.
 const ASSUMED_PAST: usize = 1024;
 
-/// Where `model` would be and how fast it would run. Nothing is loaded; `devices` are the CPU and those beside it.
+/// Plans the placement of `model` and estimates its speed. Loads nothing; the first of `devices`
+/// is the CPU.
 #[must_use]
 pub fn forecast(model: &Model, devices: &[Device], options: &EngineOptions) -> Forecast {
     plan(&task(model, devices, options))
 }
 
-/// What [`forecast`] plans from.
+/// The input that [`forecast`] plans from.
 #[must_use]
 pub fn task(model: &Model, devices: &[Device], options: &EngineOptions) -> Task {
     let mode = FfnMode::new(model, options);
@@ -38,7 +40,8 @@ pub fn task(model: &Model, devices: &[Device], options: &EngineOptions) -> Task 
     plan.task(&budgets)
 }
 
-/// What a device's budget leaves: it holds something of its own, and another engine may be on it.
+/// The rest of a device's budget: it may have allocations of its own, or be used by another
+/// engine.
 pub(super) fn left(device: &Device) -> Bytes {
     match device.ledger().budget() {
         Bytes::MAX => Bytes::MAX,
@@ -46,8 +49,8 @@ pub(super) fn left(device: &Device) -> Bytes {
     }
 }
 
-/// What it takes to let the hot set of `model` follow the text where it is placed as `forecast` says; `None` where it is
-/// off, or nothing could change sides.
+/// Requirements of adapting the hot set of `model` in the placement of `forecast`; `None` where it
+/// is off, or no layer can exchange neurons.
 #[must_use]
 pub fn exchange_needs(
     model: &Model,
@@ -75,7 +78,8 @@ fn size(rows: &HostRows) -> f64 {
 }
 
 impl Plan<'_> {
-    /// The placement within `budgets`, and what is expected of it. On the CPU alone there is nothing to plan.
+    /// The placement within `budgets`, and its forecast. With the CPU alone there is nothing to
+    /// plan.
     pub(super) fn place(&self, budgets: &[Bytes], forecast: &mut Option<Forecast>) -> Placement {
         if budgets.iter().skip(1).all(|budget| *budget == Bytes(0)) {
             *forecast = None;
@@ -84,104 +88,127 @@ impl Plan<'_> {
         forecast.insert(plan(&self.task(budgets))).placement.clone()
     }
 
-    /// What a placement within `budgets` is planned from.
+    /// The planner's input for `budgets`.
     pub(super) fn task(&self, budgets: &[Bytes]) -> Task {
         let placing = &self.options.placing;
-        let cut = Cut::new(self.model.hyper.n_ff, self.mode.unit(self.model));
-        let experts = self.model.hyper.experts;
-        let used = experts.map_or(1.0, |experts| experts.n_used as f64 / experts.n as f64);
+        let cuts = self.mode.cuts(self.model);
         let density = if self.mode.is_sparse() { placing.density } else { 1.0 };
-        let layer = |index: usize| {
+        let layer = |(index, cut): (usize, &Cut)| {
             let uses = match placing.uses.as_ref().and_then(|uses| uses.get(index)) {
                 Some(list) if list.len() == cut.n_ff => Uses::Each(list),
-                Some(_) | None => Uses::Uniform(density * used),
+                Some(_) | None => Uses::Uniform(density * self.share_used(index)),
             };
-            LayerFacts::new(self.reads(index, used), uses, &cut)
+            LayerFacts::new(self.reads(index), uses, cut)
         };
         let speeds = |device| placing.speed(device);
         Task {
-            layers: (0..self.model.layers.len()).map(layer).collect(),
+            layers: cuts.iter().enumerate().map(layer).collect(),
             devices: budgets
                 .iter()
                 .enumerate()
                 .map(|(device, &budget)| DeviceFacts {
                     speed: speeds(device),
-                    ..self.device_facts(device, budget, &cut)
+                    ..self.device_facts(device, budget, &cuts)
                 })
                 .collect(),
             head: self.head_reads(),
             rungs: self.options.ladder(),
             wishes: placing.wishes,
-            cut,
         }
     }
 
-    /// Bytes that a token reads of the head.
+    /// Bytes of the head read per token.
     fn head_reads(&self) -> f64 {
         let Model { output, output_norm, .. } = self.model;
         size(output) + size(&output_norm.w) + output_norm.bias.as_ref().map_or(0.0, size)
     }
 
-    /// What a token reads of a layer, `used` being the share of its experts that it uses.
-    pub(super) fn reads(&self, layer: usize, used: f64) -> LayerReads {
+    /// Share of a layer's experts that a token uses.
+    pub(super) fn share_used(&self, layer: usize) -> f64 {
+        self.model.layers[layer].ffn.as_ref().map_or(1.0, Ffn::share_used)
+    }
+
+    /// Bytes of a layer's KV cache or recurrent state read per token.
+    fn memory_reads(&self, layer: usize) -> f64 {
+        let weights = &self.model.layers[layer];
+        let memory = mixer::memory(&mixer::shapes(weights), self.options);
+        let row = |desc: &TensorDesc| bytes(TensorDesc { n_rows: 1, ..*desc });
+        let window = weights.attention().and_then(|by| by.sizes.window);
+        let past = assumed_past(self.options).min(window.unwrap_or(usize::MAX));
+        let rows = if memory.kv().is_some() { past as f64 } else { 1.0 };
+        memory.tensors().map(row).sum::<f64>() * rows
+    }
+
+    /// Bytes of a layer read per token.
+    pub(super) fn reads(&self, layer: usize) -> LayerReads {
         let (weights, hyper) = (&self.model.layers[layer], &self.model.hyper);
+        let used = self.share_used(layer);
         let mut frame = 0.0;
         weights.frame.each(&mut |_, rows| frame += size(rows));
         let chosen = self.mode.chosen(self.model, self.options, layer);
         let lists = chosen.is_some();
         let (mut before, mut scores) = (0.0, 0.0);
         if let Some(chosen) = chosen {
-            let slots = TensorDesc::new(1, hyper.n_ff, Format::U32);
+            let slots = TensorDesc::new(1, weights.n_ff(), Format::U32);
             (before, scores) = (chosen.fc1.map_or(0.0, size), size(chosen.fc2));
             frame += before + scores + bytes(slots);
         }
-        let formats = self.options.kv_formats;
-        let row = |n, format| bytes(TensorDesc::new(1, n, format));
-        let position = row(hyper.n_kv(), formats.k) + row(hyper.n_value(), formats.v);
-        let past = assumed_past(self.options).min(weights.window.unwrap_or(usize::MAX));
-        let n_ff = hyper.n_ff as f64;
-        let Ffn { gate, up, .. } = &weights.ffn;
-        let matrices: f64 = weights.ffn.matrices().map(|(_, rows)| size(rows)).sum();
+        let cache = self.memory_reads(layer);
+        let n_ops = self.layer_ops(layer, weights.n_ff(), 1).len();
+        let Some(ffn) = &weights.ffn else {
+            let none = 0.0;
+            return LayerReads {
+                frame,
+                cache,
+                tested: none,
+                used: none,
+                prompt: none,
+                streams: None,
+                n_ops,
+            };
+        };
+        let n_ff = ffn.n_ff() as f64;
+        let Ffn { gate, up, .. } = ffn;
+        let matrices: f64 = ffn.matrices().map(|(_, rows)| size(rows)).sum();
         let (tested, besides) = match self.mode.is_sparse() {
-            // Experts that are not chosen are not tested.
-            false if weights.ffn.n_expert.is_some() => (0.0, matrices),
+            // The gates of unused experts are not tested.
+            false if ffn.experts.is_some() => (0.0, matrices),
             false => (matrices, 0.0),
             true => {
                 let (test, carried) = match gate {
                     Some(gate) => (size(&gate.w), size(&up.w)),
                     None => (size(&up.w), 0.0),
                 };
-                let carried = carried + self.down_rows(&weights.ffn);
+                let carried = carried + self.down_rows(ffn);
                 match lists {
                     true => (0.0, test + carried),
                     false => (test * used, carried),
                 }
             }
         };
-        let experts = if weights.ffn.n_expert.is_some() { used } else { 1.0 };
         LayerReads {
             frame,
-            cache: position * past as f64,
+            cache,
             tested: tested / n_ff,
             used: besides / n_ff,
-            prompt: matrices / n_ff * experts,
+            prompt: matrices / n_ff * used,
             streams: self.streams(layer).then(|| StreamReads {
-                carried: self.streams_afar(layer).then(|| {
-                    let experts = hyper.experts.map_or(0, |experts| experts.n);
-                    4.0 * (2 * hyper.n_embd + experts) as f64
-                }),
+                carried: self
+                    .streams_afar(layer)
+                    .then(|| 4.0 * (2 * hyper.n_embd + self.model.max_experts()) as f64),
                 brought: (matrices + scores) / n_ff,
-                multiplied: (matrices * experts + scores) / n_ff,
+                multiplied: (matrices * used + scores) / n_ff,
                 per_piece: before,
             }),
-            n_ops: self.layer_ops(layer, hyper.n_ff, 1).len(),
+            n_ops,
         }
     }
 
-    /// Bytes of down's rows, one per neuron, with what they share where it was transposed.
+    /// Bytes of the rows of down, one per neuron, with the data shared between rows where it was
+    /// transposed.
     fn down_rows(&self, ffn: &Ffn) -> f64 {
         let down = ffn.down.w.desc();
-        let n_expert = ffn.n_expert.unwrap_or(1);
+        let n_expert = ffn.n_expert().unwrap_or(1);
         let (n_out, n_ff) = (down.n_rows / n_expert, down.n_cols * n_expert);
         match ffn.down_by_neuron || !self.options.repack {
             true => bytes(down),
@@ -190,9 +217,9 @@ impl Plan<'_> {
         }
     }
 
-    fn device_facts(&self, device: DeviceIndex, budget: Bytes, cut: &Cut) -> DeviceFacts {
+    fn device_facts(&self, device: DeviceIndex, budget: Bytes, cuts: &[Cut]) -> DeviceFacts {
         let cpu = device == CPU;
-        let layers = if cpu { Vec::new() } else { self.layer_sizes(device, cut) };
+        let layers = if cpu { Vec::new() } else { self.layer_sizes(device, cuts) };
         let tied = self.model.file.tensor("output.weight").is_none();
         let stream = if cpu { None } else { self.stream_facts(device) };
         let (slots, stream) = match self.options.streaming {
@@ -200,7 +227,7 @@ impl Plan<'_> {
             Streaming::Forced { .. } => (stream.map_or(Bytes(0), |stream| stream.bytes), None),
             Streaming::Off => (Bytes(0), None),
         };
-        // The first takes what all share, too.
+        // The first mailbox includes the shared part.
         let mailboxes = |n| self.devices[device].mailboxes_size(self.mailbox_shape(), n);
         let hand_off = mailboxes(2) - mailboxes(1);
         DeviceFacts {
@@ -221,12 +248,18 @@ impl Plan<'_> {
         }
     }
 
-    fn layer_sizes(&self, device: DeviceIndex, cut: &Cut) -> Vec<LayerSizes> {
-        // Layers of the same shape take the same: asked once.
+    fn layer_sizes(&self, device: DeviceIndex, cuts: &[Cut]) -> Vec<LayerSizes> {
+        // Layers of the same shape have the same sizes, so devices are asked once per shape.
         let mut known: Vec<(Vec<TensorDesc>, Vec<Bytes>, Bytes)> = Vec::new();
         let mut sizes = Vec::new();
-        for (index, weights) in self.model.layers.iter().enumerate() {
-            let ffn = &weights.ffn;
+        for (index, (weights, cut)) in self.model.layers.iter().zip(cuts).enumerate() {
+            let (frame, cache) = self.frame_size(device, index);
+            let may_be_whole = self.refuses_layer(device, index, cut.n_ff).is_none();
+            let Some(ffn) = &weights.ffn else {
+                let whole = may_be_whole.then_some(Bytes(0));
+                sizes.push(LayerSizes { frame, cache, shares: Arc::from([]), whole });
+                continue;
+            };
             let parts = ffn.matrices().map(|(_, rows)| rows).chain(ffn.biases());
             let shape: Vec<TensorDesc> = parts.map(HostRows::desc).collect();
             let at = known.iter().position(|(other, ..)| *other == shape).unwrap_or_else(|| {
@@ -240,18 +273,17 @@ impl Plan<'_> {
             });
             let (_, shares, whole) = &known[at];
             let n_shares = self.most_groups(device, index, cut);
-            let (frame, cache) = self.frame_size(device, index);
             sizes.push(LayerSizes {
                 frame,
                 cache,
                 shares: Arc::from(&shares[..n_shares]),
-                whole: self.refuses_layer(device, index, cut.n_ff).is_none().then_some(*whole),
+                whole: may_be_whole.then_some(*whole),
             });
         }
         sizes
     }
 
-    /// A matrix as stored. What the CPU reads of the file where it lies counts there, too.
+    /// A matrix as stored. On the CPU this includes what is read in place from the file.
     fn whole_size(&self, device: DeviceIndex, rows: &HostRows) -> Bytes {
         let mapped = matches!(rows.source(), hal::Source::Mapped(_));
         match self.devices[device].pack_size(&PackDesc::whole(rows.desc()), mapped) {
@@ -269,33 +301,25 @@ impl Plan<'_> {
         Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
     }
 
-    /// The cache of one layer.
-    pub(super) fn cache_shape(&self) -> KvCache<TensorDesc> {
-        let (hyper, formats) = (&self.model.hyper, self.options.kv_formats);
-        let rows = self.options.n_blocks() * KV_BLOCK;
-        KvCache {
-            k: TensorDesc::new(rows, hyper.n_kv(), formats.k),
-            v: TensorDesc::new(rows, hyper.n_value(), formats.v),
-        }
-    }
-
-    /// The ops of a layer with `n` of its neurons, for a step of `n_tokens`; with a hand-off if those are not all.
+    /// The ops of a layer with `n` of its neurons, for a step of `n_tokens`; with a hand-off if
+    /// some neurons are elsewhere.
     pub(super) fn layer_ops(&self, layer: usize, n: usize, n_tokens: usize) -> Vec<OpDesc> {
-        let (weights, hyper) = (&self.model.layers[layer], &self.model.hyper);
-        let shape = self.scratch();
-        let split = n < hyper.n_ff;
-        let list = || list_desc(hyper.n_ff, n_tokens);
+        let weights = &self.model.layers[layer];
+        let (shape, n_ff) = (self.scratch(), weights.n_ff());
+        let split = n < n_ff;
+        let list = || list_desc(self.model.max_n_ff(), n_tokens);
         let chosen = self.mode.chosen(self.model, self.options, layer);
         let predictor = chosen.map(Predictor::desc);
-        let freqs = self.f32(1, hyper.n_rot / 2);
-        let own = (n > 0).then(|| self.mode.shape(&weights.ffn, n));
+        let freqs = self.freqs(layer);
+        let own = weights.ffn.as_ref().filter(|_| n > 0).map(|ffn| self.mode.shape(ffn, n));
+        let frame = weights.frame.map(&mut HostRows::desc);
         let ops = LayerOps {
             model: self.model,
             mode: self.mode,
             facts: weights,
-            frame: &weights.frame.map(&mut HostRows::desc),
-            freqs: weights.rope.as_ref().map(|_| &freqs),
-            cache: &self.cache_shape(),
+            frame: &frame,
+            freqs: freqs.as_ref(),
+            memory: &mixer::memory(&frame.mixer, self.options),
             predictor: predictor.as_ref(),
             own: own.as_ref(),
             scratch: &shape.body.map(&mut |desc| TensorDesc { n_rows: n_tokens, ..*desc }),
@@ -312,7 +336,14 @@ impl Plan<'_> {
         ops.list()
     }
 
-    /// What a device needs before the first weight: batch, scratch, staging.
+    /// The frequencies of a layer's RoPE, if it uses RoPE.
+    fn freqs(&self, layer: usize) -> Option<TensorDesc> {
+        let by = self.model.layers[layer].attention()?;
+        let &AttentionSizes { n_rot, .. } = &by.sizes;
+        by.rope.as_ref().map(|_| self.f32(1, n_rot / 2))
+    }
+
+    /// Bytes that a device needs besides weights: batch, scratch, staging.
     fn fixed(&self, device: DeviceIndex) -> Bytes {
         let on = &self.devices[device];
         let n_words = self.workspace(device).0.div_ceil(4) as usize;
@@ -321,17 +352,18 @@ impl Plan<'_> {
         self.scratch().size(on, &self.options.ladder()) + workspace
     }
 
-    /// Norms, attention and predictor of a layer, and its cache.
+    /// Bytes of norms, mixer and predictor of a layer, and of its KV cache or recurrent state.
     pub(super) fn frame_size(&self, device: DeviceIndex, layer: usize) -> (Bytes, Bytes) {
         let weights = &self.model.layers[layer];
         let mut frame = Bytes(0);
         weights.frame.each(&mut |_, rows| frame += self.whole_size(device, rows));
         let on = &self.devices[device];
-        let cache = self.cache_shape().map(&mut |half| on.alloc_size(half));
+        let memory = mixer::memory(&mixer::shapes(weights), self.options);
+        let cache = memory.tensors().map(|desc| on.alloc_size(desc)).sum();
         let chosen = self.mode.chosen(self.model, self.options, layer);
         let predictor = chosen.map_or(Bytes(0), |chosen| {
             let vector = |format| {
-                let desc = TensorDesc::new(1, self.model.hyper.n_ff, format);
+                let desc = TensorDesc::new(1, weights.n_ff(), format);
                 on.pack_size(&PackDesc::whole(desc), false)
             };
             chosen.fc1.map_or(Bytes(0), |fc1| self.whole_size(device, fc1))
@@ -339,14 +371,13 @@ impl Plan<'_> {
                 + vector(Format::U32)
                 + chosen.bias.map_or(Bytes(0), |_| vector(Format::F32))
         });
-        let freqs = self.f32(1, self.model.hyper.n_rot / 2);
-        let freqs = PackDesc::whole(freqs);
-        let freqs = weights.rope.as_ref().map_or(Bytes(0), |_| on.pack_size(&freqs, false));
-        (frame + predictor + freqs, cache.k + cache.v)
+        let freqs = self.freqs(layer).map(PackDesc::whole);
+        let freqs = freqs.map_or(Bytes(0), |freqs| on.pack_size(&freqs, false));
+        (frame + predictor + freqs, cache)
     }
 
     fn neurons(&self, device: DeviceIndex, ffn: &Ffn, n: usize) -> Bytes {
-        let neurons = match n == self.model.hyper.n_ff {
+        let neurons = match n == ffn.n_ff() {
             true => Neurons::All,
             false => Neurons::List((0..n as u32).collect()),
         };

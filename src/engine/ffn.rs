@@ -1,4 +1,4 @@
-//! A share of a feed-forward block on a device: which packs it needs and the op over them.
+//! A device's share of a feed-forward block: its packs and the op over them.
 
 use std::sync::Arc;
 
@@ -8,29 +8,27 @@ use hal::{
     Bytes, Device, HostRows, Layout, Operand, PackDesc, Rows, Select, Source, Tensor, TensorDesc,
 };
 
-use crate::model::{self, Affine, Ffn, Model};
-use crate::placement::Neurons;
-use crate::predictor::Layers;
+use model::chooser::Layers;
+use model::{self, Affine, Ffn, Model};
+use placement::{Cut, Neurons};
 
 use super::build::Plan;
 use super::predict::Chosen;
 use super::{EngineOptions, Result, Sparsity};
 
-/// How a model's feed-forward blocks are run; the same for all layers.
+/// How the feed-forward blocks of a model are run; the same for all layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FfnMode {
     pub(super) kind: FfnKind,
     pub(super) activation: Activation,
     pub(super) skip: Skip,
     sparse: bool,
-    /// Least score of the file's predictors.
+    /// Minimum score of a neuron with the file's predictors.
     threshold: f32,
     predicts: bool,
-    /// Predictors stand in no model file, and every block has one.
+    /// Predictors come from the side file, and every block has one.
     learned: bool,
     repack: bool,
-    /// Experts that a token uses.
-    n_used: usize,
 }
 
 impl FfnMode {
@@ -50,28 +48,27 @@ impl FfnMode {
             predicts: options.predicts(model),
             learned: options.learned_layers().is_some(),
             repack: options.repack,
-            n_used: model.hyper.experts.map_or(1, |experts| experts.n_used),
         }
     }
 
-    /// Whether neurons are dropped at all.
+    /// Whether neurons are skipped at all.
     pub(super) fn is_sparse(self) -> bool {
         self.sparse
     }
 
-    /// Whether predictors choose neurons, in the layers that have one.
+    /// Whether predictors choose neurons, in the layers that have a predictor.
     pub(super) fn predicts(self) -> bool {
         self.predicts
     }
 
-    /// What chooses the neurons of block `layer` ahead.
+    /// The predictor of block `layer`, if it has one.
     pub(super) fn chosen<'a>(
         self,
         model: &'a Model,
         options: &'a EngineOptions,
         layer: usize,
     ) -> Option<Chosen<'a>> {
-        let ffn = &model.layers[layer].ffn;
+        let ffn = model.layers[layer].ffn.as_ref()?;
         if !self.lists(ffn) {
             return None;
         }
@@ -91,8 +88,8 @@ impl FfnMode {
         }
     }
 
-    /// Down is made into rows per neuron where rows can be skipped, the file does not have them so, and weights may
-    /// be laid out anew.
+    /// Whether down is transposed into one row per neuron: where rows can be skipped, the file has
+    /// the other orientation, and weights may be repacked.
     fn transposes(self, ffn: &Ffn) -> bool {
         self.sparse && self.repack && !ffn.down_by_neuron
     }
@@ -104,14 +101,16 @@ impl FfnMode {
         }
     }
 
-    /// Neurons that have to stay together: a block of the format where down lies across neurons, or an expert.
-    pub(super) fn unit(self, model: &Model) -> usize {
-        let blocks = model.layers.iter().map(|layer| match self.orientation(&layer.ffn) {
+    /// How the neurons of each layer can be divided: into units that have to stay together, which
+    /// are a block of the format where down is not transposed, or an expert.
+    pub(super) fn cuts(self, model: &Model) -> Vec<Cut> {
+        let unit = |ffn: &Ffn| match self.orientation(ffn) {
             Down::ByNeuron => 1,
-            Down::AcrossNeurons if layer.ffn.n_expert.is_some() => layer.ffn.down.w.desc().n_cols,
-            Down::AcrossNeurons => layer.ffn.down.w.desc().format.block_values(),
-        });
-        blocks.max().unwrap_or(1)
+            Down::AcrossNeurons if ffn.experts.is_some() => ffn.down.w.desc().n_cols,
+            Down::AcrossNeurons => ffn.down.w.desc().format.block_values(),
+        };
+        let layers = model.layers.iter();
+        layers.map(|layer| Cut::new(layer.n_ff(), layer.ffn.as_ref().map_or(1, unit))).collect()
     }
 
     /// Whether a predictor lists the block's neurons.
@@ -120,10 +119,11 @@ impl FfnMode {
         self.predicts && known && self.orientation(ffn) == Down::ByNeuron
     }
 
-    /// What of a block lies side by side on `device`: where a predictor lists neurons, what is read of one, so that it
-    /// is one stretch of memory and not three. Only rows in one format can; down where it lies by neuron in the file.
+    /// Number of matrices bundled on `device`: where a predictor lists neurons, the rows of a
+    /// neuron are stored together, so that they are one contiguous read and not three. Only rows
+    /// in one format can be bundled, and down only where the file has one row per neuron.
     fn bundled(self, device: &Device, ffn: &Ffn) -> usize {
-        let wanted = self.repack && device.takes_columns() && ffn.n_expert.is_none();
+        let wanted = self.repack && device.takes_columns() && ffn.experts.is_none();
         if !wanted || !self.lists(ffn) {
             return 0;
         }
@@ -136,7 +136,8 @@ impl FfnMode {
         }
     }
 
-    /// The matrices of a share, gate first. What is transposed of experts comes from their matrices side by side.
+    /// The matrices of a share, gate first. Transposed matrices of experts are made from the
+    /// experts' matrices side by side.
     pub(super) fn packs(self, device: &Device, ffn: &Ffn, neurons: &Neurons) -> Vec<PackedFfn> {
         let rows = match neurons {
             Neurons::All => Select::All,
@@ -148,7 +149,7 @@ impl FfnMode {
             transpose,
             spare: 0,
         };
-        let source = match ffn.n_expert {
+        let source = match ffn.n_expert() {
             Some(n) if self.transposes(ffn) => {
                 model::beside(&ffn.down.w, n).expect("experts' rows are whole blocks")
             }
@@ -158,7 +159,7 @@ impl FfnMode {
         let down = match (self.orientation(ffn), neurons) {
             (Down::ByNeuron, _) => of(down, &rows, self.transposes(ffn)),
             (Down::AcrossNeurons, Neurons::All) => of(down, &Select::All, false),
-            (Down::AcrossNeurons, Neurons::List(list)) if ffn.n_expert.is_some() => {
+            (Down::AcrossNeurons, Neurons::List(list)) if ffn.experts.is_some() => {
                 let (n_ff, n_out) = (down.n_cols as u32, ffn.up.w.desc().n_cols as u32);
                 let experts = list.iter().step_by(down.n_cols).map(|&first| first / n_ff);
                 let rows = experts.flat_map(|expert| expert * n_out..(expert + 1) * n_out);
@@ -186,7 +187,7 @@ impl FfnMode {
             let rest = packs.split_off(n);
             let cols = packs.iter().map(|part| part.rows.desc().n_cols).collect();
             let parts = packs.into_iter().map(|part| part.rows).collect();
-            let bundle = model::bundle(parts).expect("as many rows, and one format");
+            let bundle = model::bundle(parts).expect("the rows have equal counts and one format");
             let pack = of(bundle.desc(), &rows, false);
             packs = vec![PackedFfn { name: "ffn_bundle", rows: bundle, pack, cols }];
             packs.extend(rest);
@@ -194,15 +195,16 @@ impl FfnMode {
         packs
     }
 
-    /// The groups of a share, of whose neurons `n_below(n)` are below number `n` of all.
+    /// The groups of a share, where `n_below(n)` of its neurons have a number below `n`.
     fn groups(self, ffn: &Ffn, n_below: impl Fn(usize) -> usize) -> Option<Groups> {
-        let n = ffn.n_expert?;
-        let n_ff = ffn.up.w.desc().n_rows / n;
-        let starts = (0..=n).map(|expert| n_below(expert * n_ff) as u32).collect();
-        Some(Groups { starts, n_used: self.n_used })
+        let experts = ffn.experts.as_ref()?;
+        let n_each = ffn.n_each();
+        let starts = (0..=experts.n).map(|expert| n_below(expert * n_each) as u32).collect();
+        Some(Groups { starts, n_used: experts.n_used })
     }
 
-    /// Bytes of a share of `n` neurons on `device`. Packs that a device uses in place cost nothing there.
+    /// Bytes of a share of `n` neurons on `device`. Packs that a device uses in place cost
+    /// nothing.
     pub(super) fn size(self, device: &Device, ffn: &Ffn, neurons: &Neurons, n: usize) -> Bytes {
         let matrices = self.packs(device, ffn, neurons);
         let matrices = matrices.iter().map(|PackedFfn { rows, pack, .. }| {
@@ -221,7 +223,7 @@ impl FfnMode {
         matrices.chain(before).chain(down).chain(cut).sum()
     }
 
-    /// Brings a share to `device`. What down adds, `bias_down`, one share of the layer brings for all.
+    /// Loads a share onto `device`. Only one share per layer has `bias_down`.
     pub(super) fn import(
         self,
         plan: &Plan<'_>,
@@ -230,7 +232,7 @@ impl FfnMode {
         neurons: &Neurons,
         bias_down: bool,
     ) -> Result<FfnTensors> {
-        let ffn = &plan.model.layers[layer].ffn;
+        let ffn = plan.block(layer);
         let label = |part: &str| format!("blk.{layer}.{part}");
         let mut matrices = Vec::new();
         for PackedFfn { name, rows, pack, cols } in self.packs(device, ffn, neurons) {
@@ -282,7 +284,7 @@ impl FfnMode {
             bias_gate: share.bias_gate,
             bias_up: share.bias_up,
             bias_down: share.bias_down,
-            // What stands beside a block's own neurons has no thresholds: it is computed whole.
+            // The shared expert has no thresholds and is computed whole.
             skip: match self.skip == Skip::BelowPerRow && share.threshold.is_none() {
                 true => Skip::Never,
                 false => self.skip,
@@ -318,7 +320,7 @@ impl FfnMode {
                     ..TensorDesc::new(n, n_embd, down.format)
                 },
                 Down::ByNeuron => TensorDesc::new(n, n_embd, down.format),
-                Down::AcrossNeurons if ffn.n_expert.is_some() => {
+                Down::AcrossNeurons if ffn.experts.is_some() => {
                     TensorDesc::new(n.div_ceil(down.n_cols) * n_embd, down.n_cols, down.format)
                 }
                 Down::AcrossNeurons => TensorDesc::new(n_embd, n, down.format),
@@ -333,28 +335,28 @@ impl FfnMode {
     }
 }
 
-/// One or more matrices of a share on their way to a device.
+/// One or more matrices of a share to be packed for a device.
 pub(super) struct PackedFfn {
     pub(super) name: &'static str,
     pub(super) rows: HostRows,
     pub(super) pack: PackDesc,
-    /// Columns of each; of more than one if they lie side by side.
+    /// Columns of each matrix; several if they are side by side.
     pub(super) cols: Vec<usize>,
 }
 
-/// The values of a vector over neurons that a share has.
+/// The values of a per-neuron vector for the neurons of a share.
 pub(super) fn chosen(bias: &HostRows, neurons: &Neurons) -> HostRows {
     let Neurons::List(list) = neurons else {
         return bias.clone();
     };
-    let bytes = bias.rows(0..1).expect("offsets are in memory");
+    let bytes = bias.rows(0..1).expect("biases are in memory");
     let values = list.iter().flat_map(|&n| &bytes[4 * n as usize..][..4]);
     let bytes: Vec<u8> = values.copied().collect();
     HostRows::new(Source::Owned(Arc::new(bytes)), 1, list.len(), Format::F32)
-        .expect("four bytes a neuron")
+        .expect("four bytes per neuron")
 }
 
-/// What the activations of a share's neurons must reach, if thresholds drop them.
+/// The thresholds on the activations of a share's neurons, if it uses thresholds.
 pub(super) fn cuts(options: &EngineOptions, layer: usize, neurons: &Neurons) -> Option<HostRows> {
     let (Sparsity::Within(target), Some(Layers::Thresholds(layers))) =
         (options.sparsity, options.learned_layers())
@@ -365,16 +367,16 @@ pub(super) fn cuts(options: &EngineOptions, layer: usize, neurons: &Neurons) -> 
     Some(chosen(&super::predict::vector(&values), neurons))
 }
 
-/// Where a share's input and results are.
+/// Inputs and outputs of a share's op.
 pub(super) struct FfnPlace<T> {
     pub(super) x: T,
-    /// What each expert weighs for each token.
+    /// Weight of each expert for each token.
     pub(super) weights: Option<T>,
     pub(super) y: T,
     pub(super) active: T,
-    /// Who carried each row through; `None` where nobody asks.
+    /// Counters of the tokens for which each row was active; `None` where rows are not counted.
     pub(super) hits: Option<T>,
-    /// Add to `y`.
+    /// Whether to add to `y`.
     pub(super) accumulate: bool,
 }
 
@@ -387,7 +389,7 @@ pub(super) struct FfnShare<T> {
     pub(super) bias_gate: Option<T>,
     pub(super) bias_up: Option<T>,
     pub(super) bias_down: Option<T>,
-    /// What each neuron's activation must reach.
+    /// Threshold of each neuron's activation.
     pub(super) threshold: Option<T>,
     pub(super) groups: Option<Groups>,
     pub(super) orientation: Down,
@@ -396,14 +398,14 @@ pub(super) struct FfnShare<T> {
 pub(super) type FfnTensors = FfnShare<Tensor>;
 
 impl FfnTensors {
-    /// The vectors over neurons of a share of block `layer`, and what they hold for `neurons`.
+    /// The per-neuron vectors of a share of block `layer`, with their values for `neurons`.
     pub(super) fn vectors(
         &self,
         plan: &Plan<'_>,
         layer: usize,
         neurons: &Neurons,
     ) -> Vec<(&Tensor, HostRows)> {
-        let ffn = &plan.model.layers[layer].ffn;
+        let ffn = plan.block(layer);
         let of = |part: &Affine| part.bias.as_ref().map(|bias| chosen(bias, neurons));
         let all = [
             self.bias_gate.as_ref().zip(ffn.gate.as_ref().and_then(of)),

@@ -1,35 +1,36 @@
-//! What a placement takes in the host's memory, by the parts that a device's memory is told by.
+//! Host memory of a placement, itemised like a device's memory.
 
 use hal::{Bytes, Device, Source};
 
-use crate::model::{Ffn, Model};
-use crate::placement::{CPU, DeviceBytes, Neurons, Placement};
+use model::{Ffn, Model};
+use placement::{CPU, DeviceBytes, Neurons, Placement};
 
 use super::EngineOptions;
 use super::build::{Plan, uses};
 use super::ffn::{FfnMode, PackedFfn};
 
-/// What the CPU holds of a model: what it allocates, and of the file what it reads where it lies.
+/// Host memory that the CPU uses for a model: its allocations, and what it reads in place from the
+/// file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostBytes {
-    /// All together.
+    /// Sum over everything.
     pub all: DeviceBytes,
     /// Layers in order.
     pub layers: Vec<HostLayer>,
 }
 
-/// What the CPU holds of one layer.
+/// Host memory of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostLayer {
-    /// Norms, attention and predictor, if the CPU is its home.
+    /// Norms, mixer and predictor, if the CPU is the layer's home.
     pub frame: Bytes,
-    /// Keys and values, if it is.
+    /// KV cache or recurrent state, if the CPU is the layer's home.
     pub cache: Bytes,
-    /// The neurons here, wherever the layer is at home.
+    /// The neurons on the CPU, whatever the layer's home.
     pub neurons: Bytes,
 }
 
-/// What `placement` of `model` takes in the host's memory; `devices` are the CPU and those beside it.
+/// Host memory of `placement` of `model`; the first of `devices` is the CPU.
 #[must_use]
 pub fn host_bytes(
     model: &Model,
@@ -50,8 +51,9 @@ impl Plan<'_> {
                 _ => Default::default(),
             };
             let here = placed.shares.iter().find(|share| share.device == CPU);
-            let ffn = &self.model.layers[index].ffn;
-            let neurons = here.map_or(Bytes(0), |share| self.held(ffn, &share.neurons));
+            let ffn = self.model.layers[index].ffn.as_ref();
+            let neurons = here.zip(ffn).map(|(share, ffn)| self.held(ffn, &share.neurons));
+            let neurons = neurons.unwrap_or_default();
             HostLayer { frame, cache, neurons }
         });
         let layers: Vec<HostLayer> = layers.collect();
@@ -80,10 +82,10 @@ impl Plan<'_> {
         HostBytes { all, layers }
     }
 
-    /// A share of a block on the CPU, with what it reads of the file where it lies.
+    /// A share of a block on the CPU, including what it reads in place from the file.
     fn held(&self, ffn: &Ffn, neurons: &Neurons) -> Bytes {
         let cpu = &self.devices[CPU];
-        let n = neurons.len(self.model.hyper.n_ff);
+        let n = neurons.len(ffn.n_ff());
         let in_place = |PackedFfn { rows, pack, .. }: &PackedFfn| {
             let mapped = matches!(rows.source(), Source::Mapped(_));
             match cpu.pack_size(pack, mapped) {
@@ -99,18 +101,18 @@ impl Plan<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Engine, Notice};
-    use crate::model::ModelOptions;
+    use crate::{Engine, Notice};
+    use model::ModelOptions;
     use std::sync::Arc;
 
-    /// What is allocated is among it, and besides no more than the file.
+    /// The total is at least what is allocated, and exceeds it by at most the size of the file.
     #[test]
     fn it_is_what_an_engine_allocates_and_the_file() {
-        let file = crate::embedded::file().unwrap();
+        let file = runtime::embedded::file().unwrap();
         let size = file.size_bytes();
         let model = Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap());
         let options = EngineOptions { n_ctx: 96, n_ubatch: 8, ..EngineOptions::default() };
-        let devices = vec![crate::devices::cpu(Some(1))];
+        let devices = vec![runtime::devices::cpu(Some(1))];
         let quiet: Notice = Arc::new(|_: &str| {});
         let engine = Engine::load(model, devices, options, None, quiet, &|_, _| {}).unwrap();
         let host =

@@ -1,17 +1,17 @@
-//! How weights come to a device: as packs made earlier, where they lie, or packed now.
+//! Loads weights onto a device: from packs made earlier, in place, or packed now.
 
 use hal::{Bytes, Device, DeviceKind, HostRows, PackDesc, Source, Tensor};
 
 use crate::converted::Weight;
-use crate::model::{LayerWeights, Model};
-use crate::placement::Neurons;
+use model::{Ffn, LayerWeights, Model};
+use placement::Neurons;
 
 use super::build::Plan;
 use super::ffn::{FfnMode, PackedFfn};
 use super::{EngineOptions, Result};
 
 impl Plan<'_> {
-    /// Brings a pack to `device`. Pages of the file that were only read to copy them are dropped.
+    /// Loads a pack onto `device`. Pages of the file that were only read to copy them are dropped.
     pub(super) fn import(
         &self,
         device: &Device,
@@ -34,13 +34,13 @@ impl Plan<'_> {
         Ok(tensor)
     }
 
-    /// [`Plan::import`] of a matrix as stored.
+    /// [`Plan::import`] of a matrix in its stored form.
     pub(super) fn whole(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
         self.import(device, label, &PackDesc::whole(rows.desc()), rows)
     }
 
-    /// A vector over neurons. Where neurons change sides it is written again, which memory that was taken as it came
-    /// cannot be.
+    /// A per-neuron vector. Where neurons are exchanged it is written again later, so it is copied
+    /// and not adopted in place.
     pub(super) fn vector(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
         if device.info().kind != DeviceKind::Cpu || !self.counts() {
             return self.whole(device, label, rows);
@@ -54,14 +54,15 @@ impl Plan<'_> {
     pub(super) fn layer_bytes(&self, layer: usize) -> u64 {
         let LayerWeights { frame, ffn, .. } = &self.model.layers[layer];
         let size = |rows: &HostRows| rows.desc().bytes().unwrap_or_default().0;
-        let mut sum: u64 = ffn.matrices().map(|(_, rows)| size(rows)).sum();
+        let matrices = ffn.iter().flat_map(Ffn::matrices);
+        let mut sum: u64 = matrices.map(|(_, rows)| size(rows)).sum();
         frame.each(&mut |_, rows| sum += size(rows));
         sum
     }
 }
 
-/// The weights of `model` that `device` lays out anew and whose packs can be kept in a file, with all of the model
-/// on that device.
+/// The weights of `model` that `device` repacks and whose packs can be cached in a file, with the
+/// whole model on that device.
 #[must_use]
 pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Vec<Weight> {
     let mode = FfnMode::new(model, options);
@@ -75,7 +76,8 @@ pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Ve
         layer.frame.each(&mut |part, rows| {
             add(format!("blk.{i}.{part}"), PackDesc::whole(rows.desc()), rows);
         });
-        for PackedFfn { name, rows, pack, .. } in mode.packs(device, &layer.ffn, &Neurons::All) {
+        let packs = layer.ffn.iter().flat_map(|ffn| mode.packs(device, ffn, &Neurons::All));
+        for PackedFfn { name, rows, pack, .. } in packs {
             add(format!("blk.{i}.{name}"), pack, &rows);
         }
     }

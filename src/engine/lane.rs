@@ -1,4 +1,4 @@
-//! What the engine holds on one device besides weights: a queue, the step's facts, scratch.
+//! The engine's data on one device besides weights: queue, batch facts, scratch.
 
 use std::convert::Infallible;
 
@@ -6,33 +6,35 @@ use hal::format::Format;
 use hal::op::MOST_COUNTED;
 use hal::{Batch, BatchShape, Bytes, Device, Operand, Queue, Tensor, TensorDesc};
 
-use crate::model::{Hyper, Model};
+use model::Model;
 
+use super::mixer::{scratch_of, shapes};
 use super::predict::{ListShape, Lists};
 use super::{EngineOptions, Result};
 
-/// Shapes of the scratch of a lane, the same on every device.
+/// Shapes of a lane's scratch, the same on every device.
 #[derive(Clone, Debug)]
 pub(super) struct ScratchShape {
     pub(super) max_out: usize,
     pub(super) n_layer: usize,
     pub(super) n_embd: usize,
     pub(super) n_vocab: usize,
-    /// Experts to choose from; 0 where there are none.
+    /// Number of experts; 0 in dense models.
     pub(super) n_expert: usize,
     /// `[n_ubatch, ...]`.
     pub(super) body: Scratch<TensorDesc>,
     pub(super) batch: BatchShape,
     /// Present if predictors choose neurons.
     pub(super) lists: Option<ListShape>,
-    /// Counters of rows that were carried through, a row of neurons for each layer; present if neurons change sides.
+    /// Counters of active rows, one row per layer, as wide as the largest block; present if
+    /// neurons are exchanged.
     pub(super) hits: Option<TensorDesc>,
-    /// Whether blocks have vectors over their neurons.
+    /// Whether blocks have per-neuron vectors.
     vectors: bool,
 }
 
 impl ScratchShape {
-    /// For `n_devices`, used or not. `counts` says whether rows are counted.
+    /// For `n_devices` devices, used or not. `counts` says whether rows are counted.
     pub(super) fn new(
         model: &Model,
         options: &EngineOptions,
@@ -40,15 +42,15 @@ impl ScratchShape {
         counts: bool,
     ) -> ScratchShape {
         let hyper = &model.hyper;
-        let (n_ff, n_layer) = (hyper.n_ff, hyper.n_layer);
+        let (n_ff, n_layer) = (model.max_n_ff(), hyper.n_layer);
         let lists = ListShape { n_ff, n_layer, shared: n_devices > 1 };
         ScratchShape {
             max_out: options.max_out(),
             n_layer: hyper.n_layer,
             n_embd: hyper.n_embd,
             n_vocab: model.n_vocab(),
-            n_expert: hyper.experts.map_or(0, |experts| experts.n),
-            body: Scratch::shapes(hyper, options.n_ubatch),
+            n_expert: model.max_experts(),
+            body: Scratch::shapes(model, options.n_ubatch),
             batch: BatchShape {
                 max_tokens: options.n_ubatch,
                 max_seqs: options.n_seq,
@@ -57,7 +59,7 @@ impl ScratchShape {
             lists: options.predicts(model).then_some(lists),
             hits: counts.then(|| TensorDesc::new(n_layer, n_ff, Format::F32)),
             vectors: options.has_thresholds()
-                || model.layers.iter().any(|layer| layer.ffn.biases().next().is_some()),
+                || model.blocks().any(|(_, ffn)| ffn.biases().next().is_some()),
         }
     }
 
@@ -75,7 +77,7 @@ impl ScratchShape {
         TensorDesc::new(n_counters(self.n_layer), n_tokens, Format::F32)
     }
 
-    /// Bytes that a lane takes on `device`, staging included, for the ladder's `rungs`.
+    /// Bytes of a lane on `device`, staging included, for the ladder's `rungs`.
     pub(super) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
         let size = |desc: &TensorDesc| device.alloc_size(desc);
         let mut body = Bytes(0);
@@ -84,7 +86,7 @@ impl ScratchShape {
         let active: Bytes = rungs.iter().map(|&n| size(&self.active(n))).sum();
         let lists = self.lists.map_or(Bytes(0), |lists| lists.size(device, rungs));
         let batch = size(&self.words()) + Bytes(4 * self.batch.n_words() as u64);
-        // Fetched and written a layer at a time.
+        // Fetched and written one layer at a time.
         let hits = self.hits.map_or(Bytes(0), |hits| size(&hits) + self.hits_staging());
         body + batch + staging + active + lists + hits
     }
@@ -95,26 +97,26 @@ impl ScratchShape {
         body + Bytes(4 * self.n_vocab as u64)
     }
 
-    /// Staging for a layer's counters of rows and, of as many words, for where its neurons live; and for the vectors over
-    /// the neurons of every layer's share.
+    /// Bytes of staging for a layer's row counters, its table of slots (the same number of words),
+    /// and the per-neuron vectors of every layer's share.
     fn hits_staging(&self) -> Bytes {
         let Some(hits) = self.hits else { return Bytes(0) };
         let vectors = if self.vectors { hits.n_rows } else { 0 };
         Bytes(4 * (hits.n_cols * (1 + vectors)) as u64)
     }
 
-    /// Staging for the residual, the counters and the experts' weights of one rung.
+    /// Bytes of staging for the residual, the counters and the expert weights of one rung.
     fn staging(&self, n: usize) -> usize {
         4 * n * (self.n_embd + n_counters(self.n_layer) + self.n_expert)
     }
 }
 
-/// Rows of counters of active neurons: the layers', and one for what streams, of whatever layer.
+/// Rows of counters of active neurons: one per layer, and one for streamed weights of all layers.
 pub(super) fn n_counters(n_layer: usize) -> usize {
     n_layer + 1
 }
 
-/// One device at work.
+/// One device in use.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) device: Device,
@@ -125,7 +127,7 @@ pub(super) struct Lane {
     pub(super) active: Vec<Tensor>,
     /// Present if predictors choose neurons.
     pub(super) lists: Option<Lists>,
-    /// Counters of rows that were carried through, `[n_layer, n_ff]`; present if neurons change sides.
+    /// Counters of active rows, `[n_layer, most neurons]`; present if neurons are exchanged.
     hits: Option<Tensor>,
 }
 
@@ -134,56 +136,94 @@ pub(super) struct Lane {
 pub(super) struct Scratch<T> {
     pub(super) x: T,
     pub(super) h: T,
-    pub(super) q: T,
-    pub(super) k: T,
-    pub(super) v: T,
-    pub(super) attention: T,
     pub(super) y: T,
-    /// Input of shares that another lane handed over.
+    /// Input of shares that another device handed off.
     pub(super) handed: T,
-    /// What each expert weighs, decided at a layer's home; present if there are experts.
+    /// Weight of each expert, computed on a layer's home; present if there are experts.
     pub(super) weights: Option<T>,
-    /// What the shared expert weighs.
+    /// Weight of the shared expert.
     pub(super) shared_weight: Option<T>,
-    /// Present if keys and values are latent.
-    pub(super) latent: Option<LatentScratch<T>>,
+    /// Scratch of the mixers by use and columns; layers of the same sizes share it.
+    mixers: Vec<(Role, usize, T)>,
 }
 
-/// Between a layer's normed input and its keys and values.
-#[derive(Clone, Debug)]
-pub(super) struct LatentScratch<T> {
-    pub(super) folded: T,
-    pub(super) normed: T,
-    pub(super) turning: T,
-    pub(super) unfolded: T,
+/// The use of a scratch tensor in a mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Queries; the input of a short convolution.
+    Query,
+    /// Queries after their convolution.
+    QueryConv,
+    /// Queries and gates as the output of one matrix.
+    QueryGate,
+    /// Gates of attention's output.
+    Gate,
+    /// Keys.
+    Key,
+    /// Keys after their convolution.
+    KeyConv,
+    /// The columns of keys that RoPE is applied to, one for all heads (MLA).
+    KeyRope,
+    /// Values.
+    Value,
+    /// The latent vector of keys and values (MLA).
+    LatentKv,
+    /// The same after its norm.
+    LatentKvNormed,
+    /// Keys and values expanded from it.
+    LatentExpanded,
+    /// Output of the mixer before the output matrix.
+    Mixed,
+    /// Decay of a gated delta rule.
+    Decay,
+    /// Writing strength of a gated delta rule.
+    Beta,
 }
 
-impl Scratch<TensorDesc> {
-    fn shapes(hyper: &Hyper, n_tokens: usize) -> Scratch<TensorDesc> {
-        let f32 = |cols| TensorDesc::new(n_tokens, cols, Format::F32);
-        let Hyper { n_embd, n_head, n_rot, d_head, d_value, d_latent, experts, .. } = *hyper;
-        Scratch {
-            x: f32(n_embd),
-            h: f32(n_embd),
-            q: f32(hyper.n_q()),
-            k: f32(hyper.n_kv()),
-            v: f32(hyper.n_value()),
-            attention: f32(hyper.n_gathered()),
-            y: f32(n_embd),
-            handed: f32(n_embd),
-            weights: experts.map(|experts| f32(experts.n)),
-            shared_weight: experts.map(|_| f32(1)),
-            latent: (d_latent > 0).then(|| LatentScratch {
-                folded: f32(d_latent),
-                normed: f32(d_latent),
-                turning: f32(n_rot),
-                unfolded: f32(n_head * (d_head - n_rot + d_value)),
-            }),
+impl Role {
+    fn label(self) -> &'static str {
+        match self {
+            Role::Query => "q",
+            Role::QueryConv => "q_conv",
+            Role::QueryGate => "q_gate",
+            Role::Gate => "gate",
+            Role::Key => "k",
+            Role::KeyConv => "k_conv",
+            Role::KeyRope => "k_rope",
+            Role::Value => "v",
+            Role::LatentKv => "latent",
+            Role::LatentKvNormed => "latent_normed",
+            Role::LatentExpanded => "latent_expanded",
+            Role::Mixed => "mixed",
+            Role::Decay => "decay",
+            Role::Beta => "beta",
         }
     }
 }
 
-/// Makes one tensor of a scratch, of this label.
+impl Scratch<TensorDesc> {
+    fn shapes(model: &Model, n_tokens: usize) -> Scratch<TensorDesc> {
+        let f32 = |cols| TensorDesc::new(n_tokens, cols, Format::F32);
+        let (n_embd, n_expert) = (model.hyper.n_embd, model.max_experts());
+        let mut mixers: Vec<(Role, usize, TensorDesc)> = Vec::new();
+        for (role, cols) in model.layers.iter().flat_map(|layer| scratch_of(&shapes(layer))) {
+            if !mixers.iter().any(|known| (known.0, known.1) == (role, cols)) {
+                mixers.push((role, cols, f32(cols)));
+            }
+        }
+        Scratch {
+            x: f32(n_embd),
+            h: f32(n_embd),
+            y: f32(n_embd),
+            handed: f32(n_embd),
+            weights: (n_expert > 0).then(|| f32(n_expert)),
+            shared_weight: (n_expert > 0).then(|| f32(1)),
+            mixers,
+        }
+    }
+}
+
+/// Allocates one scratch tensor with this label.
 type Alloc<'a, T, U, E> = dyn FnMut(&'static str, &T) -> std::result::Result<U, E> + 'a;
 
 impl<T> Scratch<T> {
@@ -194,24 +234,23 @@ impl<T> Scratch<T> {
         Ok(Scratch {
             x: f("x", &self.x)?,
             h: f("h", &self.h)?,
-            q: f("q", &self.q)?,
-            k: f("k", &self.k)?,
-            v: f("v", &self.v)?,
-            attention: f("attention", &self.attention)?,
             y: f("y", &self.y)?,
             handed: f("handed", &self.handed)?,
             weights: maybe("weights", &self.weights, f)?,
             shared_weight: maybe("shared_weight", &self.shared_weight, f)?,
-            latent: match &self.latent {
-                Some(latent) => Some(LatentScratch {
-                    folded: f("folded", &latent.folded)?,
-                    normed: f("normed", &latent.normed)?,
-                    turning: f("turning", &latent.turning)?,
-                    unfolded: f("unfolded", &latent.unfolded)?,
-                }),
-                None => None,
-            },
+            mixers: self
+                .mixers
+                .iter()
+                .map(|(role, cols, tensor)| Ok((*role, *cols, f(role.label(), tensor)?)))
+                .collect::<std::result::Result<_, E>>()?,
         })
+    }
+
+    /// The tensor of `cols` columns that a mixer uses for `role`; [`scratch_of`] lists all of
+    /// them.
+    pub(super) fn at(&self, role: Role, cols: usize) -> &T {
+        let found = self.mixers.iter().find(|known| (known.0, known.1) == (role, cols));
+        found.map(|(_, _, tensor)| tensor).expect("scratch was made for all layers")
     }
 
     /// The same over another kind of operand.
@@ -263,13 +302,13 @@ impl Lane {
         })
     }
 
-    /// The counters of a layer for a program of `n_tokens`, if there are any.
+    /// The row counters of a layer for a program of `n_tokens`, if rows are counted.
     pub(super) fn hits(&self, layer: usize, n_tokens: usize) -> Option<Tensor> {
         let hits = self.hits.as_ref().filter(|_| n_tokens <= MOST_COUNTED);
         hits.map(|hits| hits.rows(layer..layer + 1))
     }
 
-    /// Fetches the counters of a layer to `out` and sets them to 0.
+    /// Reads the row counters of a layer into `out` and clears them.
     pub(super) fn take_hits(&mut self, layer: usize, out: &mut Vec<f32>) -> Result<()> {
         let Some(hits) = self.hits(layer, 1) else { return Ok(()) };
         out.resize(hits.desc().n_cols, 0.0);
@@ -277,7 +316,7 @@ impl Lane {
         self.clear_hits(layer)
     }
 
-    /// Sets the counters of a layer to 0.
+    /// Clears the row counters of a layer.
     pub(super) fn clear_hits(&mut self, layer: usize) -> Result<()> {
         let Some(hits) = self.hits(layer, 1) else { return Ok(()) };
         Ok(self.queue.write(&hits, &vec![0; 4 * hits.desc().n_cols])?)

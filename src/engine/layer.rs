@@ -1,48 +1,46 @@
-//! A layer as ops: over tensors to record it, over their shapes to ask whether a device can run it.
+//! A layer as ops: over tensors to record it, over shapes to ask whether a device supports it.
 
-use hal::op::{
-    Add, Attention, CopyHeads, Down, Groups, HeadColumns, MatMul, Merge, Norm, Op, Post, Rope,
-    Route, Scoring, StoreKv,
-};
-use hal::{Batch, KvCache, Operand, RowSet, Rows};
+use hal::op::{Add, Down, Groups, MatMul, Merge, Norm, Op, Post, Route, Scoring};
+use hal::{Batch, Operand, RowSet, Rows};
 
-use crate::model::{
-    Affine, BlockKind, Frame, Kv, LayerWeights, Model, Positions, PredictorInput, RouterInput,
-    Shared,
+use model::{
+    Affine, BlockKind, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, Shared,
 };
 
 use super::ffn::{FfnMode, FfnPlace, FfnShare};
 use super::lane::Scratch;
+use super::mixer::Memory;
 use super::predict::{Input, Predictor};
 
-/// What the ops of a layer are made of.
+/// Operands of a layer's ops.
 pub(super) struct LayerOps<'a, T> {
     pub(super) model: &'a Model,
     pub(super) mode: FfnMode,
     /// The layer in the file.
     pub(super) facts: &'a LayerWeights,
     pub(super) frame: &'a Frame<T>,
-    /// Frequencies of the rotary positions.
+    /// Frequencies of RoPE.
     pub(super) freqs: Option<&'a T>,
-    pub(super) cache: &'a KvCache<T>,
-    /// What chooses neurons.
+    pub(super) memory: &'a Memory<T>,
+    /// Chooses the active neurons.
     pub(super) predictor: Option<&'a Predictor<T>>,
-    /// Neurons at home; `None` if all are elsewhere.
+    /// Resident neurons; `None` if none is on the home device.
     pub(super) own: Option<&'a FfnShare<T>>,
     pub(super) scratch: &'a Scratch<T>,
     pub(super) batch: &'a Batch<T>,
     /// Counters of neurons.
     pub(super) active: T,
-    /// Counters of rows, if they are counted.
+    /// Row counters, if rows are counted.
     pub(super) hits: Option<T>,
-    /// Lists that the predictor fills: rows here and, if some neurons are elsewhere, rows there.
+    /// Lists that the predictor fills: resident rows and, if some neurons are on other devices,
+    /// absent rows.
     pub(super) resident: Option<RowSet<T>>,
     pub(super) absent: Option<RowSet<T>>,
-    /// Present if neurons that are elsewhere are computed there.
+    /// Present if some neurons are computed on other devices.
     pub(super) mailbox: Option<usize>,
 }
 
-/// `y = norm(x)`, over each run of as many values as `norm` has factors.
+/// `y = norm(x)`, over each group of `norm`'s length.
 pub(super) fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) -> Op<T> {
     Norm {
         x: x.clone(),
@@ -56,7 +54,7 @@ pub(super) fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) ->
     .into()
 }
 
-/// What `predictor` reads, before anything is added to the residual.
+/// The input of `predictor`, before the residual is updated.
 pub(super) fn predictor_input<'a, T>(
     model: &Model,
     predictor: &Predictor<T>,
@@ -68,7 +66,7 @@ pub(super) fn predictor_input<'a, T>(
     }
 }
 
-fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
+pub(super) fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
     MatMul { w: by.w.clone(), x: x.clone(), bias: by.bias.clone(), y: y.clone() }.into()
 }
 
@@ -80,14 +78,16 @@ impl<T: Operand> LayerOps<'_, T> {
         ops
     }
 
-    /// Up to the feed-forward block's input in `h` and, with experts, what each weighs.
+    /// The ops up to the feed-forward block's input in `h` and, with experts, their weights.
     pub(super) fn before_neurons(&self) -> Vec<Op<T>> {
         let (s, frame) = (self.scratch, self.frame);
         let mut ops = Vec::new();
         self.route(&mut ops, RouterInput::Layer, &s.x);
-        ops.push(self.norm(&s.x, &frame.attn_norm, &s.h));
-        self.attention(&mut ops);
-        if !self.is_parallel() {
+        if let Some(norm) = &frame.attn_norm {
+            ops.push(self.norm(&s.x, norm, &s.h));
+        }
+        self.mix(&mut ops);
+        if !self.is_parallel() && self.mixes() {
             self.add(&mut ops, frame.post_attn_norm.as_ref());
         }
         if let Some(norm) = &frame.ffn_norm {
@@ -97,36 +97,44 @@ impl<T: Operand> LayerOps<'_, T> {
         ops
     }
 
-    /// The rest: from the feed-forward block on.
+    /// The remaining ops: from the feed-forward block on.
     pub(super) fn ops_after_attention(&self) -> Vec<Op<T>> {
         let mut ops = self.neurons_alone();
         ops.extend(self.after_neurons());
         ops
     }
 
-    /// The feed-forward block alone.
+    /// The ops of the feed-forward block alone.
     pub(super) fn neurons_alone(&self) -> Vec<Op<T>> {
         let mut ops = Vec::new();
-        self.neurons(&mut ops, self.is_parallel());
+        if self.facts.ffn.is_some() {
+            self.neurons(&mut ops, self.is_parallel() && self.mixes());
+        }
         ops
     }
 
-    /// What follows it.
+    /// The ops after it.
     pub(super) fn after_neurons(&self) -> Vec<Op<T>> {
         let mut ops = Vec::new();
-        self.add(&mut ops, self.frame.post_ffn_norm.as_ref());
+        if self.facts.ffn.is_some() || (self.is_parallel() && self.mixes()) {
+            self.add(&mut ops, self.frame.post_ffn_norm.as_ref());
+        }
         ops
+    }
+
+    fn mixes(&self) -> bool {
+        !matches!(self.frame.mixer, Mixer::None)
     }
 
     fn is_parallel(&self) -> bool {
         self.model.spec.block == BlockKind::Parallel
     }
 
-    fn norm(&self, x: &T, by: &Affine<T>, y: &T) -> Op<T> {
+    pub(super) fn norm(&self, x: &T, by: &Affine<T>, y: &T) -> Op<T> {
         norm(self.model, x, by, y)
     }
 
-    /// Adds what half a layer left in `y`, normed first if there is a norm for it.
+    /// Adds the output `y` of half a layer to the residual, after its post-norm if it has one.
     fn add(&self, ops: &mut Vec<Op<T>>, post_norm: Option<&Affine<T>>) {
         let s = self.scratch;
         let a = match post_norm {
@@ -142,7 +150,7 @@ impl<T: Operand> LayerOps<'_, T> {
     /// Chooses experts by `x` if the router reads `input`.
     fn route(&self, ops: &mut Vec<Op<T>>, input: RouterInput, x: &T) {
         let (Some(router), Some(weights), Some(experts)) =
-            (&self.frame.router, &self.scratch.weights, &self.model.hyper.experts)
+            (&self.frame.router, &self.scratch.weights, self.facts.experts())
         else {
             return;
         };
@@ -161,7 +169,7 @@ impl<T: Operand> LayerOps<'_, T> {
         }
     }
 
-    /// Adds what every token uses beside its experts to `y`, or puts it there unless `accumulate`.
+    /// Computes the shared expert into `y`, adding to it if `accumulate`.
     fn shared(&self, ops: &mut Vec<Op<T>>, shared: &Shared<T>, accumulate: bool) {
         let s = self.scratch;
         let mut groups = None;
@@ -203,11 +211,11 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(self.mode.op(&share, Rows::All, place).into());
     }
 
-    /// From the normed `h` to the block's output in `y`, added to what is there if `accumulate`.
+    /// From the normed `h` to the block's output in `y`, adding to it if `accumulate`.
     fn neurons(&self, ops: &mut Vec<Op<T>>, accumulate: bool) {
         let s = self.scratch;
         let (mut rows, mut absent) = (Rows::All, None);
-        // Where the others stream, their lists are made piece by piece.
+        // Where the absent neurons are streamed, their lists are made per chunk.
         let wanted = self.own.is_some() || self.mailbox.is_some();
         if let (Some(predictor), Some(resident), true) = (self.predictor, &self.resident, wanted) {
             absent = self.absent.clone();
@@ -222,7 +230,8 @@ impl<T: Operand> LayerOps<'_, T> {
         let mut accumulate = accumulate;
         if let Some(own) = self.own {
             let (x, y, active) = (s.h.clone(), s.y.clone(), self.active.clone());
-            let (weights, hits) = (s.weights.clone(), self.hits.clone());
+            let weights = s.weights.clone().filter(|_| own.groups.is_some());
+            let hits = self.hits.clone();
             let place = FfnPlace { x, weights, y, active, hits, accumulate };
             ops.push(self.mode.op(own, rows, place).into());
             accumulate = true;
@@ -235,94 +244,5 @@ impl<T: Operand> LayerOps<'_, T> {
             let (batch, y) = (self.batch.clone(), s.y.clone());
             ops.push(Merge { batch, y, mailbox, accumulate }.into());
         }
-    }
-
-    /// From the normed `h` to attention's output in `y`.
-    fn attention(&self, ops: &mut Vec<Op<T>>) {
-        let (s, frame, hyper) = (self.scratch, self.frame, &self.model.hyper);
-        self.queries_keys_values(ops);
-        if let (Some(freqs), Some(rope), Positions::Rotary(pairing)) =
-            (self.freqs, &self.facts.rope, self.model.spec.positions)
-        {
-            let first = match frame.kv {
-                Kv::Direct { .. } => 0,
-                Kv::Latent(_) => hyper.d_head - hyper.n_rot,
-            };
-            for x in [&s.q, &s.k] {
-                let rope = Rope {
-                    freqs: freqs.clone(),
-                    batch: self.batch.clone(),
-                    x: x.clone(),
-                    d_head: hyper.d_head,
-                    first,
-                    n_rot: hyper.n_rot,
-                    pairing,
-                    scale: rope.scale,
-                };
-                ops.push(rope.into());
-            }
-        }
-        let (k, v) = (s.k.clone(), s.v.clone());
-        ops.push(StoreKv { k, v, batch: self.batch.clone(), cache: self.cache.clone() }.into());
-        let attention = Attention {
-            q: s.q.clone(),
-            cache: self.cache.clone(),
-            batch: self.batch.clone(),
-            sinks: frame.sinks.clone(),
-            y: s.attention.clone(),
-            n_head: hyper.n_head,
-            n_head_kv: hyper.n_head_kv,
-            scale: hyper.attn_scale,
-            window: self.facts.window,
-            softcap: hyper.attn_softcap,
-        };
-        ops.push(attention.into());
-        ops.push(matmul(&frame.o, &s.attention, &s.y));
-    }
-
-    /// From the normed `h` to `q`, `k` and `v`.
-    fn queries_keys_values(&self, ops: &mut Vec<Op<T>>) {
-        let (s, frame) = (self.scratch, self.frame);
-        // What is normed by head is made where nothing else is yet: attention's output and the values.
-        let mut product =
-            |by: &Affine<T>, head_norm: Option<&Affine<T>>, free: &T, y: &T| match head_norm {
-                Some(norm) => {
-                    ops.push(matmul(by, &s.h, free));
-                    ops.push(self.norm(free, norm, y));
-                }
-                None => ops.push(matmul(by, &s.h, y)),
-            };
-        product(&frame.q, frame.q_norm.as_ref(), &s.attention, &s.q);
-        match &frame.kv {
-            Kv::Direct { k, v } => {
-                product(k, frame.k_norm.as_ref(), &s.v, &s.k);
-                product(v, None, &s.v, &s.v);
-            }
-            Kv::Latent(_) => self.latent(ops),
-        }
-    }
-
-    /// Keys and values through a latent vector.
-    fn latent(&self, ops: &mut Vec<Op<T>>) {
-        let (s, hyper) = (self.scratch, &self.model.hyper);
-        let (Kv::Latent(by), Some(latent)) = (&self.frame.kv, &s.latent) else {
-            return;
-        };
-        let n_still = hyper.d_head - hyper.n_rot;
-        let n_unfolded = n_still + hyper.d_value;
-        ops.push(matmul(&by.fold, &s.h, &latent.folded));
-        ops.push(self.norm(&latent.folded, &by.norm, &latent.normed));
-        ops.push(matmul(&by.turning, &s.h, &latent.turning));
-        ops.push(matmul(&by.unfold, &latent.normed, &latent.unfolded));
-        let columns = |first, step| HeadColumns { first, step };
-        let mut copy = |x: &T, from, y: &T, to, width| {
-            let (x, y) = (x.clone(), y.clone());
-            ops.push(CopyHeads { x, y, n_head: hyper.n_head, width, from, to }.into());
-        };
-        let to_key = |first| columns(first, hyper.d_head);
-        copy(&latent.unfolded, columns(0, n_unfolded), &s.k, to_key(0), n_still);
-        copy(&latent.turning, columns(0, 0), &s.k, to_key(n_still), hyper.n_rot);
-        let to_value = columns(0, hyper.d_value);
-        copy(&latent.unfolded, columns(n_still, n_unfolded), &s.v, to_value, hyper.d_value);
     }
 }

@@ -1,80 +1,90 @@
-//! A model on devices: loading by a placement, stepping, and going on when a device is lost.
+//! A model on devices: loads by a placement, runs steps, and continues after the loss of a device.
 //!
-//! Start at [`Engine::feed`]; what a step does on a device is recorded in `record.rs`, how it is replayed
-//! and its hand-offs are answered is in `step.rs`.
+//! Start at [`Engine::feed`]; `record.rs` records a step's programs, `step.rs` replays them and
+//! answers their hand-offs.
 
 mod adapt;
 mod build;
+pub mod converted;
 mod cost;
+mod counters;
 mod error;
 mod ffn;
 mod host;
 mod import;
 mod lane;
 mod layer;
+mod mixer;
 mod observe;
 mod options;
 mod predict;
 mod record;
 mod refill;
 mod refused;
-mod session;
+mod sequence;
 mod step;
 mod stream;
 mod timeline;
+pub mod trace;
 mod value;
 mod workspace;
 
 pub use adapt::{ExchangeNeeds, Exchanged};
 pub use cost::{assumed_past, exchange_needs, forecast, task};
+pub use counters::StepStats;
 pub use error::{Error, Result};
 pub use host::{HostBytes, HostLayer, host_bytes};
 pub use import::to_convert;
+pub use mixer::state_bytes;
 pub use observe::Observed;
 pub use options::{EngineOptions, Placing, Sparsity, Streaming};
-pub use session::{Session, Want};
-pub use step::StepStats;
+pub use sequence::{EachLogits, Feed, NotRestored, Sequence, Want};
 pub use timeline::{Event, StepTrace, Tracer, Waits, Work};
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use hal::op::MOST_COUNTED;
 use hal::{BatchFacts, Bytes, Device, KvCache};
 
-use crate::model::{LayerWeights, Model};
-use crate::placement::{CPU, Forecast, Placement};
+use model::{LayerWeights, Model};
+use placement::{CPU, Forecast, Placement};
 
 use build::{Loaded, Plan};
 use ffn::FfnMode;
 use observe::Watch;
-use step::{Buffers, StepSizes};
+use sequence::{Pool, PoolSizes, StepArena};
+use step::{BlockSizes, Buffers, StepSizes};
 
-/// What the engine tells while it works: slow paths, shrunk placements, lost devices.
+/// Callback for messages while the engine works: slow paths, shrunk placements, lost devices.
 pub type Notice = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A model ready to run.
 pub struct Engine {
     model: Arc<Model>,
-    /// Entry 0 is the CPU. A lost device stays in the list, without budget.
+    /// Entry 0 is the CPU. A lost device stays in the list with no budget.
     devices: Vec<Device>,
     lost: Vec<bool>,
     options: EngineOptions,
     mode: FfnMode,
-    /// The latest, also while nothing is loaded.
+    /// The latest placement, also while nothing is loaded.
     placement: Placement,
-    /// What was expected of it, if it was planned here.
+    /// Forecast of the placement, if it was planned here.
     forecast: Option<Forecast>,
     /// `None` between the loss of a device and the next step.
     loaded: Option<Loaded>,
     sizes: StepSizes,
     buffers: Buffers,
     logits: Vec<f32>,
+    /// Statistics of all steps as far as the counters were read, and the part that
+    /// [`Engine::take_stats`] has returned.
+    totals: StepStats,
+    taken: StepStats,
     tracer: Option<Tracer>,
-    /// Cache blocks that no session of this generation has.
-    free: Vec<u32>,
-    /// Counts the losses: what a session of an older generation holds is gone.
-    generation: u64,
+    arena: StepArena,
+    /// Cache blocks and state rows of `loaded`; those of an older pool are no longer valid.
+    pool: Arc<Pool>,
     notice: Notice,
 }
 
@@ -85,13 +95,13 @@ impl fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Loads `model` on `devices` (the CPU first, no name twice), placed as their budgets allow or as `placement` says.
-    /// `progress` hears the bytes of weights that are in their place, and of all.
+    /// Loads `model` on `devices` (the CPU first, names unique), placed by `placement` or else
+    /// within their budgets. `progress` gets the bytes of weights loaded and the total.
     ///
     /// # Errors
-    /// [`Error::CacheFormat`] where heads are no whole blocks of it, [`Error::Positions`] for a context beyond learned
-    /// positions, [`Error::Placement`] for a placement that does
-    /// not fit the model, [`Error::Device`] when even the CPU has no room.
+    /// [`Error::CacheFormat`] where heads are not whole blocks of the format, [`Error::Positions`]
+    /// for a context beyond learned positions, [`Error::Placement`] for a placement that does not
+    /// fit the model, [`Error::Device`] when even the CPU has too little memory.
     ///
     /// # Panics
     /// If `devices` is empty.
@@ -103,21 +113,25 @@ impl Engine {
         notice: Notice,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Engine> {
-        assert!(!devices.is_empty(), "the CPU is always there");
+        assert!(!devices.is_empty(), "the first device is the CPU");
         let mode = FfnMode::new(&model, &options);
         let hyper = &model.hyper;
         if let Some(placement) = &placement {
-            placement.check(hyper.n_layer, hyper.n_ff, devices.len(), mode.unit(&model))?;
+            placement.check(&mode.cuts(&model), devices.len())?;
         }
         let KvCache { k, v } = options.kv_formats;
-        for (format, d_head) in [(k, hyper.d_head), (v, hyper.d_value)] {
-            if !d_head.is_multiple_of(format.block_values()) {
-                return Err(Error::CacheFormat { format, d_head });
+        for sizes in model.layers.iter().filter_map(|l| l.attention()).map(|by| by.sizes) {
+            for (format, d_head) in [(k, sizes.d_head), (v, sizes.d_value)] {
+                if !d_head.is_multiple_of(format.block_values()) {
+                    return Err(Error::CacheFormat { format, d_head });
+                }
             }
         }
         let n_ctx = options.n_ctx;
         let n_positions = model.positions.as_ref().map_or(n_ctx, |table| table.n_positions());
-        if n_ctx > n_positions {
+        // Several sequences share the cache, and each is limited by the learned positions
+        // separately.
+        if n_ctx > n_positions && options.n_seq == 1 {
             return Err(Error::Positions { n_ctx, n_positions });
         }
         let sizes = StepSizes {
@@ -126,21 +140,22 @@ impl Engine {
             n_vocab: model.n_vocab(),
             n_embd: hyper.n_embd,
             n_layer: hyper.n_layer,
-            n_ff: hyper.n_ff,
+            blocks: model.layers.iter().map(BlockSizes::of).collect(),
             n_shared: model.layers.iter().map(LayerWeights::n_shared).sum(),
-            n_expert: hyper.experts.map_or(0, |experts| experts.n),
-            n_used: hyper.experts.map_or(0, |experts| experts.n_used),
+            n_expert: model.max_experts(),
         };
         let mut engine = Engine {
             lost: vec![false; devices.len()],
-            free: Vec::new(),
+            arena: StepArena::default(),
+            pool: Pool::new(PoolSizes::of(&model, &options)),
             buffers: Buffers::default(),
             logits: Vec::new(),
+            totals: StepStats::default(),
+            taken: StepStats::default(),
             tracer: None,
             placement: Placement::all_on(CPU, model.hyper.n_layer),
             forecast: None,
             loaded: None,
-            generation: 0,
             model,
             devices,
             options,
@@ -152,10 +167,10 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Places and builds; shrinks a device's share when it has less room than its budget says.
+    /// Places and loads; shrinks a device's share when it has less memory than its budget says.
     fn place(&mut self, given: Option<Placement>, progress: &dyn Fn(u64, u64)) -> Result<()> {
         self.loaded = None;
-        self.free = (0..self.sizes.n_blocks as u32).rev().collect();
+        self.pool = Pool::new(PoolSizes::of(&self.model, &self.options));
         let mut budgets: Vec<Bytes> = self.devices.iter().map(cost::left).collect();
         for (budget, lost) in budgets.iter_mut().zip(&self.lost) {
             if *lost {
@@ -199,14 +214,15 @@ impl Engine {
         }
     }
 
-    /// Takes what a device could not give off the budget that is planned with: each time a fair part of it, so
-    /// that a device that keeps refusing is soon left alone.
+    /// Reduces the budget by what a device could not allocate. Each reduction is a fair part of
+    /// the budget, so that a device that keeps failing is soon unused.
     fn shrink(&self, error: &hal::Error, budgets: &mut [Bytes]) -> Result<()> {
         let (device, missing) = match error {
             hal::Error::OutOfMemory { device, wanted, free, .. } => {
                 (device, (*wanted - *free).max(Bytes(1 << 10)))
             }
-            // It was asked about the ops that decide, and refused another one.
+            // The planner asked about the ops that decide the placement; the device rejected
+            // another op.
             hal::Error::DeviceLost { device, .. } | hal::Error::Unsupported { device, .. } => {
                 (device, Bytes::MAX)
             }
@@ -220,19 +236,20 @@ impl Engine {
         let index = self.devices.iter().position(|d| d.info().name == *device);
         match index {
             Some(index) if index != CPU && budgets[index] > Bytes(0) => {
-                // An unlimited budget is brought down to what was really there.
+                // An unlimited budget is reduced to the peak of what was allocated.
                 let used = self.devices[index].ledger().peak();
                 let before = budgets[index].min(used + missing);
                 budgets[index] = before - missing.max(Bytes(before.0 / 32));
                 let less = before - budgets[index];
-                (self.notice)(&format!("{error}; placing {less} less on {device} and going on"));
+                (self.notice)(&format!("{error}; continuing with {less} less on {device}"));
                 Ok(())
             }
             _ => Err(error.clone().into()),
         }
     }
 
-    /// Lets go of everything because a device was lost. The next step starts by [`Engine::ensure_placed`].
+    /// Unloads the model because a device was lost. The next step begins with
+    /// [`Engine::ensure_placed`].
     fn lose(&mut self, device: &str, reason: &str) -> Result<()> {
         let index = self.devices.iter().position(|d| d.info().name == device);
         match index {
@@ -242,25 +259,23 @@ impl Engine {
                 return Err(hal::Error::DeviceLost { device, reason }.into());
             }
         }
-        (self.notice)(&format!("{device} was lost ({reason}); going on without it"));
-        self.generation += 1;
+        (self.notice)(&format!("{device} was lost ({reason}); continuing without it"));
         self.loaded = None;
         Ok(())
     }
 
-    /// Places the model on what is left after a loss, if that is still to be done.
+    /// Places the model on the remaining devices after a loss, if that has not happened yet.
     fn ensure_placed(&mut self) -> Result<()> {
         match self.loaded {
             Some(_) => Ok(()),
-            // A new cache has nothing of what sessions hold, also where a caller's panic took the old one.
-            None => {
-                self.generation += 1;
-                self.place(None, &|_, _| {})
-            }
+            // The new pool has none of the sequences' data, also where a caller's panic dropped
+            // the old model.
+            None => self.place(None, &|_, _| {}),
         }
     }
 
-    fn step(&mut self, facts: &BatchFacts, interrupt: &AtomicBool) -> Result<(StepStats, &[f32])> {
+    /// Runs a device step; the logits are in `self.logits`.
+    fn run(&mut self, facts: &BatchFacts, interrupt: &AtomicBool) -> Result<()> {
         let loaded = self.loaded.as_mut().ok_or(hal::Error::Cancelled)?;
         let split = loaded.layers.iter().any(|layer| layer.mailbox.is_some());
         self.buffers.timeline.begin(self.tracer.is_some(), split);
@@ -268,27 +283,68 @@ impl Engine {
             loaded.step(facts, &self.sizes, &mut self.buffers, &mut self.logits, interrupt)?;
         let on = (&loaded.lanes[..], split);
         self.buffers.timeline.end(facts.tokens.len(), on, &mut stats, self.tracer.as_mut());
-        self.adapt(facts.tokens.len(), &stats)?;
-        Ok((stats, &self.logits))
+        self.found(&stats, facts.tokens.len() <= MOST_COUNTED);
+        self.adapt(facts.tokens.len())
     }
 
-    /// Shows every step from now on to `tracer`, when it is whole. Steps are timed for it, which takes a little time.
+    /// Adds to the totals. `small` steps also count for the hot set.
+    fn found(&mut self, stats: &StepStats, small: bool) {
+        self.totals += *stats;
+        let adapt = self.loaded.as_mut().and_then(|loaded| loaded.adapt.as_mut());
+        if let Some(adapt) = adapt.filter(|_| small) {
+            adapt.found(stats);
+        }
+    }
+
+    /// Reads the counters that steps left on the devices.
+    fn read_counters(&mut self) -> Result<()> {
+        let Some(loaded) = &mut self.loaded else { return Ok(()) };
+        let stats = loaded.flush_all(&self.sizes, &mut self.buffers)?;
+        self.found(&stats, true);
+        Ok(())
+    }
+
+    /// As [`Engine::read_counters`], but a lost device only loses its counters; the next step
+    /// reports the loss.
+    fn read_counters_unless_lost(&mut self) -> Result<()> {
+        match self.read_counters() {
+            Err(Error::Device(hal::Error::DeviceLost { .. })) => Ok(()),
+            read => read,
+        }
+    }
+
+    /// Statistics of all steps since the last call. Counters accumulate on the devices and are
+    /// read here, so that a step does not wait for them.
+    ///
+    /// # Errors
+    /// Those of the devices, except for a lost device, whose counters are lost with it.
+    pub fn take_stats(&mut self) -> Result<StepStats> {
+        self.read_counters_unless_lost()?;
+        let found = self.totals - self.taken;
+        self.taken = self.totals;
+        Ok(found)
+    }
+
+    /// Passes every completed step from now on to `tracer`. Steps are then timed, which costs a
+    /// little time.
     pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
         self.tracer = tracer;
     }
 
-    /// Tokens of a step that is observed, at most.
+    /// Maximum number of tokens of an observed step.
     fn observed_piece(&self) -> usize {
         self.sizes.rungs[observe::rung(&self.sizes.rungs)]
     }
 
-    /// A step whose feed-forward blocks are shown to `each`. The first one makes the programs for it.
+    /// A step that passes every feed-forward block to `each`. The first call records the programs
+    /// for it.
     fn step_observed(
         &mut self,
         facts: &BatchFacts,
         interrupt: &AtomicBool,
         each: &mut Watch<'_>,
     ) -> Result<StepStats> {
+        self.read_counters()?;
         let mut loaded = self.loaded.take().ok_or(hal::Error::Cancelled)?;
         let mut observers = match loaded.observers.take() {
             Some(observers) => observers,
@@ -308,33 +364,13 @@ impl Engine {
         stats
     }
 
-    fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    fn take_block(&mut self) -> Option<u32> {
-        self.free.pop()
-    }
-
-    fn n_free_blocks(&self) -> usize {
-        self.free.len()
-    }
-
-    /// Takes back blocks of a session of `generation`; those of an older one went with its cache, and their
-    /// numbers may be somebody else's by now.
-    fn free_blocks(&mut self, generation: u64, blocks: Vec<u32>) {
-        if generation == self.generation {
-            self.free.extend(blocks);
-        }
-    }
-
     /// The model.
     #[must_use]
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// The model, to be kept beside the engine.
+    /// A shared handle to the model.
     #[must_use]
     pub fn shared_model(&self) -> Arc<Model> {
         Arc::clone(&self.model)
@@ -346,26 +382,34 @@ impl Engine {
         &self.options
     }
 
-    /// Tokens of context.
+    /// Tokens of context, over all sequences.
     #[must_use]
     pub fn n_ctx(&self) -> usize {
         self.options.n_ctx
     }
 
-    /// Where everything is; after a loss, where it was until the next step.
+    /// Maximum number of tokens of one sequence: the context size or the learned positions.
+    #[must_use]
+    pub fn most_tokens(&self) -> usize {
+        let positions = self.model.positions.as_ref();
+        positions.map_or(self.n_ctx(), |table| self.n_ctx().min(table.n_positions()))
+    }
+
+    /// The placement; after a loss, the old one until the next step.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// What the latest placement was planned to be; `None` if it was given or there was nothing to plan.
+    /// Forecast of the latest placement; `None` if the placement was given or nothing had to be
+    /// planned.
     #[must_use]
     pub fn forecast(&self) -> Option<&Forecast> {
         self.forecast.as_ref()
     }
 
-    /// What was exchanged since the model was loaded, or since a device was lost; `None` where nothing follows the text, or
-    /// it was too short for that.
+    /// Neurons exchanged since the model was loaded, or since a device was lost; `None` if
+    /// exchange is off or the text was too short for a decision.
     #[must_use]
     pub fn exchanged(&self) -> Option<Exchanged> {
         self.loaded.as_ref()?.adapt.as_ref()?.exchanged()
@@ -383,7 +427,7 @@ impl Engine {
         self.mode.is_sparse()
     }
 
-    /// Bytes that a token reads to have the neurons of block `layer` chosen ahead; 0 where nothing does.
+    /// Bytes of the predictor of block `layer` read per token; 0 without a predictor.
     #[must_use]
     pub fn predictor_bytes(&self, layer: usize) -> Bytes {
         let chosen = self.mode.chosen(&self.model, &self.options, layer);

@@ -1,8 +1,9 @@
-//! A look into feed-forward blocks, for profiles and predictors: a layer at a time, by programs of its own over the
-//! weights that are loaded. Ordinary programs know nothing of it.
+//! Observes feed-forward blocks, for profiles and predictors: one layer at a time, by separate
+//! programs over the loaded weights. Ordinary programs are not affected.
 //!
-//! Its room is not set aside at load, since most engines never observe: it is booked in the devices' ledgers when the
-//! programs are made, at the first look. A device without that much room refuses, and the engine goes on as before.
+//! Its memory is not reserved at load, since most engines never observe: it is booked in the
+//! devices' ledgers when the programs are made, at the first use. If a device lacks that memory,
+//! the call fails and the engine still works as before.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,22 +11,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hal::op::MatMul;
 use hal::{BatchFacts, Operand, Program, Tensor, TensorDesc};
 
-use crate::placement::{DeviceIndex, LayerPlacement, Neurons, Placement};
+use placement::{DeviceIndex, LayerPlacement, Neurons, Placement};
 
 use super::build::{Loaded, Plan};
 use super::ffn::FfnTensors;
 use super::lane::Lane;
 use super::record::{Recording, lane, view};
-use super::step::{Buffers, Part, StepSizes};
+use super::step::{BlockSizes, Buffers, Part, StepSizes};
 use super::{Error, Result, StepStats};
 
-/// Tokens of a step, at most: the values of all neurons are held for each.
+/// Maximum number of tokens of a step: the values of all neurons are stored for each token.
 const MOST: usize = 64;
 
-/// Who is shown blocks: hears the layer, and sees what was observed there.
+/// Callback for observed blocks: gets the layer and the values.
 pub(super) type Watch<'a> = dyn FnMut(usize, &Observed<'_>) + 'a;
 
-/// A feed-forward block at work, for some tokens. Rows are tokens.
+/// The values of a feed-forward block for some tokens. Rows are tokens.
 #[derive(Clone, Copy)]
 pub struct Observed<'a> {
     /// How many tokens.
@@ -34,13 +35,13 @@ pub struct Observed<'a> {
     pub residual: &'a [f32],
     /// `[n_tokens, n_embd]`: the block's input, normed.
     pub x: &'a [f32],
-    /// `[n_tokens, n_ff]`: the gate's products with their offsets, before the activation; `None` in blocks without a
-    /// gate.
+    /// `[n_tokens, n_ff]`: the gate's products with their biases, before the activation; `None` in
+    /// blocks without a gate.
     pub gate: Option<&'a [f32]>,
-    /// `[n_tokens, n_ff]`: up's products with their offsets.
+    /// `[n_tokens, n_ff]`: the products of up with their biases.
     pub up: &'a [f32],
-    /// `[n_tokens, n_expert]`: what each expert weighs for each token; 0: not used, whatever gate and up say of its
-    /// neurons. `None` where the neurons fall into no experts.
+    /// `[n_tokens, n_expert]`: the weight of each expert for each token; 0 for an unused expert,
+    /// whatever gate and up are for its neurons. `None` in dense blocks.
     pub weights: Option<&'a [f32]>,
 }
 
@@ -50,16 +51,16 @@ impl fmt::Debug for Observed<'_> {
     }
 }
 
-/// The rung of the ladder by which steps are observed: the largest of up to 64 tokens.
+/// The rung of the ladder used for observed steps: the largest of up to 64 tokens.
 pub(super) fn rung(rungs: &[usize]) -> usize {
     rungs.iter().rposition(|&n| n <= MOST).unwrap_or(0)
 }
 
-/// The programs of an observed step, and what they leave.
+/// The programs of an observed step, and their outputs.
 #[derive(Debug)]
 pub(super) struct Observers {
     rung: usize,
-    /// Tokens of a step, real ones and others.
+    /// Tokens of a step, padding included.
     n: usize,
     embed: Program,
     layers: Vec<LayerPrograms>,
@@ -69,12 +70,12 @@ pub(super) struct Observers {
 #[derive(Debug)]
 struct LayerPrograms {
     home: DeviceIndex,
-    /// Up to the block's input.
-    before: Program,
+    /// Up to the block's input; `None` without ops.
+    before: Option<Program>,
     shares: Vec<ShareProgram>,
-    /// The block and what follows.
-    after: Program,
-    /// Which expert each column of the weights means, where that is not its number.
+    /// The block and the ops after it; `None` in a layer without a block.
+    after: Option<Program>,
+    /// The expert that each column of the weights means, if that differs from its number.
     experts: Option<Vec<u32>>,
 }
 
@@ -94,7 +95,7 @@ struct Products {
     up: Tensor,
 }
 
-/// What was observed, `[n, ...]`.
+/// The observed values, `[n, ...]`.
 #[derive(Debug, Default)]
 struct Host {
     residual: Vec<f32>,
@@ -102,12 +103,12 @@ struct Host {
     weights: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
-    /// Of one share.
+    /// Values of one share.
     part: Vec<f32>,
 }
 
 impl Plan<'_> {
-    /// Records the programs over what `loaded` by `placement` holds.
+    /// Records the programs for `loaded`, which was placed by `placement`.
     pub(super) fn observers(&self, loaded: &Loaded, placement: &Placement) -> Result<Observers> {
         let rungs = self.options.ladder();
         let rung = rung(&rungs);
@@ -121,22 +122,23 @@ impl Plan<'_> {
         let mut layers = Vec::new();
         for (index, layer) in loaded.layers.iter().enumerate() {
             let placed = &placement.layers[index];
+            let n_ff = self.model.layers[index].n_ff();
             let home = lane(&loaded.lanes, placed.home);
             let scratch = view(&home.scratch, n);
             let at = (index, layer);
             let mut before = home.device.record(&format!("observed layer {index}"));
-            for op in recording.layer_ops(home, rung, &scratch, at, None).before_neurons() {
-                before.push(op)?;
-            }
+            let ops = recording.layer_ops(home, rung, &scratch, at, None).before_neurons();
+            let has_before = !ops.is_empty();
+            ops.into_iter().try_for_each(|op| before.push(op))?;
             let mut after = home.device.record(&format!("neurons of observed layer {index}"));
             let mailbox = layer.mailbox.as_ref().map(|mailbox| after.mailbox(mailbox));
             let mailbox = mailbox.transpose()?;
-            for op in recording.layer_ops(home, rung, &scratch, at, mailbox).ops_after_attention() {
-                after.push(op)?;
-            }
+            let ops = recording.layer_ops(home, rung, &scratch, at, mailbox).ops_after_attention();
+            let has_after = !ops.is_empty();
+            ops.into_iter().try_for_each(|op| after.push(op))?;
             let mut shares = Vec::new();
             let mut remotes = layer.remotes.iter();
-            for share in placed.shares.iter().filter(|s| s.neurons.len(usize::MAX) > 0) {
+            for share in placed.shares.iter().filter(|s| s.neurons.len(n_ff) > 0) {
                 let here = share.device == placed.home;
                 let mut remote = || remotes.next().map(|remote| &remote.ffn);
                 let ffn = if here { layer.own.as_ref() } else { remote() };
@@ -156,7 +158,8 @@ impl Plan<'_> {
                     products,
                 });
             }
-            let (before, after) = (before.finish()?, after.finish()?);
+            let before = has_before.then(|| before.finish()).transpose()?;
+            let after = has_after.then(|| after.finish()).transpose()?;
             let experts = loaded.adapt.as_ref().and_then(|adapt| adapt.experts(index));
             let (home, experts) = (placed.home, experts.map(<[u32]>::to_vec));
             layers.push(LayerPrograms { home, before, shares, after, experts });
@@ -165,7 +168,8 @@ impl Plan<'_> {
     }
 }
 
-/// Room for the products of a share; shares of the same size on one device use the same.
+/// Buffers for the products of a share; shares of the same size on one device use the same
+/// buffers.
 fn products(
     made: &mut Vec<(DeviceIndex, Products)>,
     on: &Lane,
@@ -203,7 +207,7 @@ impl Products {
 }
 
 impl Observers {
-    /// Neurons of a layer changed sides, and with them perhaps what the numbers of its experts mean.
+    /// Updates a layer after an exchange: slots, and perhaps the experts that the numbers mean.
     pub(super) fn relabel(
         &mut self,
         layer: usize,
@@ -219,7 +223,7 @@ impl Observers {
         programs.experts = experts;
     }
 
-    /// Runs `facts` and shows every layer's block.
+    /// Runs `facts` and passes every layer's block to the callback.
     pub(super) fn step(
         &mut self,
         loaded: &mut Loaded,
@@ -229,7 +233,7 @@ impl Observers {
         each: &mut Watch<'_>,
     ) -> Result<StepStats> {
         let (n, rung) = (facts.tokens.len(), self.rung);
-        loaded.begin(facts, self.rung, sizes, buffers)?;
+        loaded.begin_counted(facts, self.rung, sizes, buffers)?;
         let mut at = loaded.segments[0].device;
         let works = &[];
         let first = Part { device: at, program: &self.embed, handed: &[], works, n, rung };
@@ -238,37 +242,54 @@ impl Observers {
             let device = layer.home;
             loaded.carry(at, device, n, sizes, buffers)?;
             at = device;
-            let before = Part { device, program: &layer.before, handed: &[], works, n, rung };
-            before.replay(&mut loaded.lanes, &loaded.layers, sizes, buffers, interrupt)?;
-            self.host.look(&mut loaded.lanes, layer, self.n, sizes)?;
-            each(index, &self.host.observed(n, layer, sizes));
+            if let Some(program) = &layer.before {
+                let before = Part { device, program, handed: &[], works, n, rung };
+                before.replay(&mut loaded.lanes, &loaded.layers, sizes, buffers, interrupt)?;
+            }
+            // A layer without neurons has nothing to observe.
+            if sizes.blocks[index].n_ff > 0 {
+                let at = Look { layer, block: sizes.blocks[index], n_embd: sizes.n_embd };
+                self.host.look(&mut loaded.lanes, &at, self.n, sizes.n_expert)?;
+                each(index, &self.host.observed(n, &at));
+            }
             if interrupt.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);
             }
+            let Some(program) = &layer.after else { continue };
             let handed = [index];
-            let after = Part { device, program: &layer.after, handed: &handed, works, n, rung };
+            let after = Part { device, program, handed: &handed, works, n, rung };
             after.replay(&mut loaded.lanes, &loaded.layers, sizes, buffers, interrupt)?;
         }
         loaded.count(self.rung, n, sizes, buffers)
     }
 }
 
+/// A layer being observed.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    layer: &'a LayerPrograms,
+    block: BlockSizes,
+    n_embd: usize,
+}
+
 impl Host {
-    /// Fetches what the first half of a layer left, and has the products made of it wherever its neurons are.
+    /// Reads the output of the first half of a layer, and computes the products on every device
+    /// that has its neurons.
     fn look(
         &mut self,
         lanes: &mut [Option<Lane>],
-        layer: &LayerPrograms,
+        at: &Look<'_>,
         n: usize,
-        sizes: &StepSizes,
+        n_expert: usize,
     ) -> Result<()> {
+        let Look { layer, block, n_embd } = *at;
         let Lane { queue, scratch, .. } = lanes[layer.home].as_mut().expect("has a lane");
         for (from, to) in [(&scratch.x, &mut self.residual), (&scratch.h, &mut self.x)] {
-            to.resize(n * sizes.n_embd, 0.0);
+            to.resize(n * n_embd, 0.0);
             queue.read_f32(from, to)?;
         }
         if let Some(weights) = &scratch.weights {
-            self.weights.resize(n * sizes.n_expert, 0.0);
+            self.weights.resize(n * n_expert, 0.0);
             queue.read_f32(weights, &mut self.weights)?;
             if let Some(experts) = &layer.experts {
                 for row in self.weights.chunks_exact_mut(experts.len()) {
@@ -279,8 +300,8 @@ impl Host {
                 }
             }
         }
-        self.gate.resize(n * sizes.n_ff, 0.0);
-        self.up.resize(n * sizes.n_ff, 0.0);
+        self.gate.resize(n * block.n_ff, 0.0);
+        self.up.resize(n * block.n_ff, 0.0);
         for share in &layer.shares {
             let Lane { queue, scratch, .. } = lanes[share.device].as_mut().expect("has a lane");
             if share.device != layer.home {
@@ -291,7 +312,7 @@ impl Host {
             let mut fetch = |from: &Tensor, to: &mut [f32]| {
                 self.part.resize(from.desc().n_rows * from.desc().n_cols, 0.0);
                 queue.read_f32(from, &mut self.part)?;
-                scatter(&self.part, neurons, to, sizes.n_ff);
+                scatter(&self.part, neurons, to, block.n_ff);
                 Ok::<_, Error>(())
             };
             fetch(up, &mut self.up)?;
@@ -302,21 +323,22 @@ impl Host {
         Ok(())
     }
 
-    /// Of the first `n` tokens.
-    fn observed(&self, n: usize, layer: &LayerPrograms, sizes: &StepSizes) -> Observed<'_> {
+    /// The values of the first `n` tokens.
+    fn observed(&self, n: usize, at: &Look<'_>) -> Observed<'_> {
+        let Look { layer, block, n_embd } = *at;
         let gated = layer.shares.iter().any(|share| share.products.gate.is_some());
         Observed {
             n_tokens: n,
-            residual: &self.residual[..n * sizes.n_embd],
-            x: &self.x[..n * sizes.n_embd],
-            gate: gated.then_some(&self.gate[..n * sizes.n_ff]),
-            up: &self.up[..n * sizes.n_ff],
-            weights: (sizes.n_expert > 0).then_some(&self.weights[..n * sizes.n_expert]),
+            residual: &self.residual[..n * n_embd],
+            x: &self.x[..n * n_embd],
+            gate: gated.then_some(&self.gate[..n * block.n_ff]),
+            up: &self.up[..n * block.n_ff],
+            weights: (block.n_expert > 0).then_some(&self.weights[..n * block.n_expert]),
         }
     }
 }
 
-/// Brings the products of a share, token by token, to their neurons' places.
+/// Copies the products of a share, token by token, to the indices of their neurons.
 fn scatter(part: &[f32], neurons: &Neurons, all: &mut [f32], n_ff: usize) {
     match neurons {
         Neurons::All => all.copy_from_slice(part),

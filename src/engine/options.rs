@@ -1,4 +1,4 @@
-//! How a model is to be run.
+//! Options of an engine.
 
 use std::sync::Arc;
 
@@ -6,88 +6,93 @@ use hal::format::Format;
 use hal::{Bytes, KvCache};
 
 use crate::converted::Converted;
-use crate::model::{Ffn, Model};
-use crate::placement::{CPU, DeviceIndex, Speed, Wishes};
-use crate::predictor::{Chooser, Layers};
+use model::chooser::{Chooser, Layers};
+use model::{Ffn, Model};
+use placement::{CPU, DeviceIndex, Speed, Wishes};
 
-/// Which neurons are dropped.
+/// Which neurons are skipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sparsity {
-    /// Those that the file's predictor does not want, which changes words as its makers meant it, and then as
-    /// [`Sparsity::Exact`]; as that alone where the file has no predictor.
+    /// Those that the file's predictor rejects, which changes the text as the model's authors
+    /// intended, and those of [`Sparsity::Exact`]. Without a predictor in the file the same as
+    /// [`Sparsity::Exact`].
     Predicted,
-    /// Those that contribute exactly nothing; needs a ReLU-like activation, is the dense run elsewhere.
+    /// Those that contribute exactly zero. Needs a ReLU-like activation; with others, no neuron is
+    /// skipped.
     Exact,
-    /// Those that [`EngineOptions::chooser`] lets go so that a block's output is off by about this share of its size, and
-    /// then as [`Sparsity::Exact`]; as that alone without one.
+    /// Those that [`EngineOptions::chooser`] rejects for this relative error of a block's output,
+    /// and those of [`Sparsity::Exact`]. Without a chooser the same as [`Sparsity::Exact`].
     Within(f32),
-    /// None: the dense arithmetic on the file as it is, to compare with.
+    /// None: dense arithmetic on the file as it is, for comparison.
     Off,
 }
 
-/// Whether the CPU's neurons come to the device for prompts.
+/// Whether weights on the CPU are streamed to the device during prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Streaming {
-    /// From the number of tokens on from which that is faster by measured speeds, if there is one.
+    /// From the number of tokens at which streaming is faster by measured speeds, if there is one.
     Measured,
-    /// In steps of `from` tokens and more (17 at least), in pieces of up to `piece` bytes, whatever it takes.
+    /// In steps of at least `from` tokens (minimum 17), in chunks of up to `piece` bytes, whatever
+    /// it costs.
     Forced {
         /// Tokens.
         from: usize,
-        /// Bytes of weights, as the file has them.
+        /// Bytes of weights, in the file's format.
         piece: Bytes,
     },
     /// Never.
     Off,
 }
 
-/// Settings of an engine.
+/// Options of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Tokens of context, over all sequences; rounded up to whole cache blocks.
     pub n_ctx: usize,
-    /// Most tokens of one step.
+    /// Maximum number of tokens of a step (micro-batch).
     pub n_ubatch: usize,
-    /// Most sequences at once.
+    /// Maximum number of sequences.
     pub n_seq: usize,
+    /// Checkpoints of recurrent states, over all sequences; models without recurrent layers need none.
+    pub n_checkpoint: usize,
     /// Formats of the cached keys and values, each one of [`hal::op::KV_FORMATS`].
     pub kv_formats: KvCache<Format>,
-    /// Which neurons are dropped.
+    /// Which neurons are skipped.
     pub sparsity: Sparsity,
-    /// Least score of a neuron that a predictor wants; `None` for the file's.
+    /// Minimum score of a neuron that a predictor selects; `None` for the file's threshold.
     pub sparse_threshold: Option<f32>,
-    /// What was learned about the model's neurons, for [`Sparsity::Within`]; or a predictor that takes the place of the
-    /// file's for [`Sparsity::Predicted`].
+    /// The trained predictor or thresholds of the side file, for [`Sparsity::Within`]; or a
+    /// predictor that replaces the file's for [`Sparsity::Predicted`].
     pub chooser: Option<Arc<Chooser>>,
-    /// Whether weights may be laid out anew. Without it they are used as the file has them: no memory beside the
-    /// file's, and where neurons are dropped, all of down is read nevertheless.
+    /// Whether weights may be repacked. Otherwise they are used in the file's layout: this needs
+    /// no memory beyond the file's, but all of down is read even where neurons are skipped.
     pub repack: bool,
-    /// Packs made earlier, which are used where they are.
+    /// Packs made earlier, which are used in place.
     pub converted: Option<Arc<Converted>>,
-    /// What decides where layers and neurons go, besides sizes and budgets.
+    /// Inputs of the placement besides sizes and budgets.
     pub placing: Placing,
-    /// Whether neurons change sides while a text runs, as it uses others than were expected. What a token computes then
-    /// depends, in its last bits, on what ran before it.
+    /// Whether neurons are exchanged between devices as the text changes. The last bits of a
+    /// token's logits then depend on earlier tokens.
     pub adapt: bool,
-    /// Whether the CPU's neurons come to the device for prompts.
+    /// Whether weights on the CPU are streamed to the device during prefill.
     pub streaming: Streaming,
 }
 
-/// What decides where layers and neurons go, besides sizes and budgets.
+/// Inputs of the placement besides sizes and budgets.
 #[derive(Clone, Debug)]
 pub struct Placing {
-    /// Of each layer, the share of tokens that use each neuron; `None` where that is not known.
+    /// Per layer, the share of tokens that use each neuron; `None` if unknown.
     pub uses: Option<Arc<Vec<Vec<f32>>>>,
-    /// The share of the neurons that a token uses in a model that skips neurons, where `uses` does not tell.
+    /// The share of neurons that a token uses in a sparse model, where `uses` is unknown.
     pub density: f64,
-    /// Speeds of the devices in their order, as measured. What is missing: a device that is a hundred times as
-    /// fast as the CPU and hands over at no cost, so that all of its budget is used.
+    /// Measured speeds of the devices, in their order. A missing entry stands for a device a
+    /// hundred times as fast as the CPU with free hand-offs, so that all of its budget is used.
     pub speeds: Vec<Speed>,
-    /// What the user wants otherwise.
+    /// Options fixed by the user.
     pub wishes: Wishes,
 }
 
-/// The share of neurons that published models with a ReLU in their feed-forward blocks use: 0.1 to 0.3.
+/// Typical density of published models with ReLU feed-forward blocks, which is 0.1 to 0.3.
 const USUAL_DENSITY: f64 = 0.15;
 
 impl Default for Placing {
@@ -114,6 +119,7 @@ impl Default for EngineOptions {
             n_ctx: 2048,
             n_ubatch: 512,
             n_seq: 1,
+            n_checkpoint: 0,
             kv_formats: KvCache::both(Format::F16),
             sparsity: Sparsity::Predicted,
             sparse_threshold: None,
@@ -128,44 +134,47 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// Steps are done in these numbers of tokens: powers of two up to `n_ubatch`, and `n_ubatch`.
+    /// Numbers of tokens for which steps are recorded: powers of two up to `n_ubatch`, and
+    /// `n_ubatch`.
     #[must_use]
     pub fn ladder(&self) -> Vec<usize> {
         let powers = (0..).map(|i| 1usize << i).take_while(|&n| n < self.n_ubatch);
         powers.chain([self.n_ubatch]).collect()
     }
 
-    /// Layers of `model` in which predictors choose neurons in such a run. Where neurons are listed, down has to lie by
-    /// neuron: in the file, or because weights may be laid out anew.
+    /// Layers of `model` in which predictors choose neurons with these options. Where neurons are
+    /// listed, down must have one row per neuron: in the file, or because weights may be repacked.
     #[must_use]
     pub fn n_predicting(&self, model: &Model) -> usize {
         if !model.is_exactly_sparse() {
             return 0;
         }
         let by_neuron = |ffn: &Ffn| self.repack || ffn.down_by_neuron;
-        let blocks = model.layers.iter().map(|layer| &layer.ffn);
+        let blocks = || model.blocks().map(|(_, ffn)| ffn);
+        // The chooser's entries are indexed by layer.
+        let known = |n: usize| model.blocks().filter(move |(index, _)| *index < n);
         match (self.sparsity, self.learned_layers()) {
             (Sparsity::Predicted, Some(Layers::Imported { layers, .. })) => {
-                blocks.take(layers.len()).filter(|ffn| by_neuron(ffn)).count()
+                known(layers.len()).filter(|(_, ffn)| by_neuron(ffn)).count()
             }
             (Sparsity::Predicted, _) => {
-                blocks.filter(|ffn| ffn.predictor.is_some() && by_neuron(ffn)).count()
+                blocks().filter(|ffn| ffn.predictor.is_some() && by_neuron(ffn)).count()
             }
             (Sparsity::Within(_), Some(Layers::Predictors(layers))) => {
-                blocks.take(layers.len()).filter(|ffn| by_neuron(ffn)).count()
+                known(layers.len()).filter(|(_, ffn)| by_neuron(ffn)).count()
             }
             (Sparsity::Within(_) | Sparsity::Exact | Sparsity::Off, _) => 0,
         }
     }
 
-    /// Whether neurons are dropped by thresholds on their activation.
+    /// Whether neurons are skipped by thresholds on their activation.
     #[must_use]
     pub fn has_thresholds(&self) -> bool {
         let layers = self.learned_layers();
         matches!((self.sparsity, layers), (Sparsity::Within(_), Some(Layers::Thresholds(_))))
     }
 
-    /// What was learned about each layer.
+    /// The chooser's entry of each layer.
     pub(super) fn learned_layers(&self) -> Option<&Layers> {
         self.chooser.as_ref().map(|chooser| &chooser.layers)
     }
@@ -176,10 +185,10 @@ impl EngineOptions {
         self.n_predicting(model) > 0
     }
 
-    /// Most tokens of one step whose output is computed.
+    /// Maximum number of tokens of one step whose logits are computed.
     #[must_use]
     pub fn max_out(&self) -> usize {
-        self.n_ubatch.min(64)
+        self.n_ubatch.min(self.n_seq.max(64))
     }
 
     /// Cache blocks.

@@ -1,5 +1,5 @@
-//! Lists of wanted neurons: the predictor at a layer's home, the lists it fills there, and their way to the other
-//! devices of the layer.
+//! Lists of active neurons: the predictor on a layer's home device, the lists it fills there, and
+//! their transfer to the other devices of the layer.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use hal::{
     TensorDesc,
 };
 
-use crate::model;
-use crate::placement::{LayerPlacement, Neurons};
-use crate::predictor::LayerPredictor;
+use model::chooser::LayerPredictor;
+use placement::{LayerPlacement, Neurons};
 
 use super::Result;
 
-/// Fewest rows that are written to a device's list; more go by powers of two, so that few sizes of staging are kept.
+/// Minimum number of rows written to a device's list; larger writes are rounded up to powers of
+/// two, so that few sizes of staging exist.
 const FEWEST: usize = 64;
 
 fn words(n_rows: usize, n_cols: usize) -> TensorDesc {
@@ -33,16 +33,16 @@ pub(super) fn list_desc(capacity: usize, n_tokens: usize) -> RowSet<TensorDesc> 
     }
 }
 
-/// What a predictor reads.
+/// Input of a predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Input {
-    /// What the file's family says.
+    /// As the file's family defines it.
     OfFile,
-    /// The input of the block itself.
+    /// The block's normed input.
     Normed,
 }
 
-/// What chooses a block's neurons, on the host.
+/// The data of a predictor, on the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chosen<'a> {
     pub(super) fc1: Option<&'a HostRows>,
@@ -54,14 +54,14 @@ pub(super) struct Chosen<'a> {
 }
 
 impl<'a> Chosen<'a> {
-    /// PowerInfer's mathematics, wanting scores from `threshold` on.
+    /// PowerInfer's formula, selecting scores of at least `threshold`.
     pub(super) fn of_file(weights: &'a model::Predictor, threshold: f32) -> Chosen<'a> {
         let model::Predictor { fc1, fc2 } = weights;
         let (hidden, input) = (Hidden::Relu, Input::OfFile);
         Chosen { fc1: Some(fc1), fc2, bias: None, threshold, hidden, input }
     }
 
-    /// Ours, for an output that may be off by `target` of its size.
+    /// A trained predictor, for a relative error of `target` in the block's output.
     pub(super) fn learned(layer: &'a LayerPredictor, target: f32) -> Chosen<'a> {
         let threshold = layer.threshold(target);
         let LayerPredictor { fc1, fc2, bias, .. } = layer;
@@ -77,11 +77,11 @@ pub(super) struct Predictor<T> {
     fc2: T,
     /// `[1, n_ff]`
     bias: Option<T>,
-    /// `[1, n_ff]`: where each neuron lives.
+    /// `[1, n_ff]`: the slot of each neuron.
     slots: T,
     threshold: f32,
     hidden: Hidden,
-    /// What its op has to be given.
+    /// Which input its op needs.
     pub(super) input: Input,
 }
 
@@ -102,7 +102,7 @@ pub(super) fn vector(values: &[f32]) -> HostRows {
 }
 
 impl Predictor<Tensor> {
-    /// Brings the predictor of a layer to its home.
+    /// Loads the predictor of a layer onto its home.
     pub(super) fn import(
         home: &Device,
         layer: usize,
@@ -127,7 +127,7 @@ impl Predictor<Tensor> {
 }
 
 impl Predictor<Tensor> {
-    /// Lets its lists say where the neurons live now.
+    /// Updates the slots after neurons were exchanged.
     pub(super) fn place(&self, queue: &mut Queue, placed: &LayerPlacement) -> Result<()> {
         let slots = slots(placed, self.slots.desc().n_cols);
         Ok(queue.write(&self.slots, &slots.rows(0..1)?)?)
@@ -135,7 +135,7 @@ impl Predictor<Tensor> {
 }
 
 impl<T: Clone> Predictor<T> {
-    /// The same over some of the neurons: their rows, what is added to their scores, where they live.
+    /// The same predictor over some of the neurons: their rows, biases and slots.
     pub(super) fn over(&self, fc2: T, bias: T, slots: T) -> Predictor<T> {
         Predictor { fc2, bias: Some(bias), slots, ..self.clone() }
     }
@@ -149,8 +149,8 @@ impl<T: Operand> Predictor<T> {
     }
 }
 
-/// Where the `n_ff` neurons of a layer live as its home sees it. The rows of all other devices are numbered one
-/// device after the other, in the order of the shares.
+/// The slots of a layer's `n_ff` neurons from the home's view. The rows of all other devices are
+/// numbered consecutively, in the order of the shares.
 fn slots(placed: &LayerPlacement, n_ff: usize) -> HostRows {
     let mut slots = vec![0u32; n_ff];
     let mut n_absent = 0;
@@ -184,7 +184,7 @@ fn slots(placed: &LayerPlacement, n_ff: usize) -> HostRows {
 pub(super) struct ListShape {
     pub(super) n_ff: usize,
     pub(super) n_layer: usize,
-    /// Whether there are other devices to share layers with.
+    /// Whether layers can be split with other devices.
     pub(super) shared: bool,
 }
 
@@ -194,7 +194,7 @@ impl ListShape {
         rungs.iter().map(|n| n.div_ceil(32))
     }
 
-    /// Bytes of the pieces in which lists come from other devices, and of the counts.
+    /// Sizes of the transfers in which lists arrive from other devices, and of the counts.
     fn staging(&self, rungs: &[usize]) -> BTreeSet<usize> {
         let mut lens = BTreeSet::from([4 * self.n_layer]);
         if self.shared {
@@ -219,12 +219,12 @@ impl ListShape {
     }
 }
 
-/// Lists on one device, used by one layer after the other.
+/// Lists on one device, reused by every layer.
 #[derive(Debug)]
 pub(super) struct Lists {
-    /// Rows of this device; the counts are kept for each layer, `[n_layer, 1]`.
+    /// Resident rows; the counts are kept per layer, `[n_layer, 1]`.
     resident: List,
-    /// Rows of other devices; `None` where there are none.
+    /// Rows on other devices; `None` if there are no other devices.
     absent: Option<List>,
 }
 
@@ -232,7 +232,7 @@ pub(super) struct Lists {
 struct List {
     ids: Tensor,
     counts: Tensor,
-    /// For each rung of the ladder.
+    /// One for each rung of the ladder.
     members: Vec<Tensor>,
 }
 
@@ -283,7 +283,7 @@ impl Lists {
         Ok(Lists { resident: List::new(device, shape.n_ff, shape.n_layer, rungs)?, absent })
     }
 
-    /// The rows of this device that a step of the `rung` wants of `layer`.
+    /// The resident rows of `layer` that a step of the `rung` selects.
     pub(super) fn resident(&self, layer: usize, rung: usize) -> RowSet<Tensor> {
         self.resident.set(layer, rung)
     }
@@ -293,13 +293,14 @@ impl Lists {
         self.absent.as_ref().map(|list| list.set(0, rung))
     }
 
-    /// How many rows of each layer were wanted here, `[n_layer, 1]`.
+    /// Number of resident rows selected per layer, `[n_layer, 1]`.
     pub(super) fn counts(&self) -> &Tensor {
         &self.resident.counts
     }
 }
 
-/// What a predictor's choice among the neurons of a piece goes through: all of them are in the device's slots, in order.
+/// The lists of the neurons that a predictor selects among a streamed chunk: all of them are in
+/// the device's slots, in order.
 #[derive(Debug)]
 pub(super) struct PieceLists {
     slots: Tensor,
@@ -307,7 +308,7 @@ pub(super) struct PieceLists {
 }
 
 impl PieceLists {
-    /// For pieces of `n` neurons, in steps of these numbers of tokens.
+    /// For chunks of `n` neurons, in steps of these numbers of tokens.
     pub(super) fn new(device: &Device, n: usize, rungs: &[usize]) -> Result<PieceLists> {
         let order: Vec<u32> = (0..n as u32).map(|slot| Slot::Resident(slot).encode()).collect();
         let bytes: Vec<u8> = bytemuck::cast_slice(&order).to_vec();
@@ -316,24 +317,24 @@ impl PieceLists {
         Ok(PieceLists { slots, list: List::new(device, n, 1, rungs)? })
     }
 
-    /// Bytes of it on `device`.
+    /// Its bytes on `device`.
     pub(super) fn size(device: &Device, n: usize, rungs: &[usize]) -> Bytes {
         let slots = device.pack_size(&PackDesc::whole(words(1, n)), false);
         slots + List::size(device, n, 1, rungs)
     }
 
-    /// Where they live.
+    /// The slots of its neurons.
     pub(super) fn slots(&self) -> Tensor {
         self.slots.clone()
     }
 
-    /// The neurons of a piece that a step of the `rung`, of those it was made for, wants.
+    /// The neurons of a chunk that a step of the `rung` selects.
     pub(super) fn set(&self, rung: usize) -> RowSet<Tensor> {
         self.list.set(0, rung)
     }
 }
 
-/// A list on its way to a device, kept between steps.
+/// A list being sent to a device, kept between steps.
 #[derive(Debug, Default)]
 pub(super) struct Parcel {
     ids: Vec<u32>,
@@ -342,7 +343,8 @@ pub(super) struct Parcel {
 }
 
 impl Parcel {
-    /// Takes the rows numbered `rows` out of what a home posted, numbered from 0, with `words` of membership each.
+    /// Copies the rows in `rows` from a home's posted list, renumbered from 0, with `words` of
+    /// membership each.
     pub(super) fn take(&mut self, posted: &HostRowSet, rows: std::ops::Range<u32>, words: usize) {
         self.ids.clear();
         self.members.clear();
@@ -350,13 +352,13 @@ impl Parcel {
             self.ids.push(id - rows.start);
             let first = self.members.len();
             self.members.extend_from_slice(&posted.members[i * posted.words..][..posted.words]);
-            // A padded step has bits for tokens that are not there.
+            // A padded step has membership bits for padded tokens.
             self.members.resize(first + words, 0);
         }
         self.sort(words);
     }
 
-    /// By row: neurons that changed places are out of order, and rows are read one after the other.
+    /// Sorts by row: exchanged neurons are out of order, and ascending rows read faster.
     fn sort(&mut self, words: usize) {
         if self.ids.is_sorted() {
             return;
@@ -389,7 +391,7 @@ impl Parcel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::Share;
+    use placement::Share;
 
     #[test]
     fn the_rows_of_other_devices_are_numbered_one_device_after_the_other() {

@@ -1,11 +1,11 @@
-//! The step as programs: what the architecture says becomes ops, once, at load.
+//! Records a step as programs: the model's layers become ops, once, at load.
 
 use std::ops::Range;
 
 use hal::op::{AddPositions, Gather, GetRows, MatMul, SoftCap};
 use hal::{Op, Program, Recorder, Rows, Tensor};
 
-use crate::placement::{DeviceIndex, Placement};
+use placement::{DeviceIndex, Placement};
 
 use super::Result;
 use super::build::{Embedding, Head, Layer, Plan, Remote};
@@ -33,22 +33,22 @@ impl Ladder {
     }
 }
 
-/// A run of layers with one home.
+/// Consecutive layers with one home.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) device: DeviceIndex,
-    /// Layer behind each mailbox of the programs, in order.
+    /// The layer of each mailbox of the programs, in order.
     pub(super) handed: Vec<usize>,
-    /// What the parts of the programs are.
+    /// The work of each timed span of the programs.
     pub(super) works: Vec<Work>,
     pub(super) programs: Ladder,
-    /// Of the rungs that stream, which have no program: their legs.
+    /// For the rungs that stream, which have no single program: their legs.
     pub(super) legs: Vec<(usize, Vec<Leg>)>,
-    /// The device that neurons come to behind these.
+    /// The device that weights are streamed to after these legs.
     pub(super) via: DeviceIndex,
 }
 
-/// What recording reads.
+/// Inputs of recording.
 pub(super) struct Recording<'a> {
     pub(super) plan: Plan<'a>,
     pub(super) rungs: &'a [usize],
@@ -64,7 +64,7 @@ pub(super) fn view(scratch: &Scratch<Tensor>, n: usize) -> Scratch<Tensor> {
     scratch.map(&mut |tensor| tensor.rows(0..n))
 }
 
-/// Begins the next part of a program.
+/// Starts the next timed span of a program.
 fn part(recorder: &mut Recorder, works: &mut Vec<Work>, work: Work) {
     if !works.is_empty() {
         recorder.part();
@@ -73,7 +73,8 @@ fn part(recorder: &mut Recorder, works: &mut Vec<Work>, work: Work) {
 }
 
 impl Recording<'_> {
-    /// Records from the largest rung down, so that the largest workspace is made first and shared.
+    /// Records from the largest rung down, so that the largest workspace is allocated first and
+    /// shared.
     fn ladder(
         &self,
         rungs: &[usize],
@@ -138,7 +139,7 @@ impl Recording<'_> {
         Ok(segments)
     }
 
-    /// A segment, of a rung that streams: cut behind each layer whose neurons come to a device.
+    /// A segment for a rung that streams: cut after each layer whose weights are streamed.
     fn legs(
         &self,
         (lane, stream): (&Lane, &Stream),
@@ -186,8 +187,9 @@ impl Recording<'_> {
         &self.rungs[self.rungs.partition_point(|&n| n < from)..]
     }
 
-    /// Neurons that came in a piece into the slots of `share`, for the rungs that stream: what they make of the block's
-    /// input is added to y, or put there. With a predictor, only those of them that it lists.
+    /// The program over a chunk streamed into the slots of `share`, for the rungs that stream:
+    /// computes the chunk's part of the block's output and writes it to y or adds it. With a
+    /// predictor, only the selected neurons are computed.
     pub(super) fn piece(
         &self,
         lane: &Lane,
@@ -254,9 +256,17 @@ impl Recording<'_> {
         let mailbox =
             layer.mailbox.as_ref().map(|mailbox| recorder.mailbox(mailbox)).transpose()?;
         let ops = self.layer_ops(lane, rung, scratch, (index, layer), mailbox);
+        if ops.facts.ffn.is_none() {
+            let all: Vec<_> = ops.list();
+            if !all.is_empty() {
+                part(recorder, works, Work::Attention(index));
+            }
+            return all.into_iter().try_for_each(|op| Ok(recorder.push(op)?));
+        }
         part(recorder, works, Work::Attention(index));
         ops.before_neurons().into_iter().try_for_each(|op| recorder.push(op))?;
-        // The other side can begin when it has been told, so that is where the neurons at home begin.
+        // The resident neurons start after the hand-off was posted, so that the other side can
+        // start too.
         if mailbox.is_none() {
             part(recorder, works, Work::Neurons(index));
         }
@@ -292,7 +302,7 @@ impl Recording<'_> {
             facts: &self.plan.model.layers[index],
             frame: &layer.frame,
             freqs: layer.freqs.as_ref(),
-            cache: &layer.cache,
+            memory: &layer.memory,
             predictor: layer.predictor.as_ref(),
             own: layer.own.as_ref(),
             scratch,
@@ -320,7 +330,8 @@ impl Recording<'_> {
             let s = view(&lane.scratch, n);
             let active = lane.active[rung].rows(layer..layer + 1);
             let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, rung)));
-            let (x, weights) = (s.handed, s.weights);
+            let x = s.handed;
+            let weights = s.weights.filter(|_| remote.ffn.groups.is_some());
             let hits = lane.hits(layer, n);
             let place = FfnPlace { x, weights, y: s.y, active, hits, accumulate: false };
             recorder.push(self.plan.mode.op(&remote.ffn, rows, place))?;
@@ -328,7 +339,7 @@ impl Recording<'_> {
         })
     }
 
-    /// Chosen tokens, norm, logits; a ladder over the number of outputs.
+    /// Selected tokens, norm, logits; a ladder over the number of outputs.
     pub(super) fn head(&self, lanes: &[Option<Lane>], head: &Head) -> Result<Ladder> {
         let lane = lane(lanes, head.device);
         let max_out = self.plan.options.max_out();

@@ -1,13 +1,13 @@
-//! Slots filled anew: what an exchange of neurons writes, on both sides of a layer.
+//! Refills slots: the writes of an exchange of neurons, on both sides of a layer.
 
 use std::ops::Range;
 
 use hal::pack::{pack_plain, plain_size, slot_plain};
 use hal::{Bytes, Device, HostRows, PackDesc, Queue, Reservation, Source, Tensor, TensorDesc};
 
-use crate::model::LayerWeights;
-use crate::placement::exchange::Swap;
-use crate::placement::{CPU, LayerPlacement, Neurons, Share};
+use model::LayerWeights;
+use placement::exchange::Swap;
+use placement::{CPU, LayerPlacement, Neurons, Share};
 
 use super::Result;
 use super::adapt::{Exchanging, Way, lane_of, sides};
@@ -16,10 +16,10 @@ use super::ffn::{FfnTensors, PackedFfn, chosen};
 use super::lane::Lane;
 
 impl Plan<'_> {
-    /// Lets the neurons of one layer change places as `swaps` say.
+    /// Exchanges neurons of one layer according to `swaps`.
     ///
     /// # Errors
-    /// Those of the devices; what slots hold is not known then.
+    /// Those of the devices; the contents of the slots are then unknown.
     pub(super) fn exchange_in(
         &self,
         at: &mut Exchanging,
@@ -30,7 +30,8 @@ impl Plan<'_> {
         let Some(lists) = sides(placed) else { return Ok(placed.clone()) };
         let mut lists = lists.map(|list| list.to_vec());
         let unit = at.way.unit();
-        // Neighbours go where neighbours were: rows of a transposed matrix are quicker beside others of their group.
+        // Neighbouring neurons go to neighbouring slots: rows of a transposed matrix are written
+        // faster beside others of their group.
         let [mut hot, mut cold]: [Vec<usize>; 2] =
             [swaps.iter().map(|s| s.hot).collect(), swaps.iter().map(|s| s.cold).collect()];
         hot.sort_unstable_by_key(|&slot| lists[0][slot * unit]);
@@ -77,7 +78,7 @@ impl Plan<'_> {
         Ok(placed)
     }
 
-    /// Lets the numbers `moved` of a layer's experts mean what `experts` says.
+    /// Makes the numbers `moved` of a layer's experts mean the experts in `experts`.
     fn renumber(
         &self,
         home: &mut Lane,
@@ -86,7 +87,8 @@ impl Plan<'_> {
         experts: &[u32],
         moved: &[usize],
     ) -> Result<()> {
-        let LayerWeights { frame, ffn, .. } = &self.model.layers[index];
+        let LayerWeights { frame, .. } = &self.model.layers[index];
+        let ffn = self.block(index);
         let (Some(source), Some(router)) = (&frame.router, &layer.frame.router) else {
             return Ok(());
         };
@@ -108,14 +110,14 @@ impl Plan<'_> {
     }
 }
 
-/// Writes the values of a vector that `list` names, in its order.
+/// Writes the values of a per-neuron vector for the neurons in `list`, in that order.
 fn write_chosen(queue: &mut Queue, to: &Tensor, from: &HostRows, list: &[u32]) -> Result<()> {
     let chosen = chosen(from, &Neurons::List(list.into()));
     Ok(queue.write(to, &chosen.rows(0..1)?)?)
 }
 
-/// All of a down matrix by neuron, in the host's memory: to pick a column out of the file's blocks takes longer than a
-/// text makes up for.
+/// A whole down matrix transposed to one row per neuron, in host memory: gathering a column from
+/// the file's blocks takes longer than the exchange saves.
 #[derive(Debug)]
 pub(super) struct ByNeuron {
     desc: TensorDesc,
@@ -124,7 +126,8 @@ pub(super) struct ByNeuron {
 }
 
 impl ByNeuron {
-    /// Bytes that it takes; `None` where it is not worth it: down lies by neuron, or has no blocks and is one matrix.
+    /// Its bytes; `None` where it is not needed: the file has one row per neuron, or down has no
+    /// blocks and is one matrix.
     pub(super) fn size(packed: &PackedFfn) -> Option<Bytes> {
         let blocks = packed.pack.source.format.quants().is_some();
         let slow = blocks || matches!(packed.rows.source(), Source::Paged(_));
@@ -132,14 +135,14 @@ impl ByNeuron {
         plain_size(&desc).map(|len| Bytes(len as u64))
     }
 
-    /// Makes it, booked on `cpu`.
+    /// Makes it; its bytes are booked on `cpu`.
     ///
     /// # Errors
-    /// What a paged source reports; [`hal::Error::OutOfMemory`].
+    /// Errors of a paged source; [`hal::Error::OutOfMemory`].
     pub(super) fn new(packed: &PackedFfn, cpu: &Device) -> hal::Result<ByNeuron> {
         let desc = packed.pack.packed()?;
         let len = plain_size(&desc).unwrap_or_default();
-        let booked = cpu.ledger().reserve("down by neuron", Bytes(len as u64))?;
+        let booked = cpu.ledger().reserve("transposed down", Bytes(len as u64))?;
         let mut bytes = vec![0; len];
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
         pack_plain(&packed.pack, &packed.rows, &mut bytes, n_threads)?;
@@ -151,33 +154,33 @@ impl ByNeuron {
     }
 }
 
-/// Bytes of an expert's matrix that are packed and written at once: so many that what a write costs beside them is
-/// little, and the host needs no room for a whole matrix.
+/// Bytes of an expert's matrix packed and written at once: enough to make the overhead of a write
+/// small, without host memory for a whole matrix.
 const STRETCH: usize = 1 << 20;
 
-/// Rows of so many bytes that are written at once.
+/// Number of rows of `row_bytes` bytes written at once.
 pub(super) fn at_once(row_bytes: usize) -> usize {
     (STRETCH / row_bytes.max(1)).max(1)
 }
 
-/// A share some of whose slots are filled anew.
+/// A share of which some slots are refilled.
 struct Filling<'a> {
     plan: &'a Plan<'a>,
     layer: usize,
     share: &'a FfnTensors,
-    /// Down by neuron, if it is kept so.
+    /// The transposed down matrix, if there is one.
     down: Option<&'a ByNeuron>,
     /// The neuron of each slot.
     list: &'a [u32],
 }
 
 impl Filling<'_> {
-    /// Fills the `units`.
+    /// Fills the slots of `units`.
     fn fill(&self, lane: &mut Lane, way: Way, units: &[usize]) -> Result<()> {
-        let ffn = &self.plan.model.layers[self.layer].ffn;
+        let ffn = self.plan.block(self.layer);
         let mut tensors = self.share.gate.iter().chain([&self.share.up, &self.share.down]);
         for packed in self.plan.mode.packs(&lane.device, ffn, &Neurons::All) {
-            // Matrices that lie side by side are one to the device.
+            // Bundled matrices are one tensor on the device.
             let Some(tensor) = tensors.nth(packed.cols.len() - 1) else { break };
             for (slots, rows) in self.rows(&packed, way, units) {
                 let bytes = match self.down.filter(|_| packed.pack.transpose) {
@@ -194,7 +197,7 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// The slots of a matrix that are filled at once, and the rows of the file that come into them.
+    /// The slots of a matrix that are filled at once, and the file's rows for them.
     fn rows(
         &self,
         packed: &PackedFfn,
@@ -202,13 +205,13 @@ impl Filling<'_> {
         units: &[usize],
     ) -> impl Iterator<Item = (Range<usize>, Range<u32>)> {
         let (unit, n_out) = (way.unit(), packed.rows.desc().n_rows);
-        let n_expert = self.plan.model.hyper.experts.map_or(1, |experts| experts.n);
+        let n_expert = self.plan.block(self.layer).n_expert().unwrap_or(1);
         let across = packed.name == "ffn_down" && matches!(way, Way::Experts(_));
         let at_once = at_once(packed.rows.row_bytes());
         units.iter().flat_map(move |&u| {
             let first = self.list[u * unit] as usize;
             let (n, slot, row) = match across {
-                // A matrix of an expert's own, one row for each value of the output.
+                // A matrix per expert, with one row per output value.
                 true => {
                     (n_out / n_expert, u * (n_out / n_expert), first / unit * (n_out / n_expert))
                 }

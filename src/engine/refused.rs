@@ -1,9 +1,9 @@
-//! What a device cannot hold or compute of a model, in its own words.
+//! The parts of a model that a device cannot hold or compute, with the device's reasons.
 
 use hal::op::{AddPositions, GetRows, MOST_COUNTED};
 use hal::{DeviceKind, OpDesc, Plan as Answer};
 
-use crate::placement::{Cut, DeviceIndex, LayerSizes};
+use placement::{Cut, DeviceIndex, LayerSizes};
 
 use super::build::Plan;
 
@@ -28,8 +28,8 @@ impl Plan<'_> {
         layer: usize,
         n: usize,
     ) -> Option<String> {
-        if n < self.model.hyper.n_ff && !self.devices[device].info().hand_off {
-            return Some("it hands nothing over to the CPU".to_owned());
+        if n < self.model.layers[layer].n_ff() && !self.devices[device].info().hand_off {
+            return Some("it does not support hand-offs to the CPU".to_owned());
         }
         let n_tokens = self.options.n_ubatch;
         [n_tokens, n_tokens.min(MOST_COUNTED)]
@@ -52,9 +52,9 @@ impl Plan<'_> {
         self.refuses(device, self.head_ops(self.options.max_out()))
     }
 
-    /// How many numbers of groups, from 0 on, `device` can run of a split layer.
+    /// Number of leading groups of a split layer that `device` can run.
     pub(super) fn most_groups(&self, device: DeviceIndex, layer: usize, cut: &Cut) -> usize {
-        // Where memory is one, nothing is gained by two sides reading it.
+        // With unified memory nothing is gained when two devices read it.
         if self.devices[device].info().kind == DeviceKind::Integrated {
             return 0;
         }
@@ -62,7 +62,8 @@ impl Plan<'_> {
         if !runs(0) {
             return 0;
         }
-        // Larger operands are refused sooner, so the boundary is found by bisection.
+        // A device that rejects an operand also rejects larger ones, so the limit is found by
+        // bisection.
         let (mut low, mut high) = (0, cut.n_groups());
         while high - low > 1 {
             let middle = low.midpoint(high);
@@ -71,32 +72,35 @@ impl Plan<'_> {
         low + 1
     }
 
-    /// What of the model cannot be on `device`, whatever its budget, a sentence each. `layers` are what it can hold.
+    /// The parts that cannot be on `device` whatever its budget, one sentence each. `layers` says what it
+    /// can hold.
     pub(super) fn refused(&self, device: DeviceIndex, layers: &[LayerSizes]) -> Vec<String> {
-        let (n_ff, of) = (self.model.hyper.n_ff, layers.len());
+        let of = layers.len();
         let apart = self.devices[device].info().kind != DeviceKind::Integrated;
-        let those = |lacks: &dyn Fn(&LayerSizes) -> bool, n: usize| {
-            let mut lacking = layers.iter().enumerate().filter(|(_, layer)| lacks(layer));
+        let those = |lacks: &dyn Fn(usize, &LayerSizes) -> bool, all: bool| {
+            let mut lacking = layers.iter().enumerate().filter(|(i, layer)| lacks(*i, layer));
             let (first, _) = lacking.next()?;
+            let n = if all { self.model.layers[first].n_ff() } else { 0 };
             Some((1 + lacking.count(), self.refuses_layer(device, first, n)?))
         };
-        let whole = those(&|layer| layer.whole.is_none(), n_ff);
-        let split = those(&|layer| apart && layer.shares.is_empty(), 0);
+        let has_neurons = |i: usize| self.model.layers[i].ffn.is_some();
+        let whole = those(&|_, layer| layer.whole.is_none(), true);
+        let split = those(&|i, layer| apart && has_neurons(i) && layer.shares.is_empty(), false);
         let tell = |what: &str, (n, reason): (usize, String)| {
             format!("{n} of {of} layers cannot be {what} ({reason})")
         };
         let mut all: Vec<String> = match (whole, split) {
             (Some(whole), Some(split)) if whole == split => {
-                vec![tell("there, whole or split with the CPU", whole)]
+                vec![tell("on this device, whole or split with the CPU", whole)]
             }
             (whole, split) => {
-                let whole = whole.map(|whole| tell("there whole", whole));
+                let whole = whole.map(|whole| tell("whole on this device", whole));
                 let split = split.map(|split| tell("split with the CPU", split));
                 whole.into_iter().chain(split).collect()
             }
         };
         let end = |what, reason: Option<String>| {
-            reason.map(|reason| format!("the {what} cannot be there ({reason})"))
+            reason.map(|reason| format!("the {what} cannot be on this device ({reason})"))
         };
         all.extend(end("embedding", self.refuses_embed(device)));
         all.extend(end("head", self.refuses_head(device)));

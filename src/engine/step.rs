@@ -1,44 +1,20 @@
-//! One step: programs replayed in order, hand-offs answered while the devices work.
+//! One step: replays programs in order and answers hand-offs while the devices work.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hal::{BatchFacts, HostRowSet, Operand, Program, Run};
+use hal::{BatchFacts, Operand, Posted, Program, Queue, Run, Tensor};
 
-use crate::placement::CPU;
+use model::LayerWeights;
 
 use super::build::{Layer, Loaded};
-use super::lane::{Lane, n_counters};
+use super::counters::StepStats;
+use super::lane::{Lane, Scratch};
 use super::predict::Parcel;
 use super::record::Segment;
 use super::stream::{Stepping, Stream};
-use super::timeline::{Timeline, Waits, Work};
+use super::timeline::{Timeline, Work};
 use super::{Error, Result};
-
-/// What a step found out besides the logits.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StepStats {
-    /// Neurons carried through to down, over all layers and tokens.
-    pub active: f64,
-    /// Those of them that were not on the CPU.
-    pub off_cpu: f64,
-    /// Neurons there were.
-    pub neurons: f64,
-    /// Gate rows that were computed, over all layers: all, those of the experts used, or those that a predictor listed.
-    /// Once for all tokens of a step.
-    pub gates: f64,
-    /// How long devices waited for one another.
-    pub waits: Waits,
-}
-
-impl std::ops::AddAssign for StepStats {
-    fn add_assign(&mut self, other: StepStats) {
-        self.active += other.active;
-        self.off_cpu += other.off_cpu;
-        self.neurons += other.neurons;
-        self.gates += other.gates;
-        self.waits += other.waits;
-    }
-}
 
 /// Host buffers of the step, kept between steps.
 #[derive(Debug, Default)]
@@ -47,8 +23,9 @@ pub(super) struct Buffers {
     weights: Vec<f32>,
     y: Vec<f32>,
     sum: Vec<f32>,
-    active: Vec<f32>,
-    counts: Vec<u32>,
+    pub(super) active: Vec<f32>,
+    pub(super) counts: Vec<u32>,
+    words: Vec<u32>,
     parcel: Parcel,
     runs: Vec<Run>,
     pub(super) timeline: Timeline,
@@ -67,7 +44,15 @@ impl Loaded {
         let n = facts.tokens.len();
         let n_out = facts.n_out();
         let rung = sizes.rungs.iter().position(|&rung| rung >= n).unwrap_or(sizes.rungs.len() - 1);
-        self.begin(facts, rung, sizes, buffers)?;
+        let defers = self.defers(n, rung, sizes);
+        let mut stats = StepStats::default();
+        if !defers || self.deferred[rung].steps >= sizes.most_deferred() {
+            stats += self.flush(rung, sizes, buffers)?;
+        }
+        self.begin(facts, sizes, buffers)?;
+        if self.deferred[rung].steps == 0 {
+            self.clear(rung, sizes, buffers)?;
+        }
         let mut at = self.segments[0].device;
         for index in 0..self.segments.len() {
             let device = self.segments[index].device;
@@ -93,26 +78,43 @@ impl Loaded {
             let lane = self.lanes[at].as_mut().expect("a used device has a lane");
             lane.queue.finish()?;
         }
-        self.count(rung, n, sizes, buffers)
+        if defers {
+            let step = self.expected(n, sizes);
+            let deferred = &mut self.deferred[rung];
+            deferred.steps += 1;
+            deferred.stats += step;
+        } else {
+            stats += self.count(rung, n, sizes, buffers)?;
+        }
+        Ok(stats)
     }
 
-    /// Brings the facts of a step of the `rung` to every device, and sets its counters to 0.
-    pub(super) fn begin(
+    /// Starts a step whose counters are read at its end by [`Loaded::count`]; the counters of
+    /// earlier steps are read first.
+    pub(super) fn begin_counted(
         &mut self,
         facts: &BatchFacts,
         rung: usize,
         sizes: &StepSizes,
         buffers: &mut Buffers,
     ) -> Result<()> {
+        self.clear(rung, sizes, buffers)?;
+        self.begin(facts, sizes, buffers)
+    }
+
+    /// Uploads the batch facts of a step to every device.
+    fn begin(
+        &mut self,
+        facts: &BatchFacts,
+        sizes: &StepSizes,
+        buffers: &mut Buffers,
+    ) -> Result<()> {
         let since = buffers.timeline.now();
         let shape = self.lane(self.head.device).batch.shape;
-        let words = facts.encode(&shape, sizes.n_blocks, sizes.n_vocab)?;
-        buffers.active.clear();
-        buffers.active.resize(n_counters(sizes.n_layer) * sizes.rungs[rung], 0.0);
+        facts.encode_into(&shape, sizes.n_blocks, sizes.n_vocab, &mut buffers.words)?;
         self.streams.iter_mut().flatten().for_each(Stream::begin);
         for lane in self.lanes.iter_mut().flatten() {
-            lane.queue.write(&lane.batch.words, bytemuck::cast_slice(&words))?;
-            lane.queue.write(&lane.active[rung], bytemuck::cast_slice(&buffers.active))?;
+            lane.queue.write(&lane.batch.words, bytemuck::cast_slice(&buffers.words))?;
             if let Some(lists) = &lane.lists {
                 buffers.counts.clear();
                 buffers.counts.resize(sizes.n_layer, 0);
@@ -127,7 +129,7 @@ impl Loaded {
         self.lanes[device].as_ref().expect("a used device has a lane")
     }
 
-    /// Brings the residual from one device to the next.
+    /// Copies the residual from one device to another.
     pub(super) fn carry(
         &mut self,
         from: usize,
@@ -169,45 +171,10 @@ impl Loaded {
         buffers.timeline.host(Work::Copy, since);
         Ok(())
     }
-
-    /// Sums the counters of the real tokens over all devices.
-    pub(super) fn count(
-        &mut self,
-        rung: usize,
-        n: usize,
-        sizes: &StepSizes,
-        buffers: &mut Buffers,
-    ) -> Result<StepStats> {
-        let since = buffers.timeline.now();
-        let mut stats = StepStats::default();
-        for (device, lane) in self.lanes.iter_mut().enumerate() {
-            let Some(lane) = lane else { continue };
-            lane.queue.read_f32(&lane.active[rung], &mut buffers.active)?;
-            let rows = buffers.active.chunks_exact(sizes.rungs[rung]);
-            let active = rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
-            let padded = self.streams[device].as_ref().map_or(0, Stream::padded);
-            let active = active - (padded * n) as f64;
-            stats.gates += self.streams[device].as_ref().map_or(0, Stream::scored) as f64;
-            stats.active += active;
-            stats.off_cpu += if device == CPU { 0.0 } else { active };
-        }
-        stats.neurons = (n * (sizes.n_layer * sizes.n_ff + sizes.n_shared)) as f64;
-        let unlisted = self.layers.iter().filter(|layer| layer.predictor.is_none()).count();
-        stats.gates += (unlisted * sizes.n_ff) as f64 * sizes.used(n) + sizes.n_shared as f64;
-        for lane in self.lanes.iter_mut().flatten() {
-            if let Some(lists) = &lane.lists {
-                buffers.counts.resize(sizes.n_layer, 0);
-                lane.queue.read(lists.counts(), bytemuck::cast_slice_mut(&mut buffers.counts))?;
-                stats.gates += buffers.counts.iter().map(|&n| f64::from(n)).sum::<f64>();
-            }
-        }
-        buffers.timeline.host(Work::Copy, since);
-        Ok(stats)
-    }
 }
 
 impl Stepping<'_> {
-    /// Brings the input of a block, and what its experts weigh, from one device to another.
+    /// Copies the input of a block, and the weights of its experts, from one device to another.
     pub(super) fn bring_input(&mut self, from: usize, to: usize) -> Result<()> {
         let Stepping { lanes, sizes, buffers, rung, .. } = self;
         let since = buffers.timeline.now();
@@ -228,7 +195,7 @@ impl Stepping<'_> {
         Ok(())
     }
 
-    /// Brings the output of a block, which is added to what is there if it `joins` it.
+    /// Copies the output of a block; adds it to the existing output if `joins`.
     pub(super) fn bring_output(&mut self, from: usize, to: usize, joins: bool) -> Result<()> {
         let Stepping { lanes, sizes, buffers, rung, .. } = self;
         let since = buffers.timeline.now();
@@ -252,18 +219,18 @@ impl Stepping<'_> {
 pub(super) struct Part<'a> {
     pub(super) device: usize,
     pub(super) program: &'a Program,
-    /// Layer behind each mailbox of the program, in order.
+    /// The layer of each mailbox of the program, in order.
     pub(super) handed: &'a [usize],
-    /// What its parts are.
+    /// The work of each of its timed spans.
     pub(super) works: &'a [Work],
     /// Real tokens.
     pub(super) n: usize,
-    /// The rung of the ladder that it was recorded for.
+    /// The rung of the ladder for which it was recorded.
     pub(super) rung: usize,
 }
 
 impl Part<'_> {
-    /// Replays it and computes what it hands over. Dropping the run, on any error, ends its waits.
+    /// Replays it and answers its hand-offs. On an error, dropping the run ends all waits.
     pub(super) fn replay(
         &self,
         lanes: &mut [Option<Lane>],
@@ -277,7 +244,7 @@ impl Part<'_> {
         if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
-    /// Starts it and computes what it hands over. It may still be under way.
+    /// Starts it and answers its hand-offs. It may still be running on return.
     pub(super) fn answered(
         &self,
         lanes: &mut [Option<Lane>],
@@ -289,7 +256,7 @@ impl Part<'_> {
         let Part { n, rung, .. } = *self;
         let home = lanes[self.device].as_mut().expect("a used device has a lane");
         let mut run = buffers.timeline.replay(&mut home.queue, self.program)?;
-        // What posts nothing is not waited for.
+        // A program without hand-offs is not waited for.
         for _ in self.handed {
             let Some(posted) = run.next_post()? else { break };
             let since = buffers.timeline.now();
@@ -298,13 +265,7 @@ impl Part<'_> {
             }
             let index = self.handed[posted.mailbox];
             let layer = &layers[index];
-            buffers.x.clear();
-            buffers.x.extend_from_slice(posted.x);
-            buffers.x.resize(sizes.rungs[rung] * sizes.n_embd, 0.0);
-            buffers.weights.clear();
-            buffers.weights.extend_from_slice(posted.weights);
-            buffers.weights.resize(sizes.rungs[rung] * sizes.n_expert, 0.0);
-            let handed = Handed { layer, index, rows: posted.rows, rung };
+            let handed = Handed { layer, index, posted, n, rung };
             buffers.timeline.host(Work::HandOff(index), since);
             remotes(&handed, lanes, sizes, buffers)?;
             let since = buffers.timeline.now();
@@ -315,41 +276,45 @@ impl Part<'_> {
     }
 }
 
-/// What a home posted for the other devices of a layer.
+/// The data that a home posted for the other devices of a layer.
 struct Handed<'a> {
     layer: &'a Layer,
     index: usize,
-    /// Rows of all remotes that are wanted; `None` for every row.
-    rows: Option<&'a HostRowSet>,
-    /// The rung of the ladder whose programs compute it.
+    /// Inputs, expert weights, and the active rows of all remotes.
+    posted: Posted<'a>,
+    /// Real tokens.
+    n: usize,
+    /// The rung of the ladder whose programs compute them.
     rung: usize,
 }
 
-/// Computes the shares of one layer that are not at home, one after the other, and sums them in that order.
+/// Computes the shares of a layer on its other devices and sums them in the order of the shares.
 fn remotes(
     handed: &Handed<'_>,
     lanes: &mut [Option<Lane>],
     sizes: &StepSizes,
     buffers: &mut Buffers,
 ) -> Result<()> {
-    buffers.sum.clear();
-    buffers.sum.resize(sizes.rungs[handed.rung] * sizes.n_embd, 0.0);
-    // All are started before any is waited for, so that several devices work at once.
+    // All are started before the first is waited for, so that several devices work at once.
     let started = start(handed, lanes, sizes, buffers);
     if started.is_err() {
-        // Those that did start are given up with the step.
+        // Shares that did start are dropped with the step.
         buffers.runs.clear();
     }
     started?;
     let mut runs = std::mem::take(&mut buffers.runs);
-    for (remote, run) in handed.layer.remotes.iter().zip(runs.drain(..)) {
+    let len = handed.n * sizes.n_embd;
+    buffers.sum.resize(len, 0.0);
+    buffers.y.resize(len, 0.0);
+    for (at, (remote, run)) in handed.layer.remotes.iter().zip(runs.drain(..)).enumerate() {
         buffers.timeline.wait(remote.device, &[Work::Neurons(handed.index)], run)?;
         let since = buffers.timeline.now();
         let Lane { queue, scratch, .. } = lanes[remote.device].as_mut().expect("has a lane");
-        buffers.y.resize(buffers.sum.len(), 0.0);
-        queue.read_f32(&scratch.y, &mut buffers.y)?;
-        for (sum, y) in buffers.sum.iter_mut().zip(&buffers.y) {
-            *sum += y;
+        if at == 0 {
+            queue.read_f32(&scratch.y, &mut buffers.sum)?;
+        } else {
+            queue.read_f32(&scratch.y, &mut buffers.y)?;
+            buffers.sum.iter_mut().zip(&buffers.y).for_each(|(sum, y)| *sum += y);
         }
         buffers.timeline.host(Work::HandOff(handed.index), since);
     }
@@ -364,23 +329,42 @@ fn start(
     buffers: &mut Buffers,
 ) -> Result<()> {
     buffers.runs.clear();
-    let Handed { layer, index, rows, rung } = *handed;
+    let Handed { layer, index, posted, n: n_real, rung } = *handed;
+    let n = sizes.rungs[rung];
     for remote in &layer.remotes {
         let since = buffers.timeline.now();
         let Lane { queue, scratch, lists, .. } = lanes[remote.device].as_mut().expect("has a lane");
-        if let (Some(posted), Some(lists)) = (rows, lists) {
+        if let (Some(posted), Some(lists)) = (posted.rows, lists) {
             let set = lists.resident(index, rung);
             buffers.parcel.take(posted, remote.rows.clone(), set.members.desc().n_cols);
             buffers.parcel.write(queue, &set)?;
         }
-        queue.write(&scratch.handed, bytemuck::cast_slice(&buffers.x))?;
+        queue.write(&scratch.handed, bytemuck::cast_slice(posted.x))?;
         if let Some(weights) = &scratch.weights {
-            queue.write(weights, bytemuck::cast_slice(&buffers.weights))?;
+            queue.write(weights, bytemuck::cast_slice(posted.weights))?;
         }
-        let n = sizes.rungs[rung];
+        if n_real < n {
+            pad(queue, scratch, n_real..n, buffers)?;
+        }
         let program = remote.programs.at_least(n).expect("the ladder ends at n_ubatch");
         buffers.timeline.host(Work::HandOff(index), since);
         buffers.runs.push(buffers.timeline.replay(queue, program)?);
+    }
+    Ok(())
+}
+
+/// Gives padded tokens an input that causes no work: zeros, and no expert.
+fn pad(
+    queue: &mut Queue,
+    scratch: &Scratch<Tensor>,
+    rows: Range<usize>,
+    buffers: &mut Buffers,
+) -> Result<()> {
+    for tensor in [Some(&scratch.handed), scratch.weights.as_ref()].into_iter().flatten() {
+        let rows = tensor.rows(rows.clone());
+        buffers.x.clear();
+        buffers.x.resize(rows.desc().n_rows * rows.desc().n_cols, 0.0);
+        queue.write(&rows, bytemuck::cast_slice(&buffers.x))?;
     }
     Ok(())
 }
@@ -393,19 +377,45 @@ pub(super) struct StepSizes {
     pub(super) n_vocab: usize,
     pub(super) n_embd: usize,
     pub(super) n_layer: usize,
-    pub(super) n_ff: usize,
-    /// Neurons that every token uses beside those, over all layers.
+    /// Sizes of each layer's feed-forward block.
+    pub(super) blocks: Vec<BlockSizes>,
+    /// Neurons of the shared experts, over all layers.
     pub(super) n_shared: usize,
-    /// Experts to choose from, and how many a token uses; none where the neurons fall into none.
+    /// Maximum number of experts of a layer; 0 in a dense model.
     pub(super) n_expert: usize,
-    pub(super) n_used: usize,
+}
+
+/// Sizes of the feed-forward block of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockSizes {
+    /// Neurons; 0 where there is no block.
+    pub(super) n_ff: usize,
+    /// Number of experts; 0 in a dense block.
+    pub(super) n_expert: usize,
+    /// Experts that a token uses.
+    n_used: usize,
+}
+
+impl BlockSizes {
+    pub(super) fn of(layer: &LayerWeights) -> BlockSizes {
+        let (n_expert, n_used) = layer.experts().map_or((0, 0), |by| (by.n, by.n_used));
+        BlockSizes { n_ff: layer.n_ff(), n_expert, n_used }
+    }
+
+    /// Share of the experts that `n` tokens use: exact for one token, for more as if tokens chose
+    /// independently.
+    pub(super) fn used(&self, n: usize) -> f64 {
+        let each = self.n_used as f64 / self.n_expert.max(1) as f64;
+        if self.n_expert == 0 { 1.0 } else { 1.0 - (1.0 - each).powf(n as f64) }
+    }
 }
 
 impl StepSizes {
-    /// The share of a layer's experts that `n` tokens use: exact for one token, for more as if each chose by itself.
-    fn used(&self, n: usize) -> f64 {
-        let each = self.n_used as f64 / self.n_expert.max(1) as f64;
-        if self.n_expert == 0 { 1.0 } else { 1.0 - (1.0 - each).powf(n as f64) }
+    /// Number of steps whose counters may accumulate before they are read: F32 counts exactly up
+    /// to 2^24.
+    fn most_deferred(&self) -> usize {
+        let n_ff = self.blocks.iter().map(|block| block.n_ff).max().unwrap_or(0);
+        ((1 << 24) / (n_ff + self.n_shared).max(1)).max(1)
     }
 
     /// The ladder's size for `n` tokens.

@@ -1,39 +1,41 @@
-//! When the parts of a step ran, and on what: for traces, and for how long each side waited for the other.
+//! When the parts of a step ran and on which device: for traces, and for the time that each side
+//! waited for the other.
 //!
-//! Steps are timed only where somebody wants to know: all of them while there is a [`Tracer`], else one in a few of those
-//! in which a layer is split.
+//! Steps are timed only on demand: all of them with a [`Tracer`], otherwise some steps with split
+//! layers.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use hal::{Clock, Program, Queue, Run, Times};
 
-use crate::placement::{CPU, DeviceIndex};
+use placement::{CPU, DeviceIndex};
 
 use super::lane::Lane;
 use super::{Result, StepStats};
 
-/// Without a tracer, so many steps are timed: a short text has its figures too.
+/// Without a tracer, this many steps are timed at first, so that a short text has figures too.
 const FIRST: usize = 8;
-/// Then one in so many: some devices are given a step's work piece by piece where it is timed, which takes longer.
+/// After those, one step in this many: some devices get a timed step's work in several
+/// submissions, which takes longer.
 const EVERY: usize = 64;
 
-/// A part of a step.
+/// The work of a part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Tokens and positions to rows.
+    /// Embedding of tokens and positions.
     Embedding,
     /// Attention of a layer, with the norms around it.
     Attention(usize),
-    /// Neurons of a layer that are on one device, and whatever chooses them.
+    /// Neurons of a layer that are on one device, and their predictor or router.
     Neurons(usize),
-    /// What other devices computed of a layer, added to what its home has.
+    /// Adding what other devices computed of a layer.
     Merge(usize),
     /// The output norm and matrix.
     Head,
-    /// The host, bringing a layer's input to other devices and their results back.
+    /// The host, moving a layer's input to other devices and their results back.
     HandOff(usize),
-    /// The host, copying something else to a device or from it.
+    /// The host, copying other data to or from a device.
     Copy,
 }
 
@@ -50,7 +52,7 @@ impl Work {
         }
     }
 
-    /// What it is, whatever the layer.
+    /// Name of the part, without the layer.
     #[must_use]
     pub fn part(self) -> &'static str {
         match self {
@@ -75,40 +77,40 @@ impl fmt::Display for Work {
     }
 }
 
-/// Something that ran. Events of one device never overlap.
+/// A span of time in which something ran. Events of one device never overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Where, in the engine's list; what the host does is the CPU's.
+    /// Index of the device in the engine's list; work of the host belongs to the CPU.
     pub device: DeviceIndex,
-    /// What.
+    /// The work.
     pub work: Work,
-    /// Its last part, where a device cannot tell several parts apart; else the same.
+    /// The last part in the span, where a device cannot time parts separately; otherwise the same.
     pub last: Work,
-    /// When it began.
+    /// Its start.
     pub begin: Instant,
-    /// When it was done.
+    /// Its end.
     pub end: Instant,
-    /// Whose clock says so.
+    /// The clock of both times.
     pub clock: Clock,
 }
 
-/// A whole step.
+/// A complete step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTrace<'a> {
     /// Its tokens.
     pub n_tokens: usize,
-    /// When it began.
+    /// Its start.
     pub begin: Instant,
-    /// When it was done.
+    /// Its end.
     pub end: Instant,
-    /// What ran, device by device in the order of time.
+    /// Its events, by device and then by time.
     pub events: &'a [Event],
 }
 
-/// Hears of every step when it is whole.
+/// Callback for every completed step.
 pub type Tracer = Box<dyn FnMut(&StepTrace<'_>) + Send>;
 
-/// What is taken down of a step.
+/// Records the events of a step.
 #[derive(Debug, Default)]
 pub(super) struct Timeline {
     on: bool,
@@ -119,7 +121,8 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// Begins a step, which is timed if it is `traced`, or if its layers are `split` and it is the turn of one.
+    /// Starts a step. It is timed if `traced`, or if its layers are `split` and a timed step is
+    /// due.
     pub(super) fn begin(&mut self, traced: bool, split: bool) {
         let due = self.n_split < FIRST || self.n_split.is_multiple_of(EVERY);
         self.on = traced || split && due;
@@ -128,29 +131,29 @@ impl Timeline {
         self.began = self.now();
     }
 
-    /// Takes nothing down until the next step begins.
+    /// Stops recording until the next step.
     pub(super) fn stop(&mut self) {
         self.on = false;
     }
 
-    /// Starts a program on a queue, timed if anybody wants to know.
+    /// Starts a program on a queue, timed if the step is timed.
     pub(super) fn replay(&self, queue: &mut Queue, program: &Program) -> Result<Run> {
         Ok(if self.on { queue.replay_timed(program)? } else { queue.replay(program)? })
     }
 
-    /// The time, if anybody wants to know.
+    /// The current time, if the step is timed.
     pub(super) fn now(&self) -> Option<Instant> {
         self.on.then(Instant::now)
     }
 
-    /// The host did `work` since then.
+    /// Records `work` of the host from `since` until now.
     pub(super) fn host(&mut self, work: Work, since: Option<Instant>) {
         if let Some(begin) = since.filter(|_| self.on) {
             self.add(CPU, (work, work), (begin, Instant::now()), Clock::Host);
         }
     }
 
-    /// Waits for the end of a run on `device` whose parts are `works`, and takes down when they ran.
+    /// Waits for the end of a run on `device` whose parts are `works`, and records when they ran.
     pub(super) fn wait(&mut self, device: DeviceIndex, works: &[Work], run: Run) -> Result<()> {
         if !self.on {
             return Ok(run.wait()?);
@@ -176,12 +179,13 @@ impl Timeline {
         self.events.push(Event { device, work, last, begin, end, clock });
     }
 
-    /// Brings the events of each device into their order.
+    /// Sorts the events by device and time.
     fn sort(&mut self) {
         self.events.sort_by_key(|event| (event.device, event.begin, event.end));
         let mut before: Option<(DeviceIndex, Instant)> = None;
         for event in &mut self.events {
-            // A device's clock is brought to the host's anew for each run, which may move it a little.
+            // A device's clock is aligned with the host's for each run, which may shift it
+            // slightly.
             if let Some((_, end)) = before.filter(|(device, _)| *device == event.device) {
                 event.begin = event.begin.max(end);
             }
@@ -190,7 +194,8 @@ impl Timeline {
         }
     }
 
-    /// Ends a whole step of `n_tokens` on the devices that have a lane. Who waited counts if its layers are `split`.
+    /// Ends a complete step of `n_tokens` on the devices that have a lane. Waiting is counted if
+    /// its layers are `split`.
     pub(super) fn end(
         &mut self,
         n_tokens: usize,
@@ -220,23 +225,36 @@ impl Timeline {
     }
 }
 
-/// How long each side had nothing to do, because the other worked or was being told to, in seconds, over the steps that
-/// were timed: those of models with split layers.
+/// How long each side was idle, because the other worked or a transfer was under way, in seconds,
+/// over the timed steps of models with split layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Waits {
-    /// What those steps took.
+    /// Duration of the timed steps.
     pub timed: f64,
-    /// The part of it in which the CPU waited.
+    /// Time of it in which the CPU waited.
     pub cpu: f64,
-    /// That in which the other devices waited, on average.
+    /// Time of it in which the other devices waited, on average.
     pub devices: f64,
 }
 
 impl Waits {
-    /// The shares of the time in which the CPU and the others waited; `None` where no layer is split.
+    /// Shares of the time in which the CPU and the other devices waited; `None` if no layer is
+    /// split.
     #[must_use]
     pub fn shares(&self) -> Option<[f64; 2]> {
         (self.timed > 0.0).then(|| [self.cpu, self.devices].map(|part| part / self.timed))
+    }
+}
+
+impl std::ops::Sub for Waits {
+    type Output = Waits;
+
+    fn sub(self, before: Waits) -> Waits {
+        Waits {
+            timed: self.timed - before.timed,
+            cpu: self.cpu - before.cpu,
+            devices: self.devices - before.devices,
+        }
     }
 }
 

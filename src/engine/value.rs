@@ -1,22 +1,25 @@
-//! What a neuron's products come to, on the host: for statistics, not for the model's results.
+//! Values of neurons on the host: for statistics, not for the model's output.
 
 use hal::op::{Activation, FfnKind};
 
-use crate::model::Model;
+use model::Model;
 
 use super::Observed;
 
 impl Observed<'_> {
-    /// Writes the neurons' values to `out`, `[n_tokens, n_ff]`: what down's rows are multiplied by, the experts'
-    /// weights included. Good to about six digits.
+    /// Writes the neurons' values to `out`, `[n_tokens, n_ff]`: the factors of down's rows, with
+    /// the experts' weights applied. Accurate to about six digits.
     pub fn values(&self, model: &Model, out: &mut Vec<f32>) {
         let (kind, activation) = (model.ffn_kind, model.activation);
         let tests = self.gate.unwrap_or(self.up);
         let each = |(&test, &up): (&f32, &f32)| neuron(kind, activation, test, up);
         out.clear();
         out.extend(tests.iter().zip(self.up).map(each));
-        let (Some(weights), Some(experts)) = (self.weights, model.hyper.experts) else { return };
-        for (values, &weight) in out.chunks_exact_mut(experts.n_ff).zip(weights) {
+        let Some(weights) = self.weights.filter(|weights| !weights.is_empty()) else { return };
+        // Every expert has the same number of neurons; for each token, the values are ordered by
+        // expert.
+        let n_each = (self.up.len() / weights.len()).max(1);
+        for (values, &weight) in out.chunks_exact_mut(n_each).zip(weights) {
             match weight == 0.0 {
                 true => values.fill(0.0),
                 false => values.iter_mut().for_each(|value| *value *= weight),
@@ -25,7 +28,7 @@ impl Observed<'_> {
     }
 }
 
-/// A neuron's value from its test value (the gate, or up where there is none) and up.
+/// A neuron's value from the tested product (gate, or up if there is no gate) and up.
 fn neuron(kind: FfnKind, activation: Activation, test: f32, up: f32) -> f32 {
     let gate = activate(activation, test);
     match (kind, activation) {

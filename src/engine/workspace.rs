@@ -1,27 +1,31 @@
-//! What the ops of all programs need beside their operands: one workspace per device, reserved before anything is recorded.
+//! Workspace of the ops of all programs: one per device, reserved before recording.
+
+use std::mem::{Discriminant, discriminant};
 
 use hal::{Bytes, OpDesc, Plan as Answer, TensorDesc};
 
-use crate::placement::{Cut, DeviceIndex};
+use model::{AttentionSizes, Mixer};
+use placement::{Cut, DeviceIndex};
 
 use super::build::Plan;
 use super::options::Streaming;
 
 impl Plan<'_> {
-    /// The most that any op of any step takes on `device`, whatever part of a layer's neurons is there. Neither more
-    /// tokens nor more neurons always take more: sums of few tokens are made in more parts, and so are those of fewer
-    /// neurons.
+    /// The maximum workspace of any op of any step on `device`, for any share of a layer's
+    /// neurons. More tokens or neurons do not always need more: in decode or with few neurons,
+    /// sums are split into more slices.
     pub(super) fn workspace(&self, device: DeviceIndex) -> Bytes {
         let on = &self.devices[device];
         let need = |op: OpDesc| match on.plan(&op) {
             Answer::Yes { workspace, .. } => workspace,
             Answer::No(_) => Bytes(0),
         };
-        let cut = Cut::new(self.model.hyper.n_ff, self.mode.unit(self.model));
+        let cuts = self.mode.cuts(self.model);
         let ladder = self.options.ladder();
         let heads = ladder.iter().map(|&n| n.min(self.options.max_out()));
         let mut most = heads.flat_map(|n| self.head_ops(n)).map(need).max().unwrap_or_default();
         for layer in self.distinct_layers() {
+            let cut: &Cut = &cuts[layer];
             for &n_tokens in &ladder {
                 for groups in 0..=cut.n_groups() {
                     let ops = self.layer_ops(layer, cut.neurons(groups), n_tokens);
@@ -38,18 +42,22 @@ impl Plan<'_> {
         most
     }
 
-    /// One of each kind of layer.
+    /// The first layer of each distinct shape.
     fn distinct_layers(&self) -> Vec<usize> {
-        let mut known: Vec<(Vec<TensorDesc>, Option<usize>)> = Vec::new();
+        let mut known: Vec<(Vec<TensorDesc>, Option<AttentionSizes>, Discriminant<Mixer>)> =
+            Vec::new();
         let mut distinct = Vec::new();
         for (index, layer) in self.model.layers.iter().enumerate() {
             let mut shape: Vec<TensorDesc> = Vec::new();
             layer.frame.each(&mut |_, rows| shape.push(rows.desc()));
-            let ffn = layer.ffn.matrices().map(|(_, rows)| rows).chain(layer.ffn.biases());
-            shape.extend(ffn.map(hal::HostRows::desc));
+            if let Some(ffn) = &layer.ffn {
+                let rows = ffn.matrices().map(|(_, rows)| rows).chain(ffn.biases());
+                shape.extend(rows.map(hal::HostRows::desc));
+            }
             let chosen = self.mode.chosen(self.model, self.options, index);
             shape.extend(chosen.iter().map(|chosen| chosen.fc2.desc()));
-            let kind = (shape, layer.window);
+            let sizes = layer.attention().map(|by| by.sizes);
+            let kind = (shape, sizes, discriminant(&layer.frame.mixer));
             if !known.contains(&kind) {
                 known.push(kind);
                 distinct.push(index);

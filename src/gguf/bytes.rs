@@ -1,8 +1,8 @@
-//! Bytes of a container that keep what they lie in alive.
+//! Byte ranges of a container that keep its mapping alive.
 
 use std::{fmt, ops::Deref, ops::Range, sync::Arc};
 
-/// Where a container's bytes lie.
+/// The memory of a container's bytes.
 pub(super) enum Backing {
     Mapped(memmap2::Mmap),
     Static(&'static [u8]),
@@ -20,9 +20,9 @@ impl Deref for Backing {
     }
 }
 
-/// A range of a container's bytes, and a share in the mapping (or memory) they lie in.
+/// A range of a container's bytes, with a reference to its mapping or memory.
 ///
-/// Cloning is cheap. The mapping ends with the last share. Nothing is promised about alignment.
+/// Cloning is cheap. The mapping ends with the last reference. The alignment is arbitrary.
 #[derive(Clone)]
 pub struct Bytes {
     backing: Arc<Backing>,
@@ -36,9 +36,9 @@ impl Bytes {
         Bytes { backing: Arc::new(backing), range }
     }
 
-    /// Takes the pages of `part`, a slice of these bytes, out of this process's memory where they are mapped; they
-    /// come back when they are read. Gives whether it is such a slice.
-    pub(crate) fn release(&self, part: &[u8]) -> bool {
+    /// Drops the mapped pages of `part`, a slice of these bytes, from this process's memory; they
+    /// are reloaded when read. Returns whether `part` is such a slice.
+    pub fn release(&self, part: &[u8]) -> bool {
         let own = self.as_ptr_range();
         let part = part.as_ptr_range();
         if part.start < own.start || part.end > own.end {
@@ -51,17 +51,17 @@ impl Bytes {
         true
     }
 
-    /// Has the system read what they lie in ahead, where it is a file.
+    /// Starts to read the file into memory, if the bytes are mapped.
     pub(super) fn fetch(&self) {
         if let Backing::Mapped(map) = &*self.backing {
             super::map::fetch(map);
         }
     }
 
-    /// A part of these bytes, counted from their own start.
+    /// A range of these bytes, relative to their start.
     ///
     /// # Panics
-    /// If `range` reaches past their end.
+    /// If `range` is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Bytes {
         assert!(range.start <= range.end && range.end <= self.len(), "range inside the bytes");
         let start = self.range.start;

@@ -1,10 +1,10 @@
-//! What can be wrong with a container file: the file's name and one [`Problem`] with its numbers.
+//! Errors of container files: the file's name and one [`Problem`] with its numbers.
 
 use std::io;
 
 use super::{Container, TensorType};
 
-/// A container that cannot be used, and why.
+/// A container that cannot be used, with the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {problem}")]
 pub struct Error {
@@ -13,7 +13,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// Ties a problem to the file it was found in.
+    /// Adds the file name to a problem.
     pub(super) fn new(file: &str, problem: Problem) -> Error {
         Error { file: file.to_owned(), problem: Box::new(problem) }
     }
@@ -23,48 +23,50 @@ impl Error {
         &self.file
     }
 
-    /// What is wrong with it.
+    /// The problem.
     pub fn problem(&self) -> &Problem {
         &self.problem
     }
 }
 
-/// What is wrong with a container. Lengths and offsets are in bytes, offsets count from the file's start.
+/// A problem with a container. Lengths and offsets are in bytes; offsets count from the file's
+/// start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The system refused.
+    /// The system refused an operation.
     #[error("cannot {action}: {reason}")]
     Io {
-        /// What was tried: `open`, `map`, `write`...
+        /// The operation: `open`, `map`, `write`...
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         reason: io::Error,
     },
-    /// Writing: the disk is too full.
-    #[error("takes {wanted}, and the disk has {free} free")]
+    /// Writing: the disk does not have enough space.
+    #[error("needs {wanted}, but the disk has {free} free")]
     Disk {
-        /// Size of the file to be.
+        /// Size of the file.
         wanted: hal::Bytes,
-        /// What may be written.
+        /// Free space.
         free: hal::Bytes,
     },
     /// A directory where a file is expected.
     #[error("is a directory, expected a GGUF file{hint}")]
     Directory {
-        /// What to pass in its place, judged by what lies in it; starts with a separator, or is empty.
+        /// Suggests the file to pass instead, based on the directory's contents; starts with a
+        /// separator, or is empty.
         hint: String,
     },
     /// A pipe, socket or device.
     #[error("is not a regular file and cannot be mapped")]
     NotAFile,
-    /// No bytes at all.
+    /// No bytes.
     #[error("is empty (0 bytes), expected a GGUF file")]
     Empty,
     /// The first four bytes are not those of a container.
     #[error("is not a GGUF file: expected the magic `GGUF` or `PWRI`, found {found}")]
     Magic {
-        /// What the file looks like.
+        /// Description of the actual content.
         found: String,
     },
     /// Numbers are stored with the high byte first.
@@ -72,7 +74,7 @@ pub enum Problem {
         "is a big-endian GGUF file, expected little-endian; convert it with llama.cpp's gguf-convert-endian"
     )]
     BigEndian,
-    /// A layout this reader does not know.
+    /// An unsupported version of the format.
     #[error("has GGUF version {found}, expected 2 or 3{}", if *found == 1 { "; version 1 is from 2023, get a newer file of the model" } else { "" })]
     Version {
         /// The version in the file.
@@ -83,29 +85,29 @@ pub enum Problem {
     Truncated {
         /// The key, tensor or field being read.
         place: String,
-        /// How long the file would have to be.
+        /// Minimum length of the file.
         expected: u64,
-        /// How long it is.
+        /// Actual length.
         found: u64,
     },
-    /// The header goes on past any sensible length.
-    #[error("{place} lies beyond the first {limit} bytes, the most that a header may take")]
+    /// The header exceeds the size limit.
+    #[error("{place} lies beyond the first {limit} bytes, the largest supported header")]
     HeaderTooLong {
         /// The key, tensor or field being read.
         place: String,
         /// The limit.
         limit: u64,
     },
-    /// A count that the rest of the file cannot hold.
+    /// A count that does not fit the rest of the file.
     #[error(
         "{place} has a count of {count}, which needs at least {expected} bytes, found {found} left in the file"
     )]
     Count {
-        /// What is counted.
+        /// The counted items.
         place: String,
         /// The count in the file.
         count: u64,
-        /// The least number of bytes for so many.
+        /// Minimum size of that number of items.
         expected: u128,
         /// Bytes that are left.
         found: u64,
@@ -128,8 +130,8 @@ pub enum Problem {
         /// The name, with replacement characters.
         found: String,
     },
-    /// A key stands twice.
-    #[error("key `{key}` stands twice in the metadata, expected once")]
+    /// A key occurs twice.
+    #[error("key `{key}` occurs twice in the metadata, expected once")]
     DuplicateKey {
         /// The key.
         key: String,
@@ -142,8 +144,8 @@ pub enum Problem {
         /// The type id in the file.
         found: u32,
     },
-    /// A truth value that is neither 0 nor 1.
-    #[error("{place} has the truth value {found}, expected 0 or 1")]
+    /// A bool that is neither 0 nor 1.
+    #[error("{place} has the bool {found}, expected 0 or 1")]
     Bool {
         /// The key.
         place: String,
@@ -158,14 +160,14 @@ pub enum Problem {
         /// Deepest accepted.
         limit: usize,
     },
-    /// A key holds something else than its reader needs.
+    /// A key has a value of the wrong type or range.
     #[error("key `{key}` should hold {expected}, found {found}")]
     Key {
         /// The key.
         key: String,
-        /// What was asked for.
+        /// The expected value.
         expected: &'static str,
-        /// The value's type, and the value where it is short.
+        /// The value's type, and the value if it is short.
         found: String,
     },
     /// `general.alignment` is not a power of two.
@@ -174,8 +176,8 @@ pub enum Problem {
         /// The value in the file.
         found: u64,
     },
-    /// A tensor name stands twice.
-    #[error("tensor `{tensor}` stands twice, expected once")]
+    /// A tensor name occurs twice.
+    #[error("tensor `{tensor}` occurs twice, expected once")]
     DuplicateTensor {
         /// The tensor.
         tensor: String,
@@ -188,7 +190,7 @@ pub enum Problem {
         /// The number in the file.
         found: u64,
     },
-    /// More values than can be counted.
+    /// The number of values overflows.
     #[error("tensor `{tensor}` of shape {shape:?} has more values or bytes than 64 bits can count")]
     Elements {
         /// The tensor.
@@ -196,7 +198,7 @@ pub enum Problem {
         /// Its shape, fastest axis first.
         shape: Vec<u64>,
     },
-    /// A row that does not end with a block.
+    /// A row that is not a whole number of blocks.
     #[error(
         "tensor `{tensor}` has rows of {found} values, expected a multiple of {expected} for type {ty}"
     )]
@@ -230,16 +232,16 @@ pub enum Problem {
         /// Offset from the start of the data section.
         found: u64,
     },
-    /// A tensor that reaches past the end of the file.
+    /// A tensor that extends past the end of the file.
     #[error(
-        "tensor `{tensor}` ends beyond the file: expected at least {expected} bytes, found {found} (truncated or lying)"
+        "tensor `{tensor}` ends beyond the file: expected at least {expected} bytes, found {found} (truncated or corrupt file)"
     )]
     BeyondEnd {
         /// The tensor.
         tensor: String,
-        /// How long the file would have to be for this tensor.
+        /// Minimum length of the file for this tensor.
         expected: u128,
-        /// How long it is.
+        /// Actual length.
         found: u64,
     },
     /// Two tensors share bytes.
@@ -251,24 +253,24 @@ pub enum Problem {
         first: String,
         /// The tensor that starts inside it.
         second: String,
-        /// Where the first ends.
+        /// End of the first.
         end: u64,
-        /// Where the second starts.
+        /// Start of the second.
         start: u64,
     },
-    /// A part of a split model does not fit its siblings.
+    /// A part of a split model does not match the others.
     #[error("bad split file: {what}: expected {expected}, found {found}")]
     Split {
-        /// Which key or property.
+        /// The key or property.
         what: &'static str,
-        /// What it should be.
+        /// The expected value.
         expected: String,
-        /// What it is.
+        /// The actual value.
         found: String,
     },
-    /// A part of a split model is not there.
+    /// A part of a split model is missing.
     #[error(
-        "is missing: part {number} of the {count} parts of a split model, expected beside the others"
+        "is missing: part {number} of {count} of a split model, expected in the same folder as the others"
     )]
     MissingPart {
         /// Number of the part, from 1.
@@ -286,12 +288,12 @@ pub enum Problem {
         /// The container being written.
         container: Container,
     },
-    /// Writing: data of another tensor than the next one declared.
-    #[error("data of tensor `{found}` written where {expected} is due")]
+    /// Writing: data of another tensor than the next declared one.
+    #[error("data of tensor `{found}` written, expected {expected}")]
     WriteOrder {
-        /// The tensor whose data is due, or the end.
+        /// The next tensor, or the end.
         expected: String,
-        /// The tensor that was given.
+        /// The given tensor.
         found: String,
     },
     /// Writing: more or fewer bytes than the tensor's shape needs.

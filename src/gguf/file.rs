@@ -15,7 +15,7 @@ use super::{
     split::{self, Split},
 };
 
-/// An open container, its header checked and its tensor data mapped, not read.
+/// An open container: its header is checked, its tensor data is mapped and not yet read.
 #[derive(Debug)]
 pub struct File {
     name: Arc<str>,
@@ -24,13 +24,13 @@ pub struct File {
     version: u32,
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
-    /// Numbers of the tensors, sorted by name.
+    /// Indices of the tensors, sorted by name.
     sorted: Vec<usize>,
     /// The bytes of each part.
     parts: Vec<Bytes>,
 }
 
-/// One file, read but not yet joined with its siblings.
+/// One file, not yet joined with the other parts.
 struct Part {
     name: Arc<str>,
     bytes: Bytes,
@@ -58,7 +58,7 @@ impl File {
     /// Tensor data is mapped, not read. The files must not be shortened while they are open.
     ///
     /// # Errors
-    /// Any [`Problem`] that is not about writing; see there.
+    /// Any [`Problem`] that does not concern writing.
     pub fn open(path: &Path) -> Result<File, Error> {
         let given = Part::open(path)?;
         let Some(split) = Split::of(&given.header.metadata)? else {
@@ -80,18 +80,18 @@ impl File {
         File::join(parts, paths, split.n_tensors)
     }
 
-    /// Opens bytes that are part of the program. They need no alignment.
+    /// Opens static bytes of the program. They may have any alignment.
     ///
     /// # Errors
-    /// As [`File::open`]; the bytes must hold a whole model.
+    /// As [`File::open`]; the bytes must be a whole model.
     pub fn from_static(bytes: &'static [u8], name: &str) -> Result<File, Error> {
         File::from_backing(Backing::Static(bytes), name)
     }
 
-    /// Opens bytes in memory. They need no alignment.
+    /// Opens bytes in memory. They may have any alignment.
     ///
     /// # Errors
-    /// As [`File::open`]; the bytes must hold a whole model.
+    /// As [`File::open`]; the bytes must be a whole model.
     pub fn from_vec(bytes: Vec<u8>, name: &str) -> Result<File, Error> {
         File::from_backing(Backing::Owned(bytes), name)
     }
@@ -109,7 +109,7 @@ impl File {
         File::join(vec![part], Vec::new(), None)
     }
 
-    /// Joins parts whose agreement is checked, first part first.
+    /// Joins parts that were checked against each other, first part first.
     fn join(parts: Vec<Part>, paths: Vec<PathBuf>, n_tensors: Option<u64>) -> Result<File, Error> {
         let mut all_bytes = Vec::new();
         let mut tensors = Vec::new();
@@ -126,7 +126,7 @@ impl File {
         let (name, container, version, metadata) = first.expect("a file has at least one part");
         if let Some(expected) = n_tensors.filter(|&n| n != tensors.len() as u64) {
             let problem = Problem::Split {
-                what: "key `split.tensors.count`, against the tensors of all parts",
+                what: "key `split.tensors.count` (compared with the tensors of all parts)",
                 expected: expected.to_string(),
                 found: tensors.len().to_string(),
             };
@@ -138,7 +138,7 @@ impl File {
         Ok(File { name, paths, container, version, metadata, tensors, sorted, parts: all_bytes })
     }
 
-    /// The path of the (first) file as it was given, or the name given to bytes in memory.
+    /// The given path of the (first) file, or the name given to bytes in memory.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -163,7 +163,7 @@ impl File {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
 
-    /// Keys and values; those of the first part of a split model.
+    /// Metadata; for a split model, that of the first part.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -182,34 +182,34 @@ impl File {
     /// The bytes of a tensor of this file.
     ///
     /// # Errors
-    /// [`Problem::UnknownType`] if the size of the tensor's type is not known.
+    /// [`Problem::UnknownType`] if the size of the tensor's type is unknown.
     ///
     /// # Panics
-    /// If `tensor` comes from another file and lies outside this one.
+    /// If `tensor` comes from another file and is out of bounds of this one.
     pub fn bytes(&self, tensor: &TensorInfo) -> Result<&[u8], Error> {
         self.check_type(tensor)?;
         Ok(&self.parts[tensor.part][tensor.range()])
     }
 
-    /// The bytes of a tensor of this file, with a share in the mapping they lie in.
+    /// The bytes of a tensor of this file, with a reference to the mapping.
     ///
     /// # Errors
-    /// [`Problem::UnknownType`] if the size of the tensor's type is not known.
+    /// [`Problem::UnknownType`] if the size of the tensor's type is unknown.
     ///
     /// # Panics
-    /// If `tensor` comes from another file and lies outside this one.
+    /// If `tensor` comes from another file and is out of bounds of this one.
     pub fn slice(&self, tensor: &TensorInfo) -> Result<Bytes, Error> {
         self.check_type(tensor)?;
         Ok(self.parts[tensor.part].slice(tensor.range()))
     }
 
-    /// Takes the pages of `bytes`, a slice of this file, out of this process's memory; reading brings them back.
-    /// Of bytes that are not mapped, nothing happens.
+    /// Drops the mapped pages of `bytes`, a slice of this file, from this process's memory; they
+    /// are reloaded when read. Does nothing for bytes that are not mapped.
     pub fn release(&self, bytes: &[u8]) {
         let _ = self.parts.iter().any(|part| part.release(bytes));
     }
 
-    /// [`File::release`] of all that `rows` are made of.
+    /// [`File::release`] for all sources of `rows`.
     pub fn release_rows(&self, rows: &hal::HostRows) {
         match rows.source() {
             hal::Source::Mapped(bytes) => self.release((**bytes).as_ref()),
@@ -220,12 +220,12 @@ impl File {
         }
     }
 
-    /// Has the system read all of the file ahead, for somebody who will read it from beginning to end.
+    /// Starts to read the whole file into memory, for a caller that will read it sequentially.
     pub fn fetch(&self) {
         self.parts.iter().for_each(Bytes::fetch);
     }
 
-    /// What stands before the first tensor's bytes, of each part.
+    /// The bytes before the first tensor, for each part.
     pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().enumerate().map(|(number, bytes)| {
             let of_part = self.tensors.iter().filter(|tensor| tensor.part == number);
@@ -247,10 +247,11 @@ impl File {
 }
 
 impl Bytes {
-    /// Maps any regular file, whatever it holds, for reading. It must not be shortened while it is mapped.
+    /// Maps any regular file for reading, whatever its content. It must not be truncated while it
+    /// is mapped.
     ///
     /// # Errors
-    /// [`Problem::Io`] and what is no regular file or empty.
+    /// [`Problem::Io`], or the problem of a file that is empty or not a regular file.
     pub fn open(path: &Path) -> Result<Bytes, Error> {
         let backing = open_backing(path);
         backing.map(Bytes::all).map_err(|problem| Error::new(&path.display().to_string(), problem))
@@ -263,7 +264,7 @@ impl From<Vec<u8>> for Bytes {
     }
 }
 
-/// Checks that `part` is what its place among its siblings says.
+/// Checks that `part` matches its number and the other parts.
 fn check_part(part: &Part, number: usize, whole: Split, of: Container) -> Result<(), Error> {
     let wrong = |what, expected: String, found: String| {
         Err(Error::new(&part.name, Problem::Split { what, expected, found }))
@@ -282,7 +283,8 @@ fn check_part(part: &Part, number: usize, whole: Split, of: Container) -> Result
     Ok(())
 }
 
-/// Maps a regular file; anything else gets its own message. A pipe is not even opened, it would block.
+/// Maps a regular file; anything else gets a specific error. A pipe is not opened, because that
+/// would block.
 fn open_backing(path: &Path) -> Result<Backing, Problem> {
     let refused = |action| move |reason| Problem::Io { action, reason };
     let kind = fs::metadata(path).map_err(refused("open"))?;
@@ -299,7 +301,7 @@ fn open_backing(path: &Path) -> Result<Backing, Problem> {
     Ok(Backing::Mapped(map(&file).map_err(refused("map"))?))
 }
 
-/// What the user may have meant by naming a directory.
+/// Suggests a file for a directory that the user named instead.
 fn hint_for_directory(path: &Path) -> String {
     let Ok(entries) = fs::read_dir(path) else {
         return String::new();
@@ -311,11 +313,11 @@ fn hint_for_directory(path: &Path) -> String {
         names.iter().filter(|name| name.ends_with(".gguf")).map(String::as_str).collect();
     match models.as_slice() {
         [] if names.iter().any(|name| name == "config.json") => {
-            "; it looks like a Hugging Face model folder, which `thermocline convert` makes a file of"
+            "; it looks like a Hugging Face model folder, which `thermocline convert` converts to a GGUF file"
                 .to_owned()
         }
-        [] => "; it holds none".to_owned(),
-        [model] => format!("; it holds {model}"),
-        [first, .., last] => format!("; it holds {} of them, {first} to {last}", models.len()),
+        [] => "; it contains none".to_owned(),
+        [model] => format!("; it contains {model}"),
+        [first, .., last] => format!("; it contains {} of them, {first} to {last}", models.len()),
     }
 }

@@ -1,5 +1,5 @@
-//! Reads the header of one file: magic, metadata, tensor table. Nothing is allocated for a count before
-//! the bytes that it announces are known to be there.
+//! Reads the header of one file: magic, metadata, tensor table. Memory is allocated for a count
+//! only after checking that the file has enough bytes for it.
 
 use std::sync::Arc;
 
@@ -15,16 +15,17 @@ pub(super) const MAX_NAME: u64 = 65_535;
 pub(super) const MAX_DEPTH: usize = 4;
 /// Longest header. The largest vocabularies take a tenth of it; a sparse file can claim terabytes.
 pub(super) const MAX_HEADER: usize = 256 << 20;
-/// Alignment of tensor data where the file does not say.
+/// Default alignment of tensor data.
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Key that sets another alignment.
 pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
-/// A key's length, its value's type and the smallest value.
+/// Minimum size of an entry: a key's length, its value's type and the smallest value.
 const LEAST_ENTRY: usize = 8 + 4 + 1;
-/// A name's length, the number of dimensions, one dimension, type and offset.
+/// Minimum size of a tensor entry: a name's length, the number of dimensions, one dimension, type
+/// and offset.
 const LEAST_TENSOR: usize = 8 + 4 + 8 + 4 + 8;
 
-/// What stands before the tensor data.
+/// The content of a file before the tensor data.
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) container: Container,
@@ -122,12 +123,12 @@ struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
     file_len: usize,
-    /// What is being read, for messages.
+    /// The current item, for messages.
     place: String,
 }
 
 impl<'a> Cursor<'a> {
-    /// Starts behind the magic.
+    /// Starts after the magic.
     fn new(file: &'a [u8]) -> Cursor<'a> {
         let bytes = &file[..file.len().min(MAX_HEADER)];
         Cursor { bytes, at: 4, file_len: file.len(), place: "the version".to_owned() }
@@ -163,7 +164,8 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("8 bytes were taken")))
     }
 
-    /// A number of things that take at least `least` bytes each, all of which are still to come.
+    /// Reads a number of items of at least `least` bytes each, and checks that the file has that
+    /// many bytes left.
     fn count(&mut self, place: &str, least: usize) -> Result<usize, Problem> {
         self.place = place.to_owned();
         self.elements(least)

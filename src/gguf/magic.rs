@@ -1,13 +1,13 @@
-//! The first four bytes: which container this is, or what else it looks like.
+//! The first four bytes: the container's format, or a guess at the actual format.
 
 use std::fmt;
 
-/// Which of the two containers a file is. They differ in their magic and in the ids of integer types.
+/// The two container formats. They differ in their magic and in the ids of integer types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Container {
-    /// GGUF as llama.cpp writes it.
+    /// GGUF as in llama.cpp.
     Gguf,
-    /// PowerInfer's: magic `PWRI`. The magic alone says that the model is meant to run sparsely.
+    /// PowerInfer's: magic `PWRI`. The magic alone marks a model for sparse inference.
     PowerInfer,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Container {
     }
 }
 
-/// Beginnings of files that people pass in place of a GGUF file.
+/// Magic bytes of files that people pass instead of a GGUF file.
 const BEGINNINGS: &[(&[u8], &str)] = &[
     (b"lmgg", "an unversioned ggml file from before GGUF (2023); get a GGUF file of the model"),
     (b"fmgg", "a ggml file (`ggmf`) from before GGUF (2023); get a GGUF file of the model"),
@@ -52,12 +52,12 @@ const BEGINNINGS: &[(&[u8], &str)] = &[
     (b"\x7fELF", "a program"),
     (b"\x89HDF", "an HDF5 file; convert the model to GGUF"),
     (b"version https://git-lfs", "a Git LFS pointer; run `git lfs pull` to get the file itself"),
-    (b"<!DOCTYPE", "a web page; the download did not give the file itself"),
-    (b"<!doctype", "a web page; the download did not give the file itself"),
-    (b"<html", "a web page; the download did not give the file itself"),
+    (b"<!DOCTYPE", "a web page; the download did not return the file itself"),
+    (b"<!doctype", "a web page; the download did not return the file itself"),
+    (b"<html", "a web page; the download did not return the file itself"),
 ];
 
-/// Says what a file that is no container looks like.
+/// Describes a file that is not a container.
 pub(super) fn describe(bytes: &[u8]) -> String {
     let head = &bytes[..bytes.len().min(64)];
     if let Some((_, name)) = BEGINNINGS.iter().find(|(beginning, _)| head.starts_with(beginning)) {

@@ -1,8 +1,9 @@
-//! The unsafe calls of this module: mapping a file into memory, and letting go of its pages.
+//! The unsafe calls of this module: mapping a file into memory, and dropping its pages.
 //!
-//! Weights are read from the mapping itself, token after token, so the size of its pages is speed
-//! (docs/measurements.md). On Linux they are those of the system's cache: huge ones are asked for, so that what is read
-//! from the disk now comes in them. What lies in the cache in small pages from before stays so.
+//! Weights are read from the mapping itself, token after token, so the page size affects speed
+//! (docs/measurements/llama-cpp.md). On Linux the pages are those of the page cache: huge pages are
+//! requested, so that later reads from disk use them. Data that is already cached in small pages
+//! stays so.
 #![allow(unsafe_code)] // a mapping cannot be made in safe Rust: another process may change the file
 
 use std::ops::Range;
@@ -11,24 +12,26 @@ use std::{fs, io};
 /// Maps `file` for reading, whole.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(super) fn map(file: &fs::File) -> io::Result<memmap2::Mmap> {
-    // SAFETY: the mapping is read-only and private to `Backing`, which hands out only `&[u8]` of plain
-    // bytes, so no value can become invalid by a change of the file. That nobody shortens the file
-    // while it is mapped is the user's part: the system then ends the process, it does not corrupt it.
+    // SAFETY: the mapping is read-only and private to `Backing`, which returns only `&[u8]` of
+    // plain bytes, so no value can become invalid by a change of the file. The user must not
+    // truncate the file while it is mapped: in that case the system ends the process, and memory
+    // is not corrupted.
     let map = unsafe { memmap2::Mmap::map(file) }?;
-    // A system or file system without huge pages says no, and the file is read as ever.
+    // A system or file system without huge pages returns an error, which changes only the speed.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     Ok(map)
 }
 
-/// Takes the pages of a range out of this process's memory. Whoever reads them gets the same bytes again.
+/// Drops the pages of a range from this process's memory. Later reads get the same bytes again.
 pub(super) fn release(map: &memmap2::Mmap, range: Range<usize>) {
     #[cfg(unix)]
     {
-        // SAFETY: the mapping is shared with the file and never written, so that a dropped page comes back with
-        // the file's bytes, also under a reader. The range is inside the mapping, as `advise_range` checks.
+        // SAFETY: the mapping is shared with the file and never written, so that a dropped page
+        // comes back with the file's bytes, even during a read. `advise_range` checks that the
+        // range is inside the mapping.
         let _ = unsafe {
             map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
         };
@@ -37,7 +40,7 @@ pub(super) fn release(map: &memmap2::Mmap, range: Range<usize>) {
     let _ = (map, range);
 }
 
-/// Has the system read all of the file ahead. Whoever reads it then waits less; nothing else changes.
+/// Starts to read the whole file into memory. This only reduces later waits.
 pub(super) fn fetch(map: &memmap2::Mmap) {
     #[cfg(unix)]
     let _ = map.advise(memmap2::Advice::WillNeed);

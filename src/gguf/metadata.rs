@@ -1,4 +1,4 @@
-//! The key-value part of a container, with getters that say what is wrong with a value.
+//! The key-value section of a container, with typed getters.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -6,14 +6,14 @@ use super::{Array, Error, Problem, Strings, Value};
 
 /// Keys and values in file order.
 ///
-/// The typed getters give `Ok(None)` for a key that is not there, and an error that names file, key,
-/// what was expected and what was found for a value that does not fit. An integer of any width is
-/// accepted where its value is in range.
+/// The typed getters return `Ok(None)` for a missing key, and an error with file, key, expected
+/// and actual value for a value that does not fit. Integers of any width are accepted if the value
+/// is in range.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     file: Arc<str>,
     entries: Vec<(String, Value)>,
-    /// Numbers of the entries, sorted by key.
+    /// Indices of the entries, sorted by key.
     sorted: Vec<usize>,
 }
 
@@ -45,34 +45,34 @@ impl Metadata {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// A whole number of 32 bits without sign.
+    /// An unsigned 32-bit integer.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is no integer or out of range.
+    /// [`Problem::Key`] if the value is not an integer or out of range.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
         self.integer(key, "a whole number from 0 to 4294967295")
     }
 
-    /// A whole number of 32 bits with sign.
+    /// A signed 32-bit integer.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is no integer or out of range.
+    /// [`Problem::Key`] if the value is not an integer or out of range.
     pub fn i32(&self, key: &str) -> Result<Option<i32>, Error> {
         self.integer(key, "a whole number from -2147483648 to 2147483647")
     }
 
-    /// A whole number of 64 bits without sign.
+    /// An unsigned 64-bit integer.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is no integer or negative.
+    /// [`Problem::Key`] if the value is not an integer or negative.
     pub fn u64(&self, key: &str) -> Result<Option<u64>, Error> {
         self.integer(key, "a whole number that is not negative")
     }
 
-    /// A number with a fraction.
+    /// A floating-point number.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is no floating-point number.
+    /// [`Problem::Key`] if the value is not a floating-point number.
     pub fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
         self.typed(key, "a floating-point number", |value| {
             if let Value::F32(number) = value {
@@ -85,10 +85,10 @@ impl Metadata {
         })
     }
 
-    /// A truth value.
+    /// A bool.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is none.
+    /// [`Problem::Key`] if the value is not a bool.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
         self.typed(
             key,
@@ -99,20 +99,20 @@ impl Metadata {
         )
     }
 
-    /// A text. Use [`Metadata::get`] and [`Value::as_str`] where broken UTF-8 may be shown.
+    /// A string. Use [`Metadata::get`] and [`Value::as_str`] if invalid UTF-8 may be shown.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is no string, or not UTF-8.
+    /// [`Problem::Key`] if the value is not a string, or not UTF-8.
     pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
         self.typed(key, "a UTF-8 string", |value| {
             if let Value::String(text) = value { std::str::from_utf8(text).ok() } else { None }
         })
     }
 
-    /// An array of whole numbers of 32 bits without sign.
+    /// An array of unsigned 32-bit integers.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is no array of integers or one is out of range.
+    /// [`Problem::Key`] if the value is not an array of integers or one is out of range.
     pub fn u32_array(&self, key: &str) -> Result<Option<Cow<'_, [u32]>>, Error> {
         if let Some(Value::Array(Array::U32(numbers))) = self.get(key) {
             return Ok(Some(numbers.into()));
@@ -120,10 +120,10 @@ impl Metadata {
         self.integers(key, "an array of whole numbers from 0 to 4294967295")
     }
 
-    /// An array of whole numbers of 32 bits with sign.
+    /// An array of signed 32-bit integers.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is no array of integers or one is out of range.
+    /// [`Problem::Key`] if the value is not an array of integers or one is out of range.
     pub fn i32_array(&self, key: &str) -> Result<Option<Cow<'_, [i32]>>, Error> {
         if let Some(Value::Array(Array::I32(numbers))) = self.get(key) {
             return Ok(Some(numbers.into()));
@@ -131,10 +131,10 @@ impl Metadata {
         self.integers(key, "an array of whole numbers from -2147483648 to 2147483647")
     }
 
-    /// An array of numbers with a fraction.
+    /// An array of floating-point numbers.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is no array of floating-point numbers.
+    /// [`Problem::Key`] if the value is not an array of floating-point numbers.
     pub fn f32_array(&self, key: &str) -> Result<Option<Cow<'_, [f32]>>, Error> {
         self.typed(key, "an array of floating-point numbers", |value| {
             if let Value::Array(Array::F32(numbers)) = value {
@@ -147,10 +147,10 @@ impl Metadata {
         })
     }
 
-    /// An array of truth values.
+    /// An array of bools.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is none.
+    /// [`Problem::Key`] if the value is not an array of bools.
     pub fn bool_array(&self, key: &str) -> Result<Option<&[bool]>, Error> {
         self.typed(key, "an array of bools", |value| {
             if let Value::Array(Array::Bool(truths)) = value {
@@ -164,7 +164,7 @@ impl Metadata {
     /// An array of strings, which need not be UTF-8.
     ///
     /// # Errors
-    /// [`Problem::Key`] if the value is no array of strings.
+    /// [`Problem::Key`] if the value is not an array of strings.
     pub fn str_array(&self, key: &str) -> Result<Option<&Strings>, Error> {
         self.typed(key, "an array of strings", |value| {
             if let Value::Array(Array::String(strings)) = value { Some(strings) } else { None }
@@ -216,7 +216,7 @@ impl Metadata {
     }
 }
 
-/// The numbers of `items` in the order of their names; `Err` is a name that stands twice.
+/// The indices of `items` in the order of their names; `Err` is a name that occurs twice.
 pub(super) fn sort_by_name<T>(items: &[T], name: impl Fn(&T) -> &str) -> Result<Vec<usize>, &str> {
     let mut sorted: Vec<usize> = (0..items.len()).collect();
     sorted.sort_unstable_by(|&a, &b| name(&items[a]).cmp(name(&items[b])));

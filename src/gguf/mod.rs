@@ -1,15 +1,15 @@
-//! The GGUF container: named values and named tensors in one memory-mapped file.
+//! The GGUF container: metadata and tensors in one memory-mapped file.
 //!
-//! Here: reading ([`File`]) and writing ([`Writer`]) of GGUF v2 and v3, split files, and PowerInfer's
-//! `PWRI` variant of the same layout. Not here: what a key or a tensor means (`model`, `tokenizer`),
-//! arithmetic on tensor values (`hal::format`), any device.
+//! Here: reading ([`File`]) and writing ([`Writer`]) of GGUF v2 and v3, split files, and
+//! PowerInfer's `PWRI` variant of the same layout. Not here: the meaning of a key or a tensor
+//! (`model`, `tokenizer`), arithmetic on tensor values (`hal::format`), any device.
 //!
-//! Everything read is hostile until checked. [`File::open`] proves once that each count, length and
-//! offset lies inside the file; after it, nothing in this module can fail on the file's contents
-//! except a tensor whose type has no known size.
+//! All input is treated as hostile. [`File::open`] checks once that each count, length and offset
+//! lies inside the file; after that, no function of this module can fail on the file's contents
+//! except for a tensor whose type has no known size.
 //!
 //! ```
-//! use thermocline::gguf::{Container, File, TensorType, Value, Writer};
+//! use thermocline_gguf::{Container, File, TensorType, Value, Writer};
 //!
 //! let mut writer = Writer::new(Container::Gguf);
 //! writer.set("general.architecture", Value::from("llama"))?;
@@ -20,7 +20,7 @@
 //! let file = File::from_vec(data.finish()?, "example")?;
 //! assert_eq!(file.metadata().str("general.architecture")?, Some("llama"));
 //! assert_eq!(file.bytes(file.tensor("w").expect("just written"))?.len(), 16);
-//! # Ok::<(), thermocline::gguf::Error>(())
+//! # Ok::<(), thermocline_gguf::Error>(())
 //! ```
 //!
 //! Source: the GGUF specification in the ggml repository; `PWRI` as PowerInfer's converters write it.
@@ -47,7 +47,7 @@ pub use error::{Error, Problem};
 pub use file::File;
 pub use magic::Container;
 pub use metadata::Metadata;
-pub(crate) use sum::Hash;
+pub use sum::Hash;
 pub use tensor::TensorInfo;
 pub use types::{Block, TensorType};
 pub use value::{Array, Strings, Value};

@@ -10,19 +10,19 @@ use super::{Error, Metadata, Problem};
 const DIGITS: usize = 5;
 const MAX_PARTS: u64 = 99_999;
 
-/// What a file says about the split it belongs to.
+/// The split that a file belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Split {
     /// Number of this part, from 0.
     pub(super) number: u64,
     /// Number of parts, 2 or more.
     pub(super) count: u64,
-    /// Tensors in all parts together, where stated.
+    /// Number of tensors in all parts together, if stated.
     pub(super) n_tensors: Option<u64>,
 }
 
 impl Split {
-    /// Reads the `split.*` keys; `None` for a file that is whole.
+    /// Reads the `split.*` keys; `None` for a file that is not split.
     pub(super) fn of(metadata: &Metadata) -> Result<Option<Split>, Error> {
         let count = metadata.u64("split.count")?.unwrap_or(1);
         if count <= 1 {
@@ -59,7 +59,7 @@ pub(super) fn paths(path: &Path, count: u64) -> Result<impl Iterator<Item = Path
     }))
 }
 
-/// What stands before `-00001-of-00003`, and after it.
+/// The text before `-00001-of-00003`, and after it.
 fn prefix(name: &str, count: u64) -> Option<(&str, &str)> {
     let (start, extension) = name.split_at(name.rfind('.').unwrap_or(name.len()));
     let start = start.strip_suffix(&format!("-of-{count:0DIGITS$}"))?;

@@ -1,25 +1,26 @@
-//! Writing in long stretches, so that the system keeps what was written in huge pages.
+//! Writes in large aligned chunks, so that the page cache holds the file in huge pages.
 //!
-//! Linux picks the size of a page of its cache when the page comes into being: for a write by the bytes that one call
-//! has for an aligned place (measured on ext4, kernel 6.18: calls of 1 MiB leave none of a file in pages of 2 MiB, aligned
-//! calls of 2 MiB all of it). It stays so until the page is dropped, and whoever maps the file meanwhile reads it so.
+//! Linux picks the size of a page of its cache when the page is created: for a write, by the bytes
+//! that one call provides for an aligned range (measured on ext4, kernel 6.18: calls of 1 MiB
+//! leave no part of a file in pages of 2 MiB, aligned calls of 2 MiB all of it). It stays so until
+//! the page is dropped, also for a process that maps the file meanwhile.
 
 use std::io::{self, Write};
 
-/// Bytes of a stretch, and what it begins at a multiple of: a huge page of x86-64 and of most AArch64 systems.
+/// Size and alignment of a chunk: a huge page of x86-64 and of most AArch64 systems.
 const STRETCH: usize = 2 << 20;
 
-/// Gathers bytes and writes them in stretches. What is not flushed is lost.
+/// Buffers bytes and writes them in chunks. Bytes that are not flushed are lost.
 #[derive(Debug)]
 pub(super) struct Stretches<W> {
     inner: W,
     gathered: Vec<u8>,
-    /// Bytes from where the next call begins to the next multiple of [`STRETCH`].
+    /// Bytes from the start of the next call to the next multiple of [`STRETCH`].
     room: usize,
 }
 
 impl<W: Write> Stretches<W> {
-    /// Nothing gathered yet. What `inner` takes first lies at a multiple of a stretch.
+    /// An empty buffer. The first byte written to `inner` must be at a multiple of a chunk.
     pub(super) fn new(inner: W) -> Self {
         Stretches { inner, gathered: Vec::new(), room: STRETCH }
     }
@@ -44,7 +45,7 @@ impl<W: Write> Write for Stretches<W> {
         if self.gathered.len() == self.room {
             self.write_out()?;
         }
-        // Whole stretches go as they are.
+        // Whole chunks are not copied.
         if self.gathered.is_empty() && self.room == STRETCH && bytes.len() >= STRETCH {
             let whole = bytes.len() / STRETCH * STRETCH;
             self.inner.write_all(&bytes[..whole])?;
@@ -65,7 +66,7 @@ impl<W: Write> Write for Stretches<W> {
 mod tests {
     use super::*;
 
-    /// Lengths of the calls, and what was written.
+    /// Lengths of the calls, and the written bytes.
     #[derive(Default)]
     struct Calls(Vec<usize>, Vec<u8>);
 

@@ -1,14 +1,14 @@
-//! Sums that tell one file from another. They find accidents, not forgeries.
+//! Checksums that identify files. They detect accidents, not forgeries.
 
 use super::File;
 
-/// A sum over words: a multiplication and a rotation for each.
+/// A hash over words: a multiplication and a rotation for each.
 #[derive(Debug, Default)]
-pub(crate) struct Hash(u64);
+pub struct Hash(u64);
 
 impl Hash {
-    /// Adds bytes and where they end.
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
+    /// Adds bytes and their length.
+    pub fn add(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);
@@ -18,22 +18,23 @@ impl Hash {
     }
 
     /// Adds a word.
-    pub(crate) fn word(&mut self, word: u64) {
+    pub fn word(&mut self, word: u64) {
         self.0 = (self.0 ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     }
 
-    /// The sum; every bit of the input reaches its lower half.
-    pub(crate) fn finish(&self) -> u64 {
+    /// The hash; every bit of the input affects its lower half.
+    #[must_use]
+    pub fn finish(&self) -> u64 {
         (self.0 ^ self.0 >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.0 >> 29
     }
 }
 
-/// Bytes of a sample of a tensor.
+/// Bytes per sample of a tensor.
 const SAMPLE: usize = 64;
 
 impl File {
-    /// What a model is known by wherever it lies: a sum of its headers, its size, and samples of the beginning, middle
-    /// and end of each tensor. Summing all of it would read the whole file.
+    /// Identifies a model wherever its file is: a hash of its headers, its size, and samples of
+    /// the beginning, middle and end of each tensor. Hashing all of it would read the whole file.
     pub fn fingerprint(&self) -> String {
         let mut hash = Hash::default();
         self.headers().for_each(|header| hash.add(header));
@@ -51,7 +52,7 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::{Container, TensorType, Writer};
+    use crate::{Container, TensorType, Writer};
 
     #[test]
     fn every_byte_and_the_length_count() {

@@ -1,4 +1,4 @@
-//! What a container says about one tensor, and the checks that make it safe to believe.
+//! A tensor's entry in a container, and its checks.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use super::{Problem, TensorType};
 /// Most dimensions that a tensor may have.
 pub(super) const MAX_DIMENSIONS: usize = 4;
 
-/// Name, shape, type and place of a tensor. Once a file is open, its bytes are known to lie inside it.
+/// Name, shape, type and location of a tensor. Once a file is open, its bytes are known to lie
+/// inside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorInfo {
@@ -15,18 +16,18 @@ pub struct TensorInfo {
     pub name: String,
     /// Values along each axis in ggml order: `shape[0]` is the length of a row, the contiguous axis.
     pub shape: Vec<u64>,
-    /// How values are stored.
+    /// Format of the values.
     pub ty: TensorType,
     pub(super) part: usize,
-    /// Where the tensor starts, in bytes: from the data section while the header is read, from the
-    /// start of the file from then on.
+    /// Offset of the tensor in bytes: from the data section while the header is read, later from
+    /// the start of the file.
     pub(super) offset: u64,
     n_elements: u64,
     n_bytes: u64,
 }
 
 impl TensorInfo {
-    /// Checks shape against type and works out the sizes.
+    /// Checks the shape against the type and computes the sizes.
     pub(super) fn new(
         name: String,
         shape: Vec<u64>,
@@ -36,8 +37,8 @@ impl TensorInfo {
         if shape.is_empty() || shape.len() > MAX_DIMENSIONS {
             return Err(Problem::Dimensions { tensor: name, found: shape.len() as u64 });
         }
-        // Zeros are left out, so that the product of the others overflows by itself and any part of
-        // the shape can be multiplied later.
+        // Zeros are skipped, so that the product of the others is checked for overflow and any
+        // part of the shape can be multiplied later.
         let size = |unit: u64| {
             shape.iter().filter(|&&n| n > 0).try_fold(unit, |product, &n| product.checked_mul(n))
         };
@@ -66,7 +67,7 @@ impl TensorInfo {
         self.n_elements
     }
 
-    /// Bytes of the tensor; 0 if the size of its type is not known.
+    /// Bytes of the tensor; 0 if the size of its type is unknown.
     pub fn n_bytes(&self) -> u64 {
         self.n_bytes
     }
@@ -81,25 +82,25 @@ impl TensorInfo {
         self.shape[1..].iter().product()
     }
 
-    /// Number of the file, among those of a split model, that holds the tensor.
+    /// Index of the file that contains the tensor, for a split model.
     pub fn part(&self) -> usize {
         self.part
     }
 
-    /// Where the tensor starts in its file, in bytes.
+    /// Offset of the tensor in its file, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Its bytes in its file.
+    /// Its byte range in its file.
     pub(super) fn range(&self) -> Range<usize> {
         // Both fit: `place` compared them with the length of a slice.
         self.offset as usize..(self.offset + self.n_bytes) as usize
     }
 }
 
-/// Turns offsets in the data section into offsets in the file, and proves that every tensor lies inside
-/// the file, aligned, and apart from the others.
+/// Converts offsets in the data section to offsets in the file, and checks that every tensor is
+/// inside the file, aligned, and does not overlap others.
 pub(super) fn place(
     tensors: &mut [TensorInfo],
     data_start: u128,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Container;
 
-/// The unit in which a type stores values: `values` consecutive values of a row take `bytes` bytes.
+/// The block of a type: `values` consecutive values of a row take `bytes` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Values in a block.
@@ -15,8 +15,8 @@ pub struct Block {
 
 macro_rules! tensor_types {
     ($($name:ident = $id:literal, $values:literal, $bytes:literal;)*) => {
-        /// How a tensor's values are stored. Names are spelt as GGUF tools spell them.
-        #[allow(non_camel_case_types)] // one name everywhere: these are the formats' own names
+        /// Format of a tensor's values. Names are spelt as in GGUF tools.
+        #[allow(non_camel_case_types)] // the formats' own names, spelt the same everywhere
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum TensorType {
@@ -24,7 +24,7 @@ macro_rules! tensor_types {
                 #[doc = concat!("GGUF id ", $id, ": ", $values, " values in ", $bytes, " bytes.")]
                 $name,
             )*
-            /// An id that the container's table does not have; its size is not known.
+            /// An id that is not in the container's table; its size is unknown.
             Unknown(u32),
         }
 
@@ -48,7 +48,7 @@ macro_rules! tensor_types {
                 }
             }
 
-            /// The id in today's GGUF.
+            /// The id in current GGUF.
             fn gguf_id(self) -> u32 {
                 match self {
                     $(TensorType::$name => $id,)*
@@ -104,14 +104,14 @@ tensor_types! {
     Q1_0    = 41, 128, 18;
 }
 
-/// PowerInfer's tree is older than most types: up to here its ids are GGUF's...
+/// PowerInfer's fork is older than most types: up to this id its ids equal GGUF's...
 const LAST_SHARED_ID: u32 = 15;
-/// ...and these three follow, where GGUF has put others.
+/// ...and then come these three, where GGUF has other types.
 const POWERINFER_INTEGERS: [(u32, TensorType); 3] =
     [(16, TensorType::I8), (17, TensorType::I16), (18, TensorType::I32)];
 
 impl TensorType {
-    /// The type that `id` means in `container`.
+    /// The type with this id in `container`.
     pub fn from_id(id: u32, container: Container) -> TensorType {
         match container {
             Container::Gguf => TensorType::from_gguf_id(id),
@@ -123,7 +123,7 @@ impl TensorType {
         }
     }
 
-    /// The id of this type in `container`; `None` where its table lacks the type.
+    /// The id of this type in `container`; `None` if its table lacks the type.
     pub fn id(self, container: Container) -> Option<u32> {
         self.block()?;
         match container {
@@ -135,11 +135,12 @@ impl TensorType {
         }
     }
 
-    /// What became of an id without a type, as an addition to a message.
-    pub(crate) fn history(id: u32) -> &'static str {
+    /// The history of a removed id, as an addition to a message.
+    #[must_use]
+    pub fn history(id: u32) -> &'static str {
         match id {
             4 | 5 | 31..=33 | 36..=38 => {
-                ", which was taken out of the format; get a newer file of the model"
+                ", which was removed from the format; get a newer file of the model"
             }
             _ => "",
         }

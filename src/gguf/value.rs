@@ -6,12 +6,12 @@ use std::{borrow::Cow, fmt};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     bytes: Vec<u8>,
-    /// Where each string ends in `bytes`; the next begins there.
+    /// End of each string in `bytes`; the next begins there.
     ends: Vec<usize>,
 }
 
 impl Strings {
-    /// Room for `n` strings whose total length is not known yet.
+    /// Capacity for `n` strings of unknown total length.
     pub(super) fn with_capacity(n: usize) -> Strings {
         Strings { bytes: Vec::new(), ends: Vec::with_capacity(n) }
     }
@@ -27,12 +27,12 @@ impl Strings {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no strings.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The string at `index`. Pieces of a vocabulary need not be UTF-8.
+    /// The string at `index`. Entries of a vocabulary may be invalid UTF-8.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         (index < self.len()).then(|| self.at(index))
     }
@@ -63,7 +63,7 @@ const BOOL: u32 = 7;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// The type of a value, without the value.
+/// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Number(Number),
@@ -82,7 +82,7 @@ impl Kind {
         }
     }
 
-    /// The least number of bytes that one element of an array of this kind takes.
+    /// Minimum size of an array element of this type.
     pub(super) fn least_bytes(self) -> usize {
         match self {
             Kind::Number(number) => number.bytes(),
@@ -98,7 +98,7 @@ macro_rules! numbers {
         integers { $($int:ident($int_rust:ty) = $int_id:literal;)* }
         floats { $($float:ident($float_rust:ty) = $float_id:literal;)* }
     ) => {
-        /// The types of number.
+        /// The number types.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Number { $($int,)* $($float,)* }
 
@@ -111,7 +111,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// Bytes that one number takes.
+            /// Size of one number.
             fn bytes(self) -> usize {
                 match self {
                     $(Number::$int => size_of::<$int_rust>(),)*
@@ -128,7 +128,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// Reads as many numbers as `bytes` hold.
+            /// Reads all numbers in `bytes`.
             pub(super) fn array(self, bytes: &[u8]) -> Array {
                 match self {
                     $(Number::$int => Array::$int(
@@ -146,9 +146,9 @@ macro_rules! numbers {
         pub enum Value {
             $(#[doc = concat!("A `", stringify!($int_rust), "`.")] $int($int_rust),)*
             $(#[doc = concat!("A `", stringify!($float_rust), "`.")] $float($float_rust),)*
-            /// A truth value.
+            /// A bool.
             Bool(bool),
-            /// Text that is meant to be, but need not be, UTF-8.
+            /// Text, normally UTF-8, which is not checked.
             String(Vec<u8>),
             /// Values of one type.
             Array(Array),
@@ -159,7 +159,7 @@ macro_rules! numbers {
         pub enum Array {
             $(#[doc = concat!("`", stringify!($int_rust), "` values.")] $int(Vec<$int_rust>),)*
             $(#[doc = concat!("`", stringify!($float_rust), "` values.")] $float(Vec<$float_rust>),)*
-            /// Truth values.
+            /// Bools.
             Bool(Vec<bool>),
             /// Strings.
             String(Strings),
@@ -168,7 +168,7 @@ macro_rules! numbers {
         }
 
         impl Value {
-            /// The id that stands for this type in a file.
+            /// The id of this type in a file.
             pub(super) fn type_id(&self) -> u32 {
                 match self {
                     $(Value::$int(_) => $int_id,)*
@@ -190,7 +190,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// The value as a whole number, if it is of an integer type.
+            /// The value as an integer, if it is of an integer type.
             pub fn as_integer(&self) -> Option<i128> {
                 match self {
                     $(Value::$int(number) => Some((*number).into()),)*
@@ -199,7 +199,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// Appends the value as a file holds it, without its type id.
+            /// Appends the value in the file's encoding, without its type id.
             pub(super) fn encode(&self, out: &mut Vec<u8>) {
                 match self {
                     $(Value::$int(number) => out.extend(number.to_le_bytes()),)*
@@ -212,7 +212,7 @@ macro_rules! numbers {
         }
 
         impl Array {
-            /// The id that stands for the elements' type in a file.
+            /// The id of the elements' type in a file.
             fn type_id(&self) -> u32 {
                 match self {
                     $(Array::$int(_) => $int_id,)*
@@ -245,7 +245,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// The elements as whole numbers of another width; `Err` holds the first that does not fit.
+            /// The elements as integers of another width; `Err` holds the first that does not fit.
             /// `None` if they are not of an integer type.
             pub(super) fn integers<T: TryFrom<i128>>(&self) -> Option<Result<Vec<T>, i128>> {
                 fn fit<S: Copy + Into<i128>, T: TryFrom<i128>>(values: &[S]) -> Result<Vec<T>, i128> {
@@ -258,7 +258,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// Appends element type, length and elements as a file holds them.
+            /// Appends element type, length and elements in the file's encoding.
             fn encode(&self, out: &mut Vec<u8>) {
                 out.extend(self.type_id().to_le_bytes());
                 out.extend((self.len() as u64).to_le_bytes());
@@ -299,12 +299,12 @@ numbers! {
 }
 
 impl Array {
-    /// Whether there is no element.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Levels of arrays: 1 where the elements are no arrays.
+    /// Levels of nested arrays: 1 if the elements are not arrays.
     pub(super) fn depth(&self) -> usize {
         match self.as_arrays() {
             None => 1,

@@ -1,7 +1,7 @@
-//! Writes a container: first what it holds, then the tensors' bytes in the same order.
+//! Writes a container: first the header, then the tensors' bytes in the same order.
 //!
-//! A file comes into being under a temporary name and gets its own when it is complete, so nobody ever
-//! sees half of one.
+//! A file is written under a temporary name and renamed when it is complete, so that no reader
+//! sees an incomplete file.
 
 use std::{
     collections::HashSet,
@@ -20,11 +20,11 @@ use super::{
     value::encode_string,
 };
 
-/// The version that is written.
+/// The version of written files.
 const VERSION: u32 = 3;
-/// Temporary names tried before giving up; each one taken is left over from a killed process.
+/// Temporary names to try; each existing one is a leftover of a killed process.
 const MAX_ATTEMPTS: u32 = 1000;
-/// What stands for a file name in errors about a container that has none yet.
+/// Replaces the file name in errors about a container without a file.
 const UNNAMED: &str = "new container";
 
 /// The contents of a container to be written: metadata and the list of tensors.
@@ -39,7 +39,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Nothing yet. Tensor data will be aligned to 32 bytes unless `general.alignment` is set.
+    /// An empty container. Tensor data will be aligned to 32 bytes unless `general.alignment` is
+    /// set.
     pub fn new(container: Container) -> Writer {
         Writer {
             container,
@@ -54,7 +55,8 @@ impl Writer {
     /// Appends a key and its value.
     ///
     /// # Errors
-    /// A key that is there already or too long, arrays nested too deep, a bad `general.alignment`.
+    /// A key that exists already or is too long, arrays nested too deep, an invalid
+    /// `general.alignment`.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<(), Error> {
         self.try_set(key, value.into()).map_err(|problem| Error::new(UNNAMED, problem))
     }
@@ -77,8 +79,8 @@ impl Writer {
     /// Appends a tensor of `shape` in ggml order (row length first). Its bytes follow when all are declared.
     ///
     /// # Errors
-    /// A name that is there already or too long, a shape that does not fit the type, a type that the
-    /// container has no id for.
+    /// A name that exists already or is too long, a shape that does not fit the type, a type
+    /// without an id in the container.
     pub fn declare(&mut self, name: &str, shape: &[u64], ty: TensorType) -> Result<(), Error> {
         self.try_declare(name, shape, ty).map_err(|problem| Error::new(UNNAMED, problem))
     }
@@ -97,10 +99,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Starts the file at `path`, under a temporary name beside it.
+    /// Starts the file at `path`, under a temporary name in the same folder.
     ///
     /// # Errors
-    /// What the system says; a disk without room; a header or a data section that is too large.
+    /// The system's error; a full disk; a header or a data section that is too large.
     pub fn create(self, path: &Path) -> Result<DataWriter<PartFile>, Error> {
         let name = path.display().to_string();
         let wanted = self.tensors.iter().fold(0, |sum: u64, t| sum.saturating_add(t.n_bytes()));
@@ -134,7 +136,7 @@ impl Writer {
         Ok(data)
     }
 
-    /// Places the tensors and encodes all that stands before their data.
+    /// Places the tensors and encodes everything before their data.
     fn header(&mut self) -> Result<Vec<u8>, Problem> {
         let mut header = Vec::new();
         header.extend(self.container.magic());
@@ -182,7 +184,7 @@ fn check_name(name: &str, what: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// A container whose header is written and whose tensor data is on its way.
+/// A container whose header is written and whose tensor data is being written.
 ///
 /// After an error the container cannot be completed; drop it.
 #[derive(Debug)]
@@ -191,18 +193,18 @@ pub struct DataWriter<S> {
     sink: S,
     alignment: u64,
     tensors: Vec<TensorInfo>,
-    /// Number of the tensor whose bytes come next.
+    /// Index of the tensor whose bytes come next.
     due: usize,
-    /// Bytes of it that are there.
+    /// Bytes of it that are written.
     written: u64,
 }
 
 impl<S: Write> DataWriter<S> {
-    /// Appends bytes of `tensor`: any number of them at a time, tensors in the order of their
+    /// Appends bytes of `tensor`, in any number of calls; tensors come in the order of their
     /// declaration.
     ///
     /// # Errors
-    /// Another tensor is due, the tensor has fewer bytes than that, or what the system says.
+    /// Another tensor comes first, the tensor has fewer bytes than that, or the system's error.
     pub fn write(&mut self, tensor: &str, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
@@ -227,7 +229,7 @@ impl<S: Write> DataWriter<S> {
         &self.tensors
     }
 
-    /// Moves on while the tensor that is due has all its bytes.
+    /// Advances to the next tensor with missing bytes.
     fn pass_complete(&mut self) -> Result<(), Error> {
         while self.tensors.get(self.due).is_some_and(|due| due.n_bytes() == self.written) {
             self.pad(self.written)?;
@@ -269,18 +271,18 @@ impl<S: Write> DataWriter<S> {
 }
 
 impl DataWriter<PartFile> {
-    /// Completes the file and gives it its name, replacing what had it.
+    /// Completes the file and renames it, replacing an existing file.
     ///
     /// # Errors
-    /// A tensor lacks bytes, or what the system says. The file is then removed.
+    /// A tensor lacks bytes, or the system's error. The file is then removed.
     pub fn finish(self) -> Result<(), Error> {
         self.complete()?.publish()
     }
 
-    /// Completes the file, which gets its name later.
+    /// Completes the file, to be renamed later.
     ///
     /// # Errors
-    /// A tensor lacks bytes, or what the system says. The file is then removed.
+    /// A tensor lacks bytes, or the system's error. The file is then removed.
     pub fn complete(self) -> Result<CompleteFile, Error> {
         self.check_complete()?;
         let DataWriter { file, sink, .. } = self;
@@ -299,24 +301,28 @@ impl DataWriter<Vec<u8>> {
     }
 }
 
-/// A file under a temporary name. Dropped before it is complete, it is removed.
+/// A file under a temporary name. It is removed if dropped before it is complete.
 #[derive(Debug)]
 pub struct PartFile {
     file: Stretches<fs::File>,
     place: CompleteFile,
 }
 
-/// A complete and closed file that has not its own name yet. Dropped without [`CompleteFile::publish`], it is removed.
+/// A complete and closed file under a temporary name. It is removed if dropped without
+/// [`CompleteFile::publish`].
 #[derive(Debug)]
 pub struct CompleteFile {
-    /// Empty when it is published.
+    /// Empty after publishing.
     temporary: PathBuf,
     target: PathBuf,
 }
 
 impl PartFile {
-    /// Starts the file that will be at `target`.
-    pub(crate) fn create(target: &Path) -> Result<PartFile, Problem> {
+    /// Starts the file that will be renamed to `target`.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn create(target: &Path) -> Result<PartFile, Problem> {
         let refused = |reason| Problem::Io { action: "create", reason };
         let Some(name) = target.file_name() else {
             return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, "no file name")));
@@ -341,8 +347,11 @@ impl PartFile {
         }
     }
 
-    /// Makes the bytes durable, then gives the file its name.
-    pub(crate) fn commit(self) -> Result<(), Problem> {
+    /// Makes the bytes durable, then renames the file.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn commit(self) -> Result<(), Problem> {
         self.complete()?.rename()
     }
 
@@ -366,10 +375,10 @@ impl Write for PartFile {
 }
 
 impl CompleteFile {
-    /// Gives the file its name, replacing what had it.
+    /// Renames the file, replacing an existing file.
     ///
     /// # Errors
-    /// What the system says. The file is then removed.
+    /// The system's error. The file is then removed.
     pub fn publish(self) -> Result<(), Error> {
         let name = self.target.display().to_string();
         self.rename().map_err(|problem| Error::new(&name, problem))
@@ -378,7 +387,7 @@ impl CompleteFile {
     /// Bytes of the file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn size(&self) -> Result<u64, Error> {
         let refused = |reason| {
             let problem = Problem::Io { action: "open", reason };
@@ -397,7 +406,7 @@ impl CompleteFile {
 
 impl Drop for CompleteFile {
     fn drop(&mut self) {
-        // Nothing can be done about a failure here.
+        // A failure here cannot be handled.
         if !self.temporary.as_os_str().is_empty() {
             let _ = fs::remove_file(&self.temporary);
         }

@@ -1,48 +1,46 @@
-//! Why a container that can be read is not a model that can be run.
+//! Why a GGUF file is not a supported model.
 
-use crate::gguf;
-
-/// Every variant names the file and what in it is meant.
+/// Every variant names the file and the key or tensor.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The container itself, or a key of the wrong type.
+    /// An error of the container, or a key of the wrong type.
     #[error(transparent)]
     Container(#[from] gguf::Error),
-    /// A key that is needed is not there.
+    /// A required key is missing.
     #[error("{file}: key `{key}` is missing, expected {expected}")]
     MissingKey {
         /// File name.
         file: String,
         /// The key.
         key: String,
-        /// What it should hold.
+        /// The expected value.
         expected: &'static str,
     },
-    /// A key with a value that cannot be.
+    /// A key with an invalid value.
     #[error("{file}: key `{key}` is {found}, expected {expected}")]
     Key {
         /// File name.
         file: String,
         /// The key.
         key: String,
-        /// What it should hold.
+        /// The expected value.
         expected: String,
-        /// What it holds.
+        /// The actual value.
         found: String,
     },
-    /// No such architecture here.
+    /// An unsupported architecture.
     #[error("{file}: architecture `{arch}` is not supported")]
     Architecture {
         /// File name.
         file: String,
-        /// What the file says.
+        /// The architecture in the file.
         arch: String,
-        /// What runs.
+        /// Supported architectures.
         known: Vec<&'static str>,
-        /// What of the file could be read.
+        /// Summary of the readable contents.
         readable: String,
     },
-    /// A tensor that is needed is not there.
+    /// A required tensor is missing.
     #[error("{file}: tensor `{tensor}` is missing, expected shape [{expected}]")]
     MissingTensor {
         /// File name.
@@ -64,36 +62,36 @@ pub enum Error {
         /// Its shape, ggml order.
         found: String,
     },
-    /// A tensor with values that cannot be.
+    /// A tensor with invalid values.
     #[error("{file}: tensor `{tensor}` holds {found}, expected {expected}")]
     Values {
         /// File name.
         file: String,
         /// The tensor.
         tensor: String,
-        /// What it should hold.
+        /// The expected values.
         expected: &'static str,
-        /// The first value that is not.
+        /// The first invalid value.
         found: String,
     },
-    /// A tensor in a format that has no kernels here.
+    /// A tensor in an unsupported format.
     #[error("{file}: tensor `{tensor}` is {found}, expected one of {expected}")]
     Format {
         /// File name.
         file: String,
         /// The tensor.
         tensor: String,
-        /// Formats that run.
+        /// Supported formats.
         expected: String,
         /// Its format.
         found: String,
     },
-    /// Tensors whose meaning is not known: running without them would give wrong text.
+    /// Tensors of unknown meaning: running without them would give wrong text.
     #[error("{file}: tensor `{tensor}` has no meaning in architecture `{arch}`")]
     UnknownTensor {
         /// File name.
         file: String,
-        /// The first of them.
+        /// The first of these tensors.
         tensor: String,
         /// The architecture.
         arch: String,

@@ -1,66 +1,47 @@
-//! Sizes of a model, from its metadata, checked before anything is computed from them.
+//! Sizes of a model from its metadata, checked before anything is computed with them.
 
 use std::fmt::Display;
 
 use hal::op::{NormKind, Scoring};
 
-use crate::gguf::Metadata;
+use gguf::Metadata;
 
-use super::{ArchSpec, Error, GlobalLayers, KvKind};
+use super::{ArchSpec, Error, GlobalLayers};
 
-/// Layers, heads or widths beyond this are a lie: it keeps every product of sizes far from overflow.
+/// Upper limit of layers, heads and widths: keeps every product of sizes far from overflow.
 const MOST: u32 = 1 << 24;
 
-/// Experts of every layer, and how a token chooses them.
+/// Experts of a layer, and how a token selects them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
-    /// Experts to choose from.
+    /// Number of experts.
     pub n: usize,
-    /// Experts that a token uses.
+    /// Number of experts that a token uses.
     pub n_used: usize,
-    /// Neurons of each.
+    /// Neurons of an expert.
     pub n_ff: usize,
     /// How the router's products become scores.
     pub scoring: Scoring,
-    /// The chosen weights are divided by their sum.
+    /// Whether the selected weights are divided by their sum.
     pub renormalise: bool,
     /// Factor on the weights.
     pub scale: f32,
 }
 
-/// Sizes of a model. The names are the field's.
+/// Sizes that hold for all layers of a model; sizes per layer are in the layers. The names are the
+/// field's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hyper {
     /// Layers.
     pub n_layer: usize,
+    /// Multi-token prediction layers at the end of the file (NextN, MTP), which are not run.
+    pub n_nextn: usize,
     /// Width of the residual.
     pub n_embd: usize,
-    /// Query heads.
-    pub n_head: usize,
-    /// Key and value heads.
-    pub n_head_kv: usize,
-    /// Values per head of queries and keys.
-    pub d_head: usize,
-    /// Values per head of values.
-    pub d_value: usize,
-    /// Width of the vector that latent keys and values are unfolded from; 0 where they are not.
-    pub d_latent: usize,
-    /// Neurons per layer, of all experts together where there are some. Those of a shared expert are not among them.
-    pub n_ff: usize,
-    /// How they fall into experts; `None` if they do not.
-    pub experts: Option<Experts>,
     /// Context the model was trained for, tokens.
     pub n_ctx_train: usize,
     /// Added to the mean square in norms.
     pub eps: f32,
-    /// Values of a head that turn with the position.
-    pub n_rot: usize,
-    /// Positions a token sees in layers with a window; `None` if there is none.
-    pub window: Option<usize>,
-    /// Factor on attention's scores.
-    pub attn_scale: f32,
-    /// Soft cap of attention's scores; 0 for none.
-    pub attn_softcap: f32,
     /// Soft cap of the logits; 0 for none.
     pub logit_softcap: f32,
 }
@@ -94,15 +75,16 @@ impl Keys<'_> {
         }
     }
 
-    /// A number from 0 on, `default` if the file does not say.
-    fn positive(&self, key: &str, default: f32) -> Result<f32, Error> {
+    /// A non-negative number, or `default` if the file has none.
+    pub(super) fn positive(&self, key: &str, default: f32) -> Result<f32, Error> {
         match self.f32(key)?.unwrap_or(default) {
             value if value >= 0.0 && value.is_finite() => Ok(value),
             value => Err(self.wrong(key, "a number from 0 on", value)),
         }
     }
 
-    /// A count of at least 1. Some files give one per layer; they run if all layers agree.
+    /// A count of at least 1. Some files have one per layer; these are supported if all layers
+    /// agree.
     pub(super) fn count(&self, key: &str) -> Result<Option<usize>, Error> {
         let name = self.name(key);
         let is_array = self.metadata.get(&name).is_some_and(|value| value.as_array().is_some());
@@ -126,19 +108,56 @@ impl Keys<'_> {
         }
     }
 
-    fn need(&self, key: &str, expected: &'static str) -> Result<usize, Error> {
-        self.count(key)?.ok_or_else(|| Error::MissingKey {
-            file: self.file.to_owned(),
-            key: self.name(key),
-            expected,
-        })
+    /// A count for each of `n_layer` layers: a list, in which 0 is allowed, or one number of at
+    /// least 1 for all.
+    pub(super) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, Error> {
+        let name = self.name(key);
+        if self.metadata.get(&name).is_none_or(|value| value.as_array().is_none()) {
+            return Ok(self.count(key)?.map(|value| vec![value; n_layer]));
+        }
+        let list = self.metadata.u32_array(&name)?.unwrap_or_default();
+        if list.len() != n_layer {
+            let expected = format!("a number for each of the {n_layer} layers");
+            return Err(self.wrong(key, expected, format!("{} numbers", list.len())));
+        }
+        match list.iter().find(|&&value| value > MOST) {
+            Some(value) => Err(self.wrong(key, format!("0 to {MOST} for each layer"), value)),
+            None => Ok(Some(list.iter().map(|&value| value as usize).collect())),
+        }
+    }
+
+    /// A flag for each of `n_layer` layers, as booleans or as numbers, if the file has the list.
+    pub(super) fn flags(&self, key: &str, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
+        let name = self.name(key);
+        let truths = match self.metadata.bool_array(&name) {
+            Ok(truths) => truths.map(<[bool]>::to_vec),
+            Err(_) => self
+                .metadata
+                .u32_array(&name)?
+                .map(|numbers| numbers.iter().map(|&number| number != 0).collect()),
+        };
+        match truths {
+            Some(list) if list.len() != n_layer => {
+                Err(self.wrong(key, format!("{n_layer} layers"), list.len()))
+            }
+            truths => Ok(truths),
+        }
+    }
+
+    pub(super) fn need(&self, key: &str, expected: &'static str) -> Result<usize, Error> {
+        self.count(key)?.ok_or_else(|| self.missing(key, expected))
+    }
+
+    pub(super) fn missing(&self, key: &str, expected: &'static str) -> Error {
+        Error::MissingKey { file: self.file.to_owned(), key: self.name(key), expected }
     }
 }
 
 impl Experts {
-    fn read(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<Experts>, Error> {
+    /// Experts of a model; `None` in a dense model.
+    pub(super) fn read(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<Experts>, Error> {
         let n = match keys.metadata.u32(&keys.name("expert_count")) {
-            // How some files say that there are none.
+            // Some files state 0 when there are no experts.
             Ok(Some(0)) => None,
             _ => keys.count("expert_count")?,
         };
@@ -170,7 +189,7 @@ impl Experts {
             scoring,
             renormalise: norm.unwrap_or(spec.routing.renormalise),
             scale: match keys.positive("expert_weights_scale", 1.0)? {
-                // How some files say that there is none.
+                // Some files state 0 when there is no scale.
                 0.0 => 1.0,
                 scale => scale,
             },
@@ -185,102 +204,25 @@ impl Hyper {
         if n_layer > 10_000 {
             return Err(keys.wrong("block_count", "at most 10000", n_layer));
         }
-        let n_head = keys.need("attention.head_count", "the number of heads")?;
-        let n_head_kv = keys.count("attention.head_count_kv")?.unwrap_or(n_head);
-        if n_head % n_head_kv != 0 {
-            let expected = format!("a divisor of the {n_head} heads");
-            return Err(keys.wrong("attention.head_count_kv", expected, n_head_kv));
+        const NEXTN: &str = "nextn_predict_layers";
+        let n_nextn = keys.metadata.u32(&keys.name(NEXTN))?.unwrap_or(0) as usize;
+        if n_nextn >= n_layer {
+            return Err(keys.wrong(NEXTN, format!("fewer than the {n_layer} layers"), n_nextn));
         }
-        let d_head = match keys.count("attention.key_length")? {
-            Some(d_head) => d_head,
-            None if n_embd % n_head == 0 => n_embd / n_head,
-            None => {
-                let expected = format!("a divisor of the width {n_embd}");
-                return Err(keys.wrong("attention.head_count", expected, n_head));
-            }
-        };
-        let n_rot = keys.count("rope.dimension_count")?.unwrap_or(d_head);
-        if n_rot > d_head || n_rot % 2 != 0 {
-            let expected = format!("an even number up to {d_head}");
-            return Err(keys.wrong("rope.dimension_count", expected, n_rot));
-        }
-        let d_latent = match spec.kv {
-            KvKind::Direct => 0,
-            KvKind::Latent if n_head_kv != n_head => {
-                return Err(keys.wrong("attention.head_count_kv", n_head, n_head_kv));
-            }
-            KvKind::Latent if n_rot == d_head => {
-                let expected = format!("an even number below {d_head}");
-                return Err(keys.wrong("rope.dimension_count", expected, n_rot));
-            }
-            KvKind::Latent => keys.need("attention.kv_lora_rank", "the width of latent keys")?,
-        };
-        let d_value = keys.count("attention.value_length")?.unwrap_or(d_head);
-        if spec.qk_norm && d_value != d_head {
-            return Err(keys.wrong("attention.value_length", d_head, d_value));
-        }
-        let experts = Experts::read(keys, spec)?;
         Ok(Hyper {
-            n_layer,
+            n_layer: n_layer - n_nextn,
+            n_nextn,
             n_embd,
-            n_head,
-            n_head_kv,
-            d_head,
-            d_value,
-            d_latent,
-            n_ff: match &experts {
-                Some(experts) => experts.n * experts.n_ff,
-                None => keys.need("feed_forward_length", "the number of neurons in a layer")?,
-            },
-            experts,
             n_ctx_train: keys.need("context_length", "the trained context")?,
             eps: epsilon(keys, spec)?,
-            n_rot,
-            window: match keys.metadata.u32(&keys.name("attention.sliding_window")) {
-                // How some files say that there is none.
-                Ok(Some(0)) => None,
-                _ => keys.count("attention.sliding_window")?.or(spec.window),
-            },
-            attn_scale: match keys.positive("attention.scale", 0.0)? {
-                0.0 if spec.width_scaled == Some(n_layer) => {
-                    (n_embd as f32 / n_head as f32).sqrt().recip()
-                }
-                0.0 => (d_head as f32).sqrt().recip(),
-                scale => scale,
-            },
-            attn_softcap: keys.positive("attn_logit_softcapping", spec.attn_softcap)?,
             logit_softcap: keys.positive("final_logit_softcapping", spec.logit_softcap)?,
         })
-    }
-
-    /// Width of the keys of all heads.
-    #[must_use]
-    pub fn n_kv(&self) -> usize {
-        self.n_head_kv * self.d_head
-    }
-
-    /// Width of the values of all heads.
-    #[must_use]
-    pub fn n_value(&self) -> usize {
-        self.n_head_kv * self.d_value
-    }
-
-    /// Width of the queries of all heads.
-    #[must_use]
-    pub fn n_q(&self) -> usize {
-        self.n_head * self.d_head
-    }
-
-    /// Width of what attention gathers for all heads.
-    #[must_use]
-    pub fn n_gathered(&self) -> usize {
-        self.n_head * self.d_value
     }
 }
 
 fn epsilon(keys: &Keys<'_>, spec: &ArchSpec) -> Result<f32, Error> {
     let key = match spec.norm {
-        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Rms | NormKind::L2 => "attention.layer_norm_rms_epsilon",
         NormKind::Layer => "attention.layer_norm_epsilon",
     };
     let eps = keys.f32(key)?.or(spec.eps).ok_or_else(|| Error::MissingKey {
@@ -294,7 +236,7 @@ fn epsilon(keys: &Keys<'_>, spec: &ArchSpec) -> Result<f32, Error> {
     }
 }
 
-/// For each of `n_layer` layers whether it has the file's window.
+/// For each of `n_layer` layers, whether it uses the sliding window.
 pub(super) fn windowed(
     keys: &Keys<'_>,
     spec: &ArchSpec,

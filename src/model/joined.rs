@@ -1,11 +1,11 @@
-//! Matrices of one shape that are read as one.
+//! Several matrices of one shape, read as one.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use hal::{HostRows, Result, RowStore, Source};
 
-/// One below the other.
+/// Stacked: the rows of each matrix after those of the one before.
 #[derive(Debug)]
 struct Below(Vec<HostRows>);
 
@@ -24,7 +24,7 @@ impl RowStore for Below {
     }
 }
 
-/// Matrices that lie one below the other in a file, side by side: row `i` is row `i` of each.
+/// Matrices that are stacked in a file, concatenated by columns: row `i` is row `i` of each.
 #[derive(Debug)]
 struct Beside {
     all: HostRows,
@@ -46,7 +46,7 @@ impl RowStore for Beside {
     }
 }
 
-/// Side by side: row `i` is row `i` of each, in order.
+/// Concatenated by columns: row `i` is row `i` of each, in order.
 #[derive(Debug)]
 struct Bundle(Vec<HostRows>);
 
@@ -68,10 +68,11 @@ impl RowStore for Bundle {
     }
 }
 
-/// `parts`, of as many rows and one format, side by side: what belongs to a neuron lies together.
+/// `parts`, of equal row counts and one format, concatenated by columns, so that all values of a
+/// neuron are adjacent.
 ///
 /// # Errors
-/// [`hal::Error::Shape`] if the result cannot be.
+/// [`hal::Error::Shape`] if the result is invalid.
 pub fn bundle(parts: Vec<HostRows>) -> Result<HostRows> {
     let first = parts.first().map(HostRows::desc);
     let (n_rows, format) = first.map_or((0, hal::format::Format::F32), |d| (d.n_rows, d.format));
@@ -84,10 +85,10 @@ pub fn bundle(parts: Vec<HostRows>) -> Result<HostRows> {
     HostRows::new(Source::Paged(Arc::new(Bundle(parts))), n_rows, n_cols, format)
 }
 
-/// `parts`, of one shape and format, one below the other.
+/// `parts`, of one shape and format, stacked.
 ///
 /// # Errors
-/// [`hal::Error::Shape`] if the result cannot be.
+/// [`hal::Error::Shape`] if the result is invalid.
 pub(super) fn below(parts: Vec<HostRows>) -> Result<HostRows> {
     let n = parts.len();
     match <[HostRows; 1]>::try_from(parts) {
@@ -101,10 +102,10 @@ pub(super) fn below(parts: Vec<HostRows>) -> Result<HostRows> {
     }
 }
 
-/// The `n` matrices that lie one below the other in `rows`, side by side.
+/// The `n` matrices stacked in `rows`, concatenated by columns.
 ///
 /// # Errors
-/// [`hal::Error::Shape`] if the result cannot be.
+/// [`hal::Error::Shape`] if the result is invalid.
 pub fn beside(rows: &HostRows, n: usize) -> Result<HostRows> {
     let desc = rows.desc();
     let store = Beside { all: rows.clone(), n: n.max(1) };

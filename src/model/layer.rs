@@ -1,12 +1,10 @@
-//! What a layer consists of, over host rows, over tensors or over their shapes.
-
-use std::sync::Arc;
+//! The weights of a layer, over host rows, tensors or shapes.
 
 use hal::HostRows;
 
-use super::RopeTable;
+use super::{Attention, Experts, Mixer};
 
-/// A matrix or the factors of a norm, and what is added to the result.
+/// A matrix or the factors of a norm, and the bias added to the result.
 #[derive(Clone, Debug)]
 pub struct Affine<T = HostRows> {
     /// `[n_out, n_in]`, or `[1, n]` of a norm.
@@ -15,66 +13,30 @@ pub struct Affine<T = HostRows> {
     pub bias: Option<T>,
 }
 
-/// How keys and values are made of a layer's normed input.
-#[derive(Clone, Debug)]
-pub enum Kv<T = HostRows> {
-    /// By a matrix each.
-    Direct {
-        /// `[n_head_kv * d_head, n_embd]`.
-        k: Affine<T>,
-        /// `[n_head_kv * d_value, n_embd]`.
-        v: Affine<T>,
-    },
-    /// Through a latent vector.
-    Latent(Latent<T>),
-}
-
-/// Multi-head latent attention without a separate form for decoding.
-#[derive(Clone, Debug)]
-pub struct Latent<T = HostRows> {
-    /// `[d_latent, n_embd]`: makes the latent vector.
-    pub fold: Affine<T>,
-    /// `[1, d_latent]`: its norm.
-    pub norm: Affine<T>,
-    /// `[n_rot, n_embd]`: the part of the keys that turns, the same for all heads.
-    pub turning: Affine<T>,
-    /// `[n_head * (d_head - n_rot + d_value), d_latent]`: of each head the other part of its key, then its value.
-    pub unfold: Affine<T>,
-}
-
-/// Everything of a layer but its neurons: norms and attention, and what holds for every token beside experts.
+/// Everything in a layer except its neurons: norms, mixer, router and shared expert.
 #[derive(Clone, Debug)]
 pub struct Frame<T = HostRows> {
-    /// Before attention.
-    pub attn_norm: Affine<T>,
-    /// `[n_head * d_head, n_embd]`.
-    pub q: Affine<T>,
-    /// `[1, d_head]`, of each head's queries.
-    pub q_norm: Option<Affine<T>>,
-    /// Keys and values.
-    pub kv: Kv<T>,
-    /// `[1, d_head]`, of each head's keys.
-    pub k_norm: Option<Affine<T>>,
-    /// `[1, n_head]`: learned sinks of attention.
-    pub sinks: Option<T>,
-    /// `[n_embd, n_head * d_value]`.
-    pub o: Affine<T>,
-    /// After attention, before it is added.
+    /// Norm before the mixer; `None` without a mixer.
+    pub attn_norm: Option<Affine<T>>,
+    /// The mixer, which combines tokens.
+    pub mixer: Mixer<T>,
+    /// Norm of the mixer's output.
     pub post_attn_norm: Option<Affine<T>>,
-    /// Before the feed-forward block; `None` where it reads what attention reads.
+    /// Norm before the feed-forward block; `None` if the block shares the mixer's input, or if
+    /// there is no block.
     pub ffn_norm: Option<Affine<T>>,
-    /// `[n_expert, n_embd]`: what chooses experts.
+    /// `[n_expert, n_embd]`: selects experts.
     pub router: Option<Affine<T>>,
-    /// What every token uses besides.
+    /// The shared expert.
     pub shared: Option<Shared<T>>,
-    /// After the feed-forward block, before it is added.
+    /// Norm of the feed-forward block's output.
     pub post_ffn_norm: Option<Affine<T>>,
 }
 
 /// An expert that every token uses.
 #[derive(Clone, Debug)]
 pub struct Shared<T = HostRows> {
-    /// `[1, n_embd]`: what tells how much, by a sigmoid; `None` for 1.
+    /// `[1, n_embd]`: its weight is the sigmoid of this product; `None` for a weight of 1.
     pub weight: Option<Affine<T>>,
     /// `[n_ff_shared, n_embd]`.
     pub gate: Affine<T>,
@@ -91,18 +53,20 @@ pub struct Ffn {
     pub gate: Option<Affine>,
     /// `[n_ff, n_embd]`.
     pub up: Affine,
-    /// `[n_embd, n_ff]`, or `[n_ff, n_embd]` if [`Ffn::down_by_neuron`]. With experts, one such matrix for each, one
-    /// below the other, and offsets `[n_expert, n_embd]`.
+    /// `[n_embd, n_ff]`, or `[n_ff, n_embd]` if [`Ffn::down_by_neuron`]. With experts, one such
+    /// matrix for each, stacked, and biases `[n_expert, n_embd]`.
     pub down: Affine,
-    /// Experts whose neurons these are, one after the other, equally many of each; `None` if all go together.
-    pub n_expert: Option<usize>,
+    /// The experts that the neurons belong to, in order, with equal sizes; `None` for a dense
+    /// block.
+    pub experts: Option<Experts>,
     /// The file holds down with one row per neuron (PowerInfer's `ffn_down_t`).
     pub down_by_neuron: bool,
-    /// What tells active neurons before their gate is known, if the file has it in a format that is built.
+    /// Predicts active neurons before their gate is computed, if the file has a predictor in a
+    /// supported format.
     pub predictor: Option<Predictor>,
 }
 
-/// PowerInfer's predictor of active neurons: `score = fc2 . relu(fc1 . p)`, no offsets.
+/// PowerInfer's predictor of active neurons: `score = fc2 . relu(fc1 . p)`, without biases.
 #[derive(Clone, Debug)]
 pub struct Predictor {
     /// `[rank, n_embd]`, any rank.
@@ -114,24 +78,20 @@ pub struct Predictor {
 /// One layer in the file.
 #[derive(Clone, Debug)]
 pub struct LayerWeights {
-    /// Norms and attention.
+    /// Norms and mixer.
     pub frame: Frame,
-    /// The feed-forward block.
-    pub ffn: Ffn,
-    /// Positions a token sees; `None` for all.
-    pub window: Option<usize>,
-    /// How queries and keys turn; `None` if they do not.
-    pub rope: Option<Arc<RopeTable>>,
+    /// The feed-forward block; `None` in a layer without one.
+    pub ffn: Option<Ffn>,
 }
 
-/// A function over the parts of a layer; it hears what each is called in files.
+/// A fallible function over the operands of a layer; it also gets the name of each in files.
 pub type Part<'a, T, U, E> = dyn FnMut(&'static str, &T) -> Result<U, E> + 'a;
 
 impl<T> Affine<T> {
     /// The same over another kind of operand.
     ///
     /// # Errors
-    /// The first of `f`.
+    /// The first error of `f`.
     pub fn try_map<U, E>(
         &self,
         name: &'static str,
@@ -144,7 +104,7 @@ impl<T> Affine<T> {
     }
 }
 
-fn try_map_maybe<T, U, E>(
+pub(super) fn try_map_maybe<T, U, E>(
     part: &Option<Affine<T>>,
     name: &'static str,
     f: &mut Part<'_, T, U, E>,
@@ -156,26 +116,11 @@ impl<T> Frame<T> {
     /// The same over another kind of operand.
     ///
     /// # Errors
-    /// The first of `f`.
+    /// The first error of `f`.
     pub fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<Frame<U>, E> {
         Ok(Frame {
-            attn_norm: self.attn_norm.try_map("attn_norm", f)?,
-            q: self.q.try_map("attn_q", f)?,
-            q_norm: try_map_maybe(&self.q_norm, "attn_q_norm", f)?,
-            kv: match &self.kv {
-                Kv::Direct { k, v } => {
-                    Kv::Direct { k: k.try_map("attn_k", f)?, v: v.try_map("attn_v", f)? }
-                }
-                Kv::Latent(latent) => Kv::Latent(Latent {
-                    fold: latent.fold.try_map("attn_kv_a_mqa", f)?,
-                    norm: latent.norm.try_map("attn_kv_a_norm", f)?,
-                    turning: latent.turning.try_map("attn_k_pe", f)?,
-                    unfold: latent.unfold.try_map("attn_kv_b", f)?,
-                }),
-            },
-            k_norm: try_map_maybe(&self.k_norm, "attn_k_norm", f)?,
-            sinks: self.sinks.as_ref().map(|sinks| f("attn_sinks", sinks)).transpose()?,
-            o: self.o.try_map("attn_output", f)?,
+            attn_norm: try_map_maybe(&self.attn_norm, "attn_norm", f)?,
+            mixer: self.mixer.try_map(f)?,
             post_attn_norm: try_map_maybe(&self.post_attn_norm, "post_attention_norm", f)?,
             ffn_norm: try_map_maybe(&self.ffn_norm, "ffn_norm", f)?,
             router: try_map_maybe(&self.router, "ffn_gate_inp", f)?,
@@ -201,7 +146,7 @@ impl<T> Frame<T> {
         }
     }
 
-    /// Shows every part.
+    /// Passes every operand to `f`.
     pub fn each(&self, f: &mut dyn FnMut(&'static str, &T)) {
         let _: Result<_, std::convert::Infallible> = self.try_map(&mut |name, part| {
             f(name, part);
@@ -211,21 +156,63 @@ impl<T> Frame<T> {
 }
 
 impl LayerWeights {
-    /// Neurons that every token uses beside its experts.
+    /// Neurons of the shared expert.
     #[must_use]
     pub fn n_shared(&self) -> usize {
         self.frame.shared.as_ref().map_or(0, |shared| shared.up.w.desc().n_rows)
     }
+
+    /// Neurons of its feed-forward block, of all experts together; 0 without a block.
+    #[must_use]
+    pub fn n_ff(&self) -> usize {
+        self.ffn.as_ref().map_or(0, Ffn::n_ff)
+    }
+
+    /// The experts of its feed-forward block; `None` in a dense block.
+    #[must_use]
+    pub fn experts(&self) -> Option<&Experts> {
+        self.ffn.as_ref().and_then(|ffn| ffn.experts.as_ref())
+    }
+
+    /// Its attention; `None` with another mixer.
+    #[must_use]
+    pub fn attention(&self) -> Option<&Attention> {
+        self.frame.mixer.attention()
+    }
 }
 
 impl Ffn {
-    /// What its matrices are called in files, gate first, and each.
+    /// Neurons, of all experts together.
+    #[must_use]
+    pub fn n_ff(&self) -> usize {
+        self.up.w.desc().n_rows
+    }
+
+    /// Number of experts; `None` in a dense block.
+    #[must_use]
+    pub fn n_expert(&self) -> Option<usize> {
+        self.experts.as_ref().map(|experts| experts.n)
+    }
+
+    /// Neurons of an expert, or of a dense block.
+    #[must_use]
+    pub fn n_each(&self) -> usize {
+        self.n_ff() / self.n_expert().unwrap_or(1).max(1)
+    }
+
+    /// Share of the experts that a token uses; 1 in a dense block.
+    #[must_use]
+    pub fn share_used(&self) -> f64 {
+        self.experts.as_ref().map_or(1.0, |experts| experts.n_used as f64 / experts.n as f64)
+    }
+
+    /// Its matrices with their names in files, gate first.
     pub fn matrices(&self) -> impl Iterator<Item = (&'static str, &HostRows)> {
         let gate = self.gate.iter().map(|gate| ("ffn_gate", &gate.w));
         gate.chain([("ffn_up", &self.up.w), ("ffn_down", &self.down.w)])
     }
 
-    /// Its offsets.
+    /// Its biases.
     pub fn biases(&self) -> impl Iterator<Item = &HostRows> {
         let all = self.gate.iter().chain([&self.up, &self.down]);
         all.filter_map(|part| part.bias.as_ref())

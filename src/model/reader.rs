@@ -1,4 +1,4 @@
-//! Takes tensors out of a file and remembers which, so that a tensor nobody asked for is noticed.
+//! Reads tensors from a file and records which were read, so that unused tensors are noticed.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use hal::format::Format;
 use hal::{HostRows, Source};
 
-use crate::gguf::{Container, File, TensorInfo, TensorType};
+use gguf::{Container, File, TensorInfo, TensorType};
 
-use super::{Affine, Error, joined};
+use super::{Affine, Error, Hyper, joined};
 
 pub(super) struct Reader<'a> {
     file: &'a File,
@@ -18,7 +18,7 @@ pub(super) struct Reader<'a> {
     used: RefCell<HashSet<String>>,
 }
 
-/// A shape in ggml order, as errors show it.
+/// A shape in ggml order, for errors.
 fn shape_list(shape: &[u64]) -> String {
     shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -32,7 +32,7 @@ fn shape_text(n: usize, rows: usize, cols: usize) -> String {
     }
 }
 
-/// A tensor type, as errors show it.
+/// A tensor type, for errors.
 fn type_text(ty: TensorType) -> String {
     if let TensorType::Unknown(id) = ty {
         return format!("of the unknown type {id}{}", TensorType::history(id));
@@ -45,7 +45,8 @@ fn weight_format(info: &TensorInfo) -> Option<Format> {
     format.filter(|format| format.is_weight())
 }
 
-fn owned(n_rows: usize, values: &[f32]) -> HostRows {
+/// `values` as rows of F32.
+pub(super) fn owned(n_rows: usize, values: &[f32]) -> HostRows {
     let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
     let n_cols = values.len() / n_rows;
     let rows = HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, Format::F32);
@@ -65,12 +66,12 @@ impl<'a> Reader<'a> {
         self.file.tensor(tensor).is_some()
     }
 
-    /// Whether it is there, in a format that is built.
+    /// Whether the tensor exists in a supported format.
     pub(super) fn has_built(&self, tensor: &str) -> bool {
         self.file.tensor(tensor).is_some_and(|info| weight_format(info).is_some())
     }
 
-    /// How many rows a tensor of `cols` columns has, where the file decides it.
+    /// Number of rows of a tensor with `cols` columns, where the file determines it.
     pub(super) fn n_rows(&self, tensor: &str, cols: usize, what: &str) -> Result<usize, Error> {
         let expected = format!("{cols}, {what}");
         let Some(info) = self.file.tensor(tensor) else {
@@ -122,7 +123,7 @@ impl<'a> Reader<'a> {
         self.rows_of(tensor, (1, rows, cols), 0..rows)
     }
 
-    /// Some of the rows of `n` matrices of `[rows, cols]`, one below the other, where they are in the file.
+    /// Some of the rows of `n` stacked matrices of `[rows, cols]`, in place.
     fn rows_of(
         &self,
         tensor: &str,
@@ -153,7 +154,19 @@ impl<'a> Reader<'a> {
         HostRows::new(Source::Mapped(Arc::new(bytes)), part.len(), cols, format).map_err(shape)
     }
 
-    /// The values of a matrix, whatever its format.
+    /// The values of a matrix as F32, from any format; some of its rows.
+    pub(super) fn f32_rows(
+        &self,
+        tensor: &str,
+        rows: usize,
+        cols: usize,
+        some: Range<usize>,
+    ) -> Result<HostRows, Error> {
+        let values = self.floats(tensor, rows, cols)?;
+        Ok(owned(some.len(), &values[some.start * cols..some.end * cols]))
+    }
+
+    /// The values of a matrix, from any format.
     fn floats(&self, tensor: &str, rows: usize, cols: usize) -> Result<Vec<f32>, Error> {
         let stored = self.matrix(tensor, rows, cols)?;
         let mut values = vec![0.0f32; rows * cols];
@@ -199,8 +212,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A matrix of `[rows, cols]` for each of `n` experts, one below the other, and their offsets in `[n_rows, ...]`: a
-    /// tensor for all of them (`part_exps`), or one for each (`part.7`).
+    /// A matrix of `[rows, cols]` for each of `n` experts, stacked, and their biases `[n_rows,
+    /// ...]`: from one tensor for all (`part_exps`), or from one for each (`part.7`).
     pub(super) fn experts(
         &self,
         (blk, part): (&str, &str),
@@ -241,7 +254,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Factors of a norm over `width` values, as F32, and what it adds.
+    /// Factors of a norm over `width` values, as F32, and its bias.
     pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
         Ok(Affine {
             w: owned(1, &self.floats(&format!("{part}.weight"), 1, width)?),
@@ -249,14 +262,19 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Every tensor must have been asked for; predictors are counted. Gives the number of predictors.
-    pub(super) fn finish(&self, n_layer: usize) -> Result<usize, Error> {
+    /// Checks that every tensor was read; predictors are only counted. Returns the number of
+    /// predictors.
+    pub(super) fn finish(&self, hyper: &Hyper) -> Result<usize, Error> {
+        let &Hyper { n_layer, n_nextn, .. } = hyper;
         let used = self.used.borrow();
         let mut n_predictors = 0;
         for info in self.file.tensors() {
             let part = info.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-            let of_layer =
-                part.filter(|(layer, _)| layer.parse::<usize>().is_ok_and(|layer| layer < n_layer));
+            let part = part.and_then(|(layer, part)| Some((layer.parse::<usize>().ok()?, part)));
+            if part.is_some_and(|(layer, _)| (n_layer..n_layer + n_nextn).contains(&layer)) {
+                continue;
+            }
+            let of_layer = part.filter(|(layer, _)| *layer < n_layer);
             match of_layer.map(|(_, part)| part) {
                 Some("fc1.weight") => n_predictors += 1,
                 Some("fc2.weight" | "attn_rot_embd" | "attn_rot_embd.weight") => {}

@@ -1,22 +1,31 @@
-//! Every rule that scales rotary positions, folded into one frequency per pair of values.
+//! RoPE scaling of all kinds, folded into one frequency per pair of values.
 
 use std::f32::consts::PI;
 
 use super::Error;
-use super::hyper::{Hyper, Keys};
+use super::hyper::Keys;
 
-/// What the [`hal::op::Rope`] op needs.
+/// The parameters of the [`hal::op::Rope`] op.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
     /// Radians per position for each pair, `n_rot / 2`.
     freqs: Vec<f32>,
-    /// Those of a context longer than so many tokens.
+    /// Frequencies for contexts longer than this number of tokens.
     long: Option<(usize, Vec<f32>)>,
-    /// Magnitude of the turned values.
+    /// Magnitude of the rotated values.
     pub scale: f32,
 }
 
-/// Divisors of the frequencies that the file has, one per pair, all positive.
+/// Inputs of the frequencies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RopeSizes {
+    /// Values of a head that RoPE is applied to.
+    pub(super) n_rot: usize,
+    /// Context the model was trained for, tokens.
+    pub(super) n_ctx_train: usize,
+}
+
+/// Divisors of the frequencies in the file, one per pair, all positive.
 #[derive(Debug, Default)]
 pub(super) struct Factors {
     /// `rope_freqs.weight` (Llama 3) or `rope_factors_short.weight` (Phi 3).
@@ -44,38 +53,49 @@ impl RopeTable {
         }
     }
 
-    /// Of layers without a window: reads base and scaling keys.
+    /// RoPE of layers without a sliding window: reads the base and the scaling keys.
     pub(super) fn global(
         keys: &Keys<'_>,
-        hyper: &Hyper,
+        sizes: RopeSizes,
         factors: &Factors,
     ) -> Result<RopeTable, Error> {
         let base = base(keys, "rope.freq_base")?.unwrap_or(10_000.0);
-        RopeTable::scaled(keys, hyper, factors, base)
+        RopeTable::scaled(keys, sizes, factors, base)
     }
 
-    /// Of layers with a window: as the others, but for a base of their own (`default`, if the file does not say),
-    /// which takes no scaling where the family has such a default.
+    /// RoPE of layers with a sliding window: like the others, except for a base of its own
+    /// (`default`, if the file has none), which is not scaled if the family has such a default.
     pub(super) fn local(
         keys: &Keys<'_>,
-        hyper: &Hyper,
+        sizes: RopeSizes,
         factors: &Factors,
         default: Option<f32>,
     ) -> Result<RopeTable, Error> {
         let own = base(keys, "rope.freq_base_swa")?;
         match (own, default) {
-            (None, None) => RopeTable::global(keys, hyper, factors),
-            (Some(base), None) => RopeTable::scaled(keys, hyper, factors, base),
+            (None, None) => RopeTable::global(keys, sizes, factors),
+            (Some(base), None) => RopeTable::scaled(keys, sizes, factors, base),
             (own, Some(default)) => {
-                let freqs = plain(hyper.n_rot, own.unwrap_or(default), None);
+                let freqs = plain(sizes.n_rot, own.unwrap_or(default), None);
                 RopeTable { freqs, long: None, scale: 1.0 }.checked(keys)
             }
         }
     }
 
+    /// The same with a frequency of 0 for the pairs that `keeps` rejects, so that these are not
+    /// rotated.
+    pub(super) fn masked(mut self, keeps: impl Fn(usize) -> bool) -> RopeTable {
+        let all = [Some(&mut self.freqs), self.long.as_mut().map(|(_, freqs)| freqs)];
+        for freqs in all.into_iter().flatten() {
+            let refused = freqs.iter_mut().enumerate().filter(|(pair, _)| !keeps(*pair));
+            refused.for_each(|(_, freq)| *freq = 0.0);
+        }
+        self
+    }
+
     fn scaled(
         keys: &Keys<'_>,
-        hyper: &Hyper,
+        sizes: RopeSizes,
         factors: &Factors,
         base: f32,
     ) -> Result<RopeTable, Error> {
@@ -96,15 +116,15 @@ impl RopeTable {
         let kind = keys.text("rope.scaling.type")?.unwrap_or("linear");
         check_yarn(keys, kind == "yarn")?;
         let orig = keys.count("rope.scaling.original_context_length")?;
-        let orig = orig.unwrap_or(hyper.n_ctx_train);
+        let orig = orig.unwrap_or(sizes.n_ctx_train);
         let linear = |factors: Option<&[f32]>, factor: f32| -> Vec<f32> {
-            plain(hyper.n_rot, base, factors).iter().map(|freq| freq / factor).collect()
+            plain(sizes.n_rot, base, factors).iter().map(|freq| freq / factor).collect()
         };
         let short = factors.short.as_deref();
         let long = factors.long.as_deref();
         let table = match kind {
             "none" => RopeTable { freqs: linear(short, 1.0), long: None, scale: 1.0 },
-            // The type was added after the factor: a factor without a type is linear.
+            // The type key was added after the factor key: a factor without a type is linear.
             "linear" | "llama3" | "longrope" => RopeTable {
                 freqs: linear(short, factor),
                 long: long.map(|long| (orig, linear(Some(long), factor))),
@@ -119,7 +139,7 @@ impl RopeTable {
                     n_ctx_orig: orig as f32,
                     base,
                 };
-                yarn.table(&plain(hyper.n_rot, base, short))
+                yarn.table(&plain(sizes.n_rot, base, short))
             }
             other => {
                 let found = format!("`{other}`");
@@ -130,7 +150,7 @@ impl RopeTable {
         table.checked(keys)
     }
 
-    /// Each number may be sane and their product not.
+    /// Rejects numbers that are valid each, but whose product is not finite.
     fn checked(self, keys: &Keys<'_>) -> Result<RopeTable, Error> {
         let long = self.long.iter().flat_map(|(_, freqs)| freqs);
         let mut all = self.freqs.iter().chain(long).chain([&self.scale]).copied();
@@ -145,7 +165,8 @@ impl RopeTable {
     }
 }
 
-/// Refuses a share of YaRN other than all or nothing, and a second factor on its magnitude: no known model has them.
+/// Rejects an extrapolation share of YaRN other than 0 or 1, and a second factor on its magnitude:
+/// no known model uses them.
 fn check_yarn(keys: &Keys<'_>, is_yarn: bool) -> Result<(), Error> {
     let usual = [
         ("rope.scaling.yarn_ext_factor", if is_yarn { 1.0 } else { 0.0 }),
@@ -154,7 +175,7 @@ fn check_yarn(keys: &Keys<'_>, is_yarn: bool) -> Result<(), Error> {
     for (key, usual) in usual {
         match keys.f32(key)? {
             None => {}
-            // A negative number says nothing.
+            // A negative number means that the key is not set.
             Some(value) if value == usual || value < 0.0 => {}
             Some(value) => return Err(keys.wrong(key, usual, value)),
         }
@@ -208,17 +229,17 @@ impl Yarn {
 mod tests {
     use proptest::prelude::*;
 
-    use crate::gguf::{Container, File, Value, Writer};
+    use gguf::{Container, File, Value, Writer};
 
     use super::*;
 
-    /// Numbers that a file may hold, the odd ones first.
+    /// Numbers that a file may have, the unusual ones first.
     fn number() -> impl Strategy<Value = f32> {
         let odd = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e-38, 3e38, f32::NAN, f32::INFINITY];
         prop_oneof![proptest::sample::select(odd.to_vec()), 0.01f32..1e6, any::<f32>()]
     }
 
-    /// The table of a file with `kind` of scaling and one number more.
+    /// The table of a file with `kind` of scaling and one more number.
     fn with(kind: &str, key: &str, number: f32) -> Result<RopeTable, Error> {
         let mut writer = Writer::new(Container::Gguf);
         writer.set("a.rope.scaling.type", kind).unwrap();
@@ -226,7 +247,7 @@ mod tests {
         writer.set(&format!("a.rope.scaling.{key}"), number).unwrap();
         let file = File::from_vec(writer.in_memory().unwrap().finish().unwrap(), "f").unwrap();
         let keys = Keys { metadata: file.metadata(), arch: "a", file: "f" };
-        RopeTable::global(&keys, &hyper(32, 64), &Factors::default())
+        RopeTable::global(&keys, sizes(32, 64), &Factors::default())
     }
 
     #[test]
@@ -242,32 +263,15 @@ mod tests {
         }
         let error = with("yarn", "yarn_attn_factor", 1.2).unwrap_err().to_string();
         assert!(error.contains("a.rope.scaling.yarn_attn_factor"), "{error}");
-        // Those that are built change something.
+        // Supported keys change the table.
         for key in ["yarn_beta_fast", "yarn_beta_slow", "attn_factor"] {
             let (one, other) = (with("yarn", key, 1.5).unwrap(), with("yarn", key, 4.0).unwrap());
             assert_ne!(one, other, "{key}");
         }
     }
 
-    fn hyper(pairs: usize, n_ctx_train: usize) -> Hyper {
-        Hyper {
-            n_layer: 1,
-            n_embd: 64,
-            n_head: 1,
-            n_head_kv: 1,
-            d_head: 64,
-            d_value: 64,
-            d_latent: 0,
-            n_ff: 1,
-            experts: None,
-            n_ctx_train,
-            eps: 0.0,
-            n_rot: 2 * pairs,
-            window: None,
-            attn_scale: 1.0,
-            attn_softcap: 0.0,
-            logit_softcap: 0.0,
-        }
+    fn sizes(pairs: usize, n_ctx_train: usize) -> RopeSizes {
+        RopeSizes { n_rot: 2 * pairs, n_ctx_train }
     }
 
     proptest! {
@@ -291,14 +295,14 @@ mod tests {
             }
             let file = File::from_vec(writer.in_memory().unwrap().finish().unwrap(), "f").unwrap();
             let keys = Keys { metadata: file.metadata(), arch: "a", file: "f" };
-            let hyper = hyper(pairs, n_ctx_train);
+            let sizes = sizes(pairs, n_ctx_train);
             let factors = factors.map(|factors| factors[..pairs].to_vec());
             let long = factors.clone();
             let factors = Factors { short: factors, long };
             for table in [
-                RopeTable::global(&keys, &hyper, &factors),
-                RopeTable::local(&keys, &hyper, &factors, None),
-                RopeTable::local(&keys, &hyper, &factors, Some(10_000.0)),
+                RopeTable::global(&keys, sizes, &factors),
+                RopeTable::local(&keys, sizes, &factors, None),
+                RopeTable::local(&keys, sizes, &factors, Some(10_000.0)),
             ].into_iter().flatten() {
                 prop_assert!(table.scale.is_finite(), "scale {}", table.scale);
                 for n_ctx in [1, 1 << 25] {

@@ -1,52 +1,56 @@
-//! An architecture is a value. What would need an `if` in the engine is a field here.
+//! An architecture as data: whatever would need an `if` in the engine is a field here.
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
-/// How the two halves of a layer, attention and feed-forward block, hang together with their norms.
+use super::{Error, LayerReader, Mixer};
+
+/// How the two halves of a layer, attention and feed-forward block, are combined with their norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockKind {
     /// `x += attention(norm(x))`, then `x += ffn(norm(x))`.
     Sequential,
-    /// The same with a norm after each half too, before it is added (Gemma 2).
+    /// The same with another norm after each half, before the addition (Gemma 2).
     Sandwich,
-    /// `x += attention(norm(x)) + ffn(norm(x))`, both of the layer's input. A second norm in the file
-    /// (`attn_norm_2`) is attention's, else both halves share one (Falcon).
+    /// `x += attention(norm(x)) + ffn(norm(x))`, both from the layer's input. A second norm in the
+    /// file (`attn_norm_2`) is attention's; otherwise both halves share one (Falcon).
     Parallel,
 }
 
-/// Where keys and values come from.
+/// How keys and values are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvKind {
     /// A matrix for keys and one for values, or both with the queries in one (`attn_qkv`).
     Direct,
-    /// Keys and values are unfolded from a narrow latent vector; the part of a key that turns is shared by all heads
-    /// (DeepSeek's multi-head latent attention).
+    /// Keys and values are expanded from a narrow latent vector; the columns of a key that RoPE is applied to are the
+    /// same for all heads (DeepSeek's multi-head latent attention, MLA).
     Latent,
 }
 
-/// How the position of a token enters.
+/// How positions are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positions {
-    /// Queries and keys turn.
+    /// RoPE is applied to queries and keys.
     Rotary(Pairing),
-    /// A learned vector is added to the embedding, that of position `pos` in row `pos + offset` of the table.
+    /// A learned vector is added to the embedding: that of position `pos` is row `pos + offset` of
+    /// the table.
     Learned {
-        /// Rows before the first position's.
+        /// Rows before that of the first position.
         offset: usize,
     },
 }
 
-/// The layers that see all positions in a file with a window: one in each run of `period` layers.
+/// The global-attention layers in a file with a sliding window: one in each run of `period`
+/// layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GlobalLayers {
-    /// Layers from one to the next; a file may say another number.
+    /// Default of the interval between these layers.
     pub period: usize,
-    /// The first of a run, else the last.
+    /// Whether it is the first of a run; otherwise it is the last.
     pub first: bool,
 }
 
 impl GlobalLayers {
-    /// Whether `layer` is one of them.
+    /// Whether `layer` uses global attention.
     #[must_use]
     pub fn contains(self, layer: usize) -> bool {
         let at = if self.first { 0 } else { self.period.saturating_sub(1) };
@@ -54,83 +58,92 @@ impl GlobalLayers {
     }
 }
 
-/// What PowerInfer's predictor of this family reads.
+/// Input of this family's PowerInfer predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredictorInput {
-    /// The residual, before the feed-forward block's norm: with attention added, or, where both halves are parallel,
-    /// the layer's input.
+    /// The residual before the feed-forward block's norm: after attention was added, or the
+    /// layer's input if both halves are parallel.
     Residual,
 }
 
-/// What the router of a layer's experts reads.
+/// Input of a layer's router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterInput {
-    /// What the experts read.
+    /// The input of the experts.
     Ffn,
-    /// The residual before attention, unnormed: the choice is known early (SmallThinker).
+    /// The residual before attention, unnormed, so that the experts are known early
+    /// (SmallThinker).
     Layer,
 }
 
-/// How a token chooses its experts.
+/// How a token selects its experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Routing {
-    /// What the router reads.
+    /// Input of the router.
     pub input: RouterInput,
-    /// How its products become scores, in a file that does not say.
+    /// Default of how its products become scores.
     pub scoring: Scoring,
-    /// The chosen weights are divided by their sum, in a file that does not say.
+    /// Default of whether the selected weights are divided by their sum.
     pub renormalise: bool,
 }
 
-/// A family of models. Offsets (`.bias`) are used wherever a file has them, matrices that a file joins (`attn_qkv`,
-/// gate and up in `ffn_up`) are taken apart, and a file without `output.weight` uses its embedding twice: none of that
-/// is a family's matter.
+/// A family of models. Not part of a family's data: biases (`.bias`) are used wherever a file has
+/// them, joint matrices (`attn_qkv`, gate and up in `ffn_up`) are split, and a file without
+/// `output.weight` uses its embedding twice.
 #[derive(Clone, Copy, Debug)]
 pub struct ArchSpec {
     /// `general.architecture`.
     pub name: &'static str,
-    /// What people know of it.
+    /// Names of models, for the documentation.
     pub models: &'static str,
     /// Norm of the residual.
     pub norm: NormKind,
-    /// Epsilon of the norms in a file that does not say; `None` where it has to.
+    /// Default epsilon of the norms; `None` if the file must have it.
     pub eps: Option<f32>,
-    /// Order of attention, feed-forward block and norms.
+    /// Order of mixer, feed-forward block and norms.
     pub block: BlockKind,
-    /// Where keys and values come from.
+    /// Reads the mixer of a layer: [`LayerReader::attention`] in families where all layers have
+    /// attention.
+    pub mixer: fn(&LayerReader<'_>) -> Result<Mixer, Error>,
+    /// How keys and values are computed.
     pub kv: KvKind,
-    /// Each head's queries and keys are normalised, by its own width.
+    /// Whether each head's queries and keys are normalised.
     pub qk_norm: bool,
-    /// How positions enter.
+    /// Whether attention's output is multiplied by the sigmoid of gates that are computed with the
+    /// queries.
+    pub gated_attention: bool,
+    /// How positions are encoded.
     pub positions: Positions,
-    /// Positions that a token sees in a file that does not say; `None` for all.
+    /// Default sliding window; `None` for global attention.
     pub window: Option<usize>,
-    /// Layers without the window; `None` if it holds for all.
+    /// Global-attention layers; `None` if all layers use the window.
     pub global_layers: Option<GlobalLayers>,
-    /// Queries and keys turn in global layers too. `false`: these have no positions at all.
+    /// Whether RoPE is also applied in global-attention layers; otherwise these have no positions.
     pub global_rotary: bool,
-    /// Base of the rotary frequencies of layers with a window, unscaled, in a file that does not say; `None` if they
-    /// are as in all others.
+    /// Default RoPE base of layers with a sliding window, unscaled; `None` if it is the same in
+    /// all layers.
     pub local_base: Option<f32>,
-    /// Embeddings are multiplied by `sqrt(n_embd)`.
+    /// Whether embeddings are multiplied by `sqrt(n_embd)`.
     pub scaled_embedding: bool,
-    /// Soft cap of attention's scores in a file that does not say; 0 for none.
+    /// Default soft cap of attention's scores; 0 for none.
     pub attn_softcap: f32,
-    /// Soft cap of the logits in a file that does not say; 0 for none.
+    /// Default soft cap of the logits; 0 for none.
     pub logit_softcap: f32,
-    /// The size of this family, by its number of layers, whose scores are divided by `sqrt(n_embd / n_head)` and not by
-    /// `sqrt(d_head)`. Files have no key for it.
+    /// The size of this family, by its number of layers, that divides scores by `sqrt(n_embd /
+    /// n_head)` instead of `sqrt(d_head)`. Files have no key for it.
     pub width_scaled: Option<usize>,
     /// Shape of the feed-forward block.
     pub ffn: FfnKind,
-    /// Its activation in an ordinary file that does not say.
+    /// Default activation in an ordinary file.
     pub activation: Activation,
-    /// Its activation in PowerInfer's container, which means a ReLU model by itself.
+    /// Activation in PowerInfer's container, which implies a ReLU model.
     pub sparse_activation: Activation,
-    /// What a predictor reads.
+    /// Input of a predictor.
     pub predictor_input: PredictorInput,
-    /// What the norm before the feed-forward block is called in files.
+    /// Name of the norm before the feed-forward block in files.
     pub ffn_norm: &'static str,
-    /// How experts are chosen, in files that have some.
+    /// Name of the norm before the output matrix in files.
+    pub output_norm: &'static str,
+    /// How experts are selected, in files with experts.
     pub routing: Routing,
 }

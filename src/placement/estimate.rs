@@ -1,24 +1,25 @@
-//! The estimated time of a generated token, of a placement or a part of it.
+//! The estimated time of a generated token, for a placement or a part of it.
 //!
-//! A layer takes `(frame + cache) / dense + max(neurons at home, neurons on the CPU) + hand-off`, where neurons take
-//! `tested / dense + used / sparse`; a whole layer has no hand-off and one part. To that come the head, the ops, and
-//! the residual carried from one device to the next. Bandwidths and times are measured ones.
+//! A layer takes `(frame + cache) / dense + max(home neurons, CPU neurons) + hand-off`,
+//! where neurons take `tested / dense + used / sparse`; a whole layer has no hand-off and only one
+//! side. The head, the ops, and the transfers of the residual between devices are added.
+//! Bandwidths and times are measured.
 
-use super::facts::Task;
+use super::facts::{LayerFacts, Task};
 use super::{CPU, DeviceIndex};
 
-/// Ops of the head: chosen tokens, norm, product.
+/// Ops of the head: gather, norm, product.
 const HEAD_OPS: usize = 3;
 
-/// Where one layer is.
+/// Location of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spot {
     pub(super) home: DeviceIndex,
-    /// Groups of neurons at home; the others are on the CPU.
+    /// Groups of neurons on the home device; the others are on the CPU.
     pub(super) groups: usize,
 }
 
-/// Where everything is.
+/// Location of everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) embed: DeviceIndex,
@@ -26,14 +27,14 @@ pub(super) struct Choice {
     pub(super) layers: Vec<Spot>,
 }
 
-/// Seconds of one layer.
+/// Estimated seconds of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerTime {
-    /// Attention and all else but neurons, with the time that ops take beside their bytes.
+    /// Attention and all else but neurons, including the overhead of ops.
     pub frame: f64,
-    /// Neurons at home.
+    /// Neurons on the home device.
     pub home: f64,
-    /// Neurons on the CPU, at the same time.
+    /// Neurons on the CPU, in parallel.
     pub cpu: f64,
     /// The hand-off.
     pub hand_off: f64,
@@ -50,8 +51,8 @@ impl LayerTime {
 impl Task {
     /// Everything on the CPU.
     pub(super) fn on_cpu(&self) -> Choice {
-        let spot = Spot { home: CPU, groups: self.cut.n_groups() };
-        Choice { embed: CPU, head: CPU, layers: vec![spot; self.layers.len()] }
+        let spot = |facts: &LayerFacts| Spot { home: CPU, groups: facts.cut.n_groups() };
+        Choice { embed: CPU, head: CPU, layers: self.layers.iter().map(spot).collect() }
     }
 
     /// Seconds of `n` neurons of a layer, `used` of which a token uses.
@@ -63,15 +64,16 @@ impl Task {
     /// Seconds of one layer at `spot`.
     pub(super) fn layer_time(&self, layer: usize, spot: Spot) -> LayerTime {
         let (speed, facts) = (&self.devices[spot.home].speed, &self.layers[layer]);
-        let k = spot.groups.min(self.cut.n_groups());
-        let (here, used) = (self.cut.neurons(k), facts.mass[k]);
-        let split = here < self.cut.n_ff;
+        let cut = &facts.cut;
+        let k = spot.groups.min(cut.n_groups());
+        let (here, used) = (cut.neurons(k), facts.mass[k]);
+        let split = here < cut.n_ff;
         let reads = &facts.reads;
         LayerTime {
             frame: (reads.frame + reads.cache) / speed.dense + reads.n_ops as f64 * speed.op,
             home: self.neurons(spot.home, layer, here, used),
             cpu: match split {
-                true => self.neurons(CPU, layer, self.cut.n_ff - here, facts.n_used() - used),
+                true => self.neurons(CPU, layer, cut.n_ff - here, facts.n_used() - used),
                 false => 0.0,
             },
             hand_off: if split { speed.hand_off } else { 0.0 },
@@ -84,7 +86,7 @@ impl Task {
         self.head / speed.dense + HEAD_OPS as f64 * speed.op
     }
 
-    /// Seconds in which the residual goes from one device to another.
+    /// Seconds to move the residual from one device to another.
     pub(super) fn carry(&self, from: DeviceIndex, to: DeviceIndex) -> f64 {
         match from == to {
             true => 0.0,
@@ -92,7 +94,7 @@ impl Task {
         }
     }
 
-    /// Seconds in which it goes from device to device.
+    /// Seconds of all its moves between devices.
     pub(super) fn carries(&self, choice: &Choice) -> f64 {
         let stops = choice.layers.iter().map(|spot| spot.home).chain([choice.head]);
         let mut at = choice.embed;

@@ -1,55 +1,57 @@
-//! Which neurons change sides when the text uses others than were expected: decayed counts, and a decision from them
-//! alone. No clock is read, so the same text makes the same exchanges.
+//! Decides which neurons change sides when the text uses other neurons than expected, from decayed
+//! counts alone. No clock is read, so the same text makes the same exchanges.
 
 use std::ops::AddAssign;
 
 /// Tokens from one decision to the next.
 pub const EVERY: usize = 32;
-/// What a count keeps of itself at a decision: about the last 300 tokens count.
+/// Decay of a count at each decision: about the last 300 tokens count.
 const DECAY: f32 = 0.9;
-/// So many tokens' worth is what was expected before anything was counted.
+/// The expected shares weigh as much as this many counted tokens.
 const PRIOR: f32 = 64.0;
-/// Neurons do not change sides unless their shares of the tokens differ by so much: what chance does to the counts of
-/// some hundred tokens is less.
+/// Minimum difference in their shares of tokens for two neurons to change sides: larger than the
+/// statistical noise of some hundred tokens.
 const CLEAR: f64 = 0.1;
-/// Tokens within which an exchange has to pay.
+/// Number of tokens within which an exchange must pay off.
 const PAYS_WITHIN: f64 = 256.0;
 /// The share of the time that exchanges may take.
 const SHARE: f64 = 0.02;
-/// Most neurons that change places with others at one decision.
+/// Most neuron pairs exchanged at one decision.
 const MOST: usize = 256;
 
-/// What exchanging costs and gains, the same for all layers.
+/// Cost and benefit limits of exchanges, the same for all layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// Two neurons change places if their shares of the tokens differ by at least this; `None` where nothing is gained.
+    /// Minimum difference in their shares of tokens for two neurons to change sides; `None` if
+    /// exchanges never pay off.
     pub least: Option<f64>,
     /// Most neurons at one decision.
     pub most: usize,
 }
 
 impl Bounds {
-    /// For a neuron whose use by a token takes the CPU `saved` seconds longer than the device, two of which change places
-    /// in `cost` seconds, in a run whose tokens take `token` seconds, if that is known.
+    /// For a neuron whose use by a token takes the CPU `saved` seconds longer than the device, an
+    /// exchange of two neurons in `cost` seconds, and a time per token of `token` seconds, if
+    /// known.
     #[must_use]
     pub fn new(saved: f64, cost: f64, token: Option<f64>) -> Bounds {
         let pays = cost / (saved * PAYS_WITHIN);
         let least = (saved > 0.0 && pays < 1.0).then_some(pays.max(CLEAR));
         let time = token.map_or(f64::INFINITY, |token| SHARE * EVERY as f64 * token / cost);
-        // A decision that may do nothing would be in vain.
+        // Allows at least one exchange, because a decision without any would be useless.
         let most = if time < MOST as f64 { (time as usize).max(1) } else { MOST };
         Bounds { least, most }
     }
 }
 
-/// How often the neurons of a layer were used lately.
+/// How often the neurons of a layer were used recently.
 #[derive(Clone, Debug)]
 pub struct Heat {
     counts: Vec<f32>,
 }
 
 impl Heat {
-    /// Before anything was counted: the shares of the tokens that were expected.
+    /// Initialised with the expected shares of tokens.
     #[must_use]
     pub fn new(expected: impl Iterator<Item = f32>) -> Heat {
         Heat { counts: expected.map(|share| PRIOR * share).collect() }
@@ -68,7 +70,7 @@ impl Heat {
     }
 }
 
-/// How many tokens the counts of all layers stand for.
+/// The number of tokens that the counts of all layers represent.
 #[derive(Clone, Copy, Debug)]
 pub struct Weight(f32);
 
@@ -85,27 +87,28 @@ impl AddAssign<usize> for Weight {
 }
 
 impl Weight {
-    /// Lets what is old count less.
+    /// Decays the counts.
     pub fn decay<'a>(&mut self, layers: impl Iterator<Item = &'a mut Heat>) {
         self.0 *= DECAY;
         layers.flat_map(|heat| &mut heat.counts).for_each(|count| *count *= DECAY);
     }
 }
 
-/// Two units of neurons that change places, by the number of each on its side.
+/// Two units of neurons that change sides, by their index on each side.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Swap {
     /// The layer.
     pub layer: usize,
-    /// On the device.
+    /// Index on the device.
     pub hot: usize,
-    /// On the CPU.
+    /// Index on the CPU.
     pub cold: usize,
-    /// By how much their shares of the tokens differ.
+    /// Difference in their shares of tokens.
     pub gain: f32,
 }
 
-/// The best exchanges of a layer whose neurons lie on two sides in these orders, in units of `unit`.
+/// The best exchanges of a layer whose neurons are in this order on both sides, in units of
+/// `unit`.
 #[must_use]
 pub fn swaps(
     (layer, heat, weight): (usize, &Heat, Weight),
@@ -114,7 +117,8 @@ pub fn swaps(
     bounds: &Bounds,
 ) -> Vec<Swap> {
     let Some(least) = bounds.least else { return Vec::new() };
-    // The device's least used and the CPU's most used; equal ones by their place, so that nothing is left to chance.
+    // The device's least used and the CPU's most used neurons; ties are ordered by index, so that
+    // the result is deterministic.
     let ranked = |side: &[u32], sign: f32| {
         let shares = side.chunks(unit).map(|neurons| heat.unit(neurons) / weight.0);
         let mut all: Vec<(f32, usize)> = shares.zip(0..).collect();
@@ -138,8 +142,8 @@ pub fn swaps(
     pairs.map(swap).take_while(|swap| f64::from(swap.gain) >= least).collect()
 }
 
-/// The same of a layer whose neurons change places one by one within experts of `n_each`, which lie beside each other on
-/// both sides: how many each has on a side stays.
+/// The same for a layer whose neurons change sides one by one within experts of `n_each` neurons,
+/// which are adjacent on both sides: each expert keeps its number of neurons on a side.
 #[must_use]
 pub fn swaps_within(
     (layer, heat, weight): (usize, &Heat, Weight),
@@ -167,7 +171,7 @@ pub fn swaps_within(
     within.collect()
 }
 
-/// Of the exchanges of all layers the `most` best ones, by layer.
+/// The `most` best exchanges of all layers, by layer.
 #[must_use]
 pub fn best(mut all: Vec<Swap>, most: usize) -> Vec<Swap> {
     let place = |swap: &Swap| (swap.layer, swap.hot);
@@ -211,7 +215,8 @@ mod tests {
 
     #[test]
     fn neurons_of_experts_change_places_with_their_own() {
-        // Experts of 4: the first has 0, 1 here and 2, 3 there, the second 4 here, the third 8, 9 there.
+        // Experts of 4: the first has neurons 0, 1 on the device and 2, 3 on the CPU, the second
+        // has 4 on the device, the third 8, 9 on the CPU.
         let heat = heat(&[0.9, 0.1, 0.8, 0.2, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9]);
         let at = (0, &heat, Weight::default());
         let sides: [&[u32]; 2] = [&[1, 0, 4], &[5, 7, 2, 3, 8, 9]];
@@ -243,7 +248,8 @@ mod tests {
 
     #[test]
     fn what_does_not_pay_is_left() {
-        // A use saves 1 us, an exchange takes 10 us: a difference of a tenth pays within 100 tokens.
+        // A use saves 1 us, an exchange takes 10 us: a difference of a tenth pays off within 100
+        // tokens.
         assert_eq!(Bounds::new(1e-6, 1e-5, None), Bounds { least: Some(CLEAR), most: MOST });
         let dear = Bounds::new(1e-6, 127e-6, Some(0.01));
         assert!((dear.least.unwrap() - 127.0 / 256.0).abs() < 1e-9);

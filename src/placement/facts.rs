@@ -1,33 +1,35 @@
-//! What the planner is told: what things take on each device, what a token reads, how fast each device is.
+//! Inputs of the planner: sizes on each device, bytes read per token, speed of each device.
 
 use std::sync::Arc;
 
 use hal::Bytes;
 
-/// Most groups that the neurons of a layer are cut into. Neurons of a group are placed together: few enough to try
-/// thousands of placements, many enough that less than 2 % of one layer stays unused.
+/// Most groups that the neurons of a layer are split into. Neurons of a group are placed together:
+/// few enough groups to try thousands of placements, enough that less than 2 % of one layer stays
+/// unused.
 const MOST_GROUPS: usize = 64;
 
-/// What a device does, as measured.
+/// Measured speeds of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Speed {
-    /// Bytes a second of weights that are read one after the other.
+    /// Bytes per second for weights read sequentially.
     pub dense: f64,
-    /// Bytes a second of single rows, here and there.
+    /// Bytes per second for scattered single rows.
     pub sparse: f64,
     /// Seconds of a hand-off to the CPU and back; 0 for the CPU.
     pub hand_off: f64,
-    /// Seconds that an op takes beside its bytes.
+    /// Overhead of an op in seconds.
     pub op: f64,
-    /// Seconds in which a neuron's row of one matrix gets into a slot here, laid out anew.
+    /// Seconds to write a neuron's row of one matrix to a slot of this device, repacked.
     pub refill: f64,
-    /// Bytes of neurons, times tokens, a second in prompts; 0 where that is not known.
+    /// Prefill speed: bytes of neurons times tokens, per second; 0 if unknown.
     pub prompt: f64,
-    /// Bytes of neurons a second that are packed for this device and brought to it; 0 where none are.
+    /// Bytes of neurons per second that are packed and uploaded to this device; 0 if neurons are
+    /// not streamed.
     pub upload: f64,
 }
 
-/// How the neurons of all layers are cut: into units that stay together, those into groups.
+/// How the neurons of a layer are cut: into units that stay together, those into groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Neurons of a layer.
@@ -39,7 +41,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// The cut of layers of `n_ff` neurons in units of `unit`.
+    /// The cut of a layer of `n_ff` neurons in units of `unit`; no groups where there are no neurons.
     #[must_use]
     pub fn new(n_ff: usize, unit: usize) -> Cut {
         let unit = unit.max(1);
@@ -63,61 +65,65 @@ impl Cut {
 /// How often neurons are used.
 #[derive(Clone, Copy, Debug)]
 pub enum Uses<'a> {
-    /// All equally often: the share of them that a token uses.
+    /// All equally often: the share that a token uses.
     Uniform(f64),
-    /// The share of tokens that uses each.
+    /// The share of tokens that use each.
     Each(&'a [f32]),
 }
 
-/// What a token reads of one layer, in bytes, wherever the layer is; and how its neurons are used.
+/// Bytes read per token for one layer, on any device; and the use of its neurons.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerReads {
     /// Norms, attention, predictor, router.
     pub frame: f64,
-    /// Keys and values.
+    /// Keys and values, or the recurrent state.
     pub cache: f64,
-    /// Of each neuron, whether it is used or not.
+    /// Per neuron, whether it is used or not.
     pub tested: f64,
-    /// Of each neuron that is used, besides.
+    /// Additionally per used neuron.
     pub used: f64,
-    /// Of each neuron in a prompt, in which nearly every one is used by some token; of experts the share that a token
-    /// uses.
+    /// Per neuron in prefill, where nearly every neuron is used by some token; for experts the
+    /// share that a token uses.
     pub prompt: f64,
-    /// What it takes that the neurons come to another device for a prompt; `None` where they cannot.
+    /// Costs of streaming the neurons to another device in prefill; `None` if they cannot be
+    /// streamed.
     pub streams: Option<StreamReads>,
     /// Ops of the layer.
     pub n_ops: usize,
 }
 
-/// Neurons on their way to a device that computes them for a prompt, in bytes.
+/// Costs in bytes of streaming neurons to a device that computes them in prefill.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamReads {
-    /// Of each neuron that comes.
+    /// Uploaded per neuron.
     pub brought: f64,
-    /// Of each, what every token is multiplied with there.
+    /// Bytes per neuron multiplied per token on that device.
     pub multiplied: f64,
-    /// The same, of a piece, besides its neurons: what a predictor begins with.
+    /// The same, per chunk, besides its neurons: the first matrix of a predictor.
     pub per_piece: f64,
-    /// Of each token, what goes there and back where the layer itself is on the CPU; `None` where only neurons of layers at
-    /// home on the device come.
+    /// Per token, the transfer there and back if the layer itself is on the CPU; `None` if only
+    /// neurons of layers whose home is the device are streamed.
     pub carried: Option<f64>,
 }
 
 /// One layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerFacts {
-    /// What a token reads.
+    /// Bytes read per token.
     pub reads: LayerReads,
+    /// How its neurons are cut.
+    pub cut: Cut,
     /// First neurons of the units, the most used unit first.
     pub(super) order: Arc<[u32]>,
-    /// How many of the first `k` groups' neurons a token uses, for each `k` from 0 to all.
+    /// The expected number of used neurons per token among the first `k` groups, for each `k` from
+    /// 0 to all.
     pub(super) mass: Vec<f64>,
-    /// The same for one neuron of each group, not growing.
+    /// The same per neuron of each group, not increasing.
     pub(super) mean: Vec<f64>,
 }
 
 impl LayerFacts {
-    /// A layer whose neurons are used as `uses` says. What is not a probability there counts as 0 or 1.
+    /// A layer whose neurons are used as in `uses`. Values outside of 0 to 1 are clamped.
     #[must_use]
     pub fn new(reads: LayerReads, uses: Uses<'_>, cut: &Cut) -> LayerFacts {
         let firsts = (0..cut.n_ff).step_by(cut.unit);
@@ -138,20 +144,23 @@ impl LayerFacts {
             let n: f64 = group.iter().map(|(first, _)| neurons(*first)).sum();
             let used: f64 = group.iter().map(|(first, p)| p * neurons(*first)).sum();
             mass.push(mass[mass.len() - 1] + used);
-            // Sums may round up; an order by it must still begin with a layer's first group.
+            // Rounding may increase sums; sorting by this must still begin with a layer's first
+            // group.
             mean.push(mean.last().map_or(used / n, |last: &f64| last.min(used / n)));
         }
-        LayerFacts { reads, order: units.into_iter().map(|(first, _)| first).collect(), mass, mean }
+        let order = units.into_iter().map(|(first, _)| first).collect();
+        LayerFacts { reads, cut: *cut, order, mass, mean }
     }
 
-    /// Neurons that a token uses.
+    /// Expected number of neurons that a token uses.
     #[must_use]
     pub fn n_used(&self) -> f64 {
         self.mass[self.mass.len() - 1]
     }
 
     /// The neurons of the first `k` groups, ascending.
-    pub(super) fn first(&self, k: usize, cut: &Cut) -> Vec<u32> {
+    pub(super) fn first(&self, k: usize) -> Vec<u32> {
+        let cut = &self.cut;
         let n_units = cut.neurons(k).div_ceil(cut.unit);
         let mut firsts = self.order[..n_units.min(self.order.len())].to_vec();
         firsts.sort_unstable();
@@ -160,60 +169,62 @@ impl LayerFacts {
     }
 }
 
-/// What one layer takes on one device.
+/// Sizes of one layer on one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSizes {
     /// Norms, attention, predictor.
     pub frame: Bytes,
-    /// Keys and values of the whole context.
+    /// Keys and values of the whole context, or the recurrent state of all sequences.
     pub cache: Bytes,
-    /// The first `k` groups of neurons as a share of a split, for each `k` from 0 up to the most that the device can
-    /// run; empty where it cannot split the layer.
+    /// Size of the first `k` groups of neurons as a share of a split layer, for each `k` from 0 to
+    /// the most that the device can run; empty if it cannot split the layer.
     pub shares: Arc<[Bytes]>,
-    /// All neurons; `None` where the device cannot run the whole layer.
+    /// All neurons; `None` if the device cannot run the whole layer.
     pub whole: Option<Bytes>,
 }
 
 /// One device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceFacts {
-    /// What may be used; not read of the CPU.
+    /// Memory budget; ignored for the CPU.
     pub budget: Bytes,
-    /// What it needs before the first weight: batch, scratch, staging.
+    /// Memory needed besides weights: batch, scratch, staging.
     pub fixed: Bytes,
-    /// What the hand-offs of all split layers share.
+    /// Memory that the hand-offs of all split layers share.
     pub hand_offs: Bytes,
-    /// The hand-off of a split layer.
+    /// Memory of a split layer's hand-off.
     pub hand_off: Bytes,
-    /// The embedding; `None` where the device cannot look tokens up.
+    /// Size of the embedding; `None` if the device cannot run it.
     pub embed: Option<Bytes>,
-    /// Output norm, matrix and logits; `None` where the device cannot run them.
+    /// Output norm, matrix and logits; `None` if the device cannot run them.
     pub head: Option<Bytes>,
-    /// What embedding and head take once where both are here.
+    /// Size that embedding and head share if both are on this device.
     pub shared: Bytes,
     /// Layers in order.
     pub layers: Vec<LayerSizes>,
-    /// How fast it is.
+    /// Its speeds.
     pub speed: Speed,
-    /// What streaming takes beside all that; `None` where nothing streams, or what it takes is in `fixed`.
+    /// Memory for streaming; `None` if nothing is streamed, or if it is included in `fixed`.
     pub stream: Option<StreamFacts>,
-    /// What cannot be here whatever the budget, and why: sentences, which nothing is planned from.
+    /// Parts that cannot be placed on this device whatever the budget, with the reason: messages, not
+    /// used for planning.
     pub refused: Vec<String>,
 }
 
-/// What it takes to bring the CPU's neurons to a device for prompts.
+/// Memory for streaming the CPU's neurons to a device in prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamFacts {
-    /// Two sets of slots, and the host memory that they are filled from.
+    /// Two sets of slots, and their staging memory.
     pub bytes: Bytes,
-    /// Neurons of a piece.
+    /// Neurons per chunk.
     pub piece: usize,
 }
 
-/// What the user wants otherwise than the planner would.
+/// User options that override the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wishes {
-    /// So many whole layers on devices, and no split ones; one more than there are layers: the head too.
+    /// Number of whole layers on devices, with no split ones; one more than the number of layers
+    /// includes the head.
     pub whole_layers: Option<usize>,
     /// Keys and values, and so attention, stay on the CPU.
     pub cache_on_cpu: bool,
@@ -221,21 +232,27 @@ pub struct Wishes {
     pub neurons_on_cpu: bool,
 }
 
-/// Everything that a placement is planned from.
+/// All inputs of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// How neurons are cut.
-    pub cut: Cut,
     /// Layers in order.
     pub layers: Vec<LayerFacts>,
     /// Devices, the CPU first.
     pub devices: Vec<DeviceFacts>,
-    /// Bytes that a token reads of the head.
+    /// Bytes of the head read per token.
     pub head: f64,
-    /// Numbers of tokens in which prompts are done, ascending.
+    /// Numbers of tokens of prefill steps, ascending.
     pub rungs: Vec<usize>,
-    /// What the user wants.
+    /// User options.
     pub wishes: Wishes,
+}
+
+impl Task {
+    /// How the neurons of a layer are cut.
+    #[must_use]
+    pub fn cut(&self, layer: usize) -> &Cut {
+        &self.layers[layer].cut
+    }
 }
 
 #[cfg(test)]
@@ -258,16 +275,17 @@ mod tests {
         let uses = [0.1, 0.1, 0.9, 0.7, f32::NAN, -1.0, 0.5, 0.5, 2.0, 0.0];
         let layer = LayerFacts::new(READS, Uses::Each(&uses), &cut);
         assert_eq!(*layer.order, [2, 6, 8, 0, 4]);
-        assert_eq!(layer.first(1, &cut), [2, 3, 6, 7]);
-        assert_eq!(layer.first(3, &cut), (0..10).collect::<Vec<u32>>());
-        assert!(layer.first(0, &cut).is_empty());
+        assert_eq!(layer.first(1), [2, 3, 6, 7]);
+        assert_eq!(layer.first(3), (0..10).collect::<Vec<u32>>());
+        assert!(layer.first(0).is_empty());
         assert!((layer.mass[1] - 2.6).abs() < 1e-6 && (layer.n_used() - 3.8).abs() < 1e-6);
         assert!(layer.mean.windows(2).all(|pair| pair[0] >= pair[1]));
     }
 
     #[test]
     fn groups_are_whole_units_and_few() {
-        for (n_ff, unit, group) in [(11008, 1, 172), (96, 1, 2), (96, 32, 32), (98304, 768, 1536)] {
+        let all = [(11008, 1, 172), (96, 1, 2), (96, 32, 32), (98304, 768, 1536), (0, 32, 32)];
+        for (n_ff, unit, group) in all {
             let cut = Cut::new(n_ff, unit);
             assert_eq!(cut.group, group);
             assert!(cut.n_groups() <= MOST_GROUPS);

@@ -1,8 +1,10 @@
-//! A run of layers on one device: which are whole, which are split and with how many neurons, within a budget.
+//! Places a run of layers on one device within a budget: which layers are whole, and which are
+//! split with how many neurons.
 //!
-//! Up to a number of groups both a token and a prompt become faster with each; past it one of them only, if any. So groups
-//! are filled in up to there one by one, as far as they fit, and past it all layers go on together in even stages, of which
-//! those count that fit as a whole. That is why more room never takes a way away, but for one that is beaten in both.
+//! Up to a number of groups both decode and prefill become faster with each group; past it at most
+//! one of them does. So groups are added up to that number one by one, as far as they fit, and
+//! past it all layers grow together in even stages, of which only those count that fit as a whole.
+//! Therefore more memory never removes a candidate, unless another one is better in both.
 
 use std::ops::Range;
 
@@ -13,33 +15,34 @@ use super::facts::{LayerSizes, Task};
 use super::front::{Cost, Costs, Front};
 use super::{CPU, DeviceIndex};
 
-/// Stages past what both tokens and prompts gain from.
+/// Stages past the number of groups that both decode and prefill gain from.
 const STAGES: usize = 16;
 
-/// What is the same for all runs of layers on one device.
+/// Data shared by all runs of layers on one device.
 #[derive(Debug)]
 pub(super) struct Filler<'a> {
     costs: &'a Costs<'a>,
     device: DeviceIndex,
-    /// Of each layer: on the CPU, and here with each number of groups, all of them last.
+    /// Cost of each layer: on the CPU, and on this device with each number of groups.
     on_cpu: Vec<Cost>,
     here: Vec<Vec<Cost>>,
-    /// Whether a layer may be whole here.
+    /// Whether a layer may be whole on this device.
     may_be_whole: Vec<bool>,
-    /// Groups of split layers up to which both gain.
+    /// Groups of split layers up to which both decode and prefill gain.
     both: Caps,
-    /// Towards what is best for tokens, and for prompts.
+    /// Stages towards the optimum for decode, and towards that for prefill.
     further: [Vec<Caps>; 2],
-    /// Layers, those first in which the least used neurons are used most: they lose least by being whole.
+    /// Layers sorted by the use of their least used neurons, highest first: these lose least by
+    /// being whole.
     flattest: Vec<usize>,
-    /// Groups of each layer after so many of all layers' groups, by time saved per byte.
+    /// Groups of each layer after a number of groups were added in total, by time saved per byte.
     steps: Vec<Vec<u16>>,
 }
 
-/// Most groups of each layer where it is split; `None` where the device cannot split it.
+/// Most groups of each layer if it is split; `None` if the device cannot split it.
 type Caps = Vec<Option<usize>>;
 
-/// What happens to the layers of a run that are not whole.
+/// Location of the layers of a run that are not whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
     /// Split, with as many groups as both gain from and fit.
@@ -49,12 +52,12 @@ enum Others {
     OnCpu,
 }
 
-/// A run of layers, placed.
+/// A placed run of layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Filled {
     /// From the input of the first layer, on this device, to the output of the last.
     pub(super) cost: Cost,
-    /// Where the residual is after it.
+    /// Device of the residual after it.
     pub(super) end: DeviceIndex,
     n_whole: usize,
     others: Others,
@@ -63,21 +66,23 @@ pub(super) struct Filled {
 impl<'a> Filler<'a> {
     pub(super) fn new(costs: &'a Costs<'a>, device: DeviceIndex) -> Filler<'a> {
         let task = costs.task;
-        let (n_groups, n_layer) = (task.cut.n_groups(), task.layers.len());
+        let n_layer = task.layers.len();
+        let n_groups = |layer: usize| task.cut(layer).n_groups();
         let sizes = &task.devices[device].layers;
         let here = |layer: usize| -> Vec<Cost> {
             let spot = |groups| Spot { home: device, groups };
-            (0..=n_groups).map(|groups| costs.layer(layer, spot(groups))).collect()
+            (0..=n_groups(layer)).map(|groups| costs.layer(layer, spot(groups))).collect()
         };
         let here: Vec<Vec<Cost>> = (0..n_layer).map(here).collect();
         let wishes = &task.wishes;
         let best = |layer: usize, seconds: fn(&Cost) -> f64| {
             let most = match (wishes.whole_layers, wishes.neurons_on_cpu) {
                 (Some(_), _) => return None,
-                (None, true) => sizes[layer].shares.len().min(1),
-                (None, false) => sizes[layer].shares.len().min(n_groups),
+                (None, true) => sizes[layer].shares.len().min(1).min(n_groups(layer)),
+                (None, false) => sizes[layer].shares.len().min(n_groups(layer)),
             };
-            // Past the point where both sides take equally long, more neurons here make it slower.
+            // Past the point where both sides take equally long, more neurons on this device make
+            // it slower.
             let each = here[layer][..most].iter().map(seconds).enumerate();
             each.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(k, _)| k)
         };
@@ -85,18 +90,22 @@ impl<'a> Filler<'a> {
         let tokens = best(|cost| cost.token);
         let prompts = costs.n_prompt.map_or_else(|| tokens.clone(), |_| best(|cost| cost.prompt));
         let both: Caps = tokens.iter().zip(&prompts).map(|(a, b)| *a.min(b)).collect();
-        let tail =
-            |layer: usize| task.layers[layer].n_used() - task.layers[layer].mass[n_groups / 2];
+        let tail = |layer: usize| {
+            let facts = &task.layers[layer];
+            facts.n_used() - facts.mass[n_groups(layer) / 2]
+        };
         let mut flattest: Vec<usize> = (0..n_layer).collect();
         flattest.sort_by(|&a, &b| tail(b).total_cmp(&tail(a)).then(b.cmp(&a)));
-        let whole = |sizes: &LayerSizes| sizes.whole.is_some() && !wishes.neurons_on_cpu;
-        let on_cpu = |layer| costs.layer(layer, Spot { home: CPU, groups: n_groups });
+        let whole = |(layer, sizes): (usize, &LayerSizes)| {
+            sizes.whole.is_some() && (!wishes.neurons_on_cpu || n_groups(layer) == 0)
+        };
+        let on_cpu = |layer| costs.layer(layer, Spot { home: CPU, groups: n_groups(layer) });
         Filler {
             costs,
             device,
             on_cpu: (0..n_layer).map(on_cpu).collect(),
             here,
-            may_be_whole: sizes.iter().map(whole).collect(),
+            may_be_whole: sizes.iter().enumerate().map(whole).collect(),
             further: [stages(&both, &tokens), stages(&both, &prompts)],
             both,
             flattest,
@@ -104,12 +113,13 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// The ways to place the layers of `range` within `room`, the first of them here, that no other beats: of those that
-    /// end here and of those that end on the CPU. For each number of whole layers, the others are split and filled, or on
-    /// the CPU, so that no placement by layers is faster than what is found.
+    /// The candidates to place the layers of `range` within `room`, the first of them on this
+    /// device, that no other dominates: separately for those that end on this device and those
+    /// that end on the CPU. For each number of whole layers, the others are split and filled, or
+    /// on the CPU, so that no placement by layers is faster than the result.
     pub(super) fn fill(&self, range: &Range<usize>, room: Bytes) -> Vec<Filled> {
         let wholes = self.wholes(range);
-        // Layers that the user wants here are here, however slow that is.
+        // Layers that the user requested on this device stay there, however slow that is.
         let fewest = if self.costs.task.wishes.whole_layers.is_some() { range.len() } else { 0 };
         let (mut here, mut elsewhere) = (Front::default(), Front::default());
         for n_whole in (fewest..=wholes.len()).rev() {
@@ -126,7 +136,7 @@ impl<'a> Filler<'a> {
             };
             offer(Others::Split);
             for (towards, stages) in self.further.iter().enumerate() {
-                // What does not fit in one stage does not in the next.
+                // If a stage does not fit, later ones do not either.
                 let _ = (0..stages.len()).all(|stage| offer(Others::Stage(towards, stage)));
             }
             offer(Others::OnCpu);
@@ -134,20 +144,20 @@ impl<'a> Filler<'a> {
         here.into_iter().chain(elsewhere).map(|(_, filled)| filled).collect()
     }
 
-    /// The layers of a run that was filled so.
+    /// Locations of the layers of a run that was filled this way.
     pub(super) fn place(&self, range: &Range<usize>, room: Bytes, filled: &Filled) -> Vec<Spot> {
         let wholes = self.wholes(range);
         let wholes = &wholes[..filled.n_whole.min(wholes.len())];
         self.spots(range, wholes, filled.others, room).unwrap_or_default()
     }
 
-    /// Layers of `range` that may be whole, those first that lose least by it.
+    /// Layers of `range` that may be whole, first those that lose least by it.
     fn wholes(&self, range: &Range<usize>) -> Vec<usize> {
         let may = |layer: &usize| range.contains(layer) && self.may_be_whole[*layer];
         self.flattest.iter().copied().filter(may).collect()
     }
 
-    /// Where the layers are with exactly `wholes` whole, if that fits.
+    /// Locations with exactly `wholes` whole layers, if that fits.
     fn spots(
         &self,
         range: &Range<usize>,
@@ -156,15 +166,19 @@ impl<'a> Filler<'a> {
         room: Bytes,
     ) -> Option<Vec<Spot>> {
         let (device, task) = (self.device, self.costs.task);
-        let (facts, n_groups) = (&task.devices[device], task.cut.n_groups());
+        let facts = &task.devices[device];
         let caps = match others {
             Others::Split => Some(&self.both),
             Others::Stage(towards, stage) => Some(&self.further[towards][stage]),
             Others::OnCpu => None,
         };
         let cap = |layer: usize| caps.and_then(|caps| caps[layer]);
-        let mut spots = vec![Spot { home: CPU, groups: n_groups }; range.len()];
-        for &layer in wholes {
+        let on_cpu = |layer| Spot { home: CPU, groups: task.cut(layer).n_groups() };
+        let mut spots: Vec<Spot> = range.clone().map(on_cpu).collect();
+        // A layer without neurons has nothing to split: it is whole where the others are split.
+        let bare = range.clone().filter(|&layer| task.cut(layer).n_ff == 0);
+        let bare = bare.filter(|&layer| others != Others::OnCpu && self.may_be_whole[layer]);
+        for layer in wholes.iter().copied().chain(bare) {
             spots[layer - range.start].home = device;
         }
         let (mut used, mut is_split) = (Bytes(0), false);
@@ -188,7 +202,8 @@ impl<'a> Filler<'a> {
             let split = range.clone().zip(&spots).filter(|(_, spot)| spot.groups == 0);
             let split: Vec<(usize, usize)> =
                 split.filter_map(|(layer, _)| Some((layer, self.both[layer]?))).collect();
-            // Going on with smaller groups would make more memory give a slower placement now and then.
+            // Continuing with smaller groups would sometimes make a placement with more memory
+            // slower.
             let fits = |step: &Vec<u16>| {
                 let bytes = split.iter().map(|&(layer, cap)| {
                     let shares = &facts.layers[layer].shares;
@@ -219,7 +234,7 @@ impl<'a> Filler<'a> {
     }
 }
 
-/// From `both` to `best` in even stages; none where they are the same.
+/// From `both` to `best` in even stages; empty if they are the same.
 fn stages(both: &Caps, best: &Caps) -> Vec<Caps> {
     let pairs: Vec<_> = both.iter().zip(best).map(|(from, to)| from.zip(*to)).collect();
     let most = pairs.iter().flatten().map(|(from, to)| to - from).max().unwrap_or(0);
@@ -230,24 +245,23 @@ fn stages(both: &Caps, best: &Caps) -> Vec<Caps> {
     (1..=n).map(stage).collect()
 }
 
-/// Groups of each layer after none, one, two and so on of all layers' groups, by the time of a token that they save per byte
-/// on `device`. Of a prompt's time all neurons of the same format save the same.
+/// Groups of each layer after adding none, one, two and so on in total, sorted by the decode time
+/// saved per byte on `device`. For prefill all neurons of the same format save the same time.
 fn steps(task: &Task, device: DeviceIndex) -> Vec<Vec<u16>> {
-    let n_groups = task.cut.n_groups();
     let mut order: Vec<(f64, usize, usize)> = Vec::new();
     for (layer, facts) in task.layers.iter().enumerate() {
         let sizes = &task.devices[device].layers[layer];
         let bytes = sizes.shares.last().map_or(0, |bytes| bytes.0).max(1) as f64;
         let cpu = &task.devices[CPU].speed;
         let mut last = f64::INFINITY;
-        for k in 0..n_groups.min(sizes.shares.len().saturating_sub(1)) {
+        for k in 0..facts.cut.n_groups().min(sizes.shares.len().saturating_sub(1)) {
             let saved =
                 facts.reads.tested / cpu.dense + facts.mean[k] * facts.reads.used / cpu.sparse;
             last = (saved / bytes).min(last);
             order.push((last, k, layer));
         }
     }
-    // Ties are dealt out evenly, so that both sides of every layer have work.
+    // Ties are distributed evenly, so that both sides of every layer have work.
     order.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
     let mut steps = vec![vec![0; task.layers.len()]];
     for (_, _, layer) in order {

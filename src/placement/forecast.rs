@@ -1,4 +1,4 @@
-//! What a placement means: bytes by device, time by part, and which part decides.
+//! Predicts the effect of a placement: bytes by device, time by part, and the bottleneck.
 
 use hal::Bytes;
 
@@ -6,14 +6,14 @@ use super::estimate::{Choice, LayerTime, Spot};
 use super::facts::{LayerSizes, Task};
 use super::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
 
-/// Bytes on one device by what takes them.
+/// Bytes on one device by use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceBytes {
     /// Batch, scratch, staging.
     pub scratch: Bytes,
     /// Norms, attention, predictors.
     pub frames: Bytes,
-    /// Keys and values.
+    /// Keys and values, and recurrent state.
     pub cache: Bytes,
     /// Neurons.
     pub neurons: Bytes,
@@ -21,12 +21,12 @@ pub struct DeviceBytes {
     pub hand_offs: Bytes,
     /// The embedding and the head.
     pub ends: Bytes,
-    /// Of these, the embedding.
+    /// The embedding's share of `ends`.
     pub embed: Bytes,
 }
 
 impl DeviceBytes {
-    /// All together.
+    /// The total.
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.scratch + self.frames + self.cache + self.neurons + self.hand_offs + self.ends
@@ -38,22 +38,24 @@ impl DeviceBytes {
 pub struct LayerForecast {
     /// Norms, attention and predictor at its home.
     pub frame: Bytes,
-    /// Keys and values at its home.
+    /// Keys and values, or the recurrent state, at its home.
     pub cache: Bytes,
-    /// Neurons at home; 0 where the home is the CPU, whose sizes are not planned.
+    /// Neurons on the home device; 0 if that is the CPU, whose sizes are not planned.
     pub neurons: Bytes,
-    /// How many neurons are at home.
+    /// Neurons of the layer.
+    pub n_ff: usize,
+    /// Number of neurons on the home device.
     pub n_home: usize,
-    /// The share of the neurons that a token uses which are not on the CPU.
+    /// The share of the neurons used by a token that is not on the CPU.
     pub off_cpu: f64,
     /// Time.
     pub time: LayerTime,
 }
 
-/// What the time of a token goes into.
+/// Breakdown of a token's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Parts {
-    /// Layers and head on the CPU, and of split layers what the CPU takes longer than the device.
+    /// Layers and head on the CPU, and for split layers the CPU's time beyond the device's.
     pub cpu: f64,
     /// All work of devices.
     pub devices: f64,
@@ -61,30 +63,32 @@ pub struct Parts {
     pub hand_offs: f64,
 }
 
-/// A placement with what is expected of it.
+/// A placement with its predicted performance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
     /// The placement.
     pub placement: Placement,
     /// Seconds of a generated token.
     pub seconds: f64,
-    /// What they go into.
+    /// Breakdown of that time.
     pub parts: Parts,
     /// Layers in order.
     pub layers: Vec<LayerForecast>,
     /// Devices in order; the CPU's entry is empty.
     pub devices: Vec<DeviceBytes>,
-    /// What each device needs to hold as little as one layer; `None` where it can hold none.
+    /// Bytes that each device needs for at least one layer; `None` if it can hold none.
     pub least: Vec<Option<Bytes>>,
-    /// What of the model each device cannot hold or compute, and why, in sentences.
+    /// The parts of the model that each device cannot hold or compute, with the reason, as
+    /// messages.
     pub refused: Vec<Vec<String>>,
-    /// The share of the neurons that a token uses which are not on the CPU.
+    /// The share of the neurons used by a token that is not on the CPU.
     pub off_cpu: f64,
-    /// Tokens of the prompts that are looked at: the longest step.
+    /// Tokens of the prompts considered: the largest prefill step.
     pub n_prompt: usize,
-    /// Seconds of one; `None` where the devices' speeds in prompts are not known.
+    /// Seconds of one such prompt; `None` if the devices' prefill speeds are unknown.
     pub prompt: Option<f64>,
-    /// By device, the tokens from which on the CPU's neurons come there in pieces; `None` where they do not.
+    /// By device, the number of tokens from which the CPU's neurons are streamed to it; `None` if
+    /// they are not.
     pub stream_from: Vec<Option<usize>>,
 }
 
@@ -96,14 +100,16 @@ impl Forecast {
         let (mut used, mut off_cpu) = (0.0, 0.0);
         for (i, spot) in choice.layers.iter().enumerate() {
             let (facts, time) = (&task.layers[i], task.layer_time(i, *spot));
-            let (n_home, is_cpu) = (task.cut.neurons(spot.groups), spot.home == CPU);
-            let split = n_home < task.cut.n_ff;
+            let cut = &facts.cut;
+            let (n_home, is_cpu) = (cut.neurons(spot.groups), spot.home == CPU);
+            let split = n_home < cut.n_ff;
             let here = if is_cpu { 0.0 } else { facts.mass[spot.groups] };
             (used, off_cpu) = (used + facts.n_used(), off_cpu + here);
             let mut layer = LayerForecast {
                 frame: Bytes(0),
                 cache: Bytes(0),
                 neurons: Bytes(0),
+                n_ff: cut.n_ff,
                 n_home,
                 off_cpu: share(here, facts.n_used()),
                 time,
@@ -168,14 +174,15 @@ impl Forecast {
         }
     }
 
-    /// What is expected of a placement that was planned from the same sizes and uses, by the speeds of `task`. `None`
-    /// of one in which a layer's neurons at home are not the most used ones, in whole groups.
+    /// The forecast for a placement that was planned from the same sizes and uses, with the speeds
+    /// of `task`. `None` for a placement in which the neurons on a layer's home device are not
+    /// its most used ones, in whole groups.
     #[must_use]
     pub fn of(task: &Task, placement: &Placement) -> Option<Forecast> {
         let spot = |(i, layer): (usize, &LayerPlacement)| {
-            let home = layer.home;
+            let (home, facts) = (layer.home, task.layers.get(i)?);
             if !layer.is_split() {
-                return Some(Spot { home, groups: task.cut.n_groups() });
+                return Some(Spot { home, groups: facts.cut.n_groups() });
             }
             let here = layer.shares.iter().find(|share| share.device == home);
             let list = match here.map(|share| &share.neurons) {
@@ -183,9 +190,8 @@ impl Forecast {
                 Some(Neurons::All) => return None,
                 None => &[],
             };
-            let groups = list.len().div_ceil(task.cut.group);
-            let first = task.layers.get(i)?.first(groups, &task.cut);
-            (first == list).then_some(Spot { home, groups })
+            let groups = list.len().div_ceil(facts.cut.group);
+            (facts.first(groups) == list).then_some(Spot { home, groups })
         };
         let layers: Option<Vec<Spot>> = placement.layers.iter().enumerate().map(spot).collect();
         let layers = layers.filter(|layers| layers.len() == task.layers.len())?;
@@ -193,26 +199,27 @@ impl Forecast {
         Some(Forecast::new(task, &choice, vec![None; task.devices.len()]))
     }
 
-    /// Tokens a second of a prompt, where that is known.
+    /// Prefill tokens per second, if known.
     #[must_use]
     pub fn prompt_rate(&self) -> Option<f64> {
         self.prompt.map(|seconds| self.n_prompt as f64 / seconds)
     }
 
-    /// Seconds of a prompt and as many generated tokens, where that is known.
+    /// Seconds of a prompt and the same number of generated tokens, if known.
     #[must_use]
     pub fn text(&self) -> Option<f64> {
         self.prompt.map(|prompt| prompt + self.n_prompt as f64 * self.seconds)
     }
 
-    /// Generated tokens a second.
+    /// Generated tokens per second.
     #[must_use]
     pub fn rate(&self) -> f64 {
         1.0 / self.seconds
     }
 }
 
-/// The fewest bytes with which `device` holds a layer, whole or split, as the user lets it.
+/// The fewest bytes with which `device` can hold a layer, whole or split, within the user's
+/// options.
 fn least(task: &Task, device: DeviceIndex) -> Option<Bytes> {
     let (facts, wishes) = (&task.devices[device], &task.wishes);
     let layer = |sizes: &LayerSizes| {
@@ -230,15 +237,16 @@ fn share(part: f64, of: f64) -> f64 {
 }
 
 fn placement(task: &Task, layer: usize, home: DeviceIndex, groups: usize) -> LayerPlacement {
-    let n_here = task.cut.neurons(groups);
-    if n_here == task.cut.n_ff {
+    let (facts, cut) = (&task.layers[layer], task.cut(layer));
+    let n_here = cut.neurons(groups);
+    if n_here == cut.n_ff {
         return LayerPlacement::whole(home);
     }
     if n_here == 0 {
         return LayerPlacement { home, shares: vec![Share { device: CPU, neurons: Neurons::All }] };
     }
-    let hot = task.layers[layer].first(groups, &task.cut);
-    let mut is_hot = vec![false; task.cut.n_ff];
+    let hot = facts.first(groups);
+    let mut is_hot = vec![false; cut.n_ff];
     hot.iter().for_each(|&neuron| is_hot[neuron as usize] = true);
     let cold: Vec<u32> = (0..).zip(&is_hot).filter(|(_, hot)| !**hot).map(|(n, _)| n).collect();
     let share = |device, list: Vec<u32>| Share { device, neurons: Neurons::List(list.into()) };

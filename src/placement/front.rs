@@ -1,4 +1,5 @@
-//! What a placement, or a part of one, costs a token and a prompt; and of many ways those that no other beats in both.
+//! The cost of a placement, or of a part of one, for decode and prefill; and the Pareto front of
+//! candidates.
 
 use std::ops::Add;
 
@@ -7,7 +8,7 @@ use super::estimate::{Choice, Spot};
 use super::facts::Task;
 use super::prompt::via;
 
-/// Sums are added up in different orders.
+/// Tolerance for sums added up in different orders.
 const ROUNDING: f64 = 1.0 + 1e-9;
 
 /// Seconds.
@@ -15,7 +16,7 @@ const ROUNDING: f64 = 1.0 + 1e-9;
 pub(super) struct Cost {
     /// Of a generated token.
     pub(super) token: f64,
-    /// Of a prompt of the longest step; 0 where prompts do not count.
+    /// Of a prompt of the largest prefill step; 0 if prefill is not considered.
     pub(super) prompt: f64,
 }
 
@@ -27,24 +28,25 @@ impl Add for Cost {
     }
 }
 
-/// What the parts of placements of a task cost.
+/// Costs of the parts of a task's placements.
 #[derive(Clone, Debug)]
 pub(super) struct Costs<'a> {
     pub(super) task: &'a Task,
-    /// Tokens of a prompt; `None` where prompts do not count.
+    /// Tokens of a prompt; `None` if prefill is not considered.
     pub(super) n_prompt: Option<usize>,
-    /// By device, whether absent neurons come to it for prompts.
+    /// By device, whether absent neurons are streamed to it in prefill.
     streams: Vec<bool>,
 }
 
 impl<'a> Costs<'a> {
-    /// Of tokens alone.
+    /// Costs of decode alone.
     pub(super) fn of_tokens(task: &'a Task) -> Costs<'a> {
         Costs { task, n_prompt: None, streams: vec![false; task.devices.len()] }
     }
 
-    /// Of both, where absent neurons come to these devices for prompts. Prompts do not count where the speed of a device
-    /// in them is not known, nor where the user says how many layers are where.
+    /// Costs of both, with absent neurons streamed to these devices in prefill. Prefill is not
+    /// considered if a device's prefill speed is unknown, or if the user sets the number of layers
+    /// on devices.
     pub(super) fn new(task: &'a Task, streams: &[DeviceIndex]) -> Costs<'a> {
         let known = task.devices.iter().all(|device| device.speed.prompt > 0.0);
         let count = known && task.wishes.whole_layers.is_none();
@@ -69,7 +71,7 @@ impl<'a> Costs<'a> {
         self.cost(seconds, |_| seconds)
     }
 
-    /// The residual, carried from one device to another.
+    /// Moving the residual from one device to another.
     pub(super) fn carry(&self, from: DeviceIndex, to: DeviceIndex) -> Cost {
         let seconds = self.task.carry(from, to);
         self.cost(seconds, |_| seconds)
@@ -84,7 +86,8 @@ impl<'a> Costs<'a> {
     }
 }
 
-/// Ways of which none beats another in both: ascending by the seconds of a token, so descending by those of a prompt.
+/// Candidates of which none dominates another: ascending by decode time, so descending by prefill
+/// time.
 #[derive(Clone, Debug)]
 pub(super) struct Front<T>(Vec<(Cost, T)>);
 
@@ -95,7 +98,8 @@ impl<T> Default for Front<T> {
 }
 
 impl<T> Front<T> {
-    /// Adds a way unless one of the others is as good in both; what it beats is dropped.
+    /// Adds a candidate unless another one is at least as good in both; removes those that it
+    /// dominates.
     pub(super) fn offer(&mut self, cost: Cost, way: impl FnOnce() -> T) {
         let after = self.0.partition_point(|(other, _)| other.token <= cost.token);
         let before = after.checked_sub(1).map(|last| self.0[last].0);
@@ -112,12 +116,12 @@ impl<T> Front<T> {
         self.0.iter()
     }
 
-    /// The one with the fastest tokens.
+    /// The one with the fastest decode.
     pub(super) fn fastest(&self) -> Option<&(Cost, T)> {
         self.0.first()
     }
 
-    /// The one with the fastest tokens among those whose prompts take no longer than `prompt`.
+    /// The one with the fastest decode among those whose prefill takes at most `prompt`.
     pub(super) fn within(&self, prompt: f64) -> Option<&(Cost, T)> {
         self.iter().find(|(cost, _)| cost.prompt <= prompt * ROUNDING)
     }

@@ -1,4 +1,5 @@
-//! Where each layer and each neuron lives. Pure data and pure functions: no device is seen here.
+//! Placement of layers and neurons on devices. Pure data and pure functions, without access to
+//! devices.
 
 mod estimate;
 pub mod exchange;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 /// Index into the engine's list of devices; 0 is the CPU.
 pub type DeviceIndex = usize;
 
-/// The device that always exists and holds what fits nowhere else.
+/// The device that always exists and holds everything that fits no other.
 pub const CPU: DeviceIndex = 0;
 
 /// Neurons of one layer.
@@ -33,12 +34,13 @@ pub const CPU: DeviceIndex = 0;
 pub enum Neurons {
     /// All of them.
     All,
-    /// These: strictly ascending where a placement is made, in the order of their slots once some have changed sides.
+    /// These: strictly ascending in a new placement, in the order of their slots once some have
+    /// changed sides.
     List(Arc<[u32]>),
 }
 
 impl Neurons {
-    /// How many of a layer's `n_ff`.
+    /// Their number, of a layer's `n_ff`.
     #[must_use]
     pub fn len(&self, n_ff: usize) -> usize {
         match self {
@@ -60,27 +62,28 @@ pub struct Share {
 /// One layer: attention and norms on `home`, neurons spread over the shares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerPlacement {
-    /// Where attention, its cache and the residual are.
+    /// Device of attention, its cache and the residual.
     pub home: DeviceIndex,
-    /// Disjoint, together all neurons. A layer with one share on its home is *whole*, others are *split*.
+    /// Disjoint, together all neurons. A layer with one share on its home is *whole*, others are
+    /// *split*.
     pub shares: Vec<Share>,
 }
 
 impl LayerPlacement {
-    /// A layer that is wholly on one device.
+    /// A layer entirely on one device.
     #[must_use]
     pub fn whole(device: DeviceIndex) -> LayerPlacement {
         LayerPlacement { home: device, shares: vec![Share { device, neurons: Neurons::All }] }
     }
 
-    /// Whether some neurons are computed elsewhere than at home.
+    /// Whether some neurons are on another device than the home.
     #[must_use]
     pub fn is_split(&self) -> bool {
         self.shares.iter().any(|share| share.device != self.home)
     }
 }
 
-/// Where everything is, fixed at load.
+/// Location of everything, fixed at load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Device of the embedding table.
@@ -91,15 +94,15 @@ pub struct Placement {
     pub layers: Vec<LayerPlacement>,
 }
 
-/// A placement that cannot be.
+/// An invalid placement.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Another number of layers than the model has.
-    #[error("{found} layers are placed, the model has {expected}")]
+    /// The number of layers differs from the model's.
+    #[error("{found} layers are placed, but the model has {expected}")]
     Layers {
-        /// The model's.
+        /// The model's number.
         expected: usize,
-        /// The placement's.
+        /// The placement's number.
         found: usize,
     },
     /// A device that is not in the list.
@@ -110,10 +113,10 @@ pub enum Error {
         /// Length of the list.
         n_devices: usize,
     },
-    /// Neurons lost, doubled, out of order or, where down lies across neurons, not in whole blocks; or two
-    /// shares of one device.
+    /// Neurons missing, duplicated, out of order or, if down has one row per output, not in whole
+    /// blocks; or two shares of one device.
     #[error(
-        "layer {layer}: neurons are not each placed once, in ascending blocks of {unit}, one share a device"
+        "layer {layer}: each neuron must be placed exactly once, in ascending blocks of {unit}, with one share per device"
     )]
     Neurons {
         /// The layer.
@@ -131,19 +134,13 @@ impl Placement {
         Placement { embed: device, head: device, layers }
     }
 
-    /// Checks that every neuron has exactly one place. `unit` is the number of neurons that stay together.
+    /// Checks that every neuron has exactly one place; `cuts` are the model's layers in order.
     ///
     /// # Errors
     /// [`Error`].
-    pub fn check(
-        &self,
-        n_layer: usize,
-        n_ff: usize,
-        n_devices: usize,
-        unit: usize,
-    ) -> Result<(), Error> {
-        if self.layers.len() != n_layer {
-            return Err(Error::Layers { expected: n_layer, found: self.layers.len() });
+    pub fn check(&self, cuts: &[Cut], n_devices: usize) -> Result<(), Error> {
+        if self.layers.len() != cuts.len() {
+            return Err(Error::Layers { expected: cuts.len(), found: self.layers.len() });
         }
         let homes = self.layers.iter().map(|layer| layer.home);
         let shares = self.layers.iter().flat_map(|layer| layer.shares.iter().map(|s| s.device));
@@ -152,15 +149,16 @@ impl Placement {
                 return Err(Error::Device { index, n_devices });
             }
         }
-        for (layer, placed) in self.layers.iter().enumerate() {
-            if !covers_once(&placed.shares, n_ff, unit) {
+        for (layer, (placed, cut)) in self.layers.iter().zip(cuts).enumerate() {
+            let unit = cut.unit;
+            if !covers_once(&placed.shares, cut.n_ff, unit) {
                 return Err(Error::Neurons { layer, unit });
             }
         }
         Ok(())
     }
 
-    /// Layers whose neurons are on more than their home.
+    /// Layers with neurons outside of their home.
     #[must_use]
     pub fn n_split(&self) -> usize {
         self.layers.iter().filter(|layer| layer.is_split()).count()

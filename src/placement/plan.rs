@@ -1,9 +1,11 @@
-//! From sizes, uses, speeds and budgets to a placement: the one with the least estimated time of a token among those
-//! whose prompts are no slower than those of whole layers only.
+//! Plans a placement from sizes, uses, speeds and budgets: the one with the least estimated decode
+//! time among those whose prefill is no slower than that of the best placement with whole layers
+//! only.
 //!
-//! More budget never makes both worse: where a token takes longer than with less, a prompt is faster. For the old
-//! placement, or one that beats it in both, is among the ways (`search.rs`); it was left only if its prompts are slower
-//! than allowed, so slower than those of what was taken. Where prompts do not count, tokens never become slower.
+//! A larger budget never makes both worse: if decode becomes slower than with a smaller one,
+//! prefill becomes faster. For the old placement, or one that dominates it, is among the
+//! candidates (`search.rs`); it was rejected only if its prefill is slower than allowed, so slower
+//! than that of the chosen one. If prefill is not considered, decode never becomes slower.
 
 use super::DeviceIndex;
 use super::estimate::Choice;
@@ -23,7 +25,7 @@ pub fn plan(task: &Task) -> Forecast {
     let whole = plan_whole_layers(task);
     let mut search = Search::new(&costs);
     let ways = search.all();
-    // Whole layers only are among the ways.
+    // Placements with whole layers only are among the candidates.
     let Some((cost, way)) = whole.prompt.and_then(|bound| ways.within(bound)) else {
         return whole;
     };
@@ -31,7 +33,8 @@ pub fn plan(task: &Task) -> Forecast {
     streaming(task, &ways, *cost, slowest).unwrap_or_else(|| unstreamed(task, &search.choice(way)))
 }
 
-/// The placement with the least time of a token, whatever prompts take: what the promise about prompts is paid from.
+/// The placement with the fastest decode, whatever the prefill time: shows the price of the
+/// prefill constraint.
 #[must_use]
 pub fn plan_for_tokens(task: &Task) -> Forecast {
     unstreamed(task, &fastest(task))
@@ -43,7 +46,7 @@ fn fastest(task: &Task) -> Choice {
     let n_layer = task.layers.len();
     let ways = match task.wishes.whole_layers {
         None => search.all(),
-        // As many as fit, and the head where none does.
+        // As many layers as fit, down to none: then the head alone, if it was requested.
         Some(wanted) => {
             let firsts = n_layer.saturating_sub(wanted)..=n_layer;
             let mut tried = firsts.map(|first| search.from(first, wanted > n_layer));
@@ -54,7 +57,8 @@ fn fastest(task: &Task) -> Choice {
     choice.unwrap_or_else(|| task.on_cpu())
 }
 
-/// The placement of whole layers only with the least time of a token: what a plan is compared with.
+/// The placement with the fastest decode among those with whole layers only: the baseline of a
+/// plan.
 #[must_use]
 pub fn plan_whole_layers(task: &Task) -> Forecast {
     let mut task = task.clone();
@@ -65,9 +69,10 @@ pub fn plan_whole_layers(task: &Task) -> Forecast {
     plan_for_tokens(&task)
 }
 
-/// The best placement beside slots in which the CPU's neurons come to devices for prompts, if prompts gain more by it
-/// than generated tokens lose by what the slots take, a token takes no longer than `slowest`, and none of the `ways`
-/// without slots is as good. `without` is what would be taken of these.
+/// The best placement with slots for streaming the CPU's neurons to devices in prefill, if prefill
+/// gains more by it than decode loses by the slots' memory, decode takes no longer than `slowest`,
+/// and none of the `ways` without slots is as good. `without` is the cost of the choice among
+/// these.
 fn streaming(task: &Task, ways: &Front<Way>, without: Cost, slowest: f64) -> Option<Forecast> {
     let n = task.n_prompt() as f64;
     let text = |cost: Cost| cost.prompt + n * cost.token;
@@ -94,8 +99,8 @@ fn streaming(task: &Task, ways: &Front<Way>, without: Cost, slowest: f64) -> Opt
     None
 }
 
-/// What the user asked for, with slots beside it in which neurons of layers on the CPU come to devices for prompts, if there
-/// is room for them and prompts gain by it.
+/// The user's choice with slots for streaming neurons of CPU layers to devices in prefill, if
+/// there is memory for them and prefill gains.
 fn beside(task: &Task, plain: &Forecast) -> Option<Forecast> {
     task.wishes.whole_layers?;
     let streamed = |device: DeviceIndex| {

@@ -1,9 +1,10 @@
-//! The ways to place a model that no other way beats in both, the time of a token and that of a prompt.
+//! Searches the placements of a model that no other dominates in decode and prefill time.
 //!
-//! The CPU takes the first layers, so that the residual changes sides once; each device takes a run of layers after
-//! it, in the order of the list; the head goes to the last of them if that is faster. Every length of these runs is
-//! tried (on several devices, a grid of them), and for each every number of whole layers (`fill.rs`). Nothing here is
-//! random, and more budget never takes a way away: every placement that fitted still fits, or one that beats it in both.
+//! The CPU takes the first layers, so that the residual moves only once; each device takes a run
+//! of layers after them, in the order of the list; the head goes to the last of them if that is
+//! faster. Every length of these runs is tried (with several devices, a grid of lengths), and for
+//! each every number of whole layers (`fill.rs`). The search is deterministic, and a larger budget
+//! never removes a candidate: every placement that fitted still fits, or one that dominates it.
 
 use std::collections::HashMap;
 use std::ops::{Range, RangeInclusive};
@@ -20,7 +21,7 @@ use super::{CPU, DeviceIndex};
 /// Borders between the runs of several devices that are tried.
 const BORDERS: usize = 24;
 
-/// Devices beside which the CPU is not named.
+/// All devices except the CPU.
 pub(super) fn devices(task: &Task) -> Range<DeviceIndex> {
     CPU + 1..task.devices.len()
 }
@@ -29,13 +30,13 @@ pub(super) struct Search<'a> {
     costs: &'a Costs<'a>,
     task: &'a Task,
     fillers: Vec<Filler<'a>>,
-    /// Ends of runs that are tried, ascending, 0 and all among them.
+    /// Candidate ends of runs, ascending, including 0 and all.
     borders: Vec<usize>,
-    /// Runs of a device within a room: (device, first, end, room).
+    /// Runs of a device within an amount of memory: (device, first, end, bytes).
     filled: HashMap<(DeviceIndex, usize, usize, u64), Rc<[Filled]>>,
 }
 
-/// A way to place a model: what is not in a run is on the CPU.
+/// A candidate placement: layers outside of the runs are on the CPU.
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     embed: DeviceIndex,
@@ -43,7 +44,7 @@ pub(super) struct Way {
     runs: Vec<Run>,
 }
 
-/// Layers on a device that has so much room for them.
+/// Layers on a device with this much memory for them.
 #[derive(Clone, Debug)]
 struct Run {
     device: DeviceIndex,
@@ -52,18 +53,18 @@ struct Run {
     filled: Filled,
 }
 
-/// What the best ways to place the first layers are looked for by.
+/// State of the search after placing the first layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Stop {
     /// Device of the last run of layers.
     run: DeviceIndex,
-    /// Where the residual is: there, or on the CPU if the last layer of the run is.
+    /// Device of the residual: that of the run, or the CPU if the last layer of the run is there.
     at: DeviceIndex,
-    /// Layers placed.
+    /// Number of placed layers.
     end: usize,
 }
 
-/// The best ways to each stop.
+/// The best candidates for each state.
 type Ways = HashMap<Stop, Front<Vec<Run>>>;
 
 impl<'a> Search<'a> {
@@ -80,7 +81,7 @@ impl<'a> Search<'a> {
         Search { costs, task, fillers, borders, filled: HashMap::new() }
     }
 
-    /// The best ways there are; that with all on the CPU is one that they were compared with.
+    /// The best candidates; that with everything on the CPU is included.
     pub(super) fn all(&mut self) -> Front<Way> {
         let mut front = Front::default();
         let cost = self.costs.of(&self.task.on_cpu());
@@ -93,8 +94,8 @@ impl<'a> Search<'a> {
         front
     }
 
-    /// The best ways with exactly the layers from `first` on on devices; the head too if `with_head` and it fits. None
-    /// where the layers do not fit.
+    /// The best candidates with exactly the layers from `first` on on devices; also the head if
+    /// `with_head` and it fits. Empty if the layers do not fit.
     pub(super) fn from(&mut self, first: usize, with_head: bool) -> Front<Way> {
         if !self.borders.contains(&first) {
             self.borders.push(first);
@@ -112,8 +113,8 @@ impl<'a> Search<'a> {
         front
     }
 
-    /// Offers the best ways with the embedding and the head on these devices and the first of the other devices' layers
-    /// in `firsts`.
+    /// Adds the best candidates with the embedding and the head on these devices and the first of
+    /// the other devices' layers in `firsts`.
     fn with_ends(
         &mut self,
         embed: DeviceIndex,
@@ -140,7 +141,7 @@ impl<'a> Search<'a> {
                 self.extend(&mut ways, device, &rooms, firsts);
             }
         }
-        // On one device, only what ends with the last layer matters.
+        // With one device, only runs that end with the last layer matter.
         let ends = ways.into_iter().filter(|(Stop { run, end, .. }, _)| {
             let is_head = head == CPU || *run == head || (*run == CPU && embed == CPU);
             let whole_cpu = *run != CPU || firsts.contains(&n_layer);
@@ -156,7 +157,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What each device has left for layers; `None` if an end does not fit.
+    /// The memory that each device has left for layers; `None` if embedding or head does not fit.
     fn rooms(&self, embed: DeviceIndex, head: DeviceIndex) -> Option<Vec<Bytes>> {
         let room = |(device, facts): (DeviceIndex, &DeviceFacts)| {
             if device == CPU {
@@ -174,7 +175,7 @@ impl<'a> Search<'a> {
             }
             let ends = embed == device || head == device;
             match facts.budget.0.checked_sub(taken.0) {
-                // What is too small for its scratch holds nothing.
+                // A device too small for its scratch memory holds nothing.
                 None => (!ends).then_some(Bytes(0)),
                 Some(left) => Some(Bytes(left)),
             }
@@ -182,7 +183,7 @@ impl<'a> Search<'a> {
         self.task.devices.iter().enumerate().map(room).collect()
     }
 
-    /// Adds runs of layers on `device` to the ways that end on earlier devices.
+    /// Adds runs of layers on `device` to the candidates that end on earlier devices.
     fn extend(
         &mut self,
         ways: &mut Ways,
@@ -199,7 +200,7 @@ impl<'a> Search<'a> {
         let room = rooms[device];
         for &from in borders.iter().filter(|&&from| from < n_layer) {
             for &(run, at) in &befores {
-                // What is embedded on a device goes on there.
+                // If the embedding is on a device, the layers continue there.
                 let elsewhere = run == CPU && at != CPU && at != device;
                 if elsewhere || (run == CPU && !firsts.contains(&from)) {
                     continue;
@@ -232,7 +233,7 @@ impl<'a> Search<'a> {
         Rc::clone(self.filled.entry(key).or_insert_with(|| filler.fill(layers, room).into()))
     }
 
-    /// Where everything is that goes this way.
+    /// The location of everything in this candidate.
     pub(super) fn choice(&self, way: &Way) -> Choice {
         let mut choice = Choice { embed: way.embed, head: way.head, ..self.task.on_cpu() };
         for Run { device, layers, room, filled } in &way.runs {

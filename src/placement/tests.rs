@@ -1,30 +1,33 @@
-//! What holds for every plan, on random tasks; and a few that can be judged by eye.
+//! Properties of every plan, on random tasks; and some examples.
 
 use proptest::prelude::*;
 
 use super::*;
 use hal::Bytes;
 
-/// What a random task is made from.
+/// Parameters of a random task.
 #[derive(Clone, Debug)]
 struct Recipe {
     n_layer: usize,
     n_ff: usize,
     unit: usize,
-    /// Bytes of a layer's frame, its cache, one neuron, and what every share takes besides.
+    /// Neurons of each layer as a share of the largest, cycled over the layers: 0 for none.
+    widths: Vec<f64>,
+    /// Bytes of a layer's frame, its cache, one neuron, and the overhead of every share.
     sizes: [u64; 4],
-    /// Bytes are handed out in multiples of this.
+    /// Allocations are multiples of this.
     granule: u64,
-    /// How fast the uses fall off from neuron to neuron, for each layer in turn.
+    /// How fast the uses decrease from neuron to neuron, for each layer in turn.
     falls: Vec<f64>,
     sparse: bool,
-    /// How many times as fast as the CPU, and microseconds of a hand-off, of each device.
+    /// For each device: its speed relative to the CPU, and the hand-off in microseconds.
     devices: Vec<(f64, f64)>,
     ends: u64,
     wishes: Wishes,
-    /// How many times as much more than the CPU each device does in prompts as with tokens; `None` where that is not known.
+    /// Each device's prefill speed relative to the CPU's, as a multiple of the decode ratio;
+    /// `None` if unknown.
     prompts: Option<f64>,
-    /// What slots for streaming take, and bytes a nanosecond that come to a device.
+    /// Bytes of the slots for streaming, and upload speed in bytes per nanosecond.
     streams: Option<(u64, f64)>,
 }
 
@@ -38,7 +41,11 @@ fn recipes() -> impl Strategy<Value = Recipe> {
         1 => (0..9usize).prop_map(|n| Wishes { whole_layers: Some(n), ..Wishes::default() }),
     ];
     let falls = prop::collection::vec(0.5..1.0f64, 1..4);
-    let cut = (1..8usize, 1..5usize, 1..40usize);
+    let widths = prop_oneof![
+        2 => Just(vec![1.0]),
+        1 => prop::collection::vec(prop_oneof![Just(0.0), 0.1..1.0f64], 1..4),
+    ];
+    let cut = (1..8usize, 1..5usize, 1..40usize, widths);
     let rest = (prop::sample::select(vec![1u64, 256, 4096]), any::<bool>(), 0..80_000u64);
     let slots = (0..40_000u64, 0.01..20.0f64);
     let prompts = prop_oneof![
@@ -48,12 +55,13 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     ];
     (cut, sizes, rest, falls, devices, wishes, prompts).prop_map(
         |(cut, sizes, (granule, sparse, ends), falls, devices, wishes, (prompts, streams))| {
-            let (n_layer, unit, n_units) = cut;
+            let (n_layer, unit, n_units, widths) = cut;
             let n_ff = unit * n_units;
             Recipe {
                 n_layer,
                 n_ff,
                 unit,
+                widths,
                 sizes,
                 granule,
                 falls,
@@ -69,13 +77,20 @@ fn recipes() -> impl Strategy<Value = Recipe> {
 }
 
 impl Recipe {
+    /// How the neurons of a layer are cut: whole units.
+    fn cut(&self, layer: usize) -> Cut {
+        let width = self.widths[layer % self.widths.len()];
+        let n_units = ((self.n_ff / self.unit) as f64 * width) as usize;
+        Cut::new(n_units * self.unit, self.unit)
+    }
+
     fn task(&self, budgets: &[u64]) -> Task {
-        let cut = Cut::new(self.n_ff, self.unit);
         let round = |n: u64| Bytes(n.div_ceil(self.granule) * self.granule);
         let [frame, cache, neuron, besides] = self.sizes;
         let layers = (0..self.n_layer).map(|layer| {
             let fall = self.falls[layer % self.falls.len()];
-            let uses: Vec<f32> = (0..self.n_ff).map(|n| fall.powi(n as i32) as f32).collect();
+            let cut = self.cut(layer);
+            let uses: Vec<f32> = (0..cut.n_ff).map(|n| fall.powi(n as i32) as f32).collect();
             let (tested, used) = if self.sparse { (0.3, 0.7) } else { (1.0, 0.0) };
             let reads = LayerReads {
                 frame: frame as f64,
@@ -93,16 +108,22 @@ impl Recipe {
             };
             LayerFacts::new(reads, Uses::Each(&uses), &cut)
         });
-        let sizes = |_| LayerSizes {
-            frame: round(frame),
-            cache: round(cache),
-            shares: (0..cut.n_groups())
-                .map(|k| match k {
+        let sizes = |layer| {
+            let cut = self.cut(layer);
+            LayerSizes {
+                frame: round(frame),
+                cache: round(cache),
+                shares: (0..cut.n_groups())
+                    .map(|k| match k {
+                        0 => Bytes(0),
+                        k => round(besides + cut.neurons(k) as u64 * neuron),
+                    })
+                    .collect(),
+                whole: Some(match cut.n_ff {
                     0 => Bytes(0),
-                    k => round(besides + cut.neurons(k) as u64 * neuron),
-                })
-                .collect(),
-            whole: Some(round(besides + self.n_ff as u64 * neuron)),
+                    n_ff => round(besides + n_ff as u64 * neuron),
+                }),
+            }
         };
         let device = |(budget, speed)| DeviceFacts {
             budget: Bytes(budget),
@@ -131,7 +152,6 @@ impl Recipe {
         });
         let others = budgets.iter().copied().zip(speeds).map(device);
         Task {
-            cut,
             layers: layers.collect(),
             devices: [device((0, cpu))].into_iter().chain(others).collect(),
             head: self.ends as f64,
@@ -140,7 +160,7 @@ impl Recipe {
         }
     }
 
-    /// More than everything takes.
+    /// More than the total size.
     fn all(&self) -> u64 {
         let per_layer = self.sizes[..2].iter().sum::<u64>() + self.sizes[3] + 3 * 4096;
         let neurons = self.n_ff as u64 * self.sizes[2];
@@ -151,8 +171,8 @@ impl Recipe {
 fn check(task: &Task) -> Forecast {
     let forecast = plan(task);
     let placement = &forecast.placement;
-    let (n_ff, n_devices) = (task.cut.n_ff, task.devices.len());
-    placement.check(task.layers.len(), n_ff, n_devices, task.cut.unit).unwrap();
+    let cuts: Vec<Cut> = task.layers.iter().map(|layer| layer.cut).collect();
+    placement.check(&cuts, task.devices.len()).unwrap();
     for (facts, bytes) in task.devices.iter().zip(&forecast.devices) {
         assert!(bytes.total() <= facts.budget, "{} of {}", bytes.total(), facts.budget);
     }
@@ -169,19 +189,20 @@ fn not_slower(a: f64, b: f64) -> bool {
     a <= b * (1.0 + 1e-9)
 }
 
-/// The last layers that fit, whole, on the first device, with the head if it fits too: a plain split by layers.
+/// The last layers that fit, whole, on the first device, with the head if it fits too: a plain
+/// split by layers.
 fn plain(task: &Task) -> f64 {
     let device = &task.devices[1];
     let (mut left, mut choice) = (device.budget, task.on_cpu());
     let Some(room) = left.0.checked_sub(device.fixed.0) else { return task.seconds(&choice) };
     left = Bytes(room);
-    for (spot, sizes) in choice.layers.iter_mut().zip(&device.layers).rev() {
+    for (layer, sizes) in device.layers.iter().enumerate().rev() {
         let bytes = sizes.frame + sizes.cache + sizes.whole.unwrap();
         if bytes > left {
             break;
         }
         left = left - bytes;
-        *spot = estimate::Spot { home: 1, groups: task.cut.n_groups() };
+        choice.layers[layer] = estimate::Spot { home: 1, groups: task.cut(layer).n_groups() };
     }
     let without = task.seconds(&choice);
     if device.head.unwrap() <= left {
@@ -208,7 +229,7 @@ proptest! {
     ) {
         let wishes = Wishes { whole_layers: None, ..recipe.wishes };
         let recipe = Recipe { wishes, ..recipe };
-        // Wide apart and close together: half of `all` is more than everything takes.
+        // Both far apart and close together: half of `all` is more than the total size.
         let (all, span) = (0.5 * recipe.all() as f64, 10f64.powf(span));
         let share = |step| first * (1.0 - span) + span * step as f64 / n_steps as f64;
         let budgets = (0..=n_steps).map(|step| (all * share(step)) as u64);
@@ -267,8 +288,8 @@ proptest! {
     }
 }
 
-/// Found by the property: one layer fits whole and leaves no room for half of the other one, and layers on the CPU at
-/// the end of a run were counted as if the residual came back.
+/// Found by the property test: one layer fits whole and leaves no memory for half of the other
+/// one, and layers on the CPU at the end of a run were counted as if the residual came back.
 #[test]
 fn a_whole_layer_is_not_given_up_for_two_split_ones() {
     let one = Recipe {
@@ -293,6 +314,7 @@ fn usual() -> Recipe {
         n_layer: 12,
         n_ff: 256,
         unit: 1,
+        widths: vec![1.0],
         sizes: [20_000, 2_000, 300, 0],
         granule: 1,
         falls: vec![0.97],
@@ -305,7 +327,7 @@ fn usual() -> Recipe {
     }
 }
 
-/// The head is worth its place for tokens, not for prompts.
+/// Placing the head on the device pays off in decode, not in prefill.
 #[test]
 fn tokens_pay_for_prompts_as_fast_as_those_of_whole_layers() {
     let task = Recipe { prompts: Some(8.0), ..usual() }.task(&[600_000]);
@@ -387,7 +409,7 @@ fn layers_on_the_cpu_stream_beside_those_that_were_asked_for() {
     assert_eq!((with.stream_from[0], with.placement == plain.placement), (None, true));
     assert!(with.stream_from[1].is_some() && with.prompt < plain.prompt, "{:?}", with.prompt);
     assert_eq!(with.devices[1].total(), plain.devices[1].total() + Bytes(10_000));
-    // Slots take no layer's place, and what would be slower does not come.
+    // Slots displace no layer, and streaming that would be slower is not used.
     let tight = plain.devices[1].total().0 + 9_999;
     assert_eq!(plan(&recipe(Some((10_000, 10.0))).task(&[tight])).stream_from, [None, None]);
     let slow = plan(&recipe(Some((10_000, 1e-6))).task(&[10_000_000]));
@@ -430,7 +452,8 @@ fn layers_that_are_asked_for_are_placed_however_slow_the_device() {
     }
 }
 
-/// Seconds are printed: `cargo test --release -p thermocline --lib planning_a_large_model -- --ignored --nocapture`.
+/// Prints seconds: `cargo test --release -p thermocline --lib planning_a_large_model -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "takes a while without optimisation"]
 fn planning_a_large_model_is_quick() {

@@ -1,4 +1,4 @@
-//! The command, with standard input that is closed or a pipe.
+//! The command with standard input closed or a pipe.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
@@ -21,7 +21,7 @@ pub(super) fn with_env(args: &[&str], input: Option<&str>, env: &[(&str, &str)])
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     let mut child = command.spawn().unwrap();
     if let Some(input) = input {
-        // Who was answered enough need not read on.
+        // A program that has exited does not read the rest.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     }
     child.wait_with_output().unwrap()
@@ -102,13 +102,13 @@ fn commands_are_answered_on_standard_error() {
     let told = stderr(&output);
     for says in [
         "/regen            answer",
-        "there is no command /nonsense",
+        "unknown command /nonsense",
         "temp 0.5",
-        "there is no setting 'magic'",
+        "unknown setting 'magic'",
         "Be brief.",
         "there is no answer yet",
         "context 0 of",
-        "forgotten",
+        "the conversation was cleared",
     ] {
         assert!(told.contains(says), "{says:?} is not in {told}");
     }
@@ -144,11 +144,11 @@ fn with_a_message_and_nobody_there_it_is_one_turn() {
 #[test]
 fn what_is_wrong_is_said_with_its_exit_code() {
     let cases: [(&[&str], i32, &str); 8] = [
-        (&["chat", "--chat-template", "magic"], 2, "no chat template is called 'magic'"),
+        (&["chat", "--chat-template", "magic"], 2, "unknown chat template 'magic'"),
         (&["chat", "--chat-template", "{% if %}"], 2, "line 1: "),
-        (&["chat", "--chat-template-kwargs", "[]"], 2, "no JSON object"),
+        (&["chat", "--chat-template-kwargs", "[]"], 2, "not a JSON object"),
         (&["chat", "--reasoning-budget", "7"], 2, "7"),
-        (&["chat", "-no-cnv"], 2, "wants none"),
+        (&["chat", "-no-cnv"], 2, "-no-cnv disables it"),
         (&["run", "--chat"], 2, "--chat needs a message"),
         (&["chat", "--chat-template-file", "gone.jinja"], 1, "gone.jinja"),
         (
@@ -174,7 +174,7 @@ fn a_conversation_that_is_too_long_is_said_or_shortened() {
     assert!(stderr(&full).contains("leaves no room"), "{}", stderr(&full));
     let shifted = chat(&["-c", "96", "--context-shift"], Some(&input));
     check_done(&shifted);
-    assert!(stderr(&shifted).contains("turns are forgotten"), "{}", stderr(&shifted));
+    assert!(stderr(&shifted).contains("turns were dropped"), "{}", stderr(&shifted));
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn marks_of_reasoning_may_be_control_tokens() {
 #[test]
 fn the_token_that_ends_a_turn_is_shown_and_not_remembered() {
     let template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}";
-    // The model says nothing but its end.
+    // The model only generates its end token.
     let args = ["--chat-template", template, "--logit-bias", "2+1000000", "--verbose-prompt"];
     let input = Some("A cat\nA dog\n");
     let [special, plain] =
@@ -283,10 +283,10 @@ fn a_shift_within_an_answer_keeps_the_system_message() {
         let output = thermocline(&[&args[..], &talk, &shift].concat(), None);
         check_done(&output);
         assert!(!stderr(&output).contains("\"context_shifts\":0"), "{}", stderr(&output));
-        assert!(stderr(&output).contains("older text was forgotten"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("the oldest text was dropped"), "{}", stderr(&output));
         stdout(&output)
     };
-    // Within the system message it does not matter how much of the prompt is asked for.
+    // Within the system message the number of tokens to keep does not matter.
     assert_eq!(answer("0"), answer("16"));
     assert_ne!(answer("0"), answer("-1"), "but more of it does");
 }

@@ -1,4 +1,4 @@
-//! Flags about conversations: where they count, which win, which contradict each other.
+//! Flags about conversations: where they apply, their precedence, and contradictions.
 
 use super::command::{chat, check_done, stderr, stdout, thermocline, with_env};
 
@@ -26,7 +26,7 @@ fn raw_text_refuses_what_only_a_conversation_heeds() {
         (&["-st"], "--single-turn"),
     ];
     for (given, flag) in cases {
-        let message = format!("{flag} is about a conversation");
+        let message = format!("{flag} applies to conversations");
         let says = [message.as_str(), "--chat", "-cnv"];
         check_usage(&[given, &["-p", "x"]].concat(), &says);
         check_usage(&[&["run", "-p", "x"][..], given].concat(), &says);
@@ -62,7 +62,7 @@ fn the_line_wins_over_the_environment() {
         (&["--chat-template-file", path], "CHAT_TEMPLATE_FILE", "gone.jinja"),
         (&["--reasoning", "on"], "THINK_BUDGET", "0"),
         (&["--reasoning-budget", "0"], "REASONING", "on"),
-        // A command that is named knows whether it converses.
+        // A named command decides whether it starts a conversation.
         (&[], "CONVERSATION", "off"),
     ];
     for (more, name, value) in cases {
@@ -74,7 +74,7 @@ fn the_line_wins_over_the_environment() {
         let alone = chat(&[&["-p", "A cat"][..], more].concat(), None);
         assert_eq!(stdout(&output), stdout(&alone), "{more:?} and {env:?}");
     }
-    // Of two on the line, the last.
+    // The last one on the command line wins.
     let last =
         chat(&["-p", "A cat", "--chat-template-file", "gone", "--chat-template", "chatml"], None);
     let alone = chat(&["-p", "A cat", "--chat-template", "chatml"], None);
@@ -89,9 +89,12 @@ fn the_line_wins_over_the_environment() {
 
 #[test]
 fn contradictions_are_told() {
-    check_usage(&["run", "--chat", "-cnv", "-p", "x"], &["--chat answers one", "-cnv converses"]);
+    check_usage(
+        &["run", "--chat", "-cnv", "-p", "x"],
+        &["--chat answers one", "-cnv starts a conversation"],
+    );
     check_usage(&["run", "--chat", "-no-cnv", "-p", "x"], &["--chat answers one", "-no-cnv"]);
-    check_usage(&["chat", "-no-cnv"], &["-no-cnv wants none"]);
+    check_usage(&["chat", "-no-cnv"], &["-no-cnv disables it"]);
     for command in ["bench", "info", "perplexity"] {
         check_usage(&[command, "-cnv"], &["unknown flag '-cnv'"]);
     }

@@ -1,4 +1,4 @@
-//! Templates that are meant to hang or to fill memory end in an error, soon.
+//! Templates that try to hang or to fill memory end in an error within a limited time.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -22,20 +22,20 @@ fn render(source: &str) -> Result<String, TemplateError> {
 /// Twice the deadline: a template is compiled, then run.
 const SOON: Duration = Duration::from_millis(2500);
 
-/// What ended a template.
+/// The limit that ended a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// The count of what it makes.
+    /// The limit on output.
     Amount,
-    /// The count of its steps.
+    /// The limit on steps.
     Steps,
-    /// An error of its own: syntax, depth, numbers.
+    /// An error of the template: syntax, depth, numbers.
     Mistake,
-    /// The clock, which is not what should end a template that one of the counts can end.
+    /// The deadline, which must not be needed where one of the counters can end a template.
     Deadline,
 }
 
-/// How a template ended, and after what time.
+/// How a template ended, and after how long.
 fn ended(source: &str) -> (Option<By>, Duration, String) {
     let start = Instant::now();
     let (by, what) = match render(source) {
@@ -56,7 +56,8 @@ fn ended(source: &str) -> (Option<By>, Duration, String) {
     (by, start.elapsed(), what)
 }
 
-/// Times that a template may be ended by the clock instead: a machine that has other work at that moment ends any so.
+/// Number of templates that may be ended by the deadline instead: a busy machine can do that to
+/// any.
 const TRIES: usize = 5;
 
 #[track_caller]

@@ -1,6 +1,6 @@
 //! Rendering equals Python's `jinja2` with the settings of `transformers`.
 //!
-//! What it gives stands in `tests/chat/rendered.json`, which `scripts/check_templates.py` makes.
+//! The expected texts are in `tests/chat/rendered.json`, which `scripts/check_templates` makes.
 
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
@@ -17,7 +17,7 @@ fn expected() -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The template's text: our own, else a real one beside the repository.
+/// The template's text: ours, or a published one next to the repository.
 fn source(file: &str) -> Option<String> {
     let beside = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/templates").join(file);
     let own = folder().join("templates").join(file);

@@ -1,4 +1,4 @@
-//! A conversation in a terminal, by tmux.
+//! A conversation in a terminal, run in tmux.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -9,10 +9,10 @@ use thermocline::gguf::Value;
 
 use super::built_in_with;
 
-/// Even a machine under load answers within this.
+/// Even a busy machine answers within this time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A tmux server of its own, which ends with the test.
+/// A separate tmux server, which ends with the test.
 struct Terminal {
     socket: String,
 }
@@ -96,7 +96,7 @@ fn a_terminal_and_a_template_make_a_conversation() {
     instruct_model(&model);
     terminal.waits_for_shell();
     let program = env!("CARGO_BIN_EXE_thermocline");
-    // No command is named. The answers would never end of their own accord.
+    // No command is named. The answers would never end by themselves.
     terminal.types(&format!(
         "{program} -m {} --ignore-eos --context-shift --backend cpu --repack-cache off",
         model.display()
@@ -115,9 +115,9 @@ fn a_terminal_and_a_template_make_a_conversation() {
     terminal.waits_for_prompt(3);
     terminal.tmux(&["send-keys", "-l", "half a line"]);
     terminal.presses("C-c");
-    terminal.waits_for("a way out", |screen| screen.contains("Ctrl-D or /exit leaves"));
+    terminal.waits_for("a way out", |screen| screen.contains("Ctrl-D or /exit exits"));
     terminal.types("/nonsense");
-    terminal.waits_for("an objection", |screen| screen.contains("no command /nonsense"));
+    terminal.waits_for("an objection", |screen| screen.contains("unknown command /nonsense"));
     terminal.waits_for_prompt(5);
     terminal.presses("C-d");
     terminal.waits_for_shell();

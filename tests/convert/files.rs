@@ -1,4 +1,4 @@
-//! The files that are written: rows of any length, inputs that stay, parts that come all at once.
+//! The output files: rows of any length, unchanged inputs, several files that appear together.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -31,7 +31,7 @@ fn file_of(path: &Path, tensors: &[(&str, &[u64])]) {
 fn rows_of_any_length_are_copied() {
     let scratch = tempfile::tempdir().unwrap();
     let path = |name: &str| scratch.path().join(name);
-    // A row of 12 MiB is longer than what is made at once; others have no bytes at all.
+    // A row of 12 MiB is longer than a chunk; other rows have no bytes at all.
     let tensors: [(&str, &[u64]); 4] =
         [("long.weight", &[3 << 20, 2]), ("none", &[0]), ("rows.weight", &[0, 7]), ("last", &[3])];
     file_of(&path("in.gguf"), &tensors);
@@ -59,7 +59,7 @@ fn what_is_read_is_never_replaced() {
         assert!(matches!(error, Error::SameFile { .. }), "{error}");
         assert!(fs::read(folder.join(name)).unwrap() == before);
     }
-    // By another way to the same file.
+    // By another path to the same file.
     #[cfg(unix)]
     {
         let (blob, name) = (scratch.path().join("blob"), folder.join("model.safetensors"));
@@ -83,7 +83,7 @@ fn parts_are_replaced_when_all_are_complete() {
     let before: Vec<_> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
     let changed: [(&str, &[u64]); 3] = [("a", &[128]), ("b", &[128]), ("c", &[128])];
     file_of(&input, &changed);
-    // Asked before and after each tensor: stopped in the last part.
+    // The interrupt is checked before and after each tensor: this stops in the last file.
     let asked = AtomicU64::new(0);
     let stop = |_: u64, _: u64| match asked.fetch_add(1, Ordering::Relaxed) {
         0..4 => ControlFlow::Continue(()),

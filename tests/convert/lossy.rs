@@ -1,4 +1,5 @@
-//! Nothing is lost unsaid: what a file cannot hold is told, what would make it wrong is refused.
+//! No silent loss: a conversion reports data that a GGUF file cannot hold, and rejects data that
+//! would make the model wrong.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,8 @@ use thermocline::model::{Model, ModelOptions};
 use super::make::{self, Weight};
 use super::{conversion, going};
 
-/// Converts `weights` with `more` settings than the usual ones; the file is at `scratch`.
+/// Converts `weights` with `more` settings in addition to the usual ones; the file is at
+/// `scratch`.
 fn convert(scratch: &Path, weights: &[Weight], more: &Value) -> Result<(File, Summary), Error> {
     convert_as(scratch, weights, more, &|job| job)
 }
@@ -71,10 +73,10 @@ fn turned_values_are_as_large_as_by_transformers() {
         let (file, summary) = convert(scratch.path(), &make::weights(), &more).unwrap();
         assert_eq!(summary.notes.len(), n_notes, "{scaling}: {:?}", summary.notes);
         let model = Model::from_file(file, &ModelOptions::default()).unwrap();
-        let scale = model.layers[0].rope.as_ref().unwrap().scale;
+        let scale = model.layers[0].attention().unwrap().rope.as_ref().unwrap().scale;
         assert!((scale - expected).abs() < 1e-6, "{scaling}: {scale}, expected {expected}");
     }
-    // The context says how much where no factor does.
+    // Without a factor, it follows from the context sizes.
     let stretched =
         json!({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 16}});
     let scratch = tempfile::tempdir().unwrap();
@@ -169,7 +171,7 @@ fn a_gelu_is_the_one_that_is_named() {
     for named in ["gelu_10", "quick_gelu", "gelu_unheard_of"] {
         assert!(refused(&make::weights(), &json!({"hidden_act": named})).contains(named));
     }
-    // Gemma's own weights were trained with the approximation, whatever their first settings called it.
+    // Gemma's own weights were trained with the approximation, whatever their first settings said.
     for (named, expected) in [("gelu", None), ("gelu_pytorch_tanh", None), ("silu", Some("silu"))] {
         let scratch = tempfile::tempdir().unwrap();
         let more =
@@ -180,7 +182,7 @@ fn a_gelu_is_the_one_that_is_named() {
     }
 }
 
-/// A Gemma with an output matrix of its own, which is the embedding plus `plus`.
+/// A Gemma with a separate output matrix, which is the embedding plus `plus`.
 fn gemma(plus: f32, more: Value) -> Result<(File, Summary), Error> {
     let mut weights = make::weights();
     let (_, shape, values) = weights[0].clone();
@@ -218,18 +220,14 @@ fn what_is_left_out_is_told_with_its_number() {
     let (file, summary) = convert_as(scratch.path(), &weights, &json!({}), &small).unwrap();
     let notes = summary.notes.join("\n");
     for expected in [
-        "2 tensors of another part than text, `vision_tower.*`",
-        "1 tensors of another part than text, `multi_modal_projector.*`",
-        "rows of 8 values do not fit Q8_0, F16 is taken for 7 tensors",
-        "rows of 12 values do not fit Q8_0, F16 is taken for 1 tensors",
+        "2 tensors that are not of the text model, `vision_tower.*`",
+        "1 tensors that are not of the text model, `multi_modal_projector.*`",
+        "rows of 8 values do not fit Q8_0; using F16 for 7 tensors",
+        "rows of 12 values do not fit Q8_0; using F16 for 1 tensors",
     ] {
         assert!(notes.contains(expected), "{notes}");
     }
-    assert_eq!(
-        summary.notes.len(),
-        4,
-        "a name for a pre-tokenizer that is used is no loss: {notes}"
-    );
+    assert_eq!(summary.notes.len(), 4, "naming the pre-tokenizer in use loses nothing: {notes}");
     assert_eq!(file.tensor("blk.0.ffn_up.weight").unwrap().ty, TensorType::F16);
 }
 

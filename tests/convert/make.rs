@@ -12,7 +12,7 @@ pub(super) const N_EMBD: u64 = 8;
 pub(super) const N_FF: u64 = 12;
 const N_VOCAB: u64 = 8;
 
-pub(super) fn config() -> Value {
+pub(crate) fn config() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "hidden_size": N_EMBD, "intermediate_size": N_FF,
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": N_VOCAB,
@@ -48,7 +48,7 @@ pub(super) fn layers(n_layer: usize) -> Vec<Weight> {
 }
 
 /// All weights of a one-layer llama; each value tells its place.
-pub(super) fn weights() -> Vec<Weight> {
+pub(crate) fn weights() -> Vec<Weight> {
     let names: [(&str, &[u64]); 11] = [
         ("model.embed_tokens.weight", &[N_VOCAB, N_EMBD]),
         ("model.norm.weight", &[N_EMBD]),
@@ -84,7 +84,7 @@ pub(super) fn safetensors_of(header: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
-pub(super) fn safetensors(weights: &[Weight]) -> Vec<u8> {
+pub(crate) fn safetensors(weights: &[Weight]) -> Vec<u8> {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (name, shape, values) in weights {
         let start = data.len();
@@ -188,7 +188,7 @@ pub(crate) fn torch(weights: &[Weight], by_columns: &[&str]) -> Vec<u8> {
 }
 
 /// A folder with settings, a tokenizer and the file `name`.
-pub(super) fn folder(at: &Path, config: &Value, name: &str, weights: &[u8]) -> PathBuf {
+pub(crate) fn folder(at: &Path, config: &Value, name: &str, weights: &[u8]) -> PathBuf {
     let folder = at.join("hf");
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! Conversion: what a checkpoint becomes, what is refused, that nothing half-made stays.
+//! Conversion: the resulting models, rejected checkpoints, and no incomplete output files.
 
 mod files;
 mod hostile;
@@ -41,7 +41,7 @@ fn values(file: &File, name: &str) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// Names in a folder that are not of a finished model.
+/// Names in a folder that do not belong to a finished model.
 fn leftovers(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder)
         .unwrap()
@@ -223,7 +223,10 @@ fn mixes_give_sensitive_tensors_more_bits() {
         let job = Quantization { pure, ..quantization(&input, &output, "MXFP4") };
         job.run(&going).unwrap().notes.join("; ")
     };
-    assert!(of_experts(false).contains("MXFP4 is for the matrices of experts, and there are none"));
+    assert!(
+        of_experts(false)
+            .contains("MXFP4 applies only to expert matrices, and this model has none")
+    );
     assert_eq!(of_experts(true), "");
     types(quantization(&input, &output, "Q4_K_M"));
     let again = quantization(&output, &scratch.path().join("again.gguf"), "Q8_0");
@@ -274,7 +277,7 @@ fn parts_make_the_same_file_again() {
             paths[0].to_string_lossy().ends_with(&format!("-00001-of-{:05}.gguf", paths.len()))
         );
         let output = scratch.path().join("whole.gguf");
-        // Any part stands for all of them.
+        // One of them stands for all.
         convert::merge(&paths[1], &output, true, &going).unwrap();
         assert!(fs::read(&output).unwrap() == whole);
         assert!(matches!(
@@ -297,7 +300,7 @@ fn parts_make_the_same_file_again() {
     assert_eq!(names.filter(|name| name.to_string_lossy().starts_with("stopped")).count(), 0);
 }
 
-/// The embedded model's own folder, where it is there.
+/// The folder of the embedded model, if it exists.
 fn published() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/models/tinystories-relu");
     if !folder.is_dir() {

@@ -1,4 +1,4 @@
-//! Settings that are missing, wrong or absurd: each is refused with its file and key, none panics.
+//! Missing, wrong or absurd settings: each is rejected with its file and key, and none panics.
 
 use std::fs;
 #[cfg(unix)]
@@ -11,7 +11,7 @@ use thermocline::convert::{Error, classes};
 
 use super::{conversion, going, make};
 
-/// What a conversion with this `config.json` ends with.
+/// The error of a conversion with this `config.json`.
 fn with(config: &str) -> Result<(), Error> {
     let scratch = tempfile::tempdir().unwrap();
     let folder = make::folder(
@@ -95,7 +95,7 @@ fn odd_settings_never_panic() {
     }
 }
 
-/// What never ends, or is no file, is not read; a folder in its place neither.
+/// Endless files, devices and folders in place of a settings file are not read.
 #[test]
 #[cfg(unix)]
 fn only_regular_files_of_a_stated_size_are_read() {
@@ -118,7 +118,7 @@ fn only_regular_files_of_a_stated_size_are_read() {
         assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
         let error = with(name, &|path| fs::create_dir(path).unwrap());
         assert!(error.contains("not a regular file"), "{error}");
-        // Sparse: nothing of it is read.
+        // Sparse, and not read.
         let error = with(name, &|path| fs::File::create(path).unwrap().set_len(1 << 40).unwrap());
         assert!(error.contains("takes 1099511627776 bytes, expected at most"), "{error}");
     }
@@ -154,10 +154,8 @@ fn tokenizers_are_refused_with_a_reason() {
     };
     assert!(refused("{}").contains("no merges"));
     assert!(refused(r#"{"model": {"type": "WordPiece"}}"#).contains("WordPiece"));
-    assert!(
-        refused(&bpe(r#""vocab": {"a": 99999999999}, "merges": []"#)).contains("id that cannot be")
-    );
-    assert!(refused(&bpe(r#""vocab": {"a": -1}, "merges": []"#)).contains("id that cannot be"));
+    assert!(refused(&bpe(r#""vocab": {"a": 99999999999}, "merges": []"#)).contains("invalid id"));
+    assert!(refused(&bpe(r#""vocab": {"a": -1}, "merges": []"#)).contains("invalid id"));
     assert!(refused(&bpe(r#""vocab": {"a": 0}, "merges": ["ab"]"#)).contains("merge"));
     assert!(refused(&bpe(r#""vocab": {"a": 0}, "merges": [["a", "b", "c"]]"#)).contains("merge"));
     let other = r#"{"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "xyz"}}, "model": {"vocab": {"a": 0}, "merges": []}}"#;

@@ -1,4 +1,4 @@
-//! What the command writes, where, and what it says about it.
+//! The command's files in the repack cache, and its notes about them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use thermocline::embedded;
 const RUN: [&str; 12] =
     ["run", "-p", "Once", "-n", "6", "--temp", "0", "-t", "1", "-c", "64", "--no-perf"];
 
-/// The built-in model in a file, and a folder for what is made of it.
+/// The built-in model in a file, and a folder for its cache.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -64,15 +64,15 @@ fn the_first_start_writes_and_the_next_ones_read() {
     let (text, notes) = place.with(&place.cache(), &[]);
     assert_eq!(text, expected);
     let [file] = &place.files()[..] else { panic!("{:?}", place.files()) };
-    assert!(notes.starts_with("note: writing the converted layout, "), "{notes}");
-    assert!(notes.contains(&format!("to {}; --repack-cache off forbids it", file.display())));
+    assert!(notes.starts_with("note: writing repacked weights, "), "{notes}");
+    assert!(notes.contains(&format!("to {}; --repack-cache off disables it", file.display())));
     assert_eq!(place.with(&place.cache(), &[]), (expected.clone(), String::new()));
-    // A damaged file is said once, and made anew.
+    // A damaged file is reported once and written again.
     let len = fs::metadata(file).unwrap().len();
     fs::OpenOptions::new().write(true).open(file).unwrap().set_len(len / 2).unwrap();
     let (text, notes) = place.with(&place.cache(), &[]);
     assert_eq!(text, expected);
-    assert!(notes.contains("is made anew: it is damaged"), "{notes}");
+    assert!(notes.contains("is written again: it is damaged"), "{notes}");
     assert_eq!(fs::metadata(file).unwrap().len(), len);
     assert_eq!(place.with(&place.cache(), &[]), (expected, String::new()));
 }
@@ -87,7 +87,7 @@ fn nothing_is_written_for_the_built_in_model_small_models_and_who_forbids_it() {
     place.with(Path::new("off"), &[]);
     place.with(&cache, &["--no-mmap"]);
     let (_, notes) = place.with(&cache, &["-nr"]);
-    assert!(notes.contains("--no-repack: neurons that are skipped save"), "{notes}");
+    assert!(notes.contains("--no-repack: skipped neurons only save"), "{notes}");
     let left: Vec<_> = fs::read_dir(place.folder.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "only the model: {left:?}");
 }
@@ -99,10 +99,14 @@ fn a_folder_that_cannot_be_is_said_and_the_model_runs() {
     let taken = place.folder.path().join("story.gguf/below");
     let (text, notes) = place.with(&taken, &[]);
     assert_eq!(text, expected);
-    assert_eq!(notes.matches("the converted layout is not kept: the folder").count(), 1, "{notes}");
+    assert_eq!(
+        notes.matches("the repacked weights are not kept on disk: the folder").count(),
+        1,
+        "{notes}"
+    );
 }
 
-/// A limit of the system on the size of files stands for a disk that becomes full while it is written to.
+/// A limit on the size of files stands in for a disk that becomes full during the write.
 #[test]
 #[cfg(unix)]
 fn a_disk_that_becomes_full_is_said_once_and_nothing_stays() {
@@ -119,7 +123,8 @@ fn a_disk_that_becomes_full_is_said_once_and_nothing_stays() {
     assert!(output.status.success(), "{notes}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
     let said = |what: &str| notes.matches(what).count();
-    let said = [said("layout is not kept: "), said("cannot write: "), notes.lines().count()];
+    let said =
+        [said("weights are not kept on disk: "), said("cannot write: "), notes.lines().count()];
     assert_eq!(said, [1, 1, 2], "{notes}");
     assert_eq!(place.files(), Vec::<PathBuf>::new());
 }
@@ -156,7 +161,7 @@ fn the_folder_is_listed_and_cleared() {
     let list = command("list");
     assert!(list.contains("story.gguf)") && list.contains("in 1 files"), "{list}");
     fs::remove_file(place.folder.path().join("story.gguf")).unwrap();
-    assert!(command("list").contains("story.gguf, which is gone)"));
+    assert!(command("list").contains("story.gguf, which no longer exists)"));
     assert!(command("clear").contains("freed in"));
     let [left] = &place.files()[..] else { panic!("{:?}", place.files()) };
     assert!(left.ends_with("somebody's.gguf"), "nothing of anybody else's is removed");

@@ -1,4 +1,4 @@
-//! The most memory a load takes, as Linux counts it, in a process of its own.
+//! Peak memory of loading, as Linux counts it, in a separate process.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -22,7 +22,7 @@ fn status(name: &str) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// The part that runs in the other process: does nothing where nobody asks.
+/// The half of the test that runs in a child process; without the parent's request it does nothing.
 #[test]
 fn a_load_in_a_process_of_its_own() {
     #[allow(clippy::disallowed_methods)]

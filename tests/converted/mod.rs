@@ -1,4 +1,4 @@
-//! Weights laid out anew: kept in a file, believed only if they are right, and the same words either way.
+//! Repacked weights: cached in a file, used only if they are right, with the same output either way.
 
 mod command;
 mod memory;
@@ -30,7 +30,7 @@ fn options() -> EngineOptions {
     EngineOptions { n_ctx: 64, n_ubatch: 16, ..EngineOptions::default() }
 }
 
-/// Logits of all tokens of a short text, and what the CPU had booked.
+/// Logits of all tokens of a short text, and the bytes booked on the CPU.
 fn logits(model: &Arc<Model>, options: EngineOptions) -> (Vec<f32>, Bytes) {
     let cpu = devices::cpu(Some(2));
     let quiet = Arc::new(|text: &str| panic!("{text}"));
@@ -44,7 +44,7 @@ fn logits(model: &Arc<Model>, options: EngineOptions) -> (Vec<f32>, Bytes) {
     (all, engine.devices()[0].ledger().used())
 }
 
-/// A model in a folder, and its weights laid out anew beside it.
+/// A model in a folder, with its repacked weights beside it.
 struct Fixture {
     _folder: tempfile::TempDir,
     source: PathBuf,
@@ -135,7 +135,7 @@ fn a_changed_model_a_cut_file_and_wrong_bytes_are_found() {
     assert!(matches!(fixture.open(), Err(Stale::Absent)));
 }
 
-/// Whatever one byte of the header becomes, the file is refused or gives what it gave.
+/// After a change of any byte of the header, the file is rejected or gives the same result.
 #[test]
 fn no_byte_of_the_header_can_do_harm() {
     let fixture = Fixture::new();
@@ -158,7 +158,7 @@ fn no_byte_of_the_header_can_do_harm() {
     }
 }
 
-/// Whatever one byte of the packs becomes, the file is refused, unless the byte only fills a gap.
+/// After a change of any byte of the packs, the file is rejected, unless the byte is padding.
 #[test]
 fn no_byte_of_a_pack_is_believed_unseen() {
     let fixture = Fixture::new();
@@ -180,7 +180,7 @@ fn no_byte_of_a_pack_is_believed_unseen() {
     assert!(refused > 100 && gaps > 0, "{refused} {gaps}");
 }
 
-/// Another model at the same path whose size and time, and whatever is sampled of it, are as before.
+/// Another model at the same path with the same size, time and sampled bytes.
 #[test]
 #[cfg(unix)]
 fn a_model_that_was_made_to_look_the_same_is_found() {
@@ -199,7 +199,8 @@ fn a_model_that_was_made_to_look_the_same_is_found() {
     assert!(matches!(fixture.open(), Err(Stale::Model)));
 }
 
-/// Listed neurons need rows of down. Where the file has none and none may be made, the gate alone decides.
+/// Listed neurons need rows of down. If the file has none and repacking is off, the gate alone
+/// decides.
 #[test]
 fn without_rows_by_neuron_a_predictor_is_not_used() {
     for format in [Format::F16, Format::Q4_0, Format::Q8_0] {

@@ -1,12 +1,12 @@
-//! The program beside fakes of CUDA's driver and ROCm (`backends/fakes`), whose devices are the CPU: nothing here says what
-//! a card does.
+//! The program with fakes of CUDA's driver and ROCm (`backends/fakes`), whose devices are the CPU:
+//! no test here covers a real GPU.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use fakes::Vendor;
 
-/// Runs the program; libraries of drivers are looked for in `libraries` first.
+/// Runs the program; driver libraries are searched for in `libraries` first.
 fn run(args: &[&str], libraries: &Path, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     command.env_clear().env("LD_LIBRARY_PATH", libraries).envs(env.iter().copied());
@@ -17,14 +17,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether there are fakes here; if not, why is printed.
+/// Whether the fakes are available; if not, the reason is printed.
 fn there() -> bool {
     let missing = fakes::missing();
     missing.iter().for_each(|why| println!("skipped: {why}"));
     missing.is_none()
 }
 
-/// A greedy text, and the notes beside it.
+/// A greedy text, and the notes.
 fn story(more: &[&str], env: &[(&str, &str)]) -> (String, String) {
     let args = [&["run", "-p", "Once", "--temp", "0", "-n", "16"], more].concat();
     let output = run(&args, fakes::folder(), env);
@@ -81,15 +81,15 @@ fn the_text_goes_on_when_a_fake_is_lost() {
     }
     let (expected, _) = story(&["--backend", "cpu"], &[]);
     let mut in_the_middle = 0;
-    // Some ten thousand launches find out how the device wants its work; a text takes some hundred. A delay for each piece
-    // of work makes graphs the way it wants, whatever else the machine does.
+    // Some ten thousand launches decide how the device prefers its work; a text takes some
+    // hundred. A delay per submission makes graphs the preferred form on any machine.
     for launches in [40, 12_900, 13_050, 13_250, 13_450] {
         let settings = format!("delay_us=50 lost_after={launches} lost_code=700");
         let env = [(Vendor::Cuda.variable(), settings.as_str())];
         let (words, notes) = story(&["--backend", "cuda", "-ngl", "all"], &env);
         assert_eq!(words, expected, "{launches}: {notes}");
         assert!(notes.contains("CUDA0 was lost"), "{launches}: {notes}");
-        in_the_middle += usize::from(notes.contains("going on without it"));
+        in_the_middle += usize::from(notes.contains("continuing without it"));
     }
     assert!(in_the_middle > 0, "some loss comes after the first word");
 }
@@ -107,10 +107,10 @@ fn a_driver_that_is_no_good_is_a_sentence() {
     }
     let all = fakes::folder();
     for (libraries, settings, says) in [
-        (all, "version=11040", "too old: it is for CUDA 11.4"),
+        (all, "version=11040", "too old: it supports CUDA 11.4"),
         (all, "devices=0", "no device"),
         (all, "init=803", "the driver does not work: cuInit failed with 803"),
-        (all, "major=6 minor=1", "compute capability 6.1, kernels need 7.5"),
+        (all, "major=6 minor=1", "compute capability 6.1 is too old: 7.5"),
         (folder.path(), "", "the driver's library has no cuLaunchKernel"),
     ] {
         let env = [(Vendor::Cuda.variable(), settings)];
@@ -119,7 +119,7 @@ fn a_driver_that_is_no_good_is_a_sentence() {
         let line = listed.lines().find(|line| line.starts_with("cuda: ")).unwrap_or_default();
         assert!(line.contains(says), "{settings}: {listed}{}", text(&output.stderr));
         assert!(output.status.success() && !text(&output.stderr).contains("panicked"));
-        // What is asked for and not there ends the program, with what would help.
+        // A requested device that is missing ends the program, with a hint.
         let failed = run(&["run", "-n", "1", "--backend", "cuda"], libraries, &env);
         let notes = text(&failed.stderr);
         assert!(failed.status.code() == Some(5) && notes.contains(says), "{notes}");
@@ -127,7 +127,8 @@ fn a_driver_that_is_no_good_is_a_sentence() {
     }
 }
 
-/// Of devices that are named for several backends, each takes its own; one that is of none of them is missed.
+/// If devices are named for several backends, each backend uses its own; a device of none of them
+/// is reported.
 #[test]
 fn backends_are_compared_on_their_own_devices() {
     if !there() {
@@ -149,7 +150,7 @@ fn backends_are_compared_on_their_own_devices() {
     assert!(refused.status.code() == Some(5) && notes.contains("no device 'HIP0'"), "{notes}");
 }
 
-/// The first versions of ROCm 5 lack calls for graphs: work is given launch by launch there.
+/// The first versions of ROCm 5 lack calls for graphs: work is submitted launch by launch there.
 #[test]
 fn a_driver_without_graphs_is_used_without_them() {
     if !there() {
@@ -165,7 +166,7 @@ fn a_driver_without_graphs_is_used_without_them() {
     assert_eq!(text(&output.stdout), expected, "{}", text(&output.stderr));
 }
 
-/// No library of a maker is needed to start.
+/// The program starts without any vendor library.
 #[test]
 fn the_program_links_no_library_of_a_gpu() {
     let program = env!("CARGO_BIN_EXE_thermocline");

@@ -1,4 +1,6 @@
-//! Every family against the logits that PyTorch computed of the same weights (`scripts/make_family_fixtures.py`).
+//! Every family compared with logits that PyTorch (`scripts/make_family_fixtures`,
+//! `make_expert_fixtures`) or llama.cpp (`scripts/make_recurrent_fixtures`) computed from the same
+//! weights.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,25 +17,28 @@ use thermocline::gguf::{Container, File};
 use thermocline::model::{Model, ModelOptions, arch};
 use thermocline::placement::Placement;
 
+mod layers;
+
 use crate::placement_is_invisible::{
     Logits, cpu_device, difference, logits_of, quiet, random_placement, sim_device, unit,
 };
 use crate::support::within;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// Of the logits' spread; sums in another order make up to 2e-5 of it.
+/// Relative to the logits' spread; sums in another order change up to 2e-5 of it.
 const BOUND: f32 = 1e-4;
 
-/// A model and what is known of it.
+/// A model and its expected results.
 struct Fixture {
     name: String,
     model: Arc<Model>,
     runs: Vec<Run>,
-    /// Of the logits' spread: more than [`BOUND`] where weights meet rounded activations.
+    /// Relative to the logits' spread: more than [`BOUND`] for quantised weights with rounded
+    /// activations.
     bound: f32,
 }
 
-/// A text in a context, and its logits by PyTorch.
+/// A text in a context, and its logits according to PyTorch.
 struct Run {
     n_ctx: usize,
     ids: Vec<u32>,
@@ -84,7 +89,7 @@ fn load(
     placement: Option<Placement>,
 ) -> Engine {
     let kv_formats = KvCache::both(Format::F32);
-    // The length of most texts: all of one is a step, and goes the way of prompts.
+    // The length of most texts: one of them is a single step, and uses prefill.
     let options =
         EngineOptions { n_ctx, n_ubatch: 21, kv_formats, sparsity, ..EngineOptions::default() };
     let model = Arc::clone(&fixture.model);
@@ -146,7 +151,7 @@ fn neurons_on_other_devices_change_nothing() {
                 let run = &fixture.runs[0];
                 let given = Some(placement.clone());
                 let mut engine = load(&fixture, run.n_ctx, Sparsity::Predicted, devices, given);
-                // Few tokens a step and, all at once, a prompt's way.
+                // A few tokens per step, as in decode, and all at once, as in prefill.
                 for pieces in [&[9, 1][..], &[run.ids.len()]] {
                     let got = logits_of(&mut engine, &run.ids, pieces);
                     let difference = difference(&run.logits, &got);
@@ -161,8 +166,8 @@ fn neurons_on_other_devices_change_nothing() {
     });
 }
 
-/// Biases, blocks side by side, norms behind them, blocks without a gate: whatever a family has, also where the absent
-/// neurons come to the device for a prompt.
+/// Biases, parallel blocks, post-norms, blocks without a gate: all variants, also with absent
+/// weights streamed in prefill.
 #[test]
 fn neurons_that_come_in_pieces_change_nothing() {
     within(LIMIT, || {
@@ -208,10 +213,10 @@ fn every_family_has_a_fixture() {
 }
 
 #[test]
-fn readme_lists_the_families() {
-    let readme = fs::read_to_string(folder().join("../../README.md")).unwrap();
+fn the_documentation_lists_the_families() {
+    let page = fs::read_to_string(folder().join("../../docs/models.md")).unwrap();
     let table = arch::table();
-    assert!(readme.contains(&table), "README lacks this table:\n{table}");
+    assert!(page.contains(&table), "docs/models.md lacks this table:\n{table}");
     let mut models: Vec<&str> = arch::ALL.iter().map(|spec| spec.models).collect();
     models.sort_unstable();
     assert!(models.windows(2).all(|two| two[0] != two[1]), "two families of the same models");
@@ -224,5 +229,5 @@ fn a_context_beyond_learned_positions_is_refused() {
     let devices = vec![cpu_device(1)];
     let error = Engine::load(fixture.model, devices, options, None, quiet(), &|_, _| {});
     let error = error.map(drop).unwrap_err().to_string();
-    assert!(error.contains("65 tokens") && error.contains("64 positions"), "{error}");
+    assert!(error.contains("65 tokens") && error.contains("64 learned positions"), "{error}");
 }

@@ -1,11 +1,11 @@
-//! Files on disk: what is no model, models in several parts, and files that appear whole or not at all.
+//! Files on disk: files that are not models, split models, and writes that are complete or absent.
 
 use std::{fs, path::Path};
 
 use super::{contents, fill, small, small_bytes};
 use thermocline::gguf::{Container, File, TensorType, Writer};
 
-/// The message of the error that opening `path` gives.
+/// The message of the error on opening `path`.
 fn refusal(path: &Path) -> String {
     let message = File::open(path).unwrap_err().to_string();
     let name = path.file_name().unwrap().to_str().unwrap();
@@ -68,13 +68,16 @@ fn what_is_no_file_is_named() {
     let path = folder.path();
     check(&refusal(&path.join("absent.gguf")), "cannot open: ");
     let message = refusal(path);
-    assert!(message.ends_with("is a directory, expected a GGUF file; it holds none"), "{message}");
+    assert!(
+        message.ends_with("is a directory, expected a GGUF file; it contains none"),
+        "{message}"
+    );
     fs::write(path.join("config.json"), "{}").unwrap();
     check(&refusal(path), "Hugging Face");
     fs::write(path.join("b.gguf"), "").unwrap();
-    check(&refusal(path), "; it holds b.gguf");
+    check(&refusal(path), "; it contains b.gguf");
     fs::write(path.join("a.gguf"), "").unwrap();
-    check(&refusal(path), "; it holds 2 of them, a.gguf to b.gguf");
+    check(&refusal(path), "; it contains 2 of them, a.gguf to b.gguf");
     check(&refusal(&path.join("a.gguf")), "is empty (0 bytes)");
 }
 
@@ -87,7 +90,7 @@ fn a_socket_is_not_opened() {
     check(&refusal(&path), "is not a regular file");
 }
 
-/// Writes a part of a split model with one tensor, `t` and its number.
+/// Writes one file of a split model with one tensor, `t` and its number.
 fn write_part(path: &Path, number: u16, count: u16, n_tensors: i32, tensor: &str) {
     let mut writer = Writer::new(Container::Gguf);
     writer.set("split.no", number).unwrap();
@@ -131,7 +134,7 @@ fn parts_that_do_not_fit_are_named() {
         message
     };
     write_part(&part(1), 0, 2, 2, "a");
-    check(&broken(2), "is missing: part 2 of the 2 parts");
+    check(&broken(2), "is missing: part 2 of 2 of a split model");
     fs::write(part(2), "GGUF").unwrap();
     check(&broken(2), "truncated inside the version: expected at least 8 bytes, found 4");
     fs::write(part(2), small_bytes(Container::Gguf)).unwrap();
@@ -141,7 +144,7 @@ fn parts_that_do_not_fit_are_named() {
     write_part(&part(2), 0, 2, 2, "b");
     check(&broken(2), "key `split.no`: expected 1, found 0");
     write_part(&part(2), 1, 2, 2, "a");
-    check(&broken(1), "tensor `a` stands twice");
+    check(&broken(1), "tensor `a` occurs twice");
     write_part(&part(1), 0, 2, 9, "b");
     check(&broken(1), "expected 9, found 2");
 

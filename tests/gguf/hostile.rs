@@ -1,9 +1,9 @@
-//! A corpus of files that lie, each with the words that its message must have.
+//! A corpus of malformed files, each with text that its message must contain.
 
 use super::small_bytes;
 use thermocline::gguf::{Container, File, TensorType};
 
-/// Bytes of a container, put together by hand and not by the writer.
+/// Bytes of a container, put together by hand without the writer.
 #[derive(Clone)]
 struct Raw(Vec<u8>);
 
@@ -123,15 +123,15 @@ fn bad_metadata_is_named() {
     check(one().text(b"\xff\xfe").u32(0).u32(0), "key number 0 has a name that is not UTF-8");
     check(one().key("odd", 13).u64(0), "key `odd` has the value type 13, expected 0 to 12");
     check(one().key("odd", 9).u32(99).u64(0), "key `odd` has the value type 99");
-    check(one().key("flag", 7).bytes(&[2]), "key `flag` has the truth value 2, expected 0 or 1");
-    check(one().key("flags", 9).u32(7).u64(2).bytes(&[1, 3]), "truth value 3");
+    check(one().key("flag", 7).bytes(&[2]), "key `flag` has the bool 2, expected 0 or 1");
+    check(one().key("flags", 9).u32(7).u64(2).bytes(&[1, 3]), "bool 3");
     check(
         one().key("name", 8).u64(u64::MAX),
         "truncated inside key `name`: expected at least 18446744073709551615 bytes, found 48",
     );
     check(one().key("number", 10).u32(1), "truncated inside key `number`");
     let twice = Raw::new(0, 2).key("same", 4).u32(1).key("same", 4).u32(2);
-    check(twice, "key `same` stands twice in the metadata");
+    check(twice, "key `same` occurs twice in the metadata");
     check(nested(5), "key `deep` nests arrays deeper than 4 levels");
     check(nested(100_000), "key `deep` nests arrays deeper than 4 levels");
     File::from_vec(nested(4).0, "deep enough").unwrap();
@@ -147,7 +147,7 @@ fn bad_alignment_is_named() {
     check(aligned(48), "found 48");
     check(Raw::new(0, 1).key("general.alignment", 10).u64(1 << 63), "found 9223372036854775808");
     check(Raw::new(0, 1).key("general.alignment", 8).text(b"32"), "found the string `32`");
-    // The largest alignment is legal; where it moves the data to is not.
+    // The largest alignment is valid, but the data offset after it is not.
     File::from_vec(aligned(1 << 31).0, "no data").unwrap();
     let far = Raw::new(1, 1).key("general.alignment", 4).u32(1 << 31).tensor("t", &[1], 0, 0);
     check(far.data(64), "tensor `t` ends beyond the file: expected at least 2147483652 bytes");
@@ -191,11 +191,11 @@ fn bad_tensors_are_named() {
         "tensors `a` and `b` overlap: the first ends at byte 132, the second starts at 128",
     );
     check(two("b", 0).data(64), "overlap");
-    check(two("a", 64).data(96), "tensor `a` stands twice");
+    check(two("a", 64).data(96), "tensor `a` occurs twice");
     File::from_vec(two("b", 64).data(68).0, "apart").unwrap();
 }
 
-/// A sparse file costs nothing to make and claims gigabytes.
+/// A sparse file costs nothing and claims gigabytes.
 #[test]
 fn a_header_may_not_be_endless() {
     let len = 8 << 30;
@@ -225,7 +225,7 @@ fn an_unknown_type_spoils_its_tensor_only() {
     let message = file.bytes(new).unwrap_err().to_string();
     assert_eq!(message, "m.gguf: tensor `new` has the unknown type id 200");
     let message = file.slice(file.tensor("old").unwrap()).unwrap_err().to_string();
-    assert!(message.contains("id 4, which was taken out of the format"), "{message}");
+    assert!(message.contains("id 4, which was removed from the format"), "{message}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The container: real files, round trips, and files that lie.
+//! The container: real files, round trips, and malformed files.
 
 mod files;
 mod hostile;
@@ -30,7 +30,7 @@ fn strings(list: &[&[u8]]) -> Array {
     Array::String(list.iter().collect())
 }
 
-/// Fills every tensor with bytes that tell where they belong, a few at a time.
+/// Fills every tensor with bytes that depend on their position, a few at a time.
 fn fill<S: std::io::Write>(data: &mut DataWriter<S>) {
     for tensor in data.tensors().to_vec() {
         let bytes = contents(&tensor.name, tensor.n_bytes());
@@ -38,7 +38,7 @@ fn fill<S: std::io::Write>(data: &mut DataWriter<S>) {
     }
 }
 
-/// What `fill` writes.
+/// The bytes that `fill` writes.
 fn contents(name: &str, len: u64) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31) ^ name.as_bytes()[0]).collect()
 }

@@ -1,4 +1,5 @@
-//! Random containers come back as they were; random damage never panics, hangs or takes memory.
+//! Random containers survive a round trip; random damage never causes panics, hangs or large
+//! allocations.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -41,7 +42,7 @@ fn values() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Uses all that a file gives. Getters may refuse; nothing may panic.
+/// Uses everything in a file. Getters may fail; nothing may panic.
 fn touch(file: &File) {
     let metadata = file.metadata();
     for (key, value) in metadata.iter() {
@@ -101,7 +102,7 @@ impl Damage {
     }
 }
 
-/// A failure is kept as a test of its own, not as a file of seeds.
+/// A failure becomes a separate test, not an entry in a file of seeds.
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }

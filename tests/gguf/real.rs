@@ -1,4 +1,5 @@
-//! Files that other programs wrote. They lie beside the repository and are skipped where absent.
+//! Files written by other programs. They are next to the repository; tests are skipped if they are
+//! missing.
 
 use std::{
     path::{Path, PathBuf},
@@ -24,7 +25,7 @@ fn files(folder: &str) -> Option<Vec<PathBuf>> {
 #[test]
 fn vocabularies_open_in_milliseconds() {
     for path in files("vocab").unwrap_or_default() {
-        // Of several times the shortest: a machine has other work, too.
+        // The shortest of several times, since the machine may be busy.
         let open = || {
             let start = Instant::now();
             (File::open(&path).unwrap(), start.elapsed())
@@ -74,7 +75,7 @@ fn a_model_gives_its_tensors() {
         assert!(file.tensor(&format!("blk.{}.ffn_down.weight", n_layer - 1)).is_some());
         assert!(file.tensor(&format!("blk.{n_layer}.ffn_down.weight")).is_none());
 
-        // An F32 norm of a trained model: finite, and not all alike.
+        // An F32 norm of a trained model: finite, with different values.
         let norm = file.tensor("output_norm.weight").unwrap();
         let share = file.slice(norm).unwrap();
         drop(file);

@@ -1,4 +1,4 @@
-//! What the writer writes, the reader reads.
+//! The reader reads what the writer wrote.
 
 use super::{contents, fill, small, small_bytes, strings};
 use thermocline::gguf::{Array, Container, File, TensorType, Value, Writer};
@@ -179,13 +179,13 @@ fn the_writer_refuses_what_cannot_be_read() {
         let message = result.unwrap_err().to_string();
         assert!(message.contains(expected), "{message:?} lacks {expected:?}");
     };
-    check(w.set("a.u32", 1_u32), "key `a.u32` stands twice");
+    check(w.set("a.u32", 1_u32), "key `a.u32` occurs twice");
     check(w.set(&"k".repeat(65_536), 1_u32), "65536 bytes, expected at most 65535");
     check(w.set("general.alignment", 24_u32), "power of two up to 2147483648, found 24");
     check(w.set("general.alignment", "32"), "found the string `32`");
     let deep = (0..4).fold(Array::U8(vec![]), |inner, _| Array::Array(vec![inner]));
     check(w.set("deep", deep), "deeper than 4");
-    check(w.declare("norm", &[1], TensorType::F32), "tensor `norm` stands twice");
+    check(w.declare("norm", &[1], TensorType::F32), "tensor `norm` occurs twice");
     check(w.declare("t", &[], TensorType::F32), "0 dimensions, expected 1 to 4");
     check(w.declare("t", &[1; 5], TensorType::F32), "5 dimensions");
     check(w.declare("t", &[33], TensorType::Q8_0), "rows of 33 values, expected a multiple of 32");
@@ -194,10 +194,10 @@ fn the_writer_refuses_what_cannot_be_read() {
     check(w.declare("t", &[1], TensorType::Unknown(77)), "type ?77");
 
     let mut data = w.in_memory().unwrap();
-    check(data.write("weight", &[0]), "`weight` written where `norm` is due");
+    check(data.write("weight", &[0]), "`weight` written, expected `norm`");
     check(data.write("norm", &[0; 13]), "`norm` needs 12 bytes of data, found 13");
     data.write("norm", &[0; 12]).unwrap();
     data.write("weight", &[0; 70]).unwrap();
-    check(data.write("norm", &[0]), "`norm` written where `weight` is due");
+    check(data.write("norm", &[0]), "`norm` written, expected `weight`");
     check(data.finish().map(drop), "`weight` needs 72 bytes of data, found 70");
 }

@@ -1,4 +1,4 @@
-//! The hot set follows the text, and the text does not notice.
+//! The hot set adapts to the text without changing the text.
 
 use thermocline::engine::{Observed, exchange_needs};
 use thermocline::model::ModelOptions;
@@ -8,7 +8,8 @@ use thermocline::synthetic::Spec;
 use super::budgets::greedy;
 use super::*;
 
-/// Neurons know two topics: the first half of a layer's fires for one, the second for the other.
+/// Neurons of two topics: the first half of a layer's neurons fires for one topic, the second half
+/// for the other.
 pub(super) fn two_topics() -> Tiny {
     Tiny { marked: true, topics: true, n_vocab: 96, ..Tiny::default() }
 }
@@ -21,7 +22,7 @@ fn frozen() -> EngineOptions {
     EngineOptions { adapt: false, ..adapting() }
 }
 
-/// Tokens of the topic whose mark is positive, or of the other.
+/// Tokens of the topic with a positive mark, or of the other.
 fn tokens_of(model: &Model, positive: bool) -> Vec<u32> {
     let table = &model.token_embd;
     let desc = table.desc();
@@ -38,9 +39,9 @@ pub(super) fn topic(model: &Model, positive: bool, n: usize) -> Vec<u32> {
     (0..n).map(|i| ids[i * 7 % ids.len()]).collect()
 }
 
-/// In each layer the first `n` of `of` neurons on device 1, the others on the CPU.
+/// In each layer the first `n` of `of` neurons are on device 1, the others on the CPU.
 fn first_on_device(model: &Model, n: usize) -> Placement {
-    let n_ff = model.hyper.n_ff as u32;
+    let n_ff = model.max_n_ff() as u32;
     let share = |device, neurons| Share { device, neurons: Neurons::List(neurons) };
     let layer = LayerPlacement {
         home: 1,
@@ -50,14 +51,14 @@ fn first_on_device(model: &Model, n: usize) -> Placement {
 }
 
 pub(super) fn halves(model: &Model) -> Placement {
-    first_on_device(model, model.hyper.n_ff / 2)
+    first_on_device(model, model.max_n_ff() / 2)
 }
 
-/// What a text does, token by token.
+/// Statistics of a text, token by token.
 #[derive(Debug, PartialEq)]
 struct Course {
     logits: Logits,
-    /// Share of the neurons carried through that were on a device.
+    /// Share of the active neurons that were on a device.
     shares: Vec<f64>,
 }
 
@@ -86,7 +87,7 @@ fn sim(seed: u64, slow: u64) -> (Arc<SimBackend>, Device) {
     sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(slow), seed)
 }
 
-/// One topic, then for long the other.
+/// One topic, then the other for a long time.
 fn drifting(model: &Model) -> Vec<u32> {
     [topic(model, true, 64), topic(model, false, 160)].concat()
 }
@@ -111,7 +112,7 @@ fn the_hot_set_follows_a_text_that_drifts() {
         let last = mean(&moved.shares[160..]);
         assert!(last > 0.95, "{last} of the neurons are on the device at last");
         let done = done.unwrap();
-        let all = (model.hyper.n_layer * model.hyper.n_ff / 2) as u64;
+        let all = (model.hyper.n_layer * model.max_n_ff() / 2) as u64;
         assert_eq!(done.neurons, all, "every neuron of the device was exchanged once");
         assert!(done.first > 0.95 && done.last > 0.95, "{done:?}");
         for course in [&still, &moved] {
@@ -121,7 +122,7 @@ fn the_hot_set_follows_a_text_that_drifts() {
                 assert_eq!(best(a), best(b));
             }
         }
-        // Neither threads nor what the device takes its time for decide anything.
+        // Neither threads nor the device's delays affect the decisions.
         assert_eq!(by(adapting(), 1).0, moved);
     });
 }
@@ -139,7 +140,7 @@ fn two_hundred_greedy_words_are_those_of_the_cpu() {
                 let first = tokens_of(&model, positive)[3];
                 let devices = vec![cpu_device(2), sim(1, 10).1];
                 let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
-                // What the device does not hold is used first, so that something has changed sides before.
+                // The neurons on the CPU are used first, so that some have been exchanged before.
                 course(&mut engine, &topic(&model, false, 40));
                 assert_eq!(greedy(&mut engine, first, 200), greedy(alone, first, 200), "{tiny:?}");
                 assert!(engine.exchanged().is_some_and(|done| done.neurons > 0), "{tiny:?}");
@@ -148,7 +149,7 @@ fn two_hundred_greedy_words_are_those_of_the_cpu() {
     });
 }
 
-/// Rows of quantised formats are regrouped and share tables, whoever is in a slot.
+/// Rows of quantised formats are regrouped and share scale tables, whatever neuron is in a slot.
 #[test]
 fn every_layout_survives_an_exchange() {
     within(LIMIT, || {
@@ -198,7 +199,7 @@ fn budgets_hold_while_neurons_change_sides() {
 fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
     within(LIMIT, || {
         let model = two_topics().model();
-        // The device holds what the text does not use: at the 32nd token half of all changes places.
+        // The device holds unused neurons: at the 32nd token half of all are exchanged.
         let text = topic(&model, false, 40);
         let expected = course(&mut load_with(&model, vec![cpu_device(2)], frozen(), None), &text);
         let mut lost = 0;
@@ -226,7 +227,7 @@ fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
     });
 }
 
-/// What a device's slots are named after is what they hold.
+/// The slots of a device contain the neurons that the placement lists.
 #[test]
 fn neurons_are_observed_under_their_own_names() {
     within(LIMIT, || {
@@ -250,7 +251,7 @@ fn neurons_are_observed_under_their_own_names() {
             for early in [false, true] {
                 let devices = vec![cpu_device(2), sim(1, 0).1];
                 let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
-                // Programs of before an exchange, and of after it.
+                // Programs that were recorded before an exchange, and programs that run after it.
                 if early {
                     look(&mut engine);
                 }
@@ -280,7 +281,7 @@ fn experts_change_sides_as_a_whole() {
             ("64x2x32x4/2*16/3:Q8_0:silu", Format::Q8_0),
         ] {
             let model = generated(spec);
-            // Hardly more than one word: the same experts, again and again.
+            // Almost always the same token, so that the same experts are used again and again.
             let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
             let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
             let expected = course(&mut alone, &text);
@@ -296,7 +297,8 @@ fn experts_change_sides_as_a_whole() {
             let [before, after] = [&still, &moved].map(|course| mean(&course.shares[120..]));
             assert!(after > before + 0.2 && after > 0.9, "{spec}: {before} became {after}");
             assert!(done.is_some_and(|done| done.neurons > 0 && done.last > done.first));
-            // A matrix of an expert is one write, and counts are fetched; a write for each row would be many more.
+            // A matrix of an expert is one write, and counts are read; one write per row would be
+            // many more.
             let (more, neurons) = (more - copies, done.unwrap().neurons);
             assert!(more < neurons, "{spec}: {more} copies for {neurons} neurons");
             for course in [&still, &moved] {
@@ -307,11 +309,12 @@ fn experts_change_sides_as_a_whole() {
     });
 }
 
-/// An expert of the size that files have is some megabytes, which come to a card in the time that a few uses of it save.
+/// An expert of realistic size has some megabytes, which are uploaded in the time that a few uses
+/// of it save.
 #[test]
 fn experts_of_usual_size_change_sides_on_usual_machines() {
     let model = generated("2048x2x768x16/4*8/2:Q4_0:silu");
-    let width = model.hyper.experts.unwrap().n_ff;
+    let width = model.experts().unwrap().n_ff;
     let cpu = Speed { dense: 40e9, sparse: 40e9, refill: 5e-6, ..Speed::default() };
     let card = |upload: f64| Speed {
         dense: 500e9,
@@ -334,11 +337,12 @@ fn experts_of_usual_size_change_sides_on_usual_machines() {
     let half = Bytes(all.0 / 2);
     let (by_bytes, _) = most(12e9, half);
     assert!(by_bytes.is_some_and(|most| most >= width), "{by_bytes:?}");
-    // Where nobody knows how fast it gets there, an expert takes as long as all its rows one by one.
+    // With an unknown upload speed, an expert is assumed to take as long as all its rows one by
+    // one.
     assert_eq!(most(0.0, half).0, Some(0));
 }
 
-/// Where neurons are skipped, each expert's own follow the text.
+/// If neurons are skipped, they are exchanged within each expert.
 #[test]
 fn neurons_change_sides_within_their_experts() {
     within(LIMIT, || {
@@ -363,14 +367,15 @@ fn neurons_change_sides_within_their_experts() {
     });
 }
 
-/// Experts that are used often go to the device, whole, and no plan is slower than one of whole layers.
+/// Frequently used experts go to the device as a whole, and no plan is slower than one with whole
+/// layers only.
 #[test]
 fn experts_are_placed_by_how_often_they_are_used() {
     let model = generated("64x3x64x4/2*8/2:F16:silu");
-    let width = model.hyper.experts.unwrap().n_ff;
+    let width = model.experts().unwrap().n_ff;
     let hot = [6, 7, 2];
     let share = |n: usize| if hot.contains(&(n / width)) { 0.6 } else { 0.04 };
-    let uses: Vec<f32> = (0..model.hyper.n_ff).map(share).collect();
+    let uses: Vec<f32> = (0..model.max_n_ff()).map(share).collect();
     let uses = Arc::new(vec![uses; model.hyper.n_layer]);
     let cpu = Speed { dense: 1e8, sparse: 1e8, refill: 1e-6, ..Speed::default() };
     let card = Speed { dense: 2e9, sparse: 1e9, hand_off: 2e-6, ..cpu };
@@ -404,7 +409,7 @@ fn experts_are_placed_by_how_often_they_are_used() {
     assert!(split > 0, "some layer was split");
 }
 
-/// The same on a graphics device, in small: the software driver is one.
+/// The same on a small scale on a graphics device, which may be the software driver.
 #[test]
 fn graphics_devices_exchange_neurons_too() {
     let Some(backend) = super::graphics::graphics() else { return };
@@ -419,7 +424,7 @@ fn graphics_devices_exchange_neurons_too() {
     exchanges(&backend, &models);
 }
 
-/// On `backend` the hot set of these models follows a text, which does not notice.
+/// On `backend` the hot set of these models adapts to a text without changing it.
 pub(super) fn exchanges(backend: &Arc<dyn Backend>, models: &[(Arc<Model>, Format)]) {
     for (model, format) in models {
         let text = [topic(model, false, 72), topic(model, true, 24)].concat();

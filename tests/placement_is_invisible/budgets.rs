@@ -1,4 +1,5 @@
-//! Budgets are hard, whoever sets them: the ledger, the device's memory, its bindings, the ops it can run.
+//! Budgets are hard limits, whatever sets them: the ledger, the device's memory, its binding
+//! limits, the ops it supports.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -56,7 +57,7 @@ fn an_allocation_that_fails_shrinks_the_share() {
     });
 }
 
-/// What a device that cannot run an op, or not at this size, does to the plan.
+/// The effect on the plan of a device that does not support an op, or not at this size.
 #[test]
 fn a_device_that_refuses_leaves_the_work_to_the_cpu() {
     within(LIMIT, || {
@@ -125,7 +126,7 @@ fn options_of(n_ubatch: usize) -> EngineOptions {
     EngineOptions { n_ubatch, ..options() }
 }
 
-/// Whatever op a device cannot run, and however little it can bind, the model runs.
+/// The model runs whichever op a device does not support, and however small its binding limit.
 #[test]
 fn every_op_may_be_refused() {
     within(LIMIT, || {
@@ -159,7 +160,7 @@ fn every_op_may_be_refused() {
     });
 }
 
-/// The tokens that the engine would go on with after each of `ids`, one step at a time.
+/// The greedy next tokens of the engine after each of `ids`, one step at a time.
 pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
     let mut session = engine.open();
     let mut ids = vec![start];
@@ -228,7 +229,7 @@ fn two_hundred_tokens_are_the_same() {
     });
 }
 
-/// Whatever is known of the neurons' use decides where they are, and no word.
+/// Knowledge of the neurons' use changes the placement, but not the text.
 #[test]
 fn uses_decide_which_neurons_go() {
     within(LIMIT, || {
@@ -237,7 +238,7 @@ fn uses_decide_which_neurons_go() {
             let model = tiny.model();
             let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            let n_ff = model.hyper.n_ff;
+            let n_ff = model.max_n_ff();
             let layer = |_| (0..n_ff).map(|_| rng.random_range(0.0..1.0f32)).collect();
             let uses: Arc<Vec<Vec<f32>>> = Arc::new((0..model.hyper.n_layer).map(layer).collect());
             let placing = Placing { uses: Some(Arc::clone(&uses)), ..Placing::default() };

@@ -1,4 +1,5 @@
-//! The built-in model on a graphics device: the first that Vulkan, Metal or DX12 shows, be it software.
+//! The built-in model on a graphics device: the first one that Vulkan, Metal or DX12 reports,
+//! which may be a software driver.
 
 use thermocline::devices;
 use wgpu_backend::WgpuBackend;
@@ -7,9 +8,9 @@ use super::adapt::{generated, halves};
 use super::budgets::greedy;
 use super::*;
 
-/// Opens the first device. Where there is none, that is a failure if `THERMOCLINE_REQUIRE_GPU` is set.
+/// Opens the first device. If there is none, this fails if `THERMOCLINE_REQUIRE_GPU` is set.
 #[allow(clippy::disallowed_methods, reason = "CI asks a test to fail, and has no other way")]
-pub(super) fn graphics() -> Option<Arc<dyn Backend>> {
+pub(crate) fn graphics() -> Option<Arc<dyn Backend>> {
     let (found, missing) = devices::candidates(None);
     let Some(candidate) = found.iter().find(|candidate| candidate.backend == "wgpu") else {
         let required = std::env::var_os("THERMOCLINE_REQUIRE_GPU").is_some();
@@ -26,7 +27,8 @@ pub(super) fn built_in() -> Arc<Model> {
     Arc::new(Model::from_file(file, &Default::default()).unwrap())
 }
 
-/// Fifty tokens, all on the device, and with the neurons of every layer dealt out over it and the CPU.
+/// Fifty tokens, all on the device, and with the neurons of every layer split between it and the
+/// CPU.
 #[test]
 fn a_graphics_device_says_the_cpus_words() {
     let Some(backend) = graphics() else { return };
@@ -51,8 +53,14 @@ fn a_graphics_device_says_the_cpus_words() {
     });
 }
 
-/// What the device is given for one token: submissions, dispatches. The least of some steps: of a split model's, one in
-/// eight is timed, which takes a submission more.
+#[test]
+fn several_sequences_on_a_graphics_device() {
+    let Some(backend) = graphics() else { return };
+    within(Duration::from_secs(300), move || crate::sequences::on_device(&backend, 3));
+}
+
+/// Submissions and dispatches for one token: the minimum over some steps, because one in eight
+/// steps of a split model is timed, which takes another submission.
 fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placement) -> [u64; 2] {
     let device = Device::new(Arc::clone(backend) as Arc<dyn Backend>, DeviceId(1), Bytes::MAX);
     let devices = vec![cpu_device(2), device];
@@ -70,8 +78,9 @@ fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placemen
     least
 }
 
-/// What a layer takes beside its bytes, whatever the device (docs/measurements.md multiplies it by what a dispatch takes):
-/// a run of whole layers is one submission, a split layer two, and dispatches do not become more unnoticed.
+/// The overhead of a layer on any device (docs/measurements/gpu.md multiplies it by the time of a
+/// dispatch): a run of whole layers is one submission, a split layer two, and the number of
+/// dispatches must not grow unnoticed.
 #[test]
 fn a_layer_is_so_many_dispatches() {
     if graphics().is_none() {

@@ -1,4 +1,4 @@
-//! Hand-offs that end early: by an interrupt, by an error, by a panic on the host's side.
+//! Hand-offs that end early: by an interrupt, by an error, or by a panic on the host.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,7 +48,7 @@ fn an_interrupt_leaves_the_text_where_it_was() {
 #[derive(Debug)]
 struct Faulty {
     cpu: Arc<CpuBackend>,
-    /// So many more replays go well; `u64::MAX` for all.
+    /// Number of replays that still succeed; `u64::MAX` for all.
     left: Arc<AtomicU64>,
     by_panic: bool,
 }
@@ -143,8 +143,8 @@ impl BackendQueue for FaultyQueue {
     }
 }
 
-/// A panic or an error of the host between a post and its answer, while another device works on its share: the
-/// devices are not left waiting, and the same text goes on where it was.
+/// A panic or an error of the host between a post and its answer, while another device computes
+/// its share: no device is left waiting, and the same text continues.
 #[test]
 fn a_host_that_fails_in_a_hand_off_leaves_nobody_waiting() {
     within(LIMIT, || {
@@ -186,7 +186,7 @@ fn a_host_that_fails_in_a_hand_off_leaves_nobody_waiting() {
     });
 }
 
-/// A model whose layers a device and the CPU share.
+/// A model whose layers are split between a device and the CPU.
 fn shared(model: &Arc<Model>) -> Engine {
     let (_, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(50), 3);
     let layers = vec![deal(model, &[1, 0]); 3];
@@ -211,7 +211,7 @@ fn a_panic_of_who_observes_leaves_the_text_where_it_was() {
             }));
             assert!(panicked.is_err());
             assert_eq!(session.tokens(), &TEXT[..i]);
-            // Two texts at once, neither of which may have the other's part of the cache.
+            // Two texts at once, which must not share parts of the cache.
             for session in [&mut session, &mut other] {
                 let mut row = vec![Vec::new()];
                 let each = &mut |_: usize, logits: &[f32]| row[0] = logits.to_vec();

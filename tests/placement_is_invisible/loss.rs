@@ -1,4 +1,4 @@
-//! A device that is lost takes nothing with it but time.
+//! A lost device costs time and nothing else.
 
 use std::sync::mpsc;
 
@@ -29,8 +29,8 @@ fn the_text_goes_on_when_a_device_is_lost() {
     });
 }
 
-/// From another thread, at times that have nothing to do with the step: at home, at a share, both, while loading
-/// again, with the head.
+/// Lost by another thread, at times unrelated to the step: as a home, as a share, as both, while
+/// the model is loaded again, with the head.
 #[test]
 fn devices_may_be_lost_at_any_moment() {
     within(LIMIT, || {
@@ -79,7 +79,8 @@ fn a_second_loss_may_come_while_the_first_is_mended() {
             let (second, b) = sim_device(2, Bytes::MAX, none, 2);
             let mut engine = load(&model, vec![cpu_device(2), a, b], Some(Placement::all_on(1, 3)));
             first.lose_after(70);
-            // The second device has no work before the first is lost: this is during the rebuild, or later.
+            // The second device has no work before the first is lost, so this happens during
+            // loading or later.
             second.lose_after(after);
             let got = logits(&mut engine, &[2, 3]);
             assert!(difference(&expected, &got) <= bound(Format::F16), "after {after}");
@@ -87,13 +88,13 @@ fn a_second_loss_may_come_while_the_first_is_mended() {
     });
 }
 
-/// A session of before the loss has no claim on the blocks of after it.
+/// A sequence from before the loss has no claim on blocks of the new pool.
 #[test]
 fn sessions_that_slept_through_a_loss_hurt_nobody() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let go_on = AtomicBool::new(false);
-        let fill = |engine: &mut Engine, session: &mut thermocline::engine::Session, n: usize| {
+        let fill = |engine: &mut Engine, session: &mut thermocline::engine::Sequence, n: usize| {
             let text = TEXT.iter().copied().cycle().take(n).collect::<Vec<_>>();
             let mut row = Vec::new();
             let each = &mut |_: usize, logits: &[f32]| row = logits.to_vec();
@@ -105,7 +106,7 @@ fn sessions_that_slept_through_a_loss_hurt_nobody() {
         for shorten in [false, true] {
             let (sim, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1);
             let mut engine = load(&model, vec![cpu_device(2), device], None);
-            // Three blocks in all.
+            // The cache has three blocks.
             let (mut asleep, mut awake) = (engine.open(), engine.open());
             fill(&mut engine, &mut asleep, 32).unwrap();
             sim.lose_now();
@@ -119,7 +120,7 @@ fn sessions_that_slept_through_a_loss_hurt_nobody() {
                 let got = fill(&mut engine, other, 32).unwrap();
                 assert!(difference(&expected, &got) <= bound(Format::F16));
             }
-            // Nothing was given out twice: there is no fourth block.
+            // No block was allocated twice: there is no fourth block.
             let mut fourth = engine.open();
             let full = fill(&mut engine, &mut fourth, 1);
             assert!(

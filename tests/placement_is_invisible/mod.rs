@@ -1,11 +1,11 @@
-//! Placement may change speed, never words: the most valuable test we own.
+//! Placement may change the speed but never the text.
 //!
-//! Here: what all of it shares, and random placements. Budgets, losses, hand-offs that end early, graphics devices and
-//! what a device gets to do have a file each.
+//! Here: shared helpers, and random placements. Budgets, losses, hand-offs that end early,
+//! graphics devices and streaming have their own files.
 
 mod adapt;
 mod budgets;
-mod graphics;
+pub(crate) mod graphics;
 mod hand_off;
 mod loss;
 mod predictor;
@@ -14,7 +14,7 @@ mod shares;
 pub(crate) mod stream;
 mod stream_chosen;
 mod unified;
-mod vendors;
+pub(crate) mod vendors;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const TEXT: [u32; 23] =
     [3, 17, 60, 2, 9, 41, 41, 7, 30, 55, 12, 1, 0, 79, 23, 24, 25, 66, 5, 5, 18, 33, 71];
 
-/// Logits of the reference text by one placement, F64-free: `[token][vocab]`.
+/// Logits of the reference text with one placement: `[token][vocab]`.
 pub(crate) type Logits = Vec<Vec<f32>>;
 
 pub(crate) fn cpu_device(threads: usize) -> Device {
@@ -78,12 +78,12 @@ fn load_with(
     Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
 }
 
-/// The text in pieces of the given sizes, logits of every token.
+/// Feeds the text in chunks of the given sizes; logits of every token.
 fn logits(engine: &mut Engine, pieces: &[usize]) -> Logits {
     logits_of(engine, &TEXT, pieces)
 }
 
-/// `ids` in pieces of the given sizes, logits of every token.
+/// Feeds `ids` in chunks of the given sizes; logits of every token.
 pub(crate) fn logits_of(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> Logits {
     let mut session = engine.open();
     let mut all = Vec::new();
@@ -112,26 +112,26 @@ pub(crate) fn difference(expected: &Logits, got: &Logits) -> f32 {
     worst
 }
 
-/// The rounding bound. Unquantised weights: sums of F32 in another order, and keys rounded to F16. Quantised
-/// ones: an activation that lies at the edge of two 8-bit steps may fall to either side; a step is 1/127 of its
-/// block's largest value, which in rows of 64 moves a product by about 1 % of its spread, and a few of them add up.
+/// The rounding bound. Unquantised weights: sums of F32 in another order, and keys rounded to F16.
+/// Quantised weights: an activation may round to the neighbouring 8-bit step; a step is 1/127 of
+/// its block's largest value, which in rows of 64 changes a product by about 1 % of its spread,
+/// and a few of these add up.
 fn bound(format: Format) -> f32 {
     if format.quants().is_some() { 8e-2 } else { 2e-3 }
 }
 
-/// A random placement on `n_devices`, neurons in blocks of `unit`.
+/// A random placement on `n_devices`, with neurons in blocks of `unit`.
 pub(crate) fn random_placement(
     rng: &mut ChaCha8Rng,
     model: &Model,
     n_devices: usize,
     unit: usize,
 ) -> Placement {
-    let n_ff = model.hyper.n_ff;
     let mut layers = Vec::new();
-    for _ in 0..model.hyper.n_layer {
+    for n_ff in model.neurons() {
         let home = rng.random_range(0..n_devices);
-        // The CPU is the other side of a hand-off, so only layers of other homes can be split.
-        if home == 0 || rng.random_range(0..3) == 0 {
+        // The CPU is the other side of a hand-off, so only layers with another home can be split.
+        if home == 0 || n_ff == 0 || rng.random_range(0..3) == 0 {
             layers.push(LayerPlacement::whole(home));
             continue;
         }
@@ -154,9 +154,10 @@ pub(crate) fn random_placement(
     Placement { embed: pick(rng), head: pick(rng), layers }
 }
 
-/// Layer `layer` of a placement, its neurons dealt out in turn over `devices`, the first of which is its home.
+/// Layer `layer` of a placement, its neurons assigned in turn to `devices`, the first of which is
+/// its home.
 fn deal(model: &Model, devices: &[usize]) -> LayerPlacement {
-    let n_ff = model.hyper.n_ff as u32;
+    let n_ff = model.max_n_ff() as u32;
     let share = |(i, &device): (usize, &usize)| Share {
         device,
         neurons: Neurons::List((i as u32..n_ff).step_by(devices.len()).collect()),
@@ -165,8 +166,8 @@ fn deal(model: &Model, devices: &[usize]) -> LayerPlacement {
 }
 
 pub(crate) fn unit(model: &Model) -> usize {
-    let ffn = &model.layers[0].ffn;
-    match (model.is_exactly_sparse() || ffn.down_by_neuron, ffn.n_expert) {
+    let (_, ffn) = model.blocks().next().expect("a model with neurons");
+    match (model.is_exactly_sparse() || ffn.down_by_neuron, ffn.n_expert()) {
         (true, _) => 1,
         (false, Some(_)) => ffn.down.w.desc().n_cols,
         (false, None) => ffn.down.w.desc().format.block_values(),
@@ -190,7 +191,8 @@ fn check_random_within(tiny: &Tiny, rounds: u64, bound: f32) {
                 name: format!("SIM{index}"),
                 seed: round,
                 delay: Duration::ZERO..slow,
-                // Scratch that is in nobody's way and grows from op to op is not to be seen either.
+                // A scratch tensor that is reused and grows from op to op must not change results
+                // either.
                 workspace: Bytes(rng.random_range(0..3) * 1000),
                 ..SimOptions::default()
             };

@@ -1,4 +1,5 @@
-//! A file's predictor decides once, at the layer's home: where the neurons live changes nothing of what it decides.
+//! A file's predictor decides once, on the layer's home: its decision does not depend on the
+//! placement.
 
 use thermocline::engine::Sparsity;
 
@@ -8,14 +9,16 @@ fn tiny(seed: u64, format: Format) -> Tiny {
     Tiny { seed, format, pwri: true, rank: 32, ..Tiny::default() }
 }
 
-/// A quantised predictor's input is rounded, and one activation at the edge of two 8-bit steps moves a score by some
-/// thousandths of their spread: enough for one of thousands to fall to the other side of the threshold, and then a
-/// whole neuron comes or goes. So these decide by marks that no rounding moves.
+/// The input of a quantised predictor is rounded, so an activation that rounds to the neighbouring
+/// 8-bit step changes a score by some thousandths of the spread: enough for one of thousands to
+/// cross the threshold, and then a whole neuron is added or dropped. These predictors therefore
+/// decide by marks that rounding does not affect.
 fn marked(seed: u64, format: Format) -> Tiny {
     Tiny { marked: true, ..tiny(seed, format) }
 }
 
-/// What a neuron more or less moves, where sums in another order decide about a score at the threshold.
+/// The effect of one more or one fewer neuron, where rounding decides about a score at the
+/// threshold.
 const BOUND: f32 = 8e-2;
 
 fn by(model: &Arc<Model>, sparsity: Sparsity, threshold: Option<f32>) -> Engine {
@@ -36,7 +39,7 @@ fn random_placements_of_predicted_neurons_give_the_same_logits() {
     });
 }
 
-/// Every layer of which each token hands lists over, to several devices, in pieces of all sizes.
+/// Every layer hands off lists for each token, to several devices, in chunks of all sizes.
 #[test]
 fn lists_are_handed_over() {
     within(LIMIT, || {
@@ -46,7 +49,7 @@ fn lists_are_handed_over() {
         let (_, a) = sim_device(1, Bytes::MAX, delay.clone(), 1);
         let (_, b) = sim_device(2, Bytes::MAX, delay, 2);
         let mut layers = vec![deal(&model, &[1, 2, 0]), deal(&model, &[2, 0, 1])];
-        // Nothing of it at home.
+        // The home has none of its neurons.
         let mut away = deal(&model, &[0, 2]);
         away.home = 1;
         layers.push(away);
@@ -120,7 +123,7 @@ fn the_threshold_decides_from_everything_to_nothing() {
         let model = tiny(9, Format::F32).model();
         let exact = logits(&mut by(&model, Sparsity::Exact, None), &[23]);
         let all = logits(&mut by(&model, Sparsity::Predicted, Some(f32::NEG_INFINITY)), &[23]);
-        assert_eq!(exact, all, "all neurons are wanted, so the gate alone decides");
+        assert_eq!(exact, all, "all neurons are listed, so the gate alone decides");
         let file = logits(&mut by(&model, Sparsity::Predicted, None), &[23]);
         assert_eq!(file, logits(&mut by(&model, Sparsity::Predicted, Some(0.0)), &[23]));
         assert!(difference(&exact, &file) > 10.0 * BOUND, "a random predictor drops what counts");

@@ -1,10 +1,11 @@
-//! What a device cannot hold of a model is told, in the device's words, and is nowhere else for another reason.
+//! The parts of a model that a device cannot hold are reported with the device's reason, and
+//! placed elsewhere.
 
 use thermocline::engine::forecast;
 
 use super::*;
 
-/// A device that refuses something, and what is told of it.
+/// The messages about a device that rejects an op, and the engine.
 fn told(sim: Arc<SimBackend>) -> (Vec<String>, Engine) {
     let model = Tiny { format: Format::Q8_0, ..Tiny::default() }.model();
     let sim = Device::new(sim as Arc<dyn Backend>, DeviceId(1), Bytes::MAX);
@@ -29,14 +30,14 @@ fn the_op_that_is_refused_is_named() {
         for (op, what) in [
             (
                 "Attention",
-                "3 of 3 layers cannot be there, whole or split with the CPU (Attention: it",
+                "3 of 3 layers cannot be on this device, whole or split with the CPU (Attention: refused by the test",
             ),
             (
                 "SparseFfn",
-                "3 of 3 layers cannot be there whole (SparseFfn: it was told to refuse it)",
+                "3 of 3 layers cannot be whole on this device (SparseFfn: refused by the test)",
             ),
-            ("GetRows", "the embedding cannot be there (GetRows: "),
-            ("Gather", "the head cannot be there (Gather: "),
+            ("GetRows", "the embedding cannot be on this device (GetRows: "),
+            ("Gather", "the head cannot be on this device (Gather: "),
         ] {
             let sim = SimBackend::new(SimOptions::default());
             sim.refuse(op);
@@ -57,7 +58,7 @@ fn what_is_too_large_is_told_with_its_size() {
         let options = SimOptions { max_binding: Bytes(6000), ..SimOptions::default() };
         let (told, engine) = told(SimBackend::new(options));
         let said = told.iter().find(|said| said.contains("whole")).expect("layers do not fit");
-        assert!(said.contains("takes") && said.contains("an op binds 5.86 KiB"), "{said}");
+        assert!(said.contains("takes") && said.contains("an op binds at most 5.86 KiB"), "{said}");
         assert!(engine.placement().layers.iter().all(|layer| layer.home == 0 || layer.is_split()));
     });
 }

@@ -1,5 +1,5 @@
-//! What a profile is worth: the share of the work that a device gets, as planned and as counted in a run of a text that
-//! the profile does not know, but of the kind that it was made of.
+//! The benefit of a profile: the device's share of the work, as planned and as counted in a run of
+//! a text that the profile has not seen but that is of the same kind.
 
 use thermocline::engine::forecast;
 use thermocline::profile::{Gatherer, Profile, Text, calibrate};
@@ -8,12 +8,12 @@ use thermocline::tokenizer::{Tokenizer, Vocab};
 use super::graphics::{built_in, graphics};
 use super::*;
 
-/// Tokens of the text from which the profile is made, of those behind them in which is counted, and of a run.
+/// Tokens of the text for the profile, of the text after it for counting, and of a run.
 const KNOWN: usize = 5120;
 const OTHER: usize = 5120;
 const RUN: usize = 512;
 const STEPS: u64 = 24;
-/// What is planned may be off by so much.
+/// Tolerance for planned shares.
 const POINTS: f64 = 0.03;
 
 /// The two parts of the model's own text.
@@ -27,7 +27,7 @@ fn texts(model: &Model) -> [Text; 2] {
     [known, &other[..OTHER]].map(|part| Text::new(part, tokenizer.bos(), RUN, None))
 }
 
-/// Which neurons fire how often.
+/// How often each neuron fires.
 fn profile(model: &Arc<Model>, text: &Text) -> Profile {
     let options = EngineOptions { n_ctx: RUN, n_ubatch: 64, ..EngineOptions::default() };
     let model_of_engine = Arc::clone(model);
@@ -40,7 +40,7 @@ fn profile(model: &Arc<Model>, text: &Text) -> Profile {
     profile
 }
 
-/// The share of what fired in a text that a placement has off the CPU.
+/// Share of the firing neurons of a text that a placement has off the CPU.
 fn counted(placement: &Placement, text: &Profile) -> f64 {
     let (mut off_cpu, mut all) = (0, 0);
     for (placed, fires) in placement.layers.iter().zip(text.layers()) {
@@ -55,7 +55,8 @@ fn counted(placement: &Placement, text: &Profile) -> f64 {
     off_cpu as f64 / all as f64
 }
 
-/// A sweep on devices that `device` makes with a budget; runs at every `run_every`th of its steps.
+/// Tries a range of budgets on devices that `device` makes; runs the model at every `run_every`th
+/// of them.
 fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
     let model = built_in();
     let [known, other] = texts(&model);
@@ -79,7 +80,7 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
         );
         assert!((share - by_profile.off_cpu).abs() <= POINTS, "{budget}");
         assert!(share >= plain, "{budget}");
-        // Where there is room for some neurons and not for all.
+        // At budgets with room for some but not all neurons.
         if by_profile.off_cpu > 0.0 && by_nothing.off_cpu < 1.0 {
             assert!(share > plain, "{budget}: the hot neurons are on the device");
             better += 1;

@@ -1,4 +1,4 @@
-//! Prompts for which the CPU's neurons come to the device in pieces say the same words.
+//! Prefill with weights streamed to the device gives the same text.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use super::adapt::{halves, topic, two_topics};
 use super::graphics::{built_in, graphics};
 use super::*;
 
-/// From 17 tokens on, in pieces of a few neurons.
+/// From 17 tokens on, in chunks of a few neurons.
 pub(super) fn streaming(piece: u64) -> EngineOptions {
     let streaming = Streaming::Forced { from: 8, piece: Bytes(piece) };
     EngineOptions { n_ctx: 160, n_ubatch: 64, streaming, ..EngineOptions::default() }
@@ -28,12 +28,13 @@ fn sim(seed: u64, slow: u64) -> (Arc<SimBackend>, Device) {
     sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(slow), seed)
 }
 
-/// In every layer each `nth` unit of neurons on device 1, the others on the CPU; without `nth`, all on the CPU.
+/// In every layer each `nth` unit of neurons is on device 1, the others on the CPU; without `nth`,
+/// all are on the CPU.
 pub(crate) fn split(model: &Model, nth: Option<usize>) -> Placement {
     let unit = unit(model);
     let here = |n: usize| nth.is_some_and(|nth| (n / unit).is_multiple_of(nth));
     let share = |device, there: bool| {
-        let all = 0..model.hyper.n_ff;
+        let all = 0..model.max_n_ff();
         let neurons = all.filter(|&n| here(n) == there).map(|n| n as u32).collect();
         Share { device, neurons: Neurons::List(neurons) }
     };
@@ -85,7 +86,8 @@ fn streamed_prompts_of_other_layouts_too() {
     });
 }
 
-/// On three devices some layers stream, to one home or the other, and those with shares on both hand over between them.
+/// On three devices some layers are streamed, to either home, and layers with shares on both hand
+/// off between them.
 #[test]
 fn random_placements_stream_where_they_can() {
     within(LIMIT, || {
@@ -119,7 +121,7 @@ fn random_placements_stream_where_they_can() {
     });
 }
 
-/// What counts: neurons that came to the device were computed there, whatever slots held nothing.
+/// Statistics: streamed neurons count as computed on the device, and empty slots do not count.
 #[test]
 fn streamed_neurons_count_as_the_devices() {
     within(LIMIT, || {
@@ -145,7 +147,7 @@ fn streamed_neurons_count_as_the_devices() {
     });
 }
 
-/// Copies are the host's, pieces are the device's, layer by layer; a step of few tokens hands over as ever.
+/// The host copies and the device computes chunks, layer by layer; decode still uses hand-offs.
 #[test]
 fn a_trace_shows_the_pieces() {
     within(LIMIT, || {
@@ -172,7 +174,8 @@ fn a_trace_shows_the_pieces() {
         }
         let copies = streamed.iter().filter(|e| e.device == 0 && e.work == Work::Copy).count();
         assert!(copies > 2 * model.hyper.n_layer, "{copies}");
-        // The first of a layer is the home's own. Beside one piece the next is packed, layers through.
+        // The first entry of a layer is the resident part. While a chunk runs, the next is packed,
+        // across layers.
         let mut pieces: Vec<&thermocline::engine::Event> = Vec::new();
         for layer in 0..model.hyper.n_layer {
             let work = Work::Neurons(layer);
@@ -182,13 +185,13 @@ fn a_trace_shows_the_pieces() {
         let packed = streamed.iter().filter(|e| e.device == 0 && e.work == Work::Copy).skip(1);
         let packed: Vec<_> = packed.take(pieces.len()).collect();
         let beside = pieces.iter().zip(&packed[1..]).filter(|(piece, next)| next.end < piece.end);
-        // Only a machine that lets the host wait for as long as a piece takes misses one.
+        // Only a machine that delays the host for as long as a chunk takes misses one.
         let (n, all) = (beside.count(), packed.len() - 1);
         assert!(2 * n > all, "{n} of {all}: {pieces:?} {packed:?}");
     });
 }
 
-/// Where neurons live after an exchange is where pieces are packed from.
+/// Chunks are packed according to the placement after an exchange.
 #[test]
 fn pieces_follow_the_hot_set() {
     within(LIMIT, || {
@@ -197,7 +200,7 @@ fn pieces_follow_the_hot_set() {
             let options = EngineOptions { n_ctx: 256, adapt: true, ..streaming(1) };
             let alone = EngineOptions { n_ctx: 256, ..handing() };
             let text = topic(&model, false, 230);
-            // Token by token, so that neurons are counted, then as a prompt.
+            // Token by token first, so that neurons are counted, then as a prompt.
             let pieces: Vec<usize> = [vec![1; 128], vec![64, 1, 1, 36]].concat();
             let expected =
                 logits_of(&mut load_with(&model, vec![cpu_device(2)], alone, None), &text, &pieces);
@@ -239,7 +242,7 @@ fn a_device_lost_while_neurons_come_is_left_out() {
     });
 }
 
-/// A step that is interrupted anywhere leaves everything as it was, and the host memory of pieces in its place.
+/// An interrupted step leaves everything as it was, including the staging memory of chunks.
 #[test]
 fn an_interrupted_stream_begins_anew() {
     within(LIMIT, || {
@@ -307,7 +310,8 @@ fn budgets_hold_with_slots_in_them() {
     });
 }
 
-/// With speeds by which it pays, the plan streams, and what it says is what is loaded; with others it does not.
+/// With speeds for which it pays off, the plan streams and the engine does too; with others
+/// neither does.
 #[test]
 fn the_plan_decides_by_measured_speeds() {
     within(LIMIT, || {
@@ -353,7 +357,7 @@ fn the_plan_decides_by_measured_speeds() {
     });
 }
 
-/// The slots find no room: that is said, and the CPU computes its neurons.
+/// Without memory for the slots, this is reported, and the CPU computes its neurons.
 #[test]
 fn without_room_for_slots_prompts_are_handed_over() {
     within(LIMIT, || {
@@ -377,11 +381,14 @@ fn without_room_for_slots_prompts_are_handed_over() {
         let (mut engine, told) = load(tight, streaming(1));
         assert_eq!(logits_of(&mut engine, &text, &[70]), expected);
         let told = told.lock().unwrap();
-        assert!(told.len() == 1 && told[0].contains("prompts leave the CPU's neurons"), "{told:?}");
+        assert!(
+            told.len() == 1 && told[0].contains("weights on the CPU are not streamed"),
+            "{told:?}"
+        );
     });
 }
 
-/// A real driver, if only in software.
+/// A real driver, though a software one.
 #[test]
 fn a_graphics_device_streams_the_same_words() {
     let Some(backend) = graphics() else { return };

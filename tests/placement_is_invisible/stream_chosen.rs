@@ -1,5 +1,5 @@
-//! Neurons that somebody chose come to the device for prompts, too: experts that a router picked, and what a predictor
-//! lists.
+//! Streaming in prefill of selected neurons: experts selected by a router, and neurons listed by a
+//! predictor.
 
 use thermocline::engine::{Exchanged, StepStats};
 
@@ -15,7 +15,7 @@ fn sim(seed: u64) -> Device {
     sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(30), seed).1
 }
 
-/// Logits of one prompt and what it took.
+/// Logits and statistics of one prompt.
 fn prompt(engine: &mut Engine, text: &[u32]) -> (Logits, StepStats) {
     let mut session = engine.open();
     let (mut logits, go_on) = (Vec::new(), AtomicBool::new(false));
@@ -26,7 +26,8 @@ fn prompt(engine: &mut Engine, text: &[u32]) -> (Logits, StepStats) {
     (logits, stats.unwrap())
 }
 
-/// A prompt of 64 tokens by every `nth` unit of neurons at home, in pieces of so many bytes, beside the CPU alone.
+/// A prompt of 64 tokens with every `nth` unit of neurons resident, in chunks of `piece` bytes,
+/// compared with the CPU alone.
 fn check(model: &Arc<Model>, pieces: &[u64], bound: f32) {
     let text = text(model, 64);
     let alone = load_with(model, vec![cpu_device(2)], handing(), None);
@@ -62,14 +63,14 @@ fn experts_come_in_pieces() {
             ("64x2x96x4/2*6/2:Q4_0:relu", Format::Q4_0),
             ("64x2x64x4/2*8/2:F16:relu", Format::F16),
         ] {
-            // Parts of an expert, and as much at once as there may be.
+            // Chunks smaller than an expert, and the largest possible ones.
             check(&generated(spec), &[1, 1 << 20], bound(format));
         }
     });
 }
 
-/// Layers that are on the CPU send x to the device and get y back, whatever chose the neurons; those whose predictor or
-/// offsets would have to be there do not.
+/// Layers on the CPU send x to the device and get y back, however neurons are selected; layers
+/// with a predictor or a bias on down are not streamed.
 #[test]
 fn neurons_of_layers_on_the_cpu_come_too() {
     within(LIMIT, || {
@@ -105,7 +106,7 @@ fn neurons_of_layers_on_the_cpu_come_too() {
     });
 }
 
-/// Numbers mean other experts by then.
+/// Expert numbers mean other experts after an exchange.
 #[test]
 fn experts_that_changed_sides_come_in_pieces() {
     within(LIMIT, || {
@@ -120,7 +121,7 @@ fn experts_that_changed_sides_come_in_pieces() {
     });
 }
 
-/// Token by token, so that neurons are counted and change sides, then a prompt.
+/// Token by token first, so that neurons are counted and exchanged, then a prompt.
 fn after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> Exchanged {
     let pieces: Vec<usize> = [vec![1; 128], vec![64, 1, 1, 36]].concat();
     let alone = EngineOptions { n_ctx: 256, ..handing() };
@@ -136,7 +137,8 @@ fn after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> Exchanged {
     done
 }
 
-/// What a file's predictor lists, decided by marks that no rounding moves: the same neurons, whatever computes them.
+/// Neurons listed by a file's predictor, which decides by marks that rounding does not affect: the
+/// same neurons on every placement.
 #[test]
 fn listed_neurons_come_in_pieces() {
     within(LIMIT, || {
@@ -157,7 +159,7 @@ fn listed_neurons_that_changed_sides_come_in_pieces() {
     });
 }
 
-/// Wanted by nobody, and by everybody: slots that hold nothing count for neither.
+/// Neurons that are active for no token, and for every token: empty slots count for neither.
 #[test]
 fn thresholds_of_predictors_hold_in_pieces() {
     within(LIMIT, || {
@@ -212,7 +214,8 @@ fn budgets_hold_with_slots_for_chosen_neurons() {
     });
 }
 
-/// The kernels of a device over pieces of experts and of listed neurons, and over those of a layer on the CPU.
+/// The device's kernels over chunks of experts and of listed neurons, and over chunks of a layer
+/// on the CPU.
 pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
     let marked = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
     for (model, format) in [
@@ -227,8 +230,8 @@ pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
             let placement = home.map(|nth| {
                 devices.push(Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX));
                 let mut placement = split(&model, Some(nth));
-                // One of a layer that is on the CPU itself, where that can be.
-                if model.layers[1].ffn.predictor.is_none() {
+                // A layer on the CPU, where that is supported.
+                if model.layers[1].ffn.as_ref().unwrap().predictor.is_none() {
                     placement.layers[1] = LayerPlacement::whole(0);
                 }
                 placement

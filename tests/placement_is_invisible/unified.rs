@@ -1,4 +1,4 @@
-//! Where a device shares the CPU's memory, nothing is gained by two sides reading it.
+//! With unified memory, nothing is gained if two devices read it.
 
 use hal::DeviceKind;
 

@@ -9,9 +9,9 @@ use super::budgets::greedy;
 use super::graphics::built_in;
 use super::*;
 
-/// The fake, loaded once for this process, and some of its devices; `None`, with the reason printed, where it could not
-/// be compiled.
-fn fake(
+/// The fake, loaded once for this process, and some of its devices; `None`, with the reason
+/// printed, if it could not be compiled.
+pub(crate) fn fake(
     vendor: Vendor,
     backend: &str,
     which: Range<usize>,
@@ -40,7 +40,7 @@ fn words(backends: &[Arc<dyn Backend>], placement: Option<Placement>) -> Vec<u32
     greedy(&mut engine, 1, 40)
 }
 
-/// All on one device; every layer split with the CPU; over two devices.
+/// All on one device; every layer split with the CPU; on two devices.
 fn a_fake_says_the_cpus_words(vendor: Vendor, backend: &str) {
     let Some((_, backends)) = fake(vendor, backend, 0..2) else { return };
     within(Duration::from_secs(500), move || {
@@ -59,6 +59,14 @@ fn a_fake_says_the_cpus_words(vendor: Vendor, backend: &str) {
             assert_eq!(words(&backends, Some(placement)), expected, "{name}");
         }
     });
+}
+
+#[test]
+fn several_sequences_on_fakes() {
+    for (vendor, backend) in [(Vendor::Cuda, "cuda"), (Vendor::Hip, "hip")] {
+        let Some((_, backends)) = fake(vendor, backend, 1..2) else { continue };
+        within(Duration::from_secs(500), move || crate::sequences::on_device(&backends[0], 2));
+    }
 }
 
 #[test]
@@ -88,7 +96,7 @@ fn a_fake_of_rocm_takes_chosen_neurons_in_pieces() {
     a_fake_takes_chosen_neurons_in_pieces(Vendor::Hip, "hip");
 }
 
-/// Neurons one by one, and whole experts.
+/// Single neurons, and whole experts.
 fn the_hot_set_follows_on_a_fake(vendor: Vendor, backend: &str) {
     use super::adapt::{exchanges, generated, two_topics};
     let Some((_, backends)) = fake(vendor, backend, 0..1) else { return };
@@ -109,13 +117,14 @@ fn the_hot_set_follows_on_a_fake_of_rocm() {
     the_hot_set_follows_on_a_fake(Vendor::Hip, "hip");
 }
 
-/// The last device, of which nobody else takes memory.
+/// The last device, whose memory no other test uses.
 fn last(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn Backend>)> {
     let (fake, backends) = fake(vendor, backend, 2..3)?;
     Some((fake, backends.into_iter().next_back()?))
 }
 
-/// A text of the built-in model with so much of a device, the engine that wrote it, and what was told.
+/// A text of the built-in model with a device budget, the engine that generated it, and its
+/// messages.
 fn planned(backend: &Arc<dyn Backend>, budget: Bytes) -> (Vec<u32>, Engine, Device, Vec<String>) {
     let device = Device::new(Arc::clone(backend), DeviceId(1), budget);
     let told = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -129,7 +138,8 @@ fn planned(backend: &Arc<dyn Backend>, budget: Bytes) -> (Vec<u32>, Engine, Devi
     (words, engine, device, told)
 }
 
-/// From nothing to everything, and then with memory that the driver tells as free and does not give.
+/// From no budget to a full one, and then with memory that the driver reports as free but does not
+/// allocate.
 fn budgets_of_a_fake_are_kept(vendor: Vendor, backend: &str) {
     let Some((fake, backend)) = last(vendor, backend) else { return };
     within(Duration::from_secs(500), move || {
@@ -156,7 +166,7 @@ fn budgets_of_a_fake_are_kept(vendor: Vendor, backend: &str) {
             fake.set(&format!("2:hidden={}", (4 << 30) - used - all * part / 8));
             let (words, _, _, told) = planned(&backend, Bytes::MAX);
             same(&words, &format!("{part} of 8 parts"));
-            assert!(told.iter().any(|text| text.contains("going on")), "{part}: {told:?}");
+            assert!(told.iter().any(|text| text.contains("continuing with")), "{part}: {told:?}");
         }
         fake.set("2:hidden=0");
     });

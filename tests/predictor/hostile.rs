@@ -1,17 +1,17 @@
-//! Sections whose sum is right and whose contents are not.
+//! Sections with a correct checksum and invalid contents.
 
 use std::path::Path;
 
 use thermocline::gguf::TensorType;
 use thermocline::learned::{self, Contents, Learned, Section};
-use thermocline::predictor::{Chooser, ERRORS};
+use thermocline::predictor::{Chooser, ERRORS, read};
 
 use super::model;
 
 const N_EMBD: usize = 256;
 const N_FF: usize = 1280;
 
-/// A predictor of four layers, one part of which is another's.
+/// The sections of a predictor of four layers; each test changes one of them.
 struct Parts {
     version: u64,
     /// Not there if it is of no size.
@@ -76,7 +76,7 @@ impl Parts {
         self.save(&path);
         let model = model(None);
         let learned = Learned::open(&path, &model.file).unwrap();
-        Chooser::read(&learned, &model).map_err(|error| error.to_string())
+        read(&learned, &model).map_err(|error| error.to_string())
     }
 }
 
@@ -95,7 +95,7 @@ fn what_does_not_fit_is_refused() {
     refused(&Parts { fc2: [32, 1279], ..Parts::default() }, "blk.0.fc2");
     refused(&Parts { fc2: [64, 1280], ..Parts::default() }, "blk.0.fc");
     refused(&Parts { fc1: [256, 0], fc2: [0, 1280], ..Parts::default() }, "blk.0.fc");
-    // One matrix alone has to be as wide as the inputs.
+    // A matrix without the other must be as wide as the inputs.
     let one = |fc2| Parts { fc1: [0, 0], fc2, ..Parts::default() };
     assert!(one([N_EMBD as u64, N_FF as u64]).read().is_ok());
     refused(&one([32, N_FF as u64]), "blk.0.fc2");
@@ -107,8 +107,8 @@ fn what_does_not_fit_is_refused() {
     refused(&Parts { bias: vec![f32::NAN; N_FF], ..Parts::default() }, "NaN");
     refused(&Parts { levels: [0.1, 0.05], ..Parts::default() }, "the larger last");
     refused(&Parts { levels: [f32::NAN, 0.05], ..Parts::default() }, "levels");
-    refused(&Parts { layers: 3, ..Parts::default() }, "knows 3 of 4 layers");
-    refused(&Parts { layers: 0, ..Parts::default() }, "knows 0 of 4 layers");
+    refused(&Parts { layers: 3, ..Parts::default() }, "has 3 of 4 layers");
+    refused(&Parts { layers: 0, ..Parts::default() }, "has 0 of 4 layers");
     let falling = (0..5 * ERRORS.len()).map(|i| -(i as f32)).collect();
     refused(&Parts { curve: falling, ..Parts::default() }, "do not fall");
     refused(&Parts { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Parts::default() }, "inf");
@@ -133,11 +133,11 @@ fn thresholds_of_nothing_are_refused() {
         }
         learned::save(&path, &silu.file, Section::Thresholds, &contents, false).unwrap();
         let learned = Learned::open(&path, &silu.file).unwrap();
-        assert_eq!(Chooser::read(&learned, &silu).is_ok(), ok, "{weight}");
-        // Thresholds of one activation are none of another one.
-        let gelu = Chooser::read(&learned, &model(Some("gelu"))).unwrap_err().to_string();
+        assert_eq!(read(&learned, &silu).is_ok(), ok, "{weight}");
+        // Thresholds of one activation are not valid for another.
+        let gelu = read(&learned, &model(Some("gelu"))).unwrap_err().to_string();
         assert!(gelu.contains("Gelu") && gelu.contains("Silu"), "{gelu}");
-        // The same file says nothing about the model as it was made.
-        assert!(Chooser::read(&learned, &model(None)).unwrap().is_none());
+        // With its own activation the model takes predictors, and the file has none.
+        assert!(read(&learned, &model(None)).unwrap().is_none());
     }
 }

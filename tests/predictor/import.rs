@@ -1,4 +1,4 @@
-//! PowerInfer's predictors for a model that has none.
+//! PowerInfer's predictors, imported for a model without one.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn values(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// A folder of predictors, of which only the first wants anything.
+/// A folder of predictors, of which only the first selects neurons.
 fn folder(at: &Path) -> [Vec<f32>; 2] {
     fs::create_dir(at).unwrap();
     let (fc1, fc2) = (values(RANK * N_EMBD, 1), values(N_FF * RANK, 2));
@@ -45,7 +45,7 @@ fn folder(at: &Path) -> [Vec<f32>; 2] {
     [fc1, fc2]
 }
 
-/// Neurons of the first layer that PowerInfer's formula wants for `p`.
+/// Neurons of the first layer that PowerInfer's formula selects for `p`.
 fn wanted(p: &[f32], [fc1, fc2]: &[Vec<f32>; 2]) -> usize {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
@@ -70,7 +70,7 @@ fn power_infers_predictors_choose_as_their_formula_says() {
         matches!(&chosen.layers, Layers::Imported { layers, threshold } if layers.len() == 4 && *threshold == LEAST)
     );
     let token = [300u32];
-    // What the first layer's predictor reads is the same in any run.
+    // The input of the first layer's predictor is the same in every run.
     let mut exact = engine(&model, Sparsity::Exact, None, true);
     let mut expected = 0;
     let mut session = exact.open();

@@ -1,4 +1,5 @@
-//! Profiles taken: the counts are PyTorch's, an interrupted run gives the same file, experts and every activation.
+//! Collecting profiles: the counts equal PyTorch's, an interrupted run gives the same file, with
+//! experts and every activation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,7 @@ fn ids(model: &Model, n: usize) -> Vec<u32> {
     (0..n).map(|i| (i * i * 11 + 5 * i + 2) as u32 % model.n_vocab() as u32).collect()
 }
 
-/// A whole profile.
+/// A complete profile.
 pub(super) fn taken(model: &Arc<Model>, text: &Text) -> Profile {
     let mut engine = load(model, text.n_ctx(), vec![cpu_device(2)]);
     let mut gatherer = Gatherer::new(model).unwrap();
@@ -76,12 +77,12 @@ fn the_built_in_models_counts_are_pytorchs() {
         assert_eq!((profile.n_tokens(), profile.is_finished()), (11443, true));
         // [n_layer, n_ff] in U32.
         let counts = fs::read(reference("activation_counts.npy")).unwrap();
-        let counts = &counts[counts.len() - 4 * hyper.n_layer * hyper.n_ff..];
+        let counts = &counts[counts.len() - 4 * hyper.n_layer * model.max_n_ff()..];
         let counts: Vec<u64> =
             counts.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b).into()).collect();
         let fires: Vec<u64> = profile.layers().iter().flat_map(|l| l.fires().to_vec()).collect();
         assert_eq!(fires.iter().sum::<u64>() as f64, active, "as the engine counts");
-        // A gate that is 0 but for rounding may fall to either side.
+        // A gate that is 0 except for rounding may differ.
         for (at, (ours, theirs)) in fires.iter().zip(&counts).enumerate() {
             assert!(ours.abs_diff(*theirs) <= 2 + theirs / 500, "{at}: {ours}, not {theirs}");
         }
@@ -112,7 +113,7 @@ fn an_interrupted_run_gives_the_same_file() {
                 let mut engine = load(&model, 32, vec![cpu_device(2)]);
                 let mut gatherer = Gatherer::new(&model).unwrap();
                 let (stop, mut n_looks) = (AtomicBool::new(false), 0);
-                // Once after a few windows, and always inside of one.
+                // Once after a few windows, and always within one.
                 let mut profile_then = profile.clone();
                 let ended = calibrate(
                     &mut engine,
@@ -167,8 +168,8 @@ fn every_family_has_a_profile() {
             let squares = profile.mean_squares().unwrap();
             assert!(squares.iter().flatten().all(|square| square.is_finite()), "{name}");
             for layer in profile.layers() {
-                assert_eq!(layer.order().len(), model.hyper.n_ff);
-                if let Some(experts) = model.hyper.experts {
+                assert_eq!(layer.order().len(), model.max_n_ff());
+                if let Some(experts) = model.experts() {
                     let used: u64 = layer.routed().iter().sum();
                     assert_eq!(used, 90 * experts.n_used as u64, "{name}");
                     for (expert, &routed) in layer.routed().iter().enumerate() {
@@ -197,13 +198,14 @@ fn hot_neurons_come_first_and_experts_stay_together() {
     let mut shared = [0.0, 0.0];
     for layer in profile.layers() {
         let fires = layer.fires();
-        let (first, last) = layer.order().split_at(model.hyper.n_ff / 2);
+        let (first, last) = layer.order().split_at(model.max_n_ff() / 2);
         let sum = |list: &[u32]| list.iter().map(|&n| fires[n as usize]).sum::<u64>();
         assert!(sum(first) > sum(last));
-        // Neighbours in the order fire as often as each other more than neighbours in the file do.
+        // Neurons that are adjacent in the order fire together more often than neurons adjacent in
+        // the file.
         let apart = |pair: &[u32]| fires[pair[0] as usize].abs_diff(fires[pair[1] as usize]) as f64;
         shared[0] += layer.order().windows(2).map(apart).sum::<f64>();
-        let as_stored: Vec<u32> = (0..model.hyper.n_ff as u32).collect();
+        let as_stored: Vec<u32> = (0..model.max_n_ff() as u32).collect();
         shared[1] += as_stored.windows(2).map(apart).sum::<f64>();
     }
     assert!(shared[0] < 0.9 * shared[1], "{shared:?}");

@@ -1,4 +1,4 @@
-//! `thermocline profile` and what goes with it, as users meet it.
+//! `thermocline profile` and related commands, as users see them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use thermocline::embedded;
 
-/// The built-in model in a file, a folder for what is made of it, and a cache.
+/// The built-in model in a file, a folder for its side files, and a cache.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -45,7 +45,7 @@ fn a_profile_lies_beside_the_model_and_is_taken_once() {
     assert!(report.contains("Tokens:            700\n"), "{report}");
     assert!(report.contains("m/story.thermocline.gguf"), "{report}");
     let picture = fs::read_to_string(place.path("p.svg")).unwrap();
-    assert!(picture.starts_with("<svg") && picture.contains("story.gguf: neurons of 4 layers"));
+    assert!(picture.starts_with("<svg") && picture.contains("story.gguf: activations of 4 layers"));
     let file = place.path("m/story.thermocline.gguf");
     let first = fs::read(&file).unwrap();
     let changed = fs::metadata(&file).unwrap().modified().unwrap();
@@ -101,11 +101,11 @@ fn use_makes_a_short_profile_and_says_so_once() {
     let run =
         ["run", "-m", "m/story.gguf", "-n", "480", "--temp", "0", "--no-perf", "--ignore-eos"];
     let (text, notes) = place.done(&[&run[..], &["--no-auto-profile"]].concat());
-    assert!(!notes.contains("counted"), "{notes}");
+    assert!(!notes.contains("activation profile"), "{notes}");
     assert!(!place.path("xdg/thermocline").exists());
     let (same, notes) = place.done(&run);
     assert_eq!(text, same);
-    assert_eq!(notes.matches("--no-auto-profile forbids it").count(), 1, "{notes}");
+    assert_eq!(notes.matches("disable with --no-auto-profile").count(), 1, "{notes}");
     assert_eq!(fs::read_dir(place.path("m")).unwrap().count(), 1, "nothing beside the model");
     let tokens = || {
         let (json, _) = place.done(&["info", "-m", "m/story.gguf", "--json"]);
@@ -115,9 +115,9 @@ fn use_makes_a_short_profile_and_says_so_once() {
     let first = tokens();
     assert!(first >= 32, "{first}");
     let (_, notes) = place.done(&run);
-    assert!(!notes.contains("forbids it"), "{notes}");
+    assert!(!notes.contains("disable with"), "{notes}");
     assert!(tokens() > first);
-    // A full one takes its place.
+    // A complete one replaces it.
     place.done(&["profile", "-m", "m/story.gguf", "--tokens", "300"]);
     assert_eq!(tokens(), 300);
     place.done(&run);

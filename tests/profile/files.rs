@@ -1,4 +1,4 @@
-//! Files that hold profiles, ours and PowerInfer's: read, or refused with a reason.
+//! Profile files, ours and PowerInfer's: read, or rejected with a reason.
 
 use std::fs;
 use std::path::Path;
@@ -63,10 +63,10 @@ fn powerinfers_counts_are_taken_in_the_order_of_their_numbers() {
     counts(folder.path(), 3, &[1, 2, 3]);
     assert!(refused().contains("has 3 numbers, expected 5"), "{}", refused());
     counts(folder.path(), 3, &[1, 2, 3, 4, -5]);
-    assert!(refused().contains("holds -5"), "{}", refused());
+    assert!(refused().contains("has the value -5"), "{}", refused());
     let nan: Vec<u8> = [f32::NAN; 5].iter().flat_map(|n| n.to_le_bytes()).collect();
     fs::write(folder.path().join("activation_3.pt"), torch("FloatStorage", 5, nan)).unwrap();
-    assert!(refused().contains("holds NaN"), "{}", refused());
+    assert!(refused().contains("has the value NaN"), "{}", refused());
     fs::write(folder.path().join("activation_3.pt"), b"PK").unwrap();
     assert!(refused().contains("activation_3.pt"), "{}", refused());
     fs::remove_file(folder.path().join("activation_3.pt")).unwrap();
@@ -104,18 +104,18 @@ fn index(n_layer: u32, marks: &[&[i32]]) -> Vec<u8> {
 fn powerinfers_list_is_read_and_judged() {
     let bytes = index(2, &[&[1, 0, 0, 1], &[0, 0, 0, 0]]);
     let file = File::from_vec(bytes.clone(), "x.gpuidx").unwrap();
-    let found = gpu_index(&file, 2, 4).unwrap();
+    let found = gpu_index(&file, &[4, 4]).unwrap();
     assert_eq!((found.vram_capacity, found.n_neurons()), (123_456, 2));
     assert_eq!(found.layers, [vec![0, 3], vec![]]);
     for (n_layer, n_ff, says) in [(3, 4, "2 layers"), (2, 5, "gpu_idx"), (1, 4, "2 layers")] {
-        let error = gpu_index(&file, n_layer, n_ff).unwrap_err().to_string();
+        let error = gpu_index(&file, &vec![n_ff; n_layer]).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
     }
     for at in 0..bytes.len() {
         let mut other = bytes.clone();
         other[at] ^= 0x41;
         if let Ok(file) = File::from_vec(other, "x.gpuidx") {
-            let _ = gpu_index(&file, 2, 4);
+            let _ = gpu_index(&file, &[4, 4]);
         }
     }
 }
@@ -127,7 +127,7 @@ fn a_profile_of_another_shape_or_of_lies_is_refused() {
     let contents = taken(&model, &text).contents(&model);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.gguf");
-    // As if it were another model's: the fingerprint is that of this one, the sizes are not.
+    // A profile of another model with this model's fingerprint: the sizes differ.
     let other = Tiny { n_layer: 2, n_ff: 64, ..Tiny::default() }.model();
     learned::save(&path, &other.file, Section::Profile, &contents, false).unwrap();
     let refused = Profile::read(&Learned::open(&path, &other.file).unwrap(), &other).unwrap_err();

@@ -1,4 +1,4 @@
-//! What is found out about a model by looking at its neurons at work.
+//! Activation profiles: counted, stored, resumed, imported.
 
 mod calibration;
 mod command;

@@ -1,4 +1,5 @@
-//! Blocks observed at work: their values are the engine's own, wherever the neurons live, and looking changes nothing.
+//! Observed blocks: their values equal the engine's own on every placement, and observing does not
+//! change the text.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,7 @@ use hal::{Bytes, Device, HostRows, KvCache};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use thermocline::embedded;
-use thermocline::engine::{Engine, EngineOptions, Error, Session, Sparsity, StepStats, Want};
+use thermocline::engine::{Engine, EngineOptions, Error, Sequence, Sparsity, StepStats, Want};
 use thermocline::gguf::File;
 use thermocline::model::{Affine, Model, ModelOptions};
 use thermocline::placement::Placement;
@@ -37,7 +38,7 @@ fn load(model: &Arc<Model>, devices: Vec<Device>, placement: Option<Placement>) 
     Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
 }
 
-/// What was seen of one layer, all tokens.
+/// The observed values of one layer, all tokens.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     residual: Vec<f32>,
@@ -47,7 +48,7 @@ struct Seen {
     weights: Vec<f32>,
 }
 
-fn observe(engine: &mut Engine, session: &mut Session, ids: &[u32]) -> (Vec<Seen>, StepStats) {
+fn observe(engine: &mut Engine, session: &mut Sequence, ids: &[u32]) -> (Vec<Seen>, StepStats) {
     let mut layers = vec![Seen::default(); engine.model().hyper.n_layer];
     let mut raw = Vec::new();
     let stats = engine
@@ -130,18 +131,18 @@ fn every_family_shows_the_products_of_its_weights() {
             let mut session = engine.open();
             let ids = ids(&model, 37);
             let (layers, _) = observe(&mut engine, &mut session, &ids);
-            // Weights that meet rounded activations are off by about 1 % of the spread.
+            // Quantised weights with rounded activations differ by about 1 % of the spread.
             let bound =
                 |of: &Affine| if of.w.desc().format.quants().is_some() { 0.2 } else { 1e-4 };
             for (seen, layer) in layers.iter().zip(&model.layers) {
-                let ffn = &layer.ffn;
+                let ffn = layer.ffn.as_ref().unwrap();
                 let up = product(&ffn.up, &seen.x);
                 assert!(difference(&up, &seen.up) < bound(&ffn.up), "{}", path.display());
                 let gate = ffn.gate.as_ref().map_or(Vec::new(), |gate| product(gate, &seen.x));
                 assert!(difference(&gate, &seen.gate) < bound(&ffn.up), "{}", path.display());
                 assert_eq!(seen.residual.len(), seen.x.len());
                 let used = seen.weights.iter().filter(|weight| **weight != 0.0).count();
-                let expected = model.hyper.experts.map_or(0, |experts| experts.n_used * ids.len());
+                let expected = model.experts().map_or(0, |experts| experts.n_used * ids.len());
                 assert_eq!(used, expected, "{}", path.display());
             }
             n += 1;
@@ -213,7 +214,7 @@ fn looking_changes_nothing() {
             logits
         };
         assert_eq!(run(false), run(true));
-        // Tokens that were observed are in the cache as any others.
+        // Observed tokens are in the cache like any others.
         let mut engine = load(&model, vec![cpu_device(2)], None);
         let mut session = engine.open();
         observe(&mut engine, &mut session, &ids[..49]);

@@ -1,4 +1,4 @@
-//! What several tests need: tiny models from a seed, a watchdog.
+//! Helpers of several tests: tiny models from a seed, a watchdog.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -8,7 +8,7 @@ use hal::format::Format;
 use rand::RngExt;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use thermocline::gguf::{Container, File, TensorType, Value, Writer};
+use thermocline::gguf::{Array, Container, File, TensorType, Value, Writer};
 use thermocline::model::{Model, ModelOptions};
 
 /// A model small enough to run hundreds of times, with random weights.
@@ -28,12 +28,18 @@ pub(crate) struct Tiny {
     pub(crate) pwri: bool,
     /// Rank of the predictor; 0 for none.
     pub(crate) rank: usize,
-    /// The predictor reads marks of the token alone, which no layer changes and no rounding moves: the same
-    /// neurons are predicted wherever they live.
+    /// The predictor reads only the marks of the token, which no layer changes and rounding does
+    /// not affect: the same neurons are predicted on every placement.
     pub(crate) marked: bool,
-    /// The first half of every layer's neurons fires for tokens whose first mark is positive, the other for the others.
-    /// Goes with `marked`.
+    /// The first half of every layer's neurons fires for tokens whose first mark is positive, the
+    /// second half for the others. Requires `marked`.
     pub(crate) topics: bool,
+    /// Neurons of each layer where they differ between layers; 0 for a layer without a
+    /// feed-forward block.
+    pub(crate) n_ffs: Vec<usize>,
+    /// Heads of queries, and of keys and values, of each layer where they differ between layers; 0
+    /// for a layer without attention.
+    pub(crate) heads: Vec<(usize, usize)>,
 }
 
 /// Columns of the residual that hold a token's marks: one block of rounded activations.
@@ -57,6 +63,8 @@ impl Default for Tiny {
             rank: 0,
             marked: false,
             topics: false,
+            n_ffs: Vec::new(),
+            heads: Vec::new(),
         }
     }
 }
@@ -69,7 +77,8 @@ impl Tiny {
     }
 
     fn tensors(&self) -> Vec<(String, usize, usize, Format)> {
-        let d_kv = self.n_embd / self.n_head * self.n_head_kv;
+        let most = self.heads.iter().map(|heads| heads.0).max().unwrap_or(self.n_head);
+        let d_head = self.n_embd / most;
         let mut tensors = vec![
             ("token_embd.weight".to_owned(), self.n_vocab, self.n_embd, self.format),
             ("output_norm.weight".to_owned(), 1, self.n_embd, Format::F32),
@@ -77,28 +86,33 @@ impl Tiny {
         if !self.tied {
             tensors.push(("output.weight".to_owned(), self.n_vocab, self.n_embd, self.format));
         }
-        let down = match self.pwri {
-            true => ("ffn_down_t", self.n_ff, self.n_embd),
-            false => ("ffn_down", self.n_embd, self.n_ff),
-        };
         for layer in 0..self.n_layer {
-            for norm in ["attn_norm", "ffn_norm"] {
+            let n_ff = self.n_ffs.get(layer).copied().unwrap_or(self.n_ff);
+            let heads = self.heads.get(layer).copied().unwrap_or((self.n_head, self.n_head_kv));
+            let (d_q, d_kv) = (d_head * heads.0, d_head * heads.1);
+            let norms = [("attn_norm", heads.0), ("ffn_norm", n_ff)];
+            for (norm, _) in norms.iter().filter(|(_, n)| *n > 0) {
                 tensors.push((format!("blk.{layer}.{norm}.weight"), 1, self.n_embd, Format::F32));
             }
-            for (part, rows, cols) in [
-                ("attn_q", self.n_embd, self.n_embd),
+            let down = match self.pwri {
+                true => ("ffn_down_t", n_ff, self.n_embd),
+                false => ("ffn_down", self.n_embd, n_ff),
+            };
+            let parts = [
+                ("attn_q", d_q, self.n_embd),
                 ("attn_k", d_kv, self.n_embd),
                 ("attn_v", d_kv, self.n_embd),
-                ("attn_output", self.n_embd, self.n_embd),
-                ("ffn_gate", self.n_ff, self.n_embd),
-                ("ffn_up", self.n_ff, self.n_embd),
+                ("attn_output", self.n_embd, d_q),
+                ("ffn_gate", n_ff, self.n_embd),
+                ("ffn_up", n_ff, self.n_embd),
                 down,
-            ] {
+            ];
+            for (part, rows, cols) in parts.into_iter().filter(|part| part.1 * part.2 > 0) {
                 tensors.push((format!("blk.{layer}.{part}.weight"), rows, cols, self.format));
             }
             if self.rank > 0 {
                 for (part, rows, cols) in
-                    [("fc1", self.rank, self.n_embd), ("fc2", self.n_ff, self.rank)]
+                    [("fc1", self.rank, self.n_embd), ("fc2", n_ff, self.rank)]
                 {
                     tensors.push((format!("blk.{layer}.{part}.weight"), rows, cols, self.format));
                 }
@@ -120,8 +134,24 @@ impl Tiny {
             ("attention.head_count_kv", self.n_head_kv),
             ("context_length", 256),
         ] {
-            set(&format!("llama.{key}"), (value as u32).into());
+            let listed = match key {
+                "feed_forward_length" => !self.n_ffs.is_empty(),
+                "attention.head_count" | "attention.head_count_kv" => !self.heads.is_empty(),
+                _ => false,
+            };
+            if !listed {
+                set(&format!("llama.{key}"), (value as u32).into());
+            }
         }
+        let mut list = |key: &str, numbers: Vec<usize>| {
+            if !numbers.is_empty() {
+                let numbers = numbers.into_iter().map(|n| n as u32).collect();
+                set(&format!("llama.{key}"), Array::U32(numbers).into());
+            }
+        };
+        list("feed_forward_length", self.n_ffs.clone());
+        list("attention.head_count", self.heads.iter().map(|heads| heads.0).collect());
+        list("attention.head_count_kv", self.heads.iter().map(|heads| heads.1).collect());
         set("llama.attention.layer_norm_rms_epsilon", 1e-5f32.into());
         if !self.pwri {
             set("llama.hidden_activation", self.activation.into());
@@ -163,7 +193,7 @@ impl Tiny {
     }
 }
 
-/// Makes the first columns of a token's row plain signs, and keeps them through all layers.
+/// Makes the first columns of a token's row signs, and keeps them unchanged through all layers.
 fn mark(name: &str, cols: usize, values: &mut [f32]) {
     let part = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or(name);
     for (at, value) in values.iter_mut().enumerate() {
@@ -178,8 +208,8 @@ fn mark(name: &str, cols: usize, values: &mut [f32]) {
     }
 }
 
-/// Lets the first mark of a token decide which half of a layer's neurons fires, and keeps the residual small, so that no
-/// layer drowns it.
+/// Makes the first mark of a token decide which half of a layer's neurons fires, and keeps the
+/// residual small, so that no layer outweighs it.
 fn plant_topics(name: &str, cols: usize, values: &mut [f32]) {
     let factor = match name {
         _ if name.contains("ffn_gate") => {
@@ -196,7 +226,8 @@ fn plant_topics(name: &str, cols: usize, values: &mut [f32]) {
     values.iter_mut().for_each(|value| *value *= factor);
 }
 
-/// Runs `f` on a thread of its own and fails if it does not end in time: a test for waits that never end.
+/// Runs `f` on its own thread and fails if it does not end in time: a watchdog for waits that
+/// never end.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     f: impl FnOnce() -> T + Send + 'static,
@@ -214,7 +245,7 @@ pub(crate) fn within<T: Send + 'static>(
     }
 }
 
-/// The largest difference of two lists of numbers; infinite where one is no number.
+/// The largest difference of two lists of numbers; infinite if one of them has a NaN.
 pub(crate) fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let numbers = a.iter().chain(b).all(|v| v.is_finite());

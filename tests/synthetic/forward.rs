@@ -1,23 +1,24 @@
-//! A model in plain 32-bit loops, every step written out: what fires, and what the predictor says of it.
+//! A model in plain 32-bit loops, every step written out: which neurons fire, and which the
+//! predictor selects.
 
 use hal::HostRows;
 use hal::format::Format;
 use hal::op::Activation;
 use rayon::prelude::*;
-use thermocline::model::{Frame, Kv, Model};
+use thermocline::model::{Attention, Kv, Model};
 
 /// Shares over all layers, tokens and neurons.
-pub(super) struct Measured {
+pub(crate) struct Measured {
     /// Gates above zero.
     pub(super) fired: f64,
-    /// Neurons that the predictor keeps.
+    /// Neurons that the predictor selects.
     pub(super) predicted: f64,
-    /// Fired neurons that the predictor keeps, of those that fired.
+    /// Share of the fired neurons that the predictor selects.
     pub(super) recall: f64,
     /// Deviation of the logits of the last token.
     pub(super) logit_deviation: f64,
     /// Logits of every token.
-    pub(super) logits: Vec<Vec<f32>>,
+    pub(crate) logits: Vec<Vec<f32>>,
 }
 
 impl std::fmt::Debug for Measured {
@@ -57,7 +58,7 @@ impl Matrix {
         self.values.par_chunks(self.cols).map(|row| dot(row, x)).collect()
     }
 
-    /// The sum of rows, each times its number.
+    /// The sum of rows, each times its factor.
     fn rows_times(&self, x: &[f32]) -> Vec<f32> {
         let mut sum = vec![0.0; self.cols];
         for (row, x) in self.values.chunks(self.cols).zip(x).filter(|(_, x)| **x != 0.0) {
@@ -85,7 +86,7 @@ fn turn(x: &mut [f32], d_head: usize, position: usize, freqs: &[f32]) {
     }
 }
 
-/// What each query head gathers of the values.
+/// The attention output of each query head.
 fn attend(
     q: &[f32],
     keys: &[Vec<f32>],
@@ -109,8 +110,30 @@ fn attend(
     q.chunks(d_head).enumerate().flat_map(head).collect()
 }
 
+/// Adds a layer's attention to the residual of each token.
+fn mix(model: &Model, attention: &Attention, norm: &HostRows, stream: &mut [Vec<f32>]) {
+    let (hyper, sizes) = (&model.hyper, attention.sizes);
+    let Attention { q, kv: Kv::Direct { k, v }, o, .. } = attention else {
+        panic!("made as llama is");
+    };
+    let freqs = attention.rope.as_ref().unwrap().freqs(hyper.n_ctx_train);
+    let [q, k, v, o] = [q, k, v, o].map(|part| Matrix::new(&part.w));
+    let (mut keys, mut values) = (Vec::new(), Vec::new());
+    for (position, x) in stream.iter_mut().enumerate() {
+        let h = normed(x, norm, hyper.eps);
+        let (mut query, mut key) = (q.times(&h), k.times(&h));
+        turn(&mut query, sizes.d_head, position, freqs);
+        turn(&mut key, sizes.d_head, position, freqs);
+        keys.push(key);
+        values.push(v.times(&h));
+        let group = sizes.n_head / sizes.n_head_kv;
+        let gathered = attend(&query, &keys, &values, sizes.d_head, group);
+        x.iter_mut().zip(o.times(&gathered)).for_each(|(x, y)| *x += y);
+    }
+}
+
 /// Runs `ids` through the model: with every neuron, or with those whose score is at least `threshold`.
-pub(super) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measured {
+pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measured {
     let hyper = &model.hyper;
     let embedding = Matrix::new(&model.token_embd);
     let mut stream: Vec<Vec<f32>> = ids
@@ -119,29 +142,15 @@ pub(super) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
         .collect();
     let (mut fired, mut predicted, mut both, mut neurons) = (0.0, 0.0, 0.0, 0.0);
     for (number, layer) in model.layers.iter().enumerate() {
-        let Frame { attn_norm, q, kv: Kv::Direct { k, v }, o, ffn_norm: Some(ffn_norm), .. } =
-            &layer.frame
-        else {
-            panic!("made as llama is");
-        };
-        let freqs = layer.rope.as_ref().unwrap().freqs(hyper.n_ctx_train);
-        let [q, k, v, o] = [q, k, v, o].map(|part| Matrix::new(&part.w));
-        let gate = layer.ffn.gate.as_ref().unwrap();
-        let [gate, up, down] = [gate, &layer.ffn.up, &layer.ffn.down].map(|m| Matrix::new(&m.w));
+        if let (Some(norm), Some(attention)) = (&layer.frame.attn_norm, layer.attention()) {
+            mix(model, attention, &norm.w, &mut stream);
+        }
+        let (Some(ffn_norm), Some(ffn)) = (&layer.frame.ffn_norm, &layer.ffn) else { continue };
+        let gate = ffn.gate.as_ref().unwrap();
+        let [gate, up, down] = [gate, &ffn.up, &ffn.down].map(|m| Matrix::new(&m.w));
         let [fc1, fc2] =
             ["fc1", "fc2"].map(|n| Matrix::named(model, &format!("blk.{number}.{n}.weight")));
-        let (mut keys, mut values) = (Vec::new(), Vec::new());
-        for (position, x) in stream.iter_mut().enumerate() {
-            let h = normed(x, &attn_norm.w, hyper.eps);
-            let (mut query, mut key) = (q.times(&h), k.times(&h));
-            turn(&mut query, hyper.d_head, position, freqs);
-            turn(&mut key, hyper.d_head, position, freqs);
-            keys.push(key);
-            values.push(v.times(&h));
-            let gathered =
-                attend(&query, &keys, &values, hyper.d_head, hyper.n_head / hyper.n_head_kv);
-            x.iter_mut().zip(o.times(&gathered)).for_each(|(x, y)| *x += y);
-
+        for x in &mut stream {
             let h = normed(x, &ffn_norm.w, hyper.eps);
             let mut gates = gate.times(&h);
             if let (Some(fc1), Some(fc2)) = (&fc1, &fc2) {
@@ -163,7 +172,7 @@ pub(super) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
             let act = |gate: f32| if relu { gate.max(0.0) } else { gate / (1.0 + (-gate).exp()) };
             let carried: Vec<f32> =
                 gates.iter().zip(up.times(&h)).map(|(gate, up)| act(*gate) * up).collect();
-            let y = match layer.ffn.down_by_neuron {
+            let y = match ffn.down_by_neuron {
                 true => down.rows_times(&carried),
                 false => down.times(&carried),
             };

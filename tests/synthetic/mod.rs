@@ -1,7 +1,7 @@
-//! Synthetic models: what can be asked for, that the containers hold what was asked, and that as many neurons fire as
-//! were planted.
+//! Synthetic models: valid specifications, correct containers, and the planted share of active
+//! neurons.
 
-mod forward;
+pub(crate) mod forward;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -147,7 +147,7 @@ fn every_format_loads_from_both_containers() {
             let predictors = if spec.container == Container::PowerInfer { 2 } else { 0 };
             assert_eq!(model.n_predictors, predictors, "{spec}");
             assert_eq!(model.is_exactly_sparse(), spec.relu, "{spec}");
-            assert_eq!(model.layers[1].ffn.up.w.desc().format, format, "{spec}");
+            assert_eq!(model.layers[1].ffn.as_ref().unwrap().up.w.desc().format, format, "{spec}");
             let tensors = model.file.tensors();
             let size: u64 = tensors.iter().map(|t| model.file.bytes(t).unwrap().len() as u64).sum();
             assert_eq!(spec.size().unwrap().0, size, "{spec}");
@@ -253,7 +253,7 @@ fn as_many_neurons_fire_as_were_planted() {
     }
 }
 
-/// Perplexity of `ids` by logits after each of them.
+/// Perplexity of `ids`, by the logits after each of them.
 fn perplexity(ids: &[u32], logits: &[Vec<f32>]) -> f64 {
     let nll = |(row, next): (&Vec<f32>, &u32)| {
         let most = row.iter().copied().fold(f32::MIN, f32::max);
@@ -264,7 +264,7 @@ fn perplexity(ids: &[u32], logits: &[Vec<f32>]) -> f64 {
     (sum / (ids.len() - 1) as f64).exp()
 }
 
-/// PowerInfer's formula in plain loops and the engine agree, with the predictor and without it.
+/// PowerInfer's formula in plain loops and the engine agree, with and without the predictor.
 #[test]
 fn the_predictor_is_powerinfers() {
     let spec = pwri(&Spec { n_vocab: 1000, ..small(Format::F16, true) });
@@ -317,7 +317,7 @@ fn random_weights_give_sane_logits() {
     }
 }
 
-/// Tokens that follow `TEXT` by the largest logit, and the density of the run.
+/// Greedy tokens after `TEXT`, and the density of the run.
 fn greedy(spec: &Spec, n: usize) -> (Vec<u32>, f64) {
     let model = model(spec);
     let mut tokens = tokenizer(&model.file).encode(TEXT, true, false).unwrap();

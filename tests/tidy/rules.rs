@@ -2,15 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use super::lists::{BACKENDS, DEVICE_NAMES, HAL_NEEDS, LONG, MAY_USE, MOST_LINES, PURE, UNSAFE};
+use super::bytes::{files_are_small, scripts_have_one_habit};
+use super::documents::{documents, paths_exist};
+use super::lists::{
+    BACKENDS, DEVICE_NAMES, HAL_NEEDS, HOUSE, LARGE, LONG, MOST_LINES, OWNED, PURE, UNSAFE,
+};
 use super::tree::{Source, Tree};
+use super::words::plain_words;
 
 /// A rule of the house.
 pub(crate) type Rule = fn(&Tree) -> Vec<String>;
 
 /// All of them.
 pub(crate) const RULES: &[Rule] = &[
-    floors,
+    devices_stay_out,
+    dependencies_have_one_owner,
     backends_named_once,
     backends_see_no_model,
     words_in_words_out,
@@ -25,9 +31,12 @@ pub(crate) const RULES: &[Rule] = &[
     documents,
     paths_exist,
     tests_are_run,
+    files_are_small,
+    scripts_have_one_habit,
+    plain_words,
 ];
 
-fn at(file: &Source, line: usize, what: impl std::fmt::Display) -> String {
+pub(super) fn at(file: &Source, line: usize, what: impl std::fmt::Display) -> String {
     format!("{}:{line}: {what}", file.path)
 }
 
@@ -46,23 +55,49 @@ fn lines_with<'a>(code: &'a str, what: &'a str) -> impl Iterator<Item = (usize, 
     })
 }
 
-fn floors(tree: &Tree) -> Vec<String> {
+fn devices_stay_out(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
-    for file in tree.rust() {
-        let Some(module) = file.module() else { continue };
-        let Some((_, may)) = MAY_USE.iter().find(|(name, _)| *name == module) else {
-            faults.push(at(file, 1, format!("module `{module}` is not in MAY_USE of tests/tidy/lists.rs: add it with what it may use")));
-            continue;
-        };
+    let pure = |f: &&Source| PURE.iter().any(|folder| f.path.starts_with(folder));
+    for file in tree.rust().filter(pure) {
         for (line, name) in file.names() {
-            let parts: Vec<&str> = name.split("::").collect();
-            let [root, used, ..] = parts[..] else { continue };
-            let known = used != module && MAY_USE.iter().any(|(name, _)| *name == used);
-            if root == "crate" && known && !may.contains(&used) && *may != ["*"] {
-                faults.push(at(file, line, format!("`{module}` uses `{used}`, and arrows go down only: move the code, or change MAY_USE and say why in ARCHITECTURE.md")));
+            let used = first(name.strip_prefix("hal::").unwrap_or_default());
+            if DEVICE_NAMES.contains(&used) {
+                faults.push(at(file, line, format!("sees `hal::{used}`: this code is data in, data out, so hand it what it needs to know")));
             }
-            if root == "hal" && PURE.contains(&module) && DEVICE_NAMES.contains(&used) {
-                faults.push(at(file, line, format!("`{module}` sees `hal::{used}`: it is data in, data out, so hand it what it needs to know")));
+        }
+    }
+    faults
+}
+
+/// The sections of a `Cargo.toml` with the dependencies of each, and their lines.
+fn dependencies(file: &Source) -> impl Iterator<Item = (usize, &str, &str)> {
+    let mut section = "";
+    file.text.lines().enumerate().filter_map(move |(i, line)| {
+        if line.starts_with('[') {
+            section = line;
+            return None;
+        }
+        let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
+        let is_name = !name.is_empty() && !name.starts_with(['#', '}', ']']);
+        (section.contains("dependencies") && is_name).then_some((i + 1, section, name))
+    })
+}
+
+fn dependencies_have_one_owner(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in
+        tree.files.iter().filter(|f| f.path.ends_with("/Cargo.toml") || f.path == "Cargo.toml")
+    {
+        for (line, section, name) in dependencies(file) {
+            let other = |(owned, owner): &&(&str, &str)| *owned == name && *owner != file.path;
+            if section != "[workspace.dependencies]"
+                && let Some((_, owner)) = OWNED.iter().find(other)
+            {
+                faults.push(at(
+                    file,
+                    line,
+                    format!("depends on `{name}`: only {owner} does (OWNED)"),
+                ));
             }
         }
     }
@@ -71,20 +106,20 @@ fn floors(tree: &Tree) -> Vec<String> {
 
 fn backends_named_once(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
-    for file in tree.below("src/").filter(|f| f.is_rust() && f.path != "src/devices.rs") {
+    for file in tree.below("src/").filter(|f| f.is_rust() && f.path != "src/runtime/devices.rs") {
         for (line, name) in file.names() {
             if name.contains("::") && BACKENDS.contains(&first(&name)) {
                 faults.push(at(
                     file,
                     line,
-                    format!("`{name}`: only src/devices.rs names backends"),
+                    format!("`{name}`: only src/runtime/devices.rs names backends"),
                 ));
             }
         }
         // The name of the feature is in a literal, which the code has blanked.
         let asking = lines_with(file.shipped(), "feature").filter(|(_, text)| text.contains("cfg"));
         for (line, _) in asking {
-            faults.push(at(file, line, "only src/devices.rs asks for features"));
+            faults.push(at(file, line, "only src/runtime/devices.rs asks for features"));
         }
     }
     faults
@@ -104,19 +139,13 @@ fn backends_see_no_model(tree: &Tree) -> Vec<String> {
         }
     }
     for file in tree.below("backends/").filter(|f| f.path.ends_with("Cargo.toml")) {
-        let mut section = "";
-        for (i, line) in file.text.lines().enumerate() {
-            if line.starts_with('[') {
-                section = line;
-            }
-            let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
-            let depends = section.contains("dependencies") && !name.is_empty() && name != section;
-            if depends && name == "thermocline" {
-                faults.push(at(file, i + 1, "a backend depends on the engine: turn it round"));
+        for (line, section, name) in dependencies(file) {
+            if HOUSE.contains(&name) {
+                faults.push(at(file, line, "a backend depends on the engine: turn it round"));
             }
             let hal = file.path == "backends/hal/Cargo.toml" && section == "[dependencies]";
-            if hal && depends && !line.starts_with('[') && !HAL_NEEDS.contains(&name) {
-                faults.push(at(file, i + 1, format!("hal depends on `{name}`: the contract names no library of a device (HAL_NEEDS)")));
+            if hal && !HAL_NEEDS.contains(&name) {
+                faults.push(at(file, line, format!("hal depends on `{name}`: the contract names no library of a device (HAL_NEEDS)")));
             }
         }
     }
@@ -127,7 +156,8 @@ fn words_in_words_out(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
     // The program sets a variable for its drivers before anything else; cargo talks to build scripts so.
     let below = |f: &&Source| {
-        !f.path.starts_with("src/cli/") && f.path != "src/main.rs" && !f.path.ends_with("/build.rs")
+        let may = ["src/cli/", "src/main.rs", "examples/"];
+        !may.iter().any(|path| f.path.starts_with(path)) && !f.path.ends_with("/build.rs")
     };
     for file in tree.rust().filter(below) {
         for (line, name) in file.names() {
@@ -274,7 +304,7 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
             }
         }
     }
-    let listed: BTreeSet<String> = (tree.text("README.md").lines())
+    let listed: BTreeSet<String> = (tree.text("docs/formats.md").lines())
         .filter_map(|line| Some(line.strip_prefix("| ")?.split_once(" |")?.0.to_owned()))
         .filter(|cell| {
             cell.starts_with(['F', 'B', 'Q', 'I', 'M']) && cell.contains(char::is_numeric)
@@ -282,7 +312,7 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
         .collect();
     let known: BTreeSet<String> = formats.into_iter().map(|(name, _)| name).collect();
     for name in known.symmetric_difference(&listed) {
-        faults.push(format!("README.md: format `{name}` stands in only one of README's table and the `formats!` table"));
+        faults.push(format!("docs/formats.md: format `{name}` is in only one of this page's table and the `formats!` table"));
     }
     faults
 }
@@ -370,7 +400,7 @@ fn nothing_unfinished(tree: &Tree) -> Vec<String> {
     faults
 }
 
-/// Words of the workshop that are no part of the project; `concat!` so that this file is clean itself.
+/// Names of one developer's machine; `concat!` keeps this file itself clean.
 const WORKSHOP: &[&str] = &[
     concat!("/wo", "rk/"),
     concat!("/.lib", "rary"),
@@ -398,68 +428,17 @@ fn nothing_of_the_workshop(tree: &Tree) -> Vec<String> {
     faults
 }
 
-fn documents(tree: &Tree) -> Vec<String> {
-    let mut faults = Vec::new();
-    let mut want = |path: &str, what: &str, why: &str| {
-        if !tree.text(path).contains(what) {
-            faults.push(format!("{path}: no `{what}`: {why}"));
-        }
-    };
-    want("CHANGELOG.md", "## [Unreleased]", "every change that a user sees gets a line there");
-    want("README.md", "cargo run --release", "the command that runs it");
-    want("ARCHITECTURE.md", "## Where to start reading", "a reader begins there");
-    let mut test_command = None;
-    for line in tree.text("README.md").lines().map(str::trim) {
-        if line.starts_with("cargo test") {
-            test_command = test_command.or(Some(line));
-        }
-    }
-    match test_command {
-        Some(command) => {
-            want(".ci/run", command, "it ends with README's test command, word for word")
-        }
-        None => {
-            faults.push("README.md: no `cargo test` command: the second of its two commands".into())
-        }
-    }
-    faults
-}
-
-/// Paths in documents, and of test data in code.
-fn paths_exist(tree: &Tree) -> Vec<String> {
-    let folders = ["src/", "backends/", "tests/", "docs/", "scripts/", "assets/", ".ci/"];
-    let is_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
-    let mut faults = Vec::new();
-    for file in &tree.files {
-        let text = file.path.ends_with(".md") && !file.path.starts_with("assets/train");
-        for (i, line) in file.text.lines().enumerate() {
-            let pieces = line.split(['`', '"', '(', ')', ' ']).filter(|_| text || file.is_rust());
-            for piece in pieces {
-                let path = piece.trim_start_matches("../").trim_end_matches(['.', ',', ':', ';']);
-                let here = if text { &folders[..] } else { &folders[5..6] };
-                let known = here.iter().any(|f| path.starts_with(f) && path.len() > f.len());
-                let made_up = file.path.starts_with("tests/tidy");
-                if known && !made_up && path.chars().all(is_path) && !tree.has(path) {
-                    faults.push(at(
-                        file,
-                        i + 1,
-                        format!("`{path}` is not there: correct the path"),
-                    ));
-                }
-            }
-        }
-    }
-    faults
-}
-
 fn tests_are_run(tree: &Tree) -> Vec<String> {
     let main = tree.text("tests/main.rs");
+    let manifest = tree.text("Cargo.toml");
     let mut faults = Vec::new();
     for file in tree.below("tests/") {
         let rest = file.path.trim_start_matches("tests/");
         let name = rest.strip_suffix("/mod.rs").or(rest.strip_suffix(".rs")).unwrap_or_default();
         let subject = !name.is_empty() && !name.contains('/') && name != "main";
-        if subject && !main.lines().any(|line| line == format!("mod {name};")) {
+        let of_main = main.lines().any(|line| line == format!("mod {name};"));
+        let own_binary = manifest.contains(&format!("path = \"{}\"", file.path));
+        if subject && !of_main && !own_binary {
             faults.push(at(file, 1, format!("never run: add `mod {name};` to tests/main.rs")));
         }
     }
@@ -472,5 +451,5 @@ pub(crate) fn lists_are_current(tree: &Tree) -> Vec<String> {
     let fault = |(path, why): &(&str, &str)| {
         format!("tests/tidy/lists.rs: `{path}` ({why}) is not there any more: take it off the list")
     };
-    LONG.iter().chain(UNSAFE).filter(gone).map(fault).collect()
+    LONG.iter().chain(UNSAFE).chain(LARGE).filter(gone).map(fault).collect()
 }

@@ -1,4 +1,4 @@
-//! The repository as text, and just enough Rust to tell code from words.
+//! The repository as text, and just enough Rust syntax to separate code from comments and literals.
 
 use std::fs;
 use std::path::Path;
@@ -10,6 +10,7 @@ const TOP: &[&str] = &[
     "backends",
     "benches",
     "docs",
+    "examples",
     "fuzz",
     "kernels-cuda",
     "kernels-hip",
@@ -34,8 +35,10 @@ pub(crate) struct Source {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tree {
     pub(crate) files: Vec<Source>,
-    /// Every path, also of files that are no text.
+    /// Every path, including binary files.
     pub(crate) paths: Vec<String>,
+    /// Path and bytes of every file.
+    pub(crate) sizes: Vec<(String, u64)>,
 }
 
 impl Source {
@@ -72,14 +75,6 @@ impl Source {
         }
     }
 
-    /// The crate-level module of a file in `src/`: `engine` for `src/engine/step.rs`.
-    pub(crate) fn module(&self) -> Option<&str> {
-        let rest = self.path.strip_prefix("src/")?;
-        let first = rest.split('/').next().unwrap_or(rest);
-        let name = first.strip_suffix(".rs").unwrap_or(first);
-        (name != "lib" && name != "main").then_some(name)
-    }
-
     /// Paths named in shipped code, with their lines: `use a::{b, c::d}` gives `a::b` and `a::c::d`.
     pub(crate) fn names(&self) -> Vec<(usize, String)> {
         let code = self.shipped();
@@ -91,21 +86,12 @@ impl Source {
                 let mut names = Vec::new();
                 chain(code, &mut at, "", &mut names);
                 let line = 1 + code[..start].matches('\n').count();
-                found.extend(names.into_iter().map(|name| (line, self.absolute(&name))));
+                found.extend(names.into_iter().map(|name| (line, name)));
             } else {
                 at += 1;
             }
         }
         found
-    }
-
-    /// `super::x` as `crate::x` where it leaves the file's own module.
-    fn absolute(&self, name: &str) -> String {
-        let path = self.path.trim_end_matches(".rs").trim_end_matches("/mod");
-        let depth = path.split('/').count() - 1;
-        let rest = name.trim_start_matches("super::");
-        let n_super = (name.len() - rest.len()) / "super::".len();
-        if n_super > 0 && n_super >= depth { format!("crate::{rest}") } else { name.to_owned() }
     }
 }
 
@@ -197,6 +183,7 @@ impl Tree {
         let mut tree = Tree::default();
         for (path, text) in files {
             tree.paths.push((*path).to_owned());
+            tree.sizes.push(((*path).to_owned(), text.len() as u64));
             tree.files.push(Source::new(path, text));
         }
         tree
@@ -227,6 +214,7 @@ impl Tree {
             }
             self.paths.push(path.clone());
             let bytes = fs::read(entry.path()).unwrap_or_default();
+            self.sizes.push((path.clone(), bytes.len() as u64));
             if let Ok(text) = String::from_utf8(bytes) {
                 self.files.push(Source::new(&path, &text));
             }

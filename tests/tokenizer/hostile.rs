@@ -1,4 +1,4 @@
-//! Vocabularies made at random: a typed error or a tokenizer that works, never a panic.
+//! Random vocabularies: a typed error or a working tokenizer, never a panic.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -42,7 +42,7 @@ fn ids() -> impl Strategy<Value = SpecialIds> {
     })
 }
 
-/// Bytes that may be a table: a size that fits and then units that lead anywhere.
+/// Bytes that may be a table: a valid size and then units with arbitrary targets.
 fn charsmap() -> impl Strategy<Value = Vec<u8>> {
     let units =
         vec(prop_oneof![any::<u32>(), (0u32..8, 0u32..128).prop_map(|(d, b)| d << 10 | b)], 0..300);
@@ -98,7 +98,7 @@ proptest! {
                 return Ok(());
             }
         };
-        // A table of replacements is believed step by step: it may be refused here.
+        // A table of replacements is only checked when it is used: it may be rejected here.
         if let Ok(ids) = tokenizer.encode(&text, special, special) {
             let mut detokenizer = Detokenizer::new(&tokenizer, Start::OfText, special);
             for id in ids {

@@ -1,5 +1,5 @@
-//! What sets the kinds of vocabulary apart, on small ones. That llama.cpp gives the same ids is
-//! checked by scripts/check_tokenizers.py.
+//! The differences between the types of vocabularies, on small ones. scripts/check_tokenizers
+//! checks that llama.cpp gives the same ids.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,8 @@ fn tokens(all: &[&str]) -> Vec<Vec<u8>> {
     all.iter().map(|token| token.as_bytes().to_vec()).collect()
 }
 
-/// Types from the texts: `<0xNN>` are bytes, `<...>` control tokens, what is `defined` is the user's.
+/// Token types from the texts: `<0xNN>` are bytes, `<...>` control tokens, those in `defined` are
+/// user-defined.
 fn types(all: &[&str], defined: &[&str]) -> Vec<TokenType> {
     let kind = |token: &&str| match *token {
         token if defined.contains(&token) => TokenType::UserDefined,
@@ -46,7 +47,7 @@ fn gemma_4_merges_characters_within_lines() {
     let tokenizer = Tokenizer::new(gemma4()).expect("good");
     let encode = |text| tokenizer.encode(text, true, true).expect("encodable");
     assert_eq!(encode("ab ab"), [2, 6, 7]);
-    // Newlines that are a token are not merged up: no merge makes 9, and so none 10.
+    // Newlines that are tokens are not merged: no merge makes 9, so none makes 10.
     assert_eq!(encode("a\n\nb\n\n\n\n"), [2, 4, 9, 5, 8, 8, 8, 8]);
     assert_eq!(encode("<|turn>中 "), [2, 14, 11, 12, 13, 3]);
     assert_eq!(text_of(&tokenizer, &encode("ab  a中\n")[1..], Start::OfText), "ab  a中\n");
@@ -82,10 +83,10 @@ fn user_defined_tokens_come_before_merges_the_longest_first() {
     assert_eq!(ids(&gemma, "a axxxxx", false), [4, 5, 8, 7]);
     assert_eq!(ids(&gemma, "<turn> a", true), [9, 5]);
     assert_eq!(text_of(&gemma, &[5, 8, 4], Start::OfText), " axxxa");
-    // With a prefix, a space goes before each stretch of text.
+    // With a prefix, a space goes before each section of text.
     let prefixed = Tokenizer::new(Vocab { add_space_prefix: None, ..vocab.clone() }).expect("good");
     assert_eq!(ids(&prefixed, "axxa", false), [5, 7, 5]);
-    // Phi-3's special tokens swallow the white space after them, its begin token does not.
+    // Phi-3's special tokens absorb the white space after them, its start token does not.
     let phi3 = Tokenizer::new(Vocab { name: "Phi-3-mini".into(), ..vocab }).expect("good");
     assert_eq!(ids(&phi3, "<turn> \n a<s> a", true), [9, 4, 1, 5]);
 }
@@ -107,10 +108,10 @@ fn unigram_takes_the_most_probable_pieces() {
     let tokenizer = Tokenizer::new(t5()).expect("good");
     let encode = |text| tokenizer.encode(text, false, true).expect("encodable");
     assert_eq!(encode("ab"), [6]);
-    // ▁a b is worth -6.5, ▁ ab -6.
+    // ▁a b has a score of -6.5, ▁ ab of -6.
     assert_eq!(encode(" ab"), [3, 6]);
     assert_eq!(encode("ＡＢ\u{3000}Ａﬁ"), [6, 7, 8]);
-    // Unknown characters in a row are one token, and none end the text.
+    // Consecutive unknown characters are one token, and do not end the text.
     assert_eq!(encode("a中🦙b中"), [4, 2, 5, 2]);
     assert_eq!(encode("a<extra>"), [4, 9]);
     assert_eq!(tokenizer.encode("a", true, true).expect("encodable"), [4, 1]);
@@ -138,7 +139,7 @@ fn long_words_do_not_get_slow() {
             let text = text.repeat(1_000_000 / text.len());
             let start = Instant::now();
             assert!(!tokenizer.encode(&text, true, true).expect("encodable").is_empty());
-            // Unoptimised code on a shared machine; what is quadratic takes hours.
+            // Unoptimised code on a shared machine; quadratic code would take hours.
             assert!(start.elapsed() < Duration::from_secs(20), "{:?}", text.chars().next());
         }
     }

@@ -1,4 +1,4 @@
-//! The `tokenizers` crate, which shares no code with ours, on random texts.
+//! Comparison with the `tokenizers` crate, which shares no code with ours, on random texts.
 
 use std::sync::LazyLock;
 
@@ -15,7 +15,7 @@ const QWEN2: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|
 
 type Pair = (&'static str, Tokenizer, tokenizers::Tokenizer);
 
-/// Theirs, of the same tokens and merges. Without a pattern it splits as GPT-2 does.
+/// Their tokenizer with the same tokens and merges. Without a pattern it splits like GPT-2.
 fn theirs(vocab: &Vocab, pattern: Option<&str>, ignore_merges: bool) -> tokenizers::Tokenizer {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let tokens: serde_json::Map<_, _> =
@@ -49,12 +49,12 @@ static PAIRS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
         .collect()
 });
 
-/// A table that replaces characters, as `unigram.rs` reads it. Every node's children have 256 units
-/// of their own.
+/// A table that replaces characters, in the format of `unigram.rs`. The children of every node
+/// have their own 256 units.
 pub(super) fn charsmap(rules: &[(&str, &str)]) -> Vec<u8> {
     let mut units = vec![0u32; 256];
     let mut replacements = Vec::new();
-    // Where the children of the root begin; unit 0 is the root.
+    // Offset of the children of the root; unit 0 is the root.
     units.resize(512, 0);
     units[0] = 256 << 10;
     for (from, to) in rules {
@@ -124,7 +124,8 @@ proptest! {
             Precompiled::from(&table).expect("a table").into(),
             tokenizers::normalizers::Replace::new(" ", "▁").expect("a pattern").into(),
         ]))).expect("no added tokens");
-        // Theirs has `<unk>` at 0 and the pieces from 1 on, ours at 2 and from 3 on.
+        // Theirs has `<unk>` at 0 and the pieces from 1 on, ours has it at 2 and the pieces from 3
+        // on.
         let expected: Vec<u32> =
             theirs.encode_fast(text.as_str(), false).expect("encodable").get_ids().iter().map(|id| id + 2).collect();
         prop_assert_eq!(ours.encode(&text, false, false).expect("encodable"), expected);

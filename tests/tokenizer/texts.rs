@@ -1,4 +1,4 @@
-//! Random texts: of every script, with what tokenizers stumble over.
+//! Random texts in every script, with content that is difficult for tokenizers.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Vocabularies that lie, that are odd, and that are small.
+//! Malformed, unusual and small vocabularies.
 
 use thermocline::gguf::{Array, Container, File, Value, Writer};
 use thermocline::tokenizer::{SpecialIds, TokenType, Tokenizer, Vocab, Warning};
@@ -25,7 +25,7 @@ fn tiny_gpt2() -> Vocab {
     }
 }
 
-/// The message of the error that the vocabulary gives after `change`.
+/// The error message of the vocabulary after `change`.
 fn refusal(mut vocab: Vocab, change: impl FnOnce(&mut Vocab)) -> String {
     change(&mut vocab);
     Tokenizer::new(vocab).expect_err("a bad vocabulary").to_string()
@@ -34,14 +34,17 @@ fn refusal(mut vocab: Vocab, change: impl FnOnce(&mut Vocab)) -> String {
 #[test]
 fn a_bad_vocabulary_is_refused_by_key() {
     let cases = [
-        (refusal(tiny(), |v| v.model = "bert".into()), "known are llama, gpt2, gemma4, t5"),
+        (refusal(tiny(), |v| v.model = "bert".into()), "supported are llama, gpt2, gemma4, t5"),
         (refusal(tiny(), |v| v.tokens.clear()), "tokenizer.ggml.tokens"),
         (refusal(tiny(), |v| v.scores = vec![0.0; 7]), "tokenizer.ggml.scores has 7 entries for 8"),
         (refusal(tiny(), |v| v.types = vec![TokenType::Normal; 9]), "tokenizer.ggml.token_type"),
         (refusal(tiny(), |v| v.scores = vec![f32::NAN; 8]), "tokenizer.ggml.scores"),
         (refusal(tiny(), |v| v.tokens[7] = b"ab".to_vec()), "`ab` twice, as 6 and 7"),
-        (refusal(tiny(), |v| v.types = vec![TokenType::Byte; 8]), "token_type calls 0 a byte"),
-        (refusal(tiny_gpt2(), |v| v.pre = Some("klingon".into())), "known are default, llama-bpe"),
+        (refusal(tiny(), |v| v.types = vec![TokenType::Byte; 8]), "token_type marks 0 as a byte"),
+        (
+            refusal(tiny_gpt2(), |v| v.pre = Some("klingon".into())),
+            "supported are default, llama-bpe",
+        ),
         (refusal(tiny_gpt2(), |v| v.merges.clear()), "tokenizer.ggml.merges is missing"),
         (refusal(tiny_gpt2(), |v| v.merges[1] = b"a c".to_vec()), "tokenizer.ggml.merges: entry 1"),
         (refusal(tiny_gpt2(), |v| v.merges[1] = b"b a".to_vec()), "`b a`"),
@@ -122,6 +125,6 @@ fn what_no_token_spells_is_unknown() {
     let bare = Vocab { tokens: vec![b"a".to_vec()], add_bos: Some(false), ..tiny() };
     let ids = SpecialIds { unk: None, ..SpecialIds::default() };
     let lone = Tokenizer::new(Vocab { ids, ..bare }).expect("good");
-    // llama.cpp takes id 0 for the unknown token of a `llama` vocabulary.
+    // llama.cpp uses id 0 as the unknown token of a `llama` vocabulary.
     assert_eq!(lone.encode("x", false, false).expect("encodable"), [0, 0, 0, 0]);
 }

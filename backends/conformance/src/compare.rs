@@ -1,8 +1,8 @@
-//! How close is close enough.
+//! Comparison of outputs with the oracle's.
 
 use crate::rig::{Data, Output};
 
-/// Whether `got` is `expected`: words to the bit, floats by normalised mean squared error.
+/// Whether `got` matches `expected`: words to the bit, floats by normalised mean squared error.
 pub(crate) fn compare(expected: &[Output], got: &[Output], tolerance: f64) -> Result<(), String> {
     if expected.len() != got.len() {
         return Err(format!("{} outputs instead of {}", got.len(), expected.len()));
@@ -13,14 +13,14 @@ pub(crate) fn compare(expected: &[Output], got: &[Output], tolerance: f64) -> Re
             (Data::Floats(expected), Data::Floats(got)) => floats(name, expected, got, tolerance)?,
             (Data::Words(expected), Data::Words(got)) => words(name, expected, got)?,
             (Data::Floats(_), Data::Words(_)) | (Data::Words(_), Data::Floats(_)) => {
-                return Err(format!("{name} is of another kind"));
+                return Err(format!("{name} has another data type"));
             }
         }
     }
     Ok(())
 }
 
-/// Whether two runs gave the same bits.
+/// Whether two runs have the same bits.
 pub(crate) fn same_bits(first: &[Output], second: &[Output]) -> Result<(), String> {
     let bits = |output: &Output| match &output.data {
         Data::Floats(values) => values.iter().map(|v| v.to_bits()).collect(),

@@ -1,5 +1,5 @@
-//! One suite over every backend: each case runs on the device and on [`oracle`], through the public face of
-//! `hal` alone, and what comes out is compared.
+//! One suite for every backend: each case runs on the device and on [`oracle`], through the public
+//! API of `hal` alone, and the outputs are compared.
 //!
 //! A backend's `tests/conformance.rs` is
 //!
@@ -9,11 +9,12 @@
 //! conformance::check(&device);
 //! ```
 //!
-//! Every case draws its data from a seed made of its name, poisons what is to be written with NaN, puts rows
-//! that nobody may touch beside it, and runs twice for equal bits. Expected values are f64 sums by
+//! Every case draws its data from a seed derived from its name, poisons outputs with NaN, places
+//! guard rows around them, and runs twice to compare the bits. Expected values are f64 sums by
 //! [`cpu::reference`].
 //!
-//! Absent on purpose: timings, tolerances that a backend could set, cases that look inside a backend.
+//! Absent on purpose: timings, tolerances that a backend could set, cases that depend on a
+//! backend's internals.
 
 mod cases;
 mod compare;
@@ -35,7 +36,7 @@ use compare::compare;
 use rig::{Output, Rig};
 use rng::Rng;
 
-/// Normalised mean squared error that differs only by the order of F32 sums.
+/// Normalised mean squared error of results that differ only in the order of F32 sums.
 const TOLERANCE: f64 = 1e-7;
 
 type Body = Box<dyn Fn(&mut Rig) -> hal::Result<()> + Send + Sync>;
@@ -70,7 +71,7 @@ impl Case {
         &self.name
     }
 
-    /// What the outputs of one run are.
+    /// Runs the case and returns its outputs.
     fn run(&self, device: &Device) -> Result<Vec<Output>, Outcome> {
         let run = || {
             let mut rig = Rig::new(device, self.seed)?;
@@ -102,14 +103,14 @@ impl fmt::Debug for Case {
     }
 }
 
-/// What became of a case.
+/// Result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The device does what the oracle does.
+    /// The device matches the oracle.
     Passed,
-    /// The device says that it cannot run this, and why.
+    /// The device reports that it cannot run this, with the reason.
     Skipped(String),
-    /// What differed.
+    /// The difference.
     Failed(String),
 }
 
@@ -149,7 +150,7 @@ pub fn run_case(case: &Case, device: &Device) -> Outcome {
     }
 }
 
-/// What became of every case on a device. Its text names each failure and each skip.
+/// The result of every case on a device. Its text names each failure and each skip.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Name of the device.
@@ -165,7 +166,7 @@ impl Report {
         self.outcomes.iter().filter(|(_, o)| matches!(o, Outcome::Failed(_))).count()
     }
 
-    /// Number of cases that the device said it cannot run.
+    /// Number of cases that the device reported it cannot run.
     #[must_use]
     pub fn n_skipped(&self) -> usize {
         self.outcomes.iter().filter(|(_, o)| matches!(o, Outcome::Skipped(_))).count()
@@ -207,10 +208,10 @@ pub fn run_all(device: &Device) -> Report {
     run_matching(device, "")
 }
 
-/// Runs every case on one of these devices, which work beside each other: each takes the next that none has taken.
+/// Runs every case on one of these devices, in parallel: each device takes the next case.
 ///
 /// # Panics
-/// Without a device.
+/// If `devices` is empty.
 #[must_use]
 pub fn run_beside(devices: &[Device]) -> Report {
     let (cases, next) = (cases(), AtomicUsize::new(0));
@@ -231,7 +232,7 @@ pub fn run_beside(devices: &[Device]) -> Report {
     Report { device: devices[0].info().name.clone(), outcomes: outcomes.collect() }
 }
 
-/// The whole of a backend's conformance test.
+/// The complete conformance test of a backend.
 ///
 /// # Panics
 /// With the report, if a case failed.
@@ -244,7 +245,7 @@ pub fn check(device: &Device) {
 mod tests {
     use super::*;
 
-    /// No case may pass on a device whose memory works and whose ops do nothing, but those without ops.
+    /// On a device whose memory works and whose ops do nothing, only cases without ops may pass.
     #[test]
     fn a_device_that_computes_nothing_fails() {
         let report = run_all(&oracle::idle());

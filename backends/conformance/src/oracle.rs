@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cpu::reference::{Memory, execute};
 use hal::format::Format;
-use hal::op::{Merge, Post};
+use hal::op::{HandOff, Merge, Post};
 use hal::pack::{pack_plain, pack_rows_plain, plain_size, refill_plain};
 use hal::{
     Backend, BackendQueue, Batch, Bytes, Device, DeviceId, DeviceInfo, DeviceKind, Error,
@@ -16,10 +16,10 @@ use hal::{
     Tensor, TensorDesc,
 };
 
-/// What [`oracle`] may book.
+/// Memory budget of [`oracle`].
 const BUDGET: Bytes = Bytes(4 << 30);
 
-/// The device that every other one is compared with.
+/// The device that all others are compared with.
 #[must_use]
 pub fn oracle() -> Device {
     device(false)
@@ -45,7 +45,7 @@ fn device(idle: bool) -> Device {
 #[derive(Debug)]
 struct OracleBackend {
     info: DeviceInfo,
-    /// Programs are taken and not run.
+    /// Programs are accepted and not run.
     idle: bool,
 }
 
@@ -65,7 +65,7 @@ fn lock(tensor: &Tensor) -> MutexGuard<'_, Vec<u8>> {
     buffer.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where a plain view begins in its buffer.
+/// Offset of a plain view in its buffer.
 fn start(tensor: &Tensor) -> usize {
     let desc = tensor.desc();
     let row = desc.format.row_bytes(desc.n_cols).expect("tensors have whole blocks per row");
@@ -119,7 +119,7 @@ impl Backend for OracleBackend {
     }
 
     fn alloc(&self, _label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
-        let size = plain_size(desc).expect("the ledger refused what has no size");
+        let size = plain_size(desc).expect("the ledger refused tensors of invalid size");
         Ok(Box::new(Buffer(Mutex::new(vec![0xff; size]))))
     }
 
@@ -236,7 +236,7 @@ impl RawTransfer for Done {
     }
 }
 
-/// A program that has been run up to its next post.
+/// A program that has run up to its next post.
 #[derive(Debug, Default)]
 struct OracleRun {
     ops: Arc<[Op]>,
@@ -246,7 +246,7 @@ struct OracleRun {
     answers: HashMap<usize, Vec<f32>>,
 }
 
-/// What a post sent, as long as the host looks at it.
+/// The data of a post, while the host reads it.
 #[derive(Debug)]
 struct Letter {
     mailbox: usize,
@@ -260,26 +260,10 @@ impl OracleRun {
     fn advance(&mut self) -> Result<()> {
         let ops = Arc::clone(&self.ops);
         while let (Some(op), None) = (ops.get(self.at), &self.ready) {
-            match op {
-                Op::Post(post) => self.ready = Some(letter(post)),
-                Op::Merge(merge) => self.merge(merge)?,
-                Op::GetRows(_)
-                | Op::AddPositions(_)
-                | Op::Gather(_)
-                | Op::Norm(_)
-                | Op::MatMul(_)
-                | Op::Rope(_)
-                | Op::CopyHeads(_)
-                | Op::StoreKv(_)
-                | Op::Attention(_)
-                | Op::Add(_)
-                | Op::SoftCap(_)
-                | Op::SparseFfn(_)
-                | Op::Predict(_)
-                | Op::Route(_)
-                | Op::ShortConv(_)
-                | Op::GatedDelta(_)
-                | Op::SsmScan(_) => execute(op, &Host)?,
+            match op.hand_off() {
+                Some(HandOff::Post(post)) => self.ready = Some(letter(post)),
+                Some(HandOff::Merge(merge)) => self.merge(merge)?,
+                None => execute(op, &Host)?,
             }
             self.at += 1;
         }
@@ -287,7 +271,7 @@ impl OracleRun {
     }
 
     fn merge(&mut self, op: &Merge<Tensor>) -> Result<()> {
-        // On this device nothing runs beside the host: an answer that is not here never comes.
+        // Nothing runs concurrently on this device, so a missing answer will never arrive.
         let answer = self.answers.remove(&op.mailbox).ok_or(Error::Cancelled)?;
         let at = start(&op.y);
         let mut bytes = lock(&op.y);

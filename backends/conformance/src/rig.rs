@@ -1,4 +1,4 @@
-//! What a case works with: one device, random data, and a record of what came out.
+//! Test rig of a case: one device, random data, and a record of the outputs.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use hal::{
 use crate::rng::Rng;
 use crate::weights::{Origin, host_rows, random_bytes};
 
-/// What memory holds before an op writes it: a NaN that no kernel makes.
+/// Initial contents of outputs: a NaN that no kernel produces.
 pub(crate) const POISON: f32 = f32::from_bits(0x7fc0_dead);
 
-/// Something a case read back.
+/// An output that a case read back.
 #[derive(Clone, Debug)]
 pub(crate) struct Output {
     pub(crate) name: String,
@@ -30,7 +30,7 @@ pub(crate) enum Data {
     Words(Vec<u32>),
 }
 
-/// The same calls on every device draw the same data.
+/// The same calls draw the same data on every device.
 #[derive(Debug)]
 pub(crate) struct Rig {
     pub(crate) device: Device,
@@ -38,7 +38,7 @@ pub(crate) struct Rig {
     pub(crate) rng: Rng,
     pub(crate) outputs: Vec<Output>,
     pub(crate) faults: Vec<String>,
-    /// Tensors with a row of poison at both ends, which must survive.
+    /// Tensors with a guard row of poison at both ends.
     guarded: Vec<Tensor>,
 }
 
@@ -87,7 +87,7 @@ impl Rig {
         Ok(tensor)
     }
 
-    /// A poisoned tensor between two rows that nobody may touch.
+    /// A poisoned tensor between two guard rows.
     pub(crate) fn output(&mut self, n_rows: usize, n_cols: usize) -> Result<Tensor> {
         let poison = vec![POISON; (n_rows + 2) * n_cols];
         let whole = self.tensor(n_rows + 2, n_cols, &poison)?;
@@ -96,7 +96,7 @@ impl Rig {
         Ok(view)
     }
 
-    /// [`Rig::output`] with values in it.
+    /// [`Rig::output`] with initial values.
     pub(crate) fn updated(
         &mut self,
         n_rows: usize,
@@ -129,7 +129,7 @@ impl Rig {
         host_rows(bytes, n_rows, n_cols, format, origin)
     }
 
-    /// A random matrix on the device, as stored.
+    /// A random matrix on the device, not transposed.
     pub(crate) fn weight(
         &mut self,
         n_rows: usize,
@@ -154,19 +154,19 @@ impl Rig {
         self.queue.replay(&program)?.wait()
     }
 
-    /// Reads an F32 tensor to be compared within the tolerance.
+    /// Reads an F32 tensor as an output to be compared within the tolerance.
     pub(crate) fn watch(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let values = self.read(tensor)?;
         self.note(name, Data::Floats(values));
         Ok(())
     }
 
-    /// Reads a plain tensor to be compared to the bit.
+    /// Reads a plain tensor as an output to be compared to the bit.
     pub(crate) fn watch_bits(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let desc = tensor.desc();
         let mut bytes = vec![0; desc.bytes().map_or(0, |bytes| bytes.0 as usize)];
         self.queue.read(tensor, &mut bytes)?;
-        // Numbers as words of their own; of blocks each byte.
+        // Numbers become one word each; blocks one word per byte.
         let size = if desc.format.quants().is_some() { 1 } else { desc.format.block_bytes() };
         let word = |w: &[u8]| w.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
         let words = bytes.chunks_exact(size).map(word).collect();
@@ -174,7 +174,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Reads a list: how many, which, and who wants them.
+    /// Reads a list as an output: count, rows and membership bits.
     pub(crate) fn watch_set(&mut self, name: &str, set: &RowSet<Tensor>) -> Result<()> {
         let mut count = [0; 4];
         self.queue.read(&set.count, &mut count)?;
@@ -202,22 +202,23 @@ impl Rig {
         Ok(values)
     }
 
-    /// Notes a fault unless the two are the same.
+    /// Records a failure unless both are equal.
     pub(crate) fn same_bytes(&mut self, what: &str, a: &[u8], b: &[u8]) {
         if a != b {
             self.faults.push(format!("{what}: the bytes differ"));
         }
     }
 
-    /// Notes a fault unless the two have the same bits.
+    /// Records a failure unless both have the same bits.
     pub(crate) fn same_bits(&mut self, what: &str, a: &[f32], b: &[f32]) {
         if a.iter().zip(b).any(|(a, b)| a.to_bits() != b.to_bits()) || a.len() != b.len() {
             self.faults.push(format!("{what}: the bits differ"));
         }
     }
 
-    /// Notes a fault unless the times of a run that began after `began` and is over are in the order of its parts,
-    /// within the run, and none over another. A device that knows nothing of time tells nothing.
+    /// Records a failure unless the times of a finished run, which began after `began`, are in the
+    /// order of its parts, within the run, and without overlap. A device without timers reports
+    /// none.
     pub(crate) fn check_times(&mut self, times: &Times, began: Instant, n_parts: usize) {
         let ended = Instant::now();
         let mut last = (0, began);
@@ -232,21 +233,21 @@ impl Rig {
         }
     }
 
-    /// Notes a fault where a row beside an output was written.
+    /// Records a failure if a guard row was written.
     pub(crate) fn check_guards(&mut self) -> Result<()> {
         for whole in std::mem::take(&mut self.guarded) {
             let last = whole.desc().n_rows - 1;
             for row in [0, last] {
                 let values = self.read(&whole.rows(row..row + 1))?;
                 if values.iter().any(|v| v.to_bits() != POISON.to_bits()) {
-                    self.faults.push(format!("row {row} beside an output of {last} was written"));
+                    self.faults.push(format!("guard row {row} of an output of {last} was written"));
                 }
             }
         }
         Ok(())
     }
 
-    /// A batch of these facts on the device.
+    /// A batch with these contents on the device.
     pub(crate) fn batch(
         &mut self,
         shape: BatchShape,
@@ -259,20 +260,8 @@ impl Rig {
         Ok(batch)
     }
 
-    /// A batch of `n_tokens` tokens of one sequence in a program with room for `max_tokens`.
-    pub(crate) fn simple_batch(
-        &mut self,
-        n_tokens: usize,
-        max_tokens: usize,
-    ) -> Result<Batch<Tensor>> {
-        let n_blocks = max_tokens.div_ceil(KV_BLOCK);
-        let shape = BatchShape { max_tokens, max_seqs: 1, max_blocks: n_blocks };
-        let facts = self.facts(&[(n_tokens, n_tokens)], n_blocks);
-        self.batch(shape, &facts, n_blocks, 1 << 20)
-    }
-
-    /// A step: per sequence its length and how many of its last positions are the step's tokens. The blocks
-    /// are shuffled, the tokens of the sequences interleave.
+    /// The contents of a batch: per sequence its length and how many of its last positions are
+    /// tokens of the step. The blocks are shuffled, the tokens of the sequences interleave.
     pub(crate) fn facts(&mut self, seqs: &[(usize, usize)], n_blocks: usize) -> BatchFacts {
         let mut blocks: Vec<u32> = (0..n_blocks as u32).collect();
         self.rng.shuffle(&mut blocks);
@@ -292,7 +281,7 @@ impl Rig {
         facts
     }
 
-    /// A cache whose filled positions are random and all others poison.
+    /// A cache with random filled positions and poison elsewhere.
     pub(crate) fn filled_cache(
         &mut self,
         facts: &BatchFacts,
@@ -317,8 +306,8 @@ impl Rig {
         Ok(cache)
     }
 
-    /// A list of `ids`; `wants(i, t)` says whether token `t` wants the `i`th. What lies behind the list is
-    /// garbage.
+    /// A list of `ids`; `wants(i, t)` says whether token `t` wants the `i`th. Entries past the end
+    /// of the list are garbage.
     pub(crate) fn row_set(
         &mut self,
         capacity: usize,
@@ -344,7 +333,7 @@ impl Rig {
         Ok(set)
     }
 
-    /// Ends a case that makes no sense on this device.
+    /// Ends a case that does not apply to this device.
     pub(crate) fn not_here(&self, op: &'static str, reason: &str) -> Error {
         let device = self.device.info().name.clone();
         Error::Unsupported { op, device, reason: reason.to_owned() }

@@ -9,7 +9,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// A seed made of a name (FNV-1a).
+    /// A seed derived from a name (FNV-1a).
     pub(crate) fn seed_of(name: &str) -> u64 {
         let mix =
             |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -49,7 +49,7 @@ impl Rng {
         }
     }
 
-    /// `n` different numbers below `limit`, ascending.
+    /// `n` distinct numbers below `limit`, ascending.
     pub(crate) fn choose(&mut self, n: usize, limit: usize) -> Vec<u32> {
         let mut all: Vec<u32> = (0..limit as u32).collect();
         self.shuffle(&mut all);

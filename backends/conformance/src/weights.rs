@@ -1,4 +1,4 @@
-//! Random matrices in every format, without searching for the scales of each block again.
+//! Random matrices in every format, without a scale search per block.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use hal::{HostRows, Result, RowStore, Source};
 
 use crate::rng::Rng;
 
-/// Formats that weights are stored in.
+/// Formats of weights.
 pub(crate) fn weight_formats() -> impl Iterator<Item = Format> {
     Format::ALL.iter().copied().filter(|format| format.is_weight())
 }
@@ -30,7 +30,8 @@ pub(crate) fn random_bytes(rng: &mut Rng, n_rows: usize, n_cols: usize, format: 
     }
 }
 
-/// Ready-made blocks of every quantised format: of all magnitudes, off centre, and one of zeros.
+/// Precomputed blocks of every quantised format: of all magnitudes, with an offset, and one of
+/// zeros.
 fn pool() -> &'static HashMap<Format, Vec<Vec<u8>>> {
     static POOL: OnceLock<HashMap<Format, Vec<Vec<u8>>>> = OnceLock::new();
     POOL.get_or_init(|| {
@@ -58,8 +59,8 @@ fn rounded_block(rng: &mut Rng, format: Format, zeros: bool) -> Vec<u8> {
     bytes
 }
 
-/// Random bytes that happen to stand for values of the sizes of [`rounded_block`]: every pattern of codes and scales
-/// is as likely as any other, wherever the format has them.
+/// Random bytes whose values have the same magnitude as in [`rounded_block`]: every pattern of
+/// codes and scales of the format is equally likely.
 fn found_block(rng: &mut Rng, format: Format) -> Vec<u8> {
     let mut values = vec![0.0; format.block_values()];
     loop {
@@ -72,11 +73,11 @@ fn found_block(rng: &mut Rng, format: Format) -> Vec<u8> {
     }
 }
 
-/// Random bytes of `n_values` values of ordinary size, for tests and measurements of formats that nothing rounds to
-/// ([`Format::quantizes`]).
+/// Random bytes of `n_values` values of ordinary magnitude, for tests and measurements of
+/// read-only formats ([`Format::quantizes`]).
 ///
 /// # Panics
-/// If that is not a whole number of blocks.
+/// If `n_values` is not a whole number of blocks.
 #[must_use]
 pub fn random_weights(format: Format, n_values: usize, seed: u64) -> Vec<u8> {
     assert!(format.row_bytes(n_values).is_some(), "{n_values} values are not blocks of {format}");

@@ -1,10 +1,11 @@
-//! The oracle against values worked out by hand, so that it is not only compared with itself.
+//! The oracle against values computed by hand, so that it is not only compared with itself.
 #![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, FfnKind, GatedDelta, Groups, Hidden, MatMul, Norm, NormKind,
-    Pairing, Predict, Rope, Route, Scoring, ShortConv, Skip, SparseFfn, SsmScan,
+    Activation, Attention, Down, FfnKind, GateActivation, GatedDelta, Groups, HeadMapping, Hidden,
+    MatMul, Mul, Norm, NormKind, Pairing, Predict, Rope, Route, Scoring, ShortConv, Skip,
+    SparseFfn, SsmScan,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
@@ -96,7 +97,7 @@ fn a_quantised_weight_meets_rounded_activations() {
     let source = HostRows::new(Source::Owned(std::sync::Arc::new(block)), 1, 32, Format::Q8_0);
     let source = source.unwrap();
     let w = b.device.import("w", &PackDesc::whole(source.desc()), &source).unwrap();
-    // With d = 127 / 127 = 1, 0.6 becomes 1 and 2.5 becomes 2 (to even).
+    // With d = 127 / 127 = 1, 0.6 is rounded to 1 and 2.5 to 2 (even).
     let mut x = [0.0; 32];
     x[..3].copy_from_slice(&[0.6, 2.5, 127.0]);
     let x = b.f32s(1, 32, &x);
@@ -125,6 +126,39 @@ fn norms_divide_by_the_root_of_the_mean_square() {
     b.expect(&y, &[3.0 / r, 8.0 / r, 1.0 / s, 10.0 / s]);
     b.run(norm(NormKind::Layer, None, &y));
     b.expect(&y, &[-1.0, 1.0, -1.0, 1.0]);
+    b.run(norm(NormKind::L2, None, &y));
+    let t = 26f32.sqrt();
+    b.expect(&y, &[0.6, 0.8, 1.0 / t, 5.0 / t]);
+    // A run that is shorter than eps is divided by eps.
+    b.run(Norm { eps: 10.0, ..norm(NormKind::L2, None, &y) });
+    b.expect(&y, &[0.3, 0.4, 0.1, 0.5]);
+}
+
+#[test]
+fn a_gate_scales_the_values_it_covers() {
+    let mut b = Bench::new();
+    let mut gated = |g: &[f32], rows, activation| {
+        let x = b.f32s(2, 4, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        let g = b.f32s(rows, g.len() / rows, g);
+        b.run(Mul { g, x: x.clone(), activation });
+        b.read(&x)
+    };
+    let per_head = gated(&[2.0, 10.0, 0.5, -1.0], 2, GateActivation::None);
+    assert_eq!(per_head, [2.0, 4.0, 30.0, 40.0, 2.5, 3.0, -7.0, -8.0]);
+    let shared = gated(&[1.0, 0.0, 2.0, 0.0], 1, GateActivation::None);
+    assert_eq!(shared, [1.0, 0.0, 6.0, 0.0, 5.0, 0.0, 14.0, 0.0]);
+    // At 0 the sigmoid is 1/2, SiLU and GELU are 0, softplus is ln 2; at 1 they are 0.731, 0.731, 0.841 and 1.313.
+    for (activation, zero, one) in [
+        (GateActivation::Sigmoid, 0.5, 0.731_058_6),
+        (GateActivation::Silu, 0.0, 0.731_058_6),
+        (GateActivation::Softplus, std::f32::consts::LN_2, 1.313_261_7),
+        (GateActivation::Gelu, 0.0, 0.841_192),
+    ] {
+        let got = gated(&[0.0, 1.0], 2, activation);
+        let near = |got: f32, expected: f32| (got - expected).abs() < 1e-5;
+        assert!(near(got[0], zero) && near(got[3], 4.0 * zero), "{activation:?}: {got:?}");
+        assert!(near(got[4], 5.0 * one) && near(got[7], 8.0 * one), "{activation:?}: {got:?}");
+    }
 }
 
 #[test]
@@ -211,7 +245,7 @@ fn a_sparse_block_drops_by_the_gate() {
     let mut b = Bench::new();
     let op = ffn(&mut b, &[1.0, -2.0, 3.0], &[1.0, 1.0, 2.0], &[1.0, 10.0, 100.0]);
     b.run(op.clone());
-    // Token 0 has the gates 1, -2, 3 and ups 1, 1, 2; token 1 their opposites.
+    // Token 0 has the gates 1, -2, 3 and ups 1, 1, 2; token 1 their negatives.
     b.expect(&op.y, &[1.0 + 600.0, -20.0]);
     b.expect(&op.active, &[2.0, 1.0]);
     let set = HostRowSet { ids: vec![1, 2], members: vec![0b11, 0b10], words: 1 };
@@ -237,7 +271,8 @@ fn groups_and_cuts() {
     b.run(grouped);
     b.expect(&op.y, &[2000.0 + 0.5 * (20.0 + 1200.0), 6000.0]);
     b.expect(&op.active, &[2.0, 3.0]);
-    // Token 0: mean 3, deviation sqrt(14 / 3): only the gate of 6 is above, and lowered by, the mean.
+    // Token 0: mean 3, deviation sqrt(14 / 3): only the gate of 6 is above the mean, which is
+    // subtracted from it.
     b.run(SparseFfn { skip: Skip::GaussianCut(0.0), ..op.clone() });
     b.expect(&op.y.rows(0..1), &[3.0 * 2.0 * 100.0]);
     // gpt-oss with alpha 0: the sigmoid is one half; the gate is capped, up is clamped.
@@ -256,7 +291,7 @@ fn the_predictor_splits_what_is_wanted() {
     let op = Predict {
         x: b.f32s(2, 1, &[1.0, -1.0]),
         fc1: Some(b.f32s(2, 1, &[1.0, -1.0])),
-        // Neurons: wanted by token 0, by token 1, a score without number, by nobody.
+        // Neurons: active for token 0, active for token 1, with a NaN score, active for none.
         fc2: b.f32s(4, 2, &[1.0, 0.0, 0.0, 1.0, f32::NAN, 0.0, 0.5, 0.5]),
         bias: None,
         slots: b.u32s(1, 4, &slots.map(Slot::encode)),
@@ -272,14 +307,15 @@ fn the_predictor_splits_what_is_wanted() {
     assert_eq!(b.read_words(&absent.count), [1]);
     assert_eq!(b.read_words(&absent.ids)[..1], [0]);
     assert_eq!(b.read_words(&absent.members)[..1], [0b10]);
-    // Without ReLU the last neuron scores 0 for both; its bias decides, and takes the second from token 1.
+    // Without ReLU the last neuron scores 0 for both tokens; its bias activates it, and
+    // deactivates the second for token 1.
     let bias = b.f32s(1, 4, &[0.0, -0.25, 0.0, 1.0]);
     b.run(Predict { bias: Some(bias), hidden: Hidden::Linear, ..op.clone() });
     assert_eq!(b.read_words(&resident.count), [2]);
     assert_eq!(b.read_words(&absent.count), [1]);
     assert_eq!(b.read_words(&absent.ids)[..1], [1]);
     assert_eq!(b.read_words(&absent.members)[..1], [0b11]);
-    // One matrix alone: its rows meet x, and ReLU has no place.
+    // One matrix: its rows are multiplied with x, and ReLU does not apply.
     let fc2 = b.f32s(4, 1, &[1.0, -1.0, 0.5, -0.5]);
     b.run(Predict { fc1: None, fc2, ..op });
     assert_eq!(b.read_words(&resident.count), [1]);
@@ -332,23 +368,27 @@ fn recurrent_layers_carry_their_state() {
     b.expect(&y, &[123.0, 234.0]);
     b.expect(&state, &[3.0, 4.0]);
 
-    // Scalars: S = 8; halved to 4, S += 0.5 * 2 * (6 - 2 * 4) = 2; then S = 1, S += 0.5 * 2 * (6 - 2) = 5.
+    // Scalars, with softplus(ln(e - 1)) = 1 and sigmoid(0) = 1/2: S = 8; halved to 4, S += 0.5 * 2 * (6 - 2 * 4) = 2; then S = 1, S += 0.5 * 2 * (6 - 2) = 5.
     let state = b.f32s(1, 1, &[8.0]);
     let half = 0.5f32.ln();
     let op = GatedDelta {
         q: b.f32s(2, 1, &[1.0, 3.0]),
         k: b.f32s(2, 1, &[2.0, 2.0]),
         v: b.f32s(2, 1, &[6.0, 6.0]),
-        decay: b.f32s(2, 1, &[half, half]),
-        beta: b.f32s(2, 1, &[0.5, 0.5]),
+        decay: b.f32s(2, 1, &[1f32.exp_m1().ln() - 1.0; 2]),
+        beta: b.f32s(2, 1, &[0.0, 0.0]),
+        dt_bias: b.f32s(1, 1, &[1.0]),
+        a: b.f32s(1, 1, &[half]),
         batch: batch.clone(),
         state: state.clone(),
         y: y.clone(),
-        n_head: 1,
-        scale: 10.0,
+        n_head_k: 1,
+        n_head_v: 1,
+        heads: HeadMapping::Modulo,
+        scale: 1.0,
     };
     b.run(op);
-    b.expect(&y, &[20.0, 150.0]);
+    b.expect(&y, &[2.0, 15.0]);
     b.expect(&state, &[5.0]);
 
     // dt = softplus(ln(e - 1)) = 1 and exp(a) = 1/2: S = 2 + x * b, y = S * c + d * x.
@@ -371,7 +411,7 @@ fn recurrent_layers_carry_their_state() {
     assert!((got[0] - 308.0).abs() < 1e-3 && (got[1] - 150.0).abs() < 1e-3, "{got:?}");
     b.expect(&state, &[5.0]);
 
-    // A token at position 0 starts over.
+    // A token at position 0 resets the state.
     let first = b.batch(&[0]);
     let state = b.f32s(1, 2, &[f32::NAN; 2]);
     let op = ShortConv {

@@ -1,4 +1,4 @@
-//! The oracle passes its own suite, and what every device is asked through says no where it must.
+//! The oracle passes its own suite, and `hal` refuses invalid calls.
 #![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
 use hal::format::Format;
@@ -13,7 +13,8 @@ fn the_oracle_conforms() {
     assert_eq!((report.n_failed(), report.n_skipped()), (0, 0), "\n{report}");
 }
 
-/// Mailboxes that were made together may be one: what a second post brings would take the place of the first.
+/// Mailboxes that were allocated together may share memory: a second post would overwrite the
+/// first.
 #[test]
 fn two_of_the_mailboxes_made_together_are_not_open_at_once() {
     let device = thermocline_conformance::oracle();
@@ -33,7 +34,7 @@ fn two_of_the_mailboxes_made_together_are_not_open_at_once() {
     };
     [a, b, c].into_iter().for_each(|mailbox| recorder.push(post(mailbox)).unwrap());
     let refused = recorder.push(post(d)).unwrap_err();
-    assert!(refused.to_string().contains("those made with it"), "{refused}");
+    assert!(refused.to_string().contains("allocated with it were merged"), "{refused}");
     recorder.push(Merge { batch: batch.clone(), y, mailbox: c, accumulate: false }).unwrap();
     recorder.push(post(d)).unwrap();
 }

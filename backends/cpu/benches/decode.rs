@@ -1,5 +1,5 @@
-//! One decode step of a synthetic model of one billion weights (16 layers, 2048 wide, Q4_0, transposed down, ReLU
-//! with a tenth of the neurons active), against the bandwidth that this machine reads with.
+//! One decode step of a synthetic 1B model (16 layers, `n_embd` 2048, Q4_0, transposed down, ReLU
+//! with a tenth of the neurons active), compared with the read bandwidth of this machine.
 //!
 //! `cargo bench -p thermocline-cpu -- [threads] [tokens] [past]`
 #![allow(clippy::print_stdout, reason = "a bench prints")]
@@ -43,7 +43,7 @@ struct Model {
     bytes: usize,
 }
 
-/// Random nibbles under one scale.
+/// Random nibbles with one common scale.
 fn random_weights(seed: u64, rows: usize, cols: usize) -> Vec<u8> {
     let mut bytes = vec![0u8; FORMAT.row_bytes(cols).expect("whole blocks") * rows];
     let mut state = seed | 1;
@@ -66,7 +66,8 @@ impl Model {
             device.queue("fill")?.write(&tensor, bytemuck::cast_slice(&vec![value; n]))?;
             Ok(tensor)
         };
-        // Codes are uniform in -8..=7, x has unit mean square: this is 1.28 deviations of their product.
+        // Codes are uniform in -8..=7 and x has unit mean square: this is 1.28 standard deviations
+        // of their product.
         let deviation = (N_EMBD as f32 * 21.5).sqrt() * 0.01;
         Ok(Model {
             n_tokens,
@@ -194,7 +195,7 @@ impl Model {
     }
 }
 
-/// Bytes per second that `threads` threads read from memory together.
+/// Combined read bandwidth of `threads` threads, in bytes per second.
 fn bandwidth(threads: usize) -> f64 {
     let data = vec![1u64; 64 << 20];
     let mut best = 0.0f64;
@@ -239,7 +240,7 @@ fn main() -> Result<()> {
     queue.write(&model.batch.words, bytemuck::cast_slice(&words))?;
     for parts in ["attention", "ffn", "all"] {
         let program = model.record(parts)?;
-        // Every layer sees the same input, so that its density is the planned one.
+        // Every layer gets the same input, so that its density is the planned one.
         let blocks = random_weights(3, n_tokens, 32 * N_EMBD);
         let blocks = blocks.chunks_exact(FORMAT.block_bytes());
         let x: Vec<f32> = blocks.map(|b| f32::from(b[2]) - f32::from(b[9])).collect();

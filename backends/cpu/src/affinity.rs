@@ -1,4 +1,4 @@
-//! Where threads run and with which priority: the system calls, where the system has them.
+//! CPU affinity and priority of threads: the system calls, on systems that have them.
 
 #[cfg(target_os = "linux")]
 mod system {
@@ -7,7 +7,7 @@ mod system {
     use rustix::process::{Resource, getrlimit, setpriority_process};
     use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-    /// The calling thread's CPUs as they were.
+    /// The calling thread's previous affinity.
     #[derive(Debug)]
     pub(crate) struct Before(CpuSet);
 
@@ -28,16 +28,16 @@ mod system {
 
     /// Undoes [`bind`].
     pub(crate) fn unbind(before: &Before) {
-        // The CPUs were allowed a moment ago; if no longer, the thread stays where it is.
+        // The CPUs were allowed before; if they no longer are, the thread keeps its affinity.
         let _ = sched_setaffinity(None, &before.0);
     }
 
-    /// Sets the calling thread's priority; threads that it starts have the same.
+    /// Sets the calling thread's priority; threads that it starts inherit it.
     pub(crate) fn nice(niceness: i32) -> io::Result<()> {
         Ok(setpriority_process(None, niceness)?)
     }
 
-    /// Bytes that this process may lock; `None` if there is no limit.
+    /// Bytes that this process may lock in memory; `None` without a limit.
     pub(crate) fn lock_limit() -> Option<u64> {
         getrlimit(Resource::Memlock).current
     }
@@ -71,12 +71,12 @@ mod system {
 
 pub(crate) use system::{bind, here, lock_limit, nice};
 
-/// The calling thread is bound until this is dropped.
+/// Binds the calling thread until dropped.
 #[derive(Debug)]
 pub(crate) struct Bound(Option<system::Before>);
 
 impl Bound {
-    /// Binds the calling thread to `cpus`, if there are any and the system can.
+    /// Binds the calling thread to `cpus`, if there are any and the system supports it.
     pub(crate) fn to(cpus: &[usize]) -> Bound {
         Bound(if cpus.is_empty() { None } else { bind(cpus).ok() })
     }

@@ -1,4 +1,4 @@
-//! The device itself: what it says, what it allocates, how it takes weights in.
+//! The device itself: its facts, allocation and import of weights.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,51 +23,52 @@ use crate::team::{Patience, Team};
 use crate::topology::Topology;
 use crate::{affinity, kernels, machine};
 
-/// The processor as a device: tensors in host memory, programs run by a team of threads.
+/// The CPU as a device: tensors in host memory, programs run by a thread pool.
 ///
-/// Everything is done when a call returns; one lock makes all queues take turns.
+/// All work is done when a call returns; one lock serialises all queues.
 #[derive(Debug)]
 pub struct CpuBackend {
     info: DeviceInfo,
     kernels: Kernels,
     n_threads: usize,
-    /// CPUs of the nodes over which weights are placed; none where the system places them.
+    /// CPUs of the nodes over which weights are placed; empty where the system places them.
     nodes: Vec<Vec<usize>>,
-    /// Whether memory is still being locked.
+    /// Whether memory is still locked; cleared after the first failure.
     lock: AtomicBool,
     notice: Notice,
     shared: Arc<Shared>,
 }
 
-/// What the queues of one device share.
+/// State shared by the queues of one device.
 #[derive(Debug)]
 pub(crate) struct Shared {
     team: Mutex<Team>,
-    /// Threads at work on programs of one token, and of more.
+    /// Threads that run programs of one token, and of more.
     active: [usize; 2],
 }
 
 impl Shared {
-    /// Threads for a program of one token, or of `many`.
+    /// Number of threads for a program of one token, or of `many`.
     pub(crate) fn n_active(&self, many: bool) -> usize {
         self.active[usize::from(many)]
     }
 
-    /// Whoever holds this may touch tensor memory, and nobody else does.
+    /// Locks tensor memory: only the holder of this guard may access it.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Team> {
-        // A panic in a region is caught inside it: the team is whole even if the lock's holder died.
+        // A panic in a region is caught inside it, so the pool stays usable after a poisoned lock.
         self.team.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl CpuBackend {
-    /// The processor with a team of its own. If the system gives fewer threads, there are fewer.
+    /// The CPU with a thread pool of its own. If the system refuses some threads, the pool is
+    /// smaller.
     #[must_use]
     pub fn new(options: CpuOptions) -> Arc<CpuBackend> {
         CpuBackend::on(&Topology::of_this_machine(), options)
     }
 
-    /// A team for `topology`, on this machine.
+    /// A thread pool for `topology`, on this machine.
     fn on(topology: &Topology, options: CpuOptions) -> Arc<CpuBackend> {
         let mut plan = Seats::plan(topology, &options, affinity::here());
         let notice = options.notice;
@@ -78,7 +79,7 @@ impl CpuBackend {
         if let Some(niceness) = niceness(options.priority)
             && let Err(error) = affinity::nice(niceness)
         {
-            notice.tell(&format!("the system refuses another priority: {error}"));
+            notice.tell(&format!("cannot change the thread priority: {error}"));
         }
         let patience = options.poll.map_or_else(Patience::default, Patience::percent);
         let team = Team::new(&plan.seats, patience);
@@ -98,13 +99,13 @@ impl CpuBackend {
         Arc::new(CpuBackend { info, kernels, n_threads, nodes, lock, notice, shared })
     }
 
-    /// Threads of the team.
+    /// Threads of the pool.
     #[must_use]
     pub fn n_threads(&self) -> usize {
         self.n_threads
     }
 
-    /// Keeps the system from paging the memory out, if the user wants that.
+    /// Locks the memory so that the system cannot page it out, if the user requested that.
     fn locked(&self, mut buffer: HostBuffer) -> Box<HostBuffer> {
         if self.lock.load(Ordering::Relaxed)
             && let Err(error) = buffer.lock()
@@ -113,7 +114,7 @@ impl CpuBackend {
             let limit = affinity::lock_limit().map_or_else(String::new, |limit| {
                 format!(" (the limit is {}: ulimit -l)", Bytes(limit))
             });
-            self.notice.tell(&format!("the system refuses to lock all memory: {error}{limit}"));
+            self.notice.tell(&format!("cannot lock all memory: {error}{limit}"));
         }
         Box::new(buffer)
     }
@@ -128,11 +129,11 @@ impl CpuBackend {
     }
 }
 
-/// Sees whether threads can be bound as planned; if not, none is.
+/// Tests whether threads can be bound as planned; if not, none is bound.
 fn bind_or_tell(seats: &mut [Seat], notice: &Notice) {
     let bind = |seat: &Seat| match seat.cpus.is_empty() {
         true => Ok(()),
-        // On a thread of its own: the caller's CPUs stay as they are.
+        // Tested on a separate thread, so that the caller's affinity is unchanged.
         false => thread::scope(|scope| match scope.spawn(|| affinity::bind(&seat.cpus)).join() {
             Ok(bound) => bound.map(drop),
             Err(_) => Err(io::ErrorKind::Other.into()),
@@ -144,7 +145,7 @@ fn bind_or_tell(seats: &mut [Seat], notice: &Notice) {
     }
 }
 
-/// What Linux calls it; llama.cpp's steps.
+/// The Linux niceness of a priority, in llama.cpp's steps.
 fn niceness(priority: Priority) -> Option<i32> {
     match priority {
         Priority::Low => Some(5),
@@ -155,13 +156,13 @@ fn niceness(priority: Priority) -> Option<i32> {
     }
 }
 
-/// The source's own bytes, if the pack is just them and kernels can read them where they are.
+/// The source's own bytes, if the pack equals them and kernels can read them in place.
 fn in_place(pack: &PackDesc, source: &HostRows) -> Option<SharedBytes> {
     let bytes = match source.source() {
         Source::Mapped(bytes) | Source::Owned(bytes) => bytes,
         Source::Paged(_) => return None,
     };
-    // Blocks are read at any address, but F32 and U32 tensors also serve as plain slices.
+    // Blocks are read at any address, but F32 and U32 tensors are also used as plain slices.
     let aligned = !matches!(pack.source.format, Format::F32 | Format::U32)
         || (**bytes).as_ref().as_ptr().cast::<f32>().is_aligned();
     (is_whole(pack) && aligned).then(|| Arc::clone(bytes))
@@ -275,13 +276,13 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Memory that was kept as it came belongs to a file.
+/// Refuses ops that write to memory used in place, which belongs to a file.
 fn check_writable(device: &str, ops: &[Op]) -> Result<()> {
     for op in ops {
         let mut kept = None;
-        op.visit(&mut |operand, access, tensor| {
+        op.visit(&mut |operand, how, tensor| {
             let writable = tensor.raw::<HostBuffer>().is_some_and(HostBuffer::is_writable);
-            if access != hal::op::Access::Read && !writable {
+            if how.writes() && !writable {
                 kept = Some(operand);
             }
         });

@@ -6,7 +6,7 @@ use super::*;
 use crate::options::Numa;
 use crate::topology::tests::Machine;
 
-/// Options whose notices are kept.
+/// Options whose notices are collected.
 fn heard(options: CpuOptions) -> (CpuOptions, Arc<Mutex<Vec<String>>>) {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let ear = Arc::clone(&heard);
@@ -14,7 +14,7 @@ fn heard(options: CpuOptions) -> (CpuOptions, Arc<Mutex<Vec<String>>>) {
     (CpuOptions { notice, ..options }, heard)
 }
 
-/// Two nodes: one ticket each, weights placed over both, everything as on one.
+/// Two nodes: one ticket each, weights placed over both, results as on one node.
 #[test]
 fn two_nodes_pass_the_suite() {
     let topology = Topology::read(Machine::two_sockets().root()).unwrap();
@@ -23,7 +23,7 @@ fn two_nodes_pass_the_suite() {
     let (options, heard) = heard(options);
     let backend = CpuBackend::on(&topology, options);
     assert_eq!((backend.n_threads(), backend.nodes.len()), (4, 2));
-    // The second node's CPUs are not there, unless this machine is large.
+    // The second node's CPUs do not exist, unless this machine is large.
     assert!(heard.lock().unwrap().len() <= 1);
     conformance::check(&Device::new(backend, DeviceId(0), Bytes::MAX));
 }

@@ -1,11 +1,11 @@
 #![allow(unsafe_code, reason = "tensors are raw memory that several threads work on at once")]
 //! Host memory of tensors, and the views through which kernels reach it.
 //!
-//! All unsafe access to tensor memory is in this file. It rests on one discipline:
+//! All unsafe access to tensor memory is in this file. It relies on three rules:
 //!
-//! 1. The device's lock is held by whoever touches tensor memory: a queue that copies, or one region of the team.
+//! 1. Tensor memory is accessed only under the device's lock: by a queue that copies, or by one region of the pool.
 //! 2. An op does not read rows that it writes (the recorder refuses such ops), except in place within one chunk.
-//! 3. Within a phase, chunks write disjoint parts, and none reads what another writes.
+//! 3. Within a phase, chunks write disjoint ranges, and none reads a range that another writes.
 
 use std::alloc::{Layout as Extent, alloc_zeroed, dealloc};
 use std::fmt;
@@ -23,10 +23,10 @@ use crate::reference::Memory;
 use crate::simd::Matrix;
 use crate::team::Team;
 
-/// Alignment of memory made here: a cache line, and the widest vector.
+/// Alignment of memory allocated here: a cache line, and the widest vector.
 pub(crate) const ALIGN: usize = 64;
 
-/// Memory of one tensor: made here, or kept as it came.
+/// Memory of one tensor: allocated here, or used in place.
 pub(crate) struct HostBuffer {
     start: NonNull<u8>,
     len: usize,
@@ -40,7 +40,7 @@ enum Keep {
     Source { _bytes: SharedBytes },
 }
 
-/// The address of memory that threads touch in disjoint ranges.
+/// The address of memory that threads access in disjoint ranges.
 #[derive(Clone, Copy)]
 struct Shared(NonNull<u8>);
 
@@ -50,10 +50,10 @@ impl Shared {
     }
 }
 
-// SAFETY: an address; what is done with it is argued where it is used.
+// SAFETY: an address; every access through it has its own argument.
 unsafe impl Sync for Shared {}
 
-// SAFETY: the memory is owned or kept alive by the buffer and does not move; access follows the discipline above.
+// SAFETY: the buffer keeps the memory alive and in place; access follows the rules above.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for HostBuffer {}
@@ -67,7 +67,7 @@ impl fmt::Debug for HostBuffer {
 impl RawBuffer for HostBuffer {}
 
 impl HostBuffer {
-    /// Zeros, taken from the system page by page as they are touched; `None` if there is no room.
+    /// Zeros, paged in as they are first accessed; `None` if memory is exhausted.
     pub(crate) fn zeroed(len: usize) -> Option<HostBuffer> {
         if len >= LARGE {
             let mut pages = Pages::new(len).ok()?;
@@ -79,25 +79,25 @@ impl HostBuffer {
                 locked: false,
             });
         }
-        // Small alignment and a shift by hand: with a large one the allocator would touch every page.
+        // Aligned by hand: for a large alignment the allocator would touch every page.
         let extent = Extent::from_size_align(len.checked_add(ALIGN)?, 16).ok()?;
         // SAFETY: the size is not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(extent) })?;
         let shift = base.align_offset(ALIGN);
-        // SAFETY: a shift below ALIGN stays inside the allocation, which has ALIGN bytes more than asked for.
+        // SAFETY: the allocation is ALIGN bytes larger than `len`, and the shift is below ALIGN.
         let start = unsafe { base.add(shift) };
         Some(HostBuffer { start, len, keep: Keep::Allocated { base, extent }, locked: false })
     }
 
-    /// Uses `source` where it lies, for reading.
+    /// Uses `source` in place, read-only.
     pub(crate) fn kept(source: SharedBytes) -> HostBuffer {
         let bytes: &[u8] = (*source).as_ref();
         let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
         HostBuffer { start, len, keep: Keep::Source { _bytes: source }, locked: false }
     }
 
-    /// Has the system place the pages on the nodes whose CPUs are given, each a range of them, if nobody has touched
-    /// them yet. Of a file, this reads what is not in memory.
+    /// Makes the system place the pages on the nodes with the given CPUs, a range for each, unless
+    /// they were accessed before. For a mapped file this reads the pages that are not in memory.
     pub(crate) fn place(&mut self, nodes: &[Vec<usize>]) {
         if nodes.is_empty() || self.len < LARGE {
             return;
@@ -105,8 +105,9 @@ impl HostBuffer {
         let (start, own) = (Shared(self.start), self.is_writable());
         on_nodes(self.len, nodes, |range| {
             for at in first_bytes(range) {
-                // SAFETY: inside the memory, which nobody else has yet: the buffer is borrowed exclusively, and the
-                // nodes' ranges are disjoint. Own memory is written with what was read, a file's is only read.
+                // SAFETY: inside the memory, to which no one else has access yet: the buffer is
+                // borrowed exclusively, and the nodes' ranges are disjoint. Own memory is written
+                // with the value just read, a file's is only read.
                 unsafe {
                     let byte = start.get().add(at);
                     let value = byte.read_volatile();
@@ -121,7 +122,7 @@ impl HostBuffer {
     /// Locks the memory, so that the system cannot page it out.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     #[cfg(unix)]
     pub(crate) fn lock(&mut self) -> std::io::Result<()> {
         if self.len > 0 {
@@ -132,20 +133,20 @@ impl HostBuffer {
         Ok(())
     }
 
-    /// See above.
+    /// See the version above.
     #[cfg(not(unix))]
     pub(crate) fn lock(&mut self) -> std::io::Result<()> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// Whether the memory is the buffer's own.
+    /// Whether the memory is owned by the buffer.
     pub(crate) fn is_writable(&self) -> bool {
         !matches!(self.keep, Keep::Source { .. })
     }
 
-    /// All bytes of a buffer that nobody else has yet.
+    /// All bytes of a buffer that is not shared yet.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        assert!(self.is_writable(), "kept memory is not written");
+        assert!(self.is_writable(), "memory used in place is not written");
         // SAFETY: own zeroed memory of this length, borrowed for as long as the buffer is.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
@@ -165,7 +166,7 @@ impl Drop for HostBuffer {
     }
 }
 
-/// Rows that an op reads, each `stride` values after the one before.
+/// Rows that an op reads, `stride` values apart.
 pub(crate) struct Reads<T> {
     start: *const T,
     n_rows: usize,
@@ -173,7 +174,7 @@ pub(crate) struct Reads<T> {
     stride: usize,
 }
 
-/// Rows that an op writes. Whoever asks for a part must be the only one who has it; see the head of this file.
+/// Rows that an op writes. Each access must be the only one; see the head of this file.
 pub(crate) struct Writes<T> {
     start: *mut T,
     n_rows: usize,
@@ -193,7 +194,7 @@ impl<T> Clone for Writes<T> {
 }
 impl<T> Copy for Writes<T> {}
 
-// SAFETY: views are used under the discipline above, which is what makes them shareable.
+// SAFETY: views are used under the rules above, which make them shareable.
 unsafe impl<T: Sync> Send for Reads<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Reads<T> {}
@@ -230,7 +231,7 @@ impl<T: AnyBitPattern> Reads<T> {
     pub(crate) fn rows(&self, rows: Range<usize>) -> &[T] {
         assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
         assert!(self.stride == self.n_cols || rows.len() < 2, "rows do not follow each other");
-        // SAFETY: inside the view, whose memory is alive and initialised; nobody writes it now (2 and 3 above).
+        // SAFETY: inside the view, alive and initialised; it is not written now (2 and 3 above).
         unsafe {
             std::slice::from_raw_parts(
                 self.start.add(rows.start * self.stride),
@@ -245,14 +246,15 @@ impl<T: AnyBitPattern> Reads<T> {
 }
 
 impl Reads<u8> {
-    /// The rows, and what lies between them.
+    /// The rows including the gaps between them.
     pub(crate) fn matrix(&self) -> Matrix<'_> {
         let len = match self.n_rows {
             0 => 0,
             n => (n - 1) * self.stride + self.n_cols,
         };
-        // SAFETY: from the first byte of the view to its last, whose memory is alive and initialised; what lies between
-        // its rows is of the same buffer, and nobody writes weights.
+        // SAFETY: from the first byte of the view to its last, whose memory is alive and
+        // initialised; the gaps between its rows belong to the same buffer, and weights are not
+        // written.
         let bytes = unsafe { std::slice::from_raw_parts(self.start, len) };
         Matrix::new(bytes, self.n_cols, self.stride)
     }
@@ -275,7 +277,7 @@ impl<T: AnyBitPattern> Writes<T> {
     pub(crate) fn part(&self, row: usize, cols: Range<usize>) -> &mut [T] {
         let inside = row < self.n_rows && cols.start <= cols.end && cols.end <= self.n_cols;
         assert!(inside, "part outside the view");
-        // SAFETY: inside the view, whose memory is alive and initialised; no other chunk has this part (3 above).
+        // SAFETY: inside the view, alive and initialised; no other chunk uses it (3 above).
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.start.add(row * self.n_cols + cols.start),
@@ -284,15 +286,15 @@ impl<T: AnyBitPattern> Writes<T> {
         }
     }
 
-    /// One row, to read in a phase in which nobody writes it.
+    /// One row, for reading in a phase that does not write it.
     pub(crate) fn reads_row(&self, row: usize) -> &[T] {
         self.reads_rows(row..row + 1)
     }
 
-    /// Some rows, to read in a phase in which nobody writes them.
+    /// Some rows, for reading in a phase that does not write them.
     pub(crate) fn reads_rows(&self, rows: Range<usize>) -> &[T] {
         assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
-        // SAFETY: inside the view, whose memory is alive and initialised; nobody writes it in this phase (3 above).
+        // SAFETY: inside the view, alive and initialised; not written in this phase (3 above).
         unsafe {
             std::slice::from_raw_parts(
                 self.start.add(rows.start * self.n_cols),
@@ -301,14 +303,14 @@ impl<T: AnyBitPattern> Writes<T> {
         }
     }
 
-    /// The same rows, to read in a phase in which nobody writes them.
+    /// The same rows, for reading in a phase that does not write them.
     pub(crate) fn reads(&self) -> Reads<T> {
         let Writes { start, n_rows, n_cols } = *self;
         Reads { start, n_rows, n_cols, stride: n_cols }
     }
 }
 
-/// A piece of the workspace: `[n_rows, n_cols]` of `T` from byte `at` on.
+/// A range of the workspace: `[n_rows, n_cols]` of `T` from byte `at` on.
 #[derive(Debug)]
 pub(crate) struct Span<T> {
     at: usize,
@@ -317,7 +319,7 @@ pub(crate) struct Span<T> {
     of: PhantomData<T>,
 }
 
-/// Lays out the workspace of one op; planning and compiling go the same way.
+/// Lays out the workspace of one op; planning and compiling both use it.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// Bytes so far.
@@ -343,7 +345,8 @@ impl<'a> Binder<'a> {
     /// A binder for ops that share `workspace`.
     ///
     /// # Safety
-    /// The views must be used only while their tensors live and by the discipline at the head of this file.
+    /// The views may be used only while their tensors live, and by the rules at the head of this
+    /// file.
     pub(crate) unsafe fn new(workspace: Option<&'a Tensor>) -> Binder<'a> {
         Binder { workspace }
     }
@@ -365,10 +368,10 @@ impl<'a> Binder<'a> {
         (unsafe { buffer.start.as_ptr().add(first + at) }, row, stride)
     }
 
-    /// Start and bytes per row of a tensor whose rows follow each other.
+    /// Start and bytes per row of a tensor whose rows are adjacent.
     fn locate(tensor: &Tensor) -> (*mut u8, usize) {
         let (start, row, stride) = Self::locate_rows(tensor);
-        assert!(row == stride, "columns of {} are read by products only", tensor.whole());
+        assert!(row == stride, "only products read columns of {}", tensor.whole());
         (start, row)
     }
 
@@ -383,7 +386,7 @@ impl<'a> Binder<'a> {
 
     /// See [`Binder::read`].
     pub(crate) fn write<T: AnyBitPattern>(&self, tensor: &Tensor) -> Writes<T> {
-        assert!(Self::buffer(tensor).is_writable(), "kept memory is not written");
+        assert!(Self::buffer(tensor).is_writable(), "memory used in place is not written");
         let Reads { start, n_rows, n_cols, stride } = self.read::<T>(tensor);
         assert!(stride == n_cols, "columns are not written");
         Writes { start: start.cast_mut(), n_rows, n_cols }
@@ -396,12 +399,12 @@ impl<'a> Binder<'a> {
         Reads { start, n_rows: 1, n_cols: buffer.len, stride: buffer.len }
     }
 
-    /// Memory for the reference.
+    /// Access to tensor memory for the reference.
     pub(crate) fn memory(&self) -> HostMemory {
         HostMemory(())
     }
 
-    /// A transposed tensor: where its parts lie, all its bytes, and the slot of its first row.
+    /// A transposed tensor: its layout, all its bytes, and the slot of its first row.
     pub(crate) fn transposed(&self, tensor: &Tensor) -> (TransposedLayout, Reads<u8>, usize) {
         let layout = hal::pack::transposed(&tensor.whole()).expect("packed by this layout");
         let bytes = self.whole(tensor);
@@ -409,7 +412,7 @@ impl<'a> Binder<'a> {
         (layout, bytes, tensor.first_row())
     }
 
-    /// A piece of the workspace.
+    /// A range of the workspace.
     pub(crate) fn scratch<T: AnyBitPattern>(&self, span: &Span<T>) -> Writes<T> {
         let (n_rows, n_cols) = (span.n_rows, span.n_cols);
         let bytes = n_rows * n_cols * size_of::<T>();
@@ -432,37 +435,41 @@ impl<'a> Binder<'a> {
 pub(crate) struct Locked<'a>(PhantomData<&'a mut Team>);
 
 impl<'a> Locked<'a> {
-    /// The guard is the proof: nothing else touches tensor memory while it is borrowed.
+    /// The guard proves that nothing else accesses tensor memory while it is borrowed.
     pub(crate) fn new(_lock: &'a mut MutexGuard<'_, Team>) -> Locked<'a> {
         Locked(PhantomData)
     }
 
-    /// The bytes of a view in rows.
+    /// The bytes of a view of whole rows.
     pub(crate) fn bytes<'b>(&'b self, tensor: &'b Tensor) -> &'b [u8] {
         let (start, row) = Binder::locate(tensor);
-        // SAFETY: inside the buffer, which the tensor keeps alive; the lock is held, and no slice to write is out.
+        // SAFETY: inside the buffer, which the tensor keeps alive; the lock is held, and no
+        // mutable slice exists.
         unsafe { std::slice::from_raw_parts(start, tensor.desc().n_rows * row) }
     }
 
-    /// The bytes of a view in rows, to write.
+    /// The bytes of a view of whole rows, writable.
     pub(crate) fn bytes_mut<'b>(&'b mut self, tensor: &'b Tensor) -> &'b mut [u8] {
         let (start, row) = Binder::locate(tensor);
-        assert!(Binder::buffer(tensor).is_writable(), "kept memory is not written");
+        assert!(Binder::buffer(tensor).is_writable(), "memory used in place is not written");
         // SAFETY: as above; this borrow is the only one.
         unsafe { std::slice::from_raw_parts_mut(start, tensor.desc().n_rows * row) }
     }
 
-    /// All bytes of the buffer behind a view, to write.
+    /// All bytes of the buffer behind a view, writable.
     pub(crate) fn whole_mut<'b>(&'b mut self, tensor: &'b Tensor) -> &'b mut [u8] {
         let buffer = Binder::buffer(tensor);
-        assert!(buffer.is_writable(), "kept memory is not written");
+        assert!(buffer.is_writable(), "memory used in place is not written");
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), buffer.len) }
     }
 
     /// Copies one view to another of the same shape that does not overlap it.
     pub(crate) fn copy(&mut self, src: &Tensor, dst: &Tensor) {
-        assert!(src.desc() == dst.desc() && !src.overlaps(dst), "unlike or overlapping views");
+        assert!(
+            src.desc() == dst.desc() && !src.overlaps(dst),
+            "views of different shapes or overlapping"
+        );
         let (from, row) = Binder::locate(src);
         let to = self.bytes_mut(dst);
         // SAFETY: both have this length, as just checked, and do not overlap.
@@ -470,20 +477,21 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Host memory for the reference, which runs on one worker while the others have nothing to do.
+/// Host memory for the reference, which runs on one worker while the others are idle.
 #[derive(Debug)]
 pub(crate) struct HostMemory(());
 
 impl Memory for HostMemory {
     fn read(&self, tensor: &Tensor, f: &mut dyn FnMut(&[u8])) {
         let buffer = Binder::buffer(tensor);
-        // SAFETY: the tensor keeps the buffer alive; only this worker is at work and calls are not nested.
+        // SAFETY: the tensor keeps the buffer alive; only this worker is active and calls are not
+        // nested.
         f(unsafe { std::slice::from_raw_parts(buffer.start.as_ptr(), buffer.len) });
     }
 
     fn write(&self, tensor: &Tensor, f: &mut dyn FnMut(&mut [u8])) {
         let buffer = Binder::buffer(tensor);
-        assert!(buffer.is_writable(), "kept memory is not written");
+        assert!(buffer.is_writable(), "memory used in place is not written");
         // SAFETY: as above.
         f(unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), buffer.len) });
     }

@@ -1,15 +1,15 @@
-//! Limits that a container sets: control groups of both versions, from the process's own group up to the root.
+//! Container limits: control groups of both versions, from the process's own group up to the root.
 
 use std::path::{Component, Path, PathBuf};
 
 use crate::files::{number, text};
 
-/// Memory that groups leave to this process, in bytes.
+/// Memory that the control groups allow this process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
     /// The smallest limit.
     pub(crate) total: u64,
-    /// The least that is left below any limit; pages of files that can be dropped count as left.
+    /// The smallest remainder below any limit; file pages that can be dropped count as free.
     pub(crate) free: u64,
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn memory(root: &Path) -> Option<MemoryLimit> {
     tightest
 }
 
-/// Cached pages of files that nobody used lately.
+/// Cached pages of files that were not used recently.
 fn droppable(folder: &Path) -> Option<u64> {
     let stat = text(&folder.join("memory.stat"))?;
     let value = |name: &str| {
@@ -58,7 +58,7 @@ fn droppable(folder: &Path) -> Option<u64> {
     value("total_inactive_file").or_else(|| value("inactive_file"))
 }
 
-/// The folders of this process's groups that may have files of `controller`, the root's included.
+/// The folders of this process's groups that may have files of `controller`, including the root's.
 fn folders(root: &Path, controller: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let groups = text(&root.join("proc/self/cgroup")).unwrap_or_default();
@@ -70,7 +70,8 @@ fn folders(root: &Path, controller: &str) -> Vec<PathBuf> {
             named if named.split(',').any(|name| name == controller) => [named, controller],
             _ => continue,
         };
-        // In a container the path may be the host's, which is not there: its parents lead to the root.
+        // In a container the path may be the host's, which does not exist here: its parents lead
+        // to the root.
         let names =
             Path::new(path).components().filter(|part| matches!(part, Component::Normal(_)));
         let group: PathBuf = names.collect();

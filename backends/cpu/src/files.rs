@@ -1,15 +1,15 @@
-//! What the system tells about itself in small text files, below a root that tests can replace.
+//! Small text files in which the system describes itself, below a root that tests can replace.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// More of a file is not read.
+/// Bytes past this limit are not read.
 const LONGEST: u64 = 1 << 20;
-/// CPU numbers from here on are taken for nonsense.
+/// CPU numbers from here on are treated as invalid.
 pub(crate) const MAX_CPUS: usize = 8192;
 
-/// A file's text, up to a sane length.
+/// A file's text, up to the length limit.
 pub(crate) fn text(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
@@ -21,7 +21,7 @@ pub(crate) fn number(path: &Path) -> Option<u64> {
     text(path)?.trim().parse().ok()
 }
 
-/// A list of CPUs as the kernel writes it: `0-3,8,10-11`. `None` if anything in it is not understood.
+/// Parses a list of CPUs as the kernel writes it: `0-3,8,10-11`. `None` if any part is invalid.
 pub(crate) fn cpu_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for item in text.trim().split(',').filter(|item| !item.is_empty()) {

@@ -1,4 +1,4 @@
-//! The processor as a device: the reference kernels, the fast ones, and the team that runs them.
+//! The CPU as a device: the reference kernels, the fast ones, and the thread pool that runs them.
 
 mod affinity;
 mod backend;

@@ -1,4 +1,4 @@
-//! What the system says about its processor and memory.
+//! Processor name and memory size, as the system reports them.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use hal::{Bytes, MemoryReport};
 use crate::cgroup;
 use crate::files::text;
 
-/// Memory that this process may use, where Linux tells: the machine's, or what its container leaves.
+/// Memory that this process may use, on Linux: the machine's, or what the container's limits
+/// leave.
 pub(crate) fn memory() -> MemoryReport {
     memory_below(Path::new("/"))
 }
@@ -28,7 +29,7 @@ fn field(text: &str, name: &str) -> Option<Bytes> {
     Some(Bytes(kibibytes.checked_mul(1024)?))
 }
 
-/// The processor's name, where Linux tells.
+/// The processor's name, on Linux.
 pub(crate) fn processor() -> Option<String> {
     let text = text(Path::new("/proc/cpuinfo"))?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
@@ -60,7 +61,7 @@ mod tests {
     #[test]
     fn a_container_limits_memory() {
         assert_eq!(report(&[]), (Some(1000), Some(600)));
-        // Version 2, the limit one level up; pages of files that can go do not count as used.
+        // Version 2, the limit one level up; droppable file pages do not count as used.
         let v2 = [
             ("proc/self/cgroup", "0::/app/worker\n"),
             ("sys/fs/cgroup/app/worker/memory.max", "max\n"),

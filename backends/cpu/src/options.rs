@@ -1,4 +1,4 @@
-//! How the processor is used, in the user's terms.
+//! User options of the CPU backend.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use crate::seats::Seats;
 use crate::topology::Topology;
 
-/// How the processor is used.
+/// User options of the CPU backend.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
-    /// Threads, the calling one included; `None` for the physical cores (of the fast kind, if there are two) that
-    /// this process may use.
+    /// Threads, including the calling one; `None` for the physical cores (only the fast ones on a
+    /// hybrid CPU) that this process may use.
     pub threads: Option<usize>,
-    /// Threads for programs of more than one token, where they shall be others.
+    /// Threads for programs of more than one token, if different.
     pub threads_batch: Option<usize>,
-    /// CPUs to stay on, by the system's numbers; `None` for all that the process may use.
+    /// CPUs to run on, by the system's numbers; `None` for all that the process may use.
     pub cpus: Option<Vec<usize>>,
     /// Bind each thread to one CPU instead of all of them to the same set.
     pub strict: bool,
@@ -22,47 +22,49 @@ pub struct CpuOptions {
     pub numa: Option<Numa>,
     /// The threads' priority.
     pub priority: Priority,
-    /// How long a waiting thread keeps its core, in percent of the longest: 0 sleeps at once, 50 is the default.
+    /// How long an idle thread spins before it parks, in percent of the maximum: 0 parks at once,
+    /// 50 is the default.
     pub poll: Option<u8>,
     /// Lock tensor memory, so that the system cannot page it out.
     pub lock: bool,
-    /// Told what the system refuses.
+    /// Receives a message for each request that the system refuses.
     pub notice: Notice,
 }
 
-/// How threads and weights are spread over NUMA nodes. Both stay within the process's affinity in any case.
+/// How threads and weights are spread over NUMA nodes. Both always stay within the process's
+/// affinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numa {
     /// Over all nodes.
     Distribute,
     /// On the node on which the program was started.
     Isolate,
-    /// As `numactl` set it up, which is what [`Numa::Distribute`] does within the affinity.
+    /// As set up by `numactl`: the same as [`Numa::Distribute`] within the affinity.
     Numactl,
 }
 
-/// Priority of threads against other programs'.
+/// Priority of threads relative to other programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priority {
-    /// Gives way to others.
+    /// Below other programs.
     Low,
-    /// As it was.
+    /// Unchanged.
     #[default]
     Normal,
-    /// Above others; the system may refuse this.
+    /// Above other programs; the system may refuse this.
     Medium,
     /// Further above.
     High,
-    /// As far above as there is without a real-time class.
+    /// The highest without a real-time scheduling class.
     Realtime,
 }
 
-/// Takes sentences for the user.
+/// Receives messages for the user.
 #[derive(Clone)]
 pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);
 
 impl Notice {
-    /// Calls `tell` with each sentence.
+    /// Calls `tell` with each message.
     pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Notice {
         Notice(Arc::new(tell))
     }
@@ -73,7 +75,7 @@ impl Notice {
 }
 
 impl Default for Notice {
-    /// Nobody is told.
+    /// Discards all messages.
     fn default() -> Notice {
         Notice::new(|_| {})
     }

@@ -1,4 +1,5 @@
-//! Large allocations: maps of their own, in huge pages where the system has them, placed by NUMA node.
+//! Large allocations: separate mappings, in huge pages if the system has them, placed by NUMA
+//! node.
 
 use std::io;
 use std::ops::Range;
@@ -10,14 +11,14 @@ use memmap2::MmapMut;
 use crate::affinity::Bound;
 use crate::team::share;
 
-/// Allocations from here on are maps of their own.
+/// Allocations of at least this size are separate mappings.
 pub(crate) const LARGE: usize = 4 << 20;
 /// A huge page.
 const HUGE: usize = 2 << 20;
-/// The smallest page there is.
+/// The smallest page size.
 const PAGE: usize = 4096;
 
-/// Zeros, taken from the system page by page as they are touched.
+/// Zeros, taken from the system page by page as they are first accessed.
 #[derive(Debug)]
 pub(crate) struct Pages {
     map: MmapMut,
@@ -25,16 +26,16 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// `len` bytes that begin on a huge page.
+    /// Allocates `len` bytes that begin on a huge page.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn new(len: usize) -> io::Result<Pages> {
         let room = len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
         let map = MmapMut::map_anon(room)?;
         let shift = map.as_ptr().align_offset(HUGE);
-        // Whole huge pages only: the last one would take more memory than was asked for. A system without them
-        // says no, and small pages do.
+        // Whole huge pages only, since the last one would take more memory than requested. A
+        // system without huge pages returns an error and uses small pages.
         #[cfg(target_os = "linux")]
         let _ = map.advise_range(memmap2::Advice::HugePage, shift, len / HUGE * HUGE);
         Ok(Pages { map, shift })
@@ -46,8 +47,9 @@ impl Pages {
     }
 }
 
-/// Calls `touch` for each node's range of `0..len`, on a thread bound to the node's CPUs: the system gives a page
-/// the memory of the node that touches it first. The ranges are those of a phase's chunks ([`share`]).
+/// Calls `touch` for each node's range of `0..len`, on a thread bound to the node's CPUs: the
+/// system places a page on the node of the first thread that touches it. The ranges are those of a
+/// phase's chunks ([`share`]).
 pub(crate) fn on_nodes(len: usize, nodes: &[Vec<usize>], touch: impl Fn(Range<usize>) + Sync) {
     let n_pages = len.div_ceil(PAGE);
     let touch = &touch;

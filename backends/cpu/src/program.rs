@@ -1,5 +1,6 @@
-#![allow(unsafe_code, reason = "the one place where a program's views are made")]
-//! A recorded program as the team runs it: kernels with resolved memory, one list of phases.
+#![allow(unsafe_code, reason = "the only place where a program's views are made")]
+//! A recorded program as the thread pool runs it: kernels with resolved memory, one list of
+//! phases.
 
 use hal::{Op, Operand, RawProgram, Tensor};
 
@@ -15,7 +16,7 @@ pub(crate) struct CpuProgram {
     /// Kernel and its phase, for each phase of the program.
     phases: Vec<(u32, u32)>,
     of_many_tokens: bool,
-    /// What the kernels' views point into.
+    /// Keeps the memory of the kernels' views alive.
     _tensors: Vec<Tensor>,
 }
 
@@ -34,8 +35,8 @@ impl CpuProgram {
         for op in ops {
             op.visit(&mut |_, _, tensor| tensors.push(tensor.clone()));
         }
-        // SAFETY: the tensors live as long as the program, which is only run under the device's lock; ops were
-        // checked for aliasing, and kernels keep to the discipline of `buffer`.
+        // SAFETY: the tensors live as long as the program, which runs only under the device's
+        // lock; ops were checked for aliasing, and kernels follow the rules of `buffer`.
         let bind = unsafe { Binder::new(workspace) };
         let context = Context { bind, simd, n_threads };
         let kernels: Vec<_> = ops.iter().map(|op| kernels::compile(op, &context)).collect();
@@ -59,7 +60,7 @@ impl CpuProgram {
         &self.label
     }
 
-    /// The ops before `end` that come after those of the piece before, as a job of its own.
+    /// The ops after the previous piece and before `end`, as a separate job.
     pub(crate) fn piece(&self, before: Option<&Piece<'_>>, end: usize) -> Piece<'_> {
         let first = before.map_or(0, |before| before.end);
         let end = self.phases.partition_point(|(kernel, _)| (*kernel as usize) < end);

@@ -1,4 +1,4 @@
-//! Queues: work is done when it is given.
+//! Queues: work is done before the call returns.
 
 use std::any::Any;
 use std::ops::Range;
@@ -57,10 +57,11 @@ impl BackendQueue for CpuQueue {
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
         let program = own(program);
         self.run(program, program)?;
-        Ok(Box::new(Done(Times::none())))
+        // `Ended` has no fields, so boxing it allocates nothing.
+        Ok(Box::new(Ended))
     }
 
-    /// Parts are run one by one, so that the threads meet after each.
+    /// Parts are run one by one, so that each ends on all threads before the next begins.
     fn replay_timed(
         &mut self,
         program: &Arc<dyn RawProgram>,
@@ -78,7 +79,7 @@ impl BackendQueue for CpuQueue {
             }
             before = Some(piece);
         }
-        Ok(Box::new(Done(times)))
+        Ok(Box::new(Timed(times)))
     }
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
@@ -97,6 +98,19 @@ impl BackendQueue for CpuQueue {
         let out = dst.bytes_mut();
         out.copy_from_slice(&Locked::new(&mut team).bytes(src)[..out.len()]);
         Ok(Box::new(Copied(dst)))
+    }
+
+    fn write_directly(&mut self, dst: &Tensor, bytes: &[u8]) -> Option<Result<()>> {
+        Some(self.writable("write", dst).map(|()| {
+            let mut team = self.shared.lock();
+            Locked::new(&mut team).bytes_mut(dst)[..bytes.len()].copy_from_slice(bytes);
+        }))
+    }
+
+    fn read_directly(&mut self, src: &Tensor, out: &mut [u8]) -> Option<Result<()>> {
+        let mut team = self.shared.lock();
+        out.copy_from_slice(&Locked::new(&mut team).bytes(src)[..out.len()]);
+        Some(Ok(()))
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
@@ -125,17 +139,37 @@ impl BackendQueue for CpuQueue {
     }
 }
 
-/// A run that has ended, and when its parts ran.
+/// A run that has ended.
 #[derive(Debug)]
-struct Done(Times);
+struct Ended;
 
-impl RawRun for Done {
+impl RawRun for Ended {
     fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
         Ok(None)
     }
 
     fn answer(&mut self, _mailbox: usize, _y: &[f32]) -> Result<()> {
         Err(Error::shape("answer", "y", "a post to answer", "none"))
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn cancel(&mut self) {}
+}
+
+/// A finished run, and the times of its parts.
+#[derive(Debug)]
+struct Timed(Times);
+
+impl RawRun for Timed {
+    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+        Ok(None)
+    }
+
+    fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()> {
+        Ended.answer(mailbox, y)
     }
 
     fn wait(&mut self) -> Result<()> {
@@ -149,7 +183,7 @@ impl RawRun for Done {
     fn cancel(&mut self) {}
 }
 
-/// A copy that is done.
+/// A finished copy.
 #[derive(Debug)]
 struct Copied(Box<dyn RawStaging>);
 

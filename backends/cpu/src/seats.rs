@@ -1,32 +1,32 @@
-//! Which thread works where: the plan for a team, a pure function of the machine and the user's wishes.
+//! Assigns threads to CPUs and nodes: a pure function of the machine and the user's options.
 
 use crate::options::{CpuOptions, Numa};
 use crate::team::MAX_THREADS;
 use crate::topology::{Cpu, Topology};
 
-/// Where one thread works.
+/// CPU assignment of one thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seat {
-    /// Its node, counted from 0 over those in use.
+    /// Its node, numbered from 0 over the nodes in use.
     pub(crate) node: usize,
-    /// CPUs that it is bound to; none is wherever the system puts it.
+    /// CPUs that it is bound to; empty if it is not bound.
     pub(crate) cpus: Vec<usize>,
 }
 
-/// A team's seats; the first is the caller's.
+/// The assignments of a thread pool; the first is the caller's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seats {
     pub(crate) seats: Vec<Seat>,
-    /// CPUs of each node in use, where memory is placed by node; none where the system places it.
+    /// CPUs of each node in use, if memory is placed by node; empty if the system places it.
     pub(crate) nodes: Vec<Vec<usize>>,
-    /// Seats at work on one token, and on more.
+    /// Active threads for one token, and for more.
     pub(crate) active: [usize; 2],
-    /// What could not be granted.
+    /// Message about the options that could not be fulfilled.
     pub(crate) refused: Option<String>,
 }
 
 impl Seats {
-    /// The plan on `topology`, made by a thread that runs on CPU `here`.
+    /// The plan for `topology`, made by a thread that runs on CPU `here`.
     pub(crate) fn plan(topology: &Topology, options: &CpuOptions, here: Option<usize>) -> Seats {
         let mut cpus = topology.cpus.clone();
         let mut refused = None;
@@ -34,13 +34,13 @@ impl Seats {
         if let Some(wanted) = &options.cpus {
             cpus.retain(|cpu| wanted.contains(&cpu.id));
             bound = !cpus.is_empty() || options.strict;
-            // Numbers beyond the last CPU say "and all others", as in a mask of all ones.
+            // Numbers beyond the last CPU mean "and all others", as in a mask of all ones.
             let last = topology.cpus.last().map_or(0, |cpu| cpu.id);
             let n = wanted.iter().filter(|&&id| id <= last).count() - cpus.len();
             if cpus.is_empty() {
-                refused = Some("none of the chosen CPUs can be used here".to_owned());
+                refused = Some("none of the selected CPUs is available to this process".to_owned());
             } else if n > 0 {
-                refused = Some(format!("{n} of the chosen CPUs cannot be used here"));
+                refused = Some(format!("{n} of the selected CPUs not available to this process"));
             }
             if cpus.is_empty() {
                 cpus.clone_from(&topology.cpus);
@@ -54,7 +54,7 @@ impl Seats {
         let n = options.threads.unwrap_or_else(|| topology.n_threads(&cpus));
         let active = [n, options.threads_batch.unwrap_or(n)].map(|n| n.clamp(1, MAX_THREADS));
         let n_seats = active[0].max(active[1]);
-        // Every node in use has threads.
+        // Every node in use gets threads.
         let nodes = match options.numa {
             None => vec![cpus],
             Some(_) => by_node(cpus).into_iter().take(active[0].min(active[1])).collect(),
@@ -80,7 +80,7 @@ impl Seats {
         }
     }
 
-    /// Threads at work on programs of one token, or of `many`.
+    /// Active threads for programs of one token, or of `many`.
     pub(crate) fn n_active(&self, many: bool) -> usize {
         self.active[usize::from(many)]
     }
@@ -166,12 +166,18 @@ mod tests {
         assert_eq!((cpus(&all_from), all_from.refused), (vec![vec![31]], None));
         let none = plan(&chosen(vec![77]), 0);
         assert_eq!(none.seats, vec![Seat::default(); 16]);
-        assert_eq!(none.refused.as_deref(), Some("none of the chosen CPUs can be used here"));
+        assert_eq!(
+            none.refused.as_deref(),
+            Some("none of the selected CPUs is available to this process")
+        );
         let mut few = Topology::alike(6);
         few.cpus.remove(2);
         let some = Seats::plan(&few, &chosen(vec![1, 2, 3, 99]), None);
         assert_eq!(cpus(&some), [[1, 3], [1, 3]]);
-        assert_eq!(some.refused.as_deref(), Some("1 of the chosen CPUs cannot be used here"));
+        assert_eq!(
+            some.refused.as_deref(),
+            Some("1 of the selected CPUs not available to this process")
+        );
     }
 
     #[test]

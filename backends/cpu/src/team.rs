@@ -1,17 +1,19 @@
 #![allow(unsafe_code, reason = "a job is lent to threads that outlive the call")]
-//! The thread team: workers that share out the chunks of a job, phase by phase.
+//! The thread pool: workers that share the chunks of a job, phase by phase.
 //!
-//! There is no barrier. One word per NUMA node in use, the node's *ticket*, holds the phase, the node's share of its
-//! chunks and the next one of them; whoever has nothing to do takes the next chunks of its own node, then of another,
-//! and whoever finishes the last chunk of a phase opens the following phase. Many are taken at a time while many are
-//! left (`Ticket::portion`). A worker that the system took away between two takings is not missed by anybody. A phase
-//! of one chunk is run by the thread that opens it.
+//! There is no barrier. One word per NUMA node in use, the node's *ticket*, holds the phase, the
+//! end of the node's share of chunks and its next chunk. An idle worker takes the next chunks of
+//! its own node, then of another; the worker that finishes the last chunk of a phase opens the
+//! next phase. Workers take several chunks at a time while many are left (`Ticket::portion`). A
+//! worker that the system preempts between two chunks delays no other. A phase of one chunk is run
+//! by the thread that opens it.
 //!
-//! A node's share is a range of chunk numbers ([`share`]), which depends on nothing else: weights are placed in
-//! memory by the same rule. Which thread runs a chunk changes no bit, so taking from another node changes none.
+//! A node's share is a range of chunk numbers ([`share`]), which depends on nothing else: weights
+//! are placed in memory by the same rule. Taking chunks from another node changes no bit, because
+//! results do not depend on the thread.
 //!
-//! Who waits spins for a few microseconds, then gives way to others, then sleeps: beside a busy neighbour,
-//! longer spinning costs far more than waking up.
+//! Idle workers spin for a few microseconds, then yield, then park: when another program uses the
+//! core, longer spinning costs far more than waking up.
 
 use std::any::Any;
 use std::ops::Range;
@@ -25,17 +27,17 @@ use std::time::{Duration, Instant};
 use crate::affinity::Bound;
 use crate::seats::Seat;
 
-/// How a waiting thread behaves.
+/// Spin and park times of an idle thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// How long it keeps its core to itself.
+    /// How long it spins.
     spin: Duration,
-    /// When it sleeps, having offered the core to others before.
+    /// When it parks; between both it yields.
     sleep: Duration,
 }
 
 impl Patience {
-    /// From 0, which sleeps at once, to 100, twice the default.
+    /// From 0, which parks at once, to 100, twice the default.
     pub(crate) fn percent(poll: u8) -> Patience {
         let poll = u64::from(poll.min(100));
         Patience {
@@ -61,7 +63,7 @@ pub(crate) trait Job: Sync {
     fn run(&self, phase: usize, chunk: usize, worker: usize);
 }
 
-/// A chunk ended in a panic; what it said.
+/// A chunk panicked; with its message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Panicked(pub(crate) String);
 
@@ -69,12 +71,13 @@ const BITS: u32 = 21;
 const MASK: u64 = (1 << BITS) - 1;
 const IDLE: usize = (1 << (64 - 2 * BITS)) - 1;
 
-/// Chunks that one phase may have at most.
+/// Most chunks of a phase.
 pub(crate) const MAX_CHUNKS: usize = 1 << 20;
-/// Threads that a team may have at most.
+/// Most threads of a pool.
 pub(crate) const MAX_THREADS: usize = 4096;
 
-/// The chunks of a phase of `n` that belong to node `node` of `n_nodes`. The first node has some if there are any.
+/// The chunks of a phase of `n` that belong to node `node` of `n_nodes`. The first node's share is
+/// empty only if `n` is 0.
 pub(crate) fn share(n: usize, node: usize, n_nodes: usize) -> Range<usize> {
     let first = |node: usize| (n * node).div_ceil(n_nodes);
     first(node)..first(node + 1)
@@ -107,8 +110,9 @@ impl Ticket {
         self.next() < self.end()
     }
 
-    /// How many chunks to take at once: many while there are many, so that a thread reads long stretches of memory
-    /// one after another, and single ones in the end, so that all are done at about the same time.
+    /// How many chunks to take at once: many while many are left, so that a thread reads long
+    /// consecutive ranges of memory, and single ones at the end, so that all threads finish at
+    /// about the same time.
     ///
     /// Source: guided self-scheduling (Polychronopoulos and Kuck, 1987).
     fn portion(self, n_workers: usize) -> usize {
@@ -116,12 +120,12 @@ impl Ticket {
     }
 }
 
-/// Keeps what one thread writes off the cache line that others read.
+/// Puts data written by one thread on a cache line of its own, to avoid false sharing.
 #[derive(Default)]
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// A place to sleep.
+/// Parks threads.
 #[derive(Default)]
 struct Bed {
     sleepers: AtomicUsize,
@@ -129,28 +133,28 @@ struct Bed {
 }
 
 struct Shared {
-    /// One per node. The end of a region is in the first.
+    /// One per node. The first also marks the end of a region.
     tickets: Box<[Apart<AtomicU64>]>,
-    /// The phase whose shares are all out, where there are several nodes.
+    /// The phase whose shares are all published, with several nodes.
     open: AtomicUsize,
-    /// Chunks of the phase that are not done.
+    /// Unfinished chunks of the phase.
     left: Apart<AtomicUsize>,
-    /// Workers from this number on take no part.
+    /// Workers from this number on are inactive.
     n_active: AtomicUsize,
-    /// The job under way; valid for whoever holds a claimed chunk.
+    /// The current job; valid for the holder of a claimed chunk.
     job: AtomicPtr<&'static dyn Job>,
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
     stop: AtomicBool,
     gate: Mutex<()>,
     workers: Bed,
-    /// For workers that take no part.
+    /// Parks inactive workers.
     spare: Condvar,
     caller: Bed,
     patience: Patience,
 }
 
-/// Threads that work on one job at a time. The caller of [`Team::run`] is one of them.
+/// Threads that run one job at a time. The caller of [`Team::run`] is one of them.
 pub(crate) struct Team {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -164,8 +168,8 @@ impl std::fmt::Debug for Team {
 }
 
 impl Team {
-    /// A team with a thread for each of `seats` (at least one; the first is the caller's); fewer if the system
-    /// gives no more.
+    /// A pool with a thread for each of `seats` (at least one; the first is the caller's), or
+    /// fewer if the system refuses some.
     pub(crate) fn new(seats: &[Seat], patience: Patience) -> Team {
         let n_nodes = seats.iter().map(|seat| seat.node + 1).max().unwrap_or(1);
         let ticket = |_| Apart(AtomicU64::new(Ticket::END.0));
@@ -196,20 +200,21 @@ impl Team {
         Team { shared, threads, seat: seats.first().cloned().unwrap_or_default() }
     }
 
-    /// Threads, the caller included; worker numbers are below it.
+    /// Number of threads, including the caller; worker numbers are below it.
     pub(crate) fn n_threads(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Runs `job` to its end on the first `n_active` threads. After a panic in one chunk, no further chunk is
-    /// started.
+    /// Runs `job` to its end on the first `n_active` threads. After a panic in one chunk, no
+    /// further chunk is started.
     pub(crate) fn run(&mut self, job: &dyn Job, n_active: usize) -> Result<(), Panicked> {
         let shared = &*self.shared;
-        // Only for the region: threads that the caller starts later are not its workers.
+        // Bound only during the region: threads that the caller starts later are not its workers.
         let _bound = Bound::to(&self.seat.cpus);
         shared.failed.store(false, Ordering::Relaxed);
         shared.set_active(n_active.clamp(1, self.n_threads()));
-        // Only dereferenced by a thread that has claimed a chunk, and this function returns after all are done.
+        // Dereferenced only by a thread that has claimed a chunk, and this function returns after
+        // all chunks are done.
         let lent = (&raw const job).cast_mut().cast::<&'static dyn Job>();
         shared.job.store(lent, Ordering::Release);
         shared.open(job, 0, 0);
@@ -235,7 +240,7 @@ impl Drop for Team {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.wake_all();
         for thread in self.threads.drain(..) {
-            // Panics inside chunks are caught; there is nothing to learn here.
+            // Panics inside chunks are caught, so the result carries no information.
             let _ = thread.join();
         }
     }
@@ -257,12 +262,13 @@ impl Shared {
     /// Called between regions.
     fn set_active(&self, n_active: usize) {
         if self.n_active.swap(n_active, Ordering::SeqCst) != n_active {
-            // Whoever sleeps in the wrong place moves: a worker without part must not swallow a wake-up.
+            // Wakes parked workers so that they move to the right queue: an inactive worker must
+            // not consume a wake-up.
             self.wake_all();
         }
     }
 
-    /// The life of a worker thread.
+    /// Main loop of a worker thread.
     fn serve(&self, worker: usize, node: usize) {
         let stop = || self.stop.load(Ordering::SeqCst);
         let spare = || worker >= self.n_active.load(Ordering::SeqCst);
@@ -278,12 +284,13 @@ impl Shared {
         }
     }
 
-    /// Takes chunks for as long as there are any: of node `home` first, then of the others.
+    /// Takes chunks while there are any: of node `home` first, then of the others.
     fn work(&self, worker: usize, home: usize) {
         let n_nodes = self.tickets.len();
         let active = || worker < self.n_active.load(Ordering::Relaxed);
         'phase: loop {
-            // Read before the look at home: help elsewhere only where home's share was out, too.
+            // Read before the home ticket: help other nodes only if the home share was published,
+            // too.
             let open = self.open.load(Ordering::Acquire);
             for step in 0..n_nodes {
                 let node = (home + step) % n_nodes;
@@ -302,17 +309,18 @@ impl Shared {
         }
     }
 
-    /// Takes some neighbouring chunks of `node`, if there still are any; `seen` is the node's ticket a moment ago.
+    /// Takes some consecutive chunks of `node`, if any are left; `seen` is an earlier value of the
+    /// node's ticket.
     fn take(&self, node: usize, worker: usize, seen: Ticket) {
         let n = seen.portion(self.n_active.load(Ordering::Relaxed));
-        // The phase may have changed since the caller's look: what this returns is what counts.
+        // The phase may have changed since `seen` was read, so only the returned value counts.
         let claimed = Ticket(self.tickets[node].0.fetch_add(n as u64, Ordering::AcqRel));
         if !claimed.has_work() {
             return;
         }
         let job = self.job.load(Ordering::Acquire);
-        // SAFETY: `run` stored the pointer before it opened the phase and returns only after every claimed chunk
-        // was counted in `left`; these are counted below.
+        // SAFETY: `run` stored the pointer before it opened the phase and returns only after every
+        // claimed chunk was counted in `left`; these are counted below.
         let job = unsafe { *job };
         let chunks = claimed.next()..claimed.end().min(claimed.next() + n);
         let n = chunks.len();
@@ -322,8 +330,8 @@ impl Shared {
         }
     }
 
-    /// Opens the first phase from `phase` on that has several chunks, running those of one chunk here, or ends
-    /// the region. Only the thread that finished the phase before is here.
+    /// Opens the first phase from `phase` on that has several chunks, and runs phases of one chunk
+    /// itself, or ends the region. Called only by the thread that finished the previous phase.
     fn open(&self, job: &dyn Job, mut phase: usize, worker: usize) {
         loop {
             let chunks = match self.failed.load(Ordering::Acquire) {
@@ -350,7 +358,7 @@ impl Shared {
         }
     }
 
-    /// Calls `f`; a panic is kept for the caller of the region.
+    /// Calls `f`; stores a panic for the caller of the region.
     fn guard<R>(&self, f: impl FnOnce() -> R) -> Option<R> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(value) => Some(value),
@@ -363,16 +371,17 @@ impl Shared {
         }
     }
 
-    /// Hands out a phase; true if it is over before this returns and nobody has opened the next one.
+    /// Publishes a phase; true if it is over before this returns and no other thread has opened
+    /// the next one.
     fn publish(&self, phase: usize, chunks: usize) -> bool {
         let n_nodes = self.tickets.len();
-        // With several tickets, this thread holds the phase open until all of them are out.
+        // With several tickets, this thread holds the phase open until all of them are published.
         let hold = usize::from(n_nodes > 1);
         self.left.0.store(chunks + hold, Ordering::Release);
         for (node, ticket) in self.tickets.iter().enumerate() {
             let ours = Ticket::new(phase, share(chunks, node, n_nodes));
-            // Sequentially consistent, as the sleeper's counter and look are: either this thread sees the sleeper,
-            // or the sleeper sees the ticket.
+            // Sequentially consistent, like the counter and check of a parking thread: either this
+            // thread sees the parked thread, or that thread sees the ticket.
             ticket.0.store(ours.0, Ordering::SeqCst);
         }
         if hold > 0 {
@@ -445,7 +454,7 @@ impl Shared {
     }
 }
 
-/// The chunks of a phase, if the ticket can hold them.
+/// The chunks of a phase, if the ticket can represent them.
 fn limited(job: &dyn Job, phase: usize) -> Option<usize> {
     let chunks = job.chunks(phase)?;
     assert!(chunks < MAX_CHUNKS && phase < IDLE, "phase {phase} has {chunks} chunks");

@@ -12,7 +12,7 @@ fn team(n_threads: usize) -> Team {
     Team::new(&seats(n_threads, 1), Patience::default())
 }
 
-/// Every chunk counts itself; a phase checks that the one before is complete.
+/// Every chunk counts itself; a phase checks that the previous one is complete.
 struct Count {
     sizes: Vec<usize>,
     seen: Vec<Vec<AtomicU32>>,
@@ -129,7 +129,7 @@ fn shares_cover_all_chunks_once_and_the_first_has_some() {
     }
 }
 
-/// Chunks that do as `f` says.
+/// Chunks that run `f`.
 struct With<F>(usize, F);
 
 impl<F: Fn(usize, usize) + Sync> Job for With<F> {
@@ -155,9 +155,10 @@ fn free_threads_prefer_their_node() {
     for (n_threads, n_nodes) in [(2, 2), (4, 2), (8, 4), (9, 3)] {
         let mut team = Team::new(&seats(n_threads, n_nodes), Patience::default());
         for _ in 0..50 {
-            // All sleep, so that nobody is still on the way through the last region's tickets.
+            // All threads are parked, so that none still holds tickets of the last region.
             wait_until(|| team.shared.workers.sleepers.load(Ordering::SeqCst) == n_threads - 1);
-            // Each thread is held in its chunk until all have one: nobody is free to help elsewhere.
+            // Each thread is held in its chunk until all have one, so that none can help another
+            // node.
             let begun = AtomicUsize::new(0);
             let job = With(n_threads, |chunk, worker: usize| {
                 assert!(share(n_threads, worker % n_nodes, n_nodes).contains(&chunk));
@@ -175,7 +176,7 @@ fn a_node_without_free_threads_is_helped() {
         let mut team = Team::new(&seats(n_nodes, n_nodes), Patience::default());
         for _ in 0..20 {
             let (done, caller) = (AtomicUsize::new(0), AtomicUsize::new(0));
-            // All but the caller hold on to what they took first until there is nothing else left.
+            // All but the caller hold their first chunks until nothing else is left.
             let held = (n_nodes - 1) * Ticket::new(0, share(64, 0, n_nodes)).portion(n_nodes);
             let job = With(64, |_, worker| {
                 if worker > 0 {
@@ -198,13 +199,13 @@ fn only_active_threads_work() {
         let (done, times) = (AtomicUsize::new(0), Mutex::new([(0usize, None::<usize>); 6]));
         let job = With(200, |chunk: usize, worker: usize| {
             let (n, last) = &mut times.lock().unwrap()[worker];
-            // What was taken at once counts once.
+            // Chunks that were taken at once count once.
             *n += usize::from(last.replace(chunk).is_none_or(|last| last + 1 != chunk));
             done.fetch_add(1, Ordering::SeqCst);
         });
         assert_eq!(team.run(&job, n_active), Ok(()));
         assert_eq!(done.load(Ordering::SeqCst), 200, "round {round}");
-        // A thread that looked for work before it was told may take some once.
+        // A thread that looked for work before it was deactivated may take some once.
         let spare = &times.lock().unwrap()[n_active.max(1)..];
         assert!(spare.iter().all(|&(n, _)| n <= 1), "round {round}");
     }
@@ -213,11 +214,12 @@ fn only_active_threads_work() {
 /// Most chunks of a phase of [`Sums`].
 const MOST: usize = 64;
 
-/// A sum that depends on every chunk of every phase: each chunk reads all that the phase before wrote.
+/// A sum that depends on every chunk of every phase: each chunk reads everything that the previous
+/// phase wrote.
 struct Sums<'a> {
     values: &'a [f32],
     sizes: &'a [usize],
-    /// What the phases of even and of odd numbers wrote.
+    /// Results of the even and of the odd phases.
     partial: [[AtomicU32; MOST]; 2],
     slow: usize,
     panic_at: Option<(usize, usize)>,
@@ -258,7 +260,8 @@ impl Job for Sums<'_> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any team, any shape of the work, slow workers, panics in between: one thread's bits.
+    /// Any pool size, any shape of the work, slow workers, panics in between: the bits of one
+    /// thread.
     #[test]
     fn any_team_gives_one_threads_bits(
         values in prop::collection::vec(-1.0f32..1.0, 100..300),

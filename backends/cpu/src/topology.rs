@@ -1,4 +1,5 @@
-//! Which CPUs this process may use, and how they are related: what Linux tells in `/sys` and `/proc`.
+//! The CPUs that this process may use, and their relations, as Linux reports them in `/sys` and
+//! `/proc`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -13,13 +14,13 @@ use crate::files::{MAX_CPUS, cpu_list, number, text};
 pub(crate) struct Cpu {
     /// The system's number.
     pub(crate) id: usize,
-    /// The physical core, named by its first hardware thread.
+    /// The physical core, identified by its first hardware thread.
     pub(crate) core: usize,
-    /// Which of the core's allowed hardware threads it is.
+    /// Index among the core's allowed hardware threads.
     pub(crate) thread: usize,
     /// The NUMA node.
     pub(crate) node: usize,
-    /// Of the fast kind, where there are two (performance cores, big cores).
+    /// Whether it is a performance core; true if all cores are alike.
     pub(crate) fast: bool,
 }
 
@@ -28,27 +29,27 @@ pub(crate) struct Cpu {
 pub(crate) struct Topology {
     /// In the order of their numbers; at least one.
     pub(crate) cpus: Vec<Cpu>,
-    /// Whole CPUs' worth of time that a container's quota allows.
+    /// Number of whole CPUs that a container's quota allows.
     pub(crate) quota: Option<usize>,
 }
 
 impl Topology {
-    /// This machine.
+    /// The topology of this machine.
     pub(crate) fn of_this_machine() -> Topology {
         Topology::read(Path::new("/")).unwrap_or_else(|| {
-            // Knows affinity and quotas where the system has them.
+            // Respects affinity and quotas if the system has them.
             Topology::alike(thread::available_parallelism().map_or(1, usize::from))
         })
     }
 
-    /// `n` CPUs of which nothing is known.
+    /// `n` CPUs without further information.
     pub(crate) fn alike(n: usize) -> Topology {
         let cpu = |id| Cpu { id, core: id, thread: 0, node: 0, fast: true };
         Topology { cpus: (0..n.clamp(1, MAX_CPUS)).map(cpu).collect(), quota: None }
     }
 
-    /// The machine whose `/sys` and `/proc` are below `root`; `None` if they name no CPU. What cannot be
-    /// understood is taken as missing.
+    /// The machine whose `/sys` and `/proc` are below `root`; `None` if they list no CPU. Entries
+    /// that cannot be parsed count as missing.
     pub(crate) fn read(root: &Path) -> Option<Topology> {
         let system = root.join("sys/devices/system");
         let list = |path: &Path| cpu_list(&text(path)?);
@@ -73,7 +74,8 @@ impl Topology {
         (!cpus.is_empty()).then(|| Topology { cpus, quota: cgroup::cpus(root) })
     }
 
-    /// Threads worth having on `cpus`: one per physical core, of the fast kind if there are any, within the quota.
+    /// Useful number of threads on `cpus`: one per physical core, performance cores only if there
+    /// are any, within the quota.
     pub(crate) fn n_threads(&self, cpus: &[Cpu]) -> usize {
         let cores = |cpus: &mut dyn Iterator<Item = &Cpu>| {
             cpus.map(|cpu| cpu.core).collect::<HashSet<_>>().len()
@@ -86,7 +88,7 @@ impl Topology {
     }
 }
 
-/// The CPUs that affinity and cpuset leave to the process.
+/// The CPUs that affinity and cpuset allow.
 fn allowed(root: &Path) -> Option<Vec<usize>> {
     let status = text(&root.join("proc/self/status"))?;
     cpu_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
@@ -106,7 +108,8 @@ fn nodes(folder: &Path) -> HashMap<usize, usize> {
     nodes
 }
 
-/// Which of `ids` are of the fast kind; all where there is one kind, and where only slow ones are allowed.
+/// The performance cores among `ids`; all of them if the machine has only one class, or if only
+/// slow cores are allowed.
 fn fast(root: &Path, ids: &[usize]) -> Vec<usize> {
     let hybrid = text(&root.join("sys/devices/cpu_core/cpus")).and_then(|list| cpu_list(&list));
     let capacity = |id: usize| {
@@ -115,7 +118,8 @@ fn fast(root: &Path, ids: &[usize]) -> Vec<usize> {
     let fast: Vec<usize> = match hybrid {
         Some(fast) => ids.iter().copied().filter(|id| fast.contains(id)).collect(),
         None => {
-            // Small cores have a quarter to a half of the largest; middle ones keep up well enough.
+            // Small cores have a quarter to a half of the largest capacity; middle ones are fast
+            // enough.
             let largest = ids.iter().map(|&id| capacity(id)).max().unwrap_or(0);
             ids.iter().copied().filter(|&id| capacity(id) > largest / 2 || largest == 0).collect()
         }

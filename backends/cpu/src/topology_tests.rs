@@ -1,10 +1,10 @@
-//! Machines that are not there: trees of `/sys` and `/proc` in a folder of their own.
+//! Simulated machines: trees of `/sys` and `/proc` in a temporary folder.
 
 use std::path::PathBuf;
 
 use super::*;
 
-/// A made-up machine's files.
+/// The files of a simulated machine.
 pub(crate) struct Machine(tempfile::TempDir);
 
 impl Machine {
@@ -24,7 +24,7 @@ impl Machine {
         fs::write(path, text).unwrap();
     }
 
-    /// CPUs `0..n` online, and nothing else known.
+    /// CPUs `0..n` online, without further information.
     fn online(n: usize) -> Machine {
         Machine::new(&[("sys/devices/system/cpu/online", &format!("0-{}\n", n - 1))])
     }
@@ -72,7 +72,7 @@ fn affinity_and_cpuset_count() {
     machine.write("proc/self/status", "Name:\tx\nCpus_allowed_list:\t16-19,24\n");
     let topology = machine.topology();
     assert_eq!(topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>(), [16, 17, 18, 19, 24]);
-    // Second hardware threads whose first ones are not allowed are cores too.
+    // Second hardware threads whose first one is not allowed count as cores too.
     assert!(topology.cpus.iter().all(|cpu| cpu.thread == 0));
     assert_eq!(machine.default_threads(), 5);
 }
@@ -108,7 +108,7 @@ fn a_container_of_one_and_a_half_cpus_on_two_cores() {
 
 #[test]
 fn fast_cores_are_preferred() {
-    // Eight performance cores with two threads, sixteen efficiency cores.
+    // Eight performance cores with two threads each, sixteen efficiency cores.
     let hybrid = Machine::online(32);
     for cpu in 0..16 {
         hybrid.siblings(cpu, &format!("{}-{}", cpu / 2 * 2, cpu / 2 * 2 + 1));
@@ -117,7 +117,7 @@ fn fast_cores_are_preferred() {
     hybrid.write("sys/devices/cpu_core/cpus", "0-15\n");
     hybrid.write("sys/devices/cpu_atom/cpus", "16-31\n");
     assert_eq!(hybrid.default_threads(), 8);
-    // Only slow ones are allowed: then they are what there is.
+    // Only slow cores are allowed, so all of them are used.
     hybrid.write("proc/self/status", "Cpus_allowed_list:\t20-23\n");
     assert_eq!(hybrid.default_threads(), 4);
 

@@ -1,13 +1,13 @@
-//! The same bits for any number of threads, and for a token alone or among others.
+//! The bits do not depend on the number of threads or on the other tokens of a batch.
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, FfnKind, GetRows, MatMul, Norm, NormKind, Pairing, Rope, Skip,
-    SparseFfn, StoreKv,
+    Activation, Attention, Down, FfnKind, GatedDelta, GetRows, HeadMapping, MatMul, Norm, NormKind,
+    Pairing, Rope, ShortConv, Skip, SparseFfn, SsmScan, StoreKv,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceId, HostRows,
-    KV_BLOCK, KvCache, PackDesc, Result, Rows, Source, Tensor, TensorDesc,
+    KV_BLOCK, KvCache, Operand, PackDesc, Result, Rows, Source, Tensor, TensorDesc,
 };
 use std::sync::Arc;
 use thermocline_cpu::{CpuBackend, CpuOptions};
@@ -24,7 +24,7 @@ fn device(threads: usize) -> Device {
     Device::new(backend, DeviceId(0), Bytes::MAX)
 }
 
-/// Numbers in -1..1 that look random.
+/// Pseudo-random numbers in -1..1.
 fn values(seed: u32, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
     let next = |_| {
@@ -48,7 +48,7 @@ fn weight(
     device.import("weight", &pack, &source)
 }
 
-/// One layer over `tokens`; gives the last token's output and the count of its neurons.
+/// One layer over `tokens`; returns the last token's output and its active neurons.
 struct Layer {
     format: Format,
     down: Down,
@@ -240,4 +240,93 @@ fn a_token_has_the_same_bits_alone_and_among_others() {
             assert!(among[..n] == some[..], "{} {:?} of {n}", layer.format, layer.down);
         }
     }
+}
+
+/// Outputs and states of a step of two sequences through each recurrent op.
+fn recurrent(threads: usize) -> Result<Vec<u32>> {
+    let (n_head, d_head, d_state, n) = (4, 80, 72, 19);
+    let device = device(threads);
+    let mut queue = device.queue("recurrent")?;
+    let mut filled = |seed, rows, cols| -> Result<Tensor> {
+        let tensor = device.alloc_f32("values", rows, cols)?;
+        let values: Vec<f32> = values(seed, rows * cols).iter().map(|v| 0.3 * v).collect();
+        queue.write(&tensor, bytemuck::cast_slice(&values))?;
+        Ok(tensor)
+    };
+    let n_cols = n_head * d_head;
+    let [x, q, k] = [1, 2, 3].map(|seed| filled(seed, n, n_cols));
+    let (x, q, k) = (x?, q?, k?);
+    let (b, c) = (filled(4, n, d_state)?, filled(5, n, d_state)?);
+    let (dt, dt_bias, a) = (filled(6, n, n_head)?, filled(7, 1, n_head)?, filled(8, 1, n_head)?);
+    let (weight, beta) = (filled(9, n_cols, 4)?, filled(10, n, n_head)?);
+    let states = [3 * n_cols, n_head * d_head * d_head, n_cols * d_state];
+    let [conv, delta, scan] = states.map(|cols| filled(11, 2, cols));
+    let (conv, delta, scan) = (conv?, delta?, scan?);
+    let [y_conv, y_delta, y_scan] = [12, 13, 14].map(|seed| filled(seed, n, n_cols));
+    let (y_conv, y_delta, y_scan) = (y_conv?, y_delta?, y_scan?);
+    let shape = BatchShape { max_tokens: n, max_seqs: 2, max_blocks: 1 };
+    let token =
+        |t: usize| BatchToken { id: 0, seq: (t % 3 == 1).into(), pos: t as u32, output: false };
+    let seq = |block| BatchSeq { blocks: vec![block], len: KV_BLOCK as u32 };
+    let facts = BatchFacts { tokens: (0..n).map(token).collect(), seqs: vec![seq(0), seq(1)] };
+    let batch = device.batch(shape)?;
+    let mut record = device.record("recurrent");
+    record.push(ShortConv {
+        x: x.clone(),
+        weight,
+        bias: None,
+        batch: batch.clone(),
+        state: conv.clone(),
+        y: y_conv.clone(),
+        silu: true,
+    })?;
+    record.push(GatedDelta {
+        q,
+        k,
+        v: x.clone(),
+        decay: dt.clone(),
+        beta,
+        dt_bias: dt_bias.clone(),
+        a: a.clone(),
+        batch: batch.clone(),
+        state: delta.clone(),
+        y: y_delta.clone(),
+        n_head_k: n_head,
+        n_head_v: n_head,
+        heads: HeadMapping::Modulo,
+        scale: 1.0,
+    })?;
+    record.push(SsmScan {
+        x,
+        dt,
+        dt_bias: dt_bias.clone(),
+        a,
+        b,
+        c,
+        d: dt_bias,
+        batch: batch.clone(),
+        state: scan.clone(),
+        y: y_scan.clone(),
+        n_group: 1,
+    })?;
+    let program = record.finish()?;
+    queue.write(&batch.words, bytemuck::cast_slice(&facts.encode(&shape, 2, 1)?))?;
+    queue.replay(&program)?.wait()?;
+    let mut bits = Vec::new();
+    for tensor in [&y_conv, &y_delta, &y_scan, &conv, &delta, &scan] {
+        let desc = tensor.desc();
+        let mut values = vec![0.0f32; desc.n_rows * desc.n_cols];
+        queue.read_f32(tensor, &mut values)?;
+        bits.extend(values.iter().map(|v| v.to_bits()));
+    }
+    Ok(bits)
+}
+
+#[test]
+fn recurrent_layers_do_not_depend_on_the_number_of_threads() -> Result<()> {
+    let one = recurrent(1)?;
+    for threads in [2, 3, 7] {
+        assert!(recurrent(threads)? == one, "{threads} threads");
+    }
+    Ok(())
 }

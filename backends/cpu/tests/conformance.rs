@@ -1,4 +1,4 @@
-//! The suite that every backend passes, for teams of several sizes.
+//! The conformance suite, for thread pools of several sizes.
 
 use hal::{Bytes, Device, DeviceId};
 use thermocline_cpu::{CpuBackend, CpuOptions};

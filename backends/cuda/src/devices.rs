@@ -1,4 +1,4 @@
-//! Which devices there are, and how one is opened.
+//! Lists devices and opens them.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use simt::{Facts, Found, Missing, Options, Outcome, SimtBackend, in_order, slot}
 use crate::library::Library;
 use crate::vendor::Cuda;
 
-/// What the kernels were compiled for.
+/// The CUDA version that the kernels were compiled for.
 const NEEDED: c_int = 12000;
 /// The oldest architecture that the kernels run on.
 const OLDEST: (c_int, c_int) = (7, 5);
 
-/// Every device that the driver shows, in the order of their slots, those that cannot be used among them. Starts the
-/// driver, which takes a while where cards sleep.
+/// All devices that the driver lists, in the order of their PCI slots, including unusable ones.
+/// Starts the driver, which takes a while if the cards are in a sleep state.
 ///
 /// # Errors
-/// [`Missing`], if there is no driver that works, or no device.
+/// [`Missing`] if no driver works or there is no device.
 pub fn devices() -> Result<Vec<Found>, Missing> {
     let library = ready()?;
     let found: Result<Vec<Found>, Missing> =
@@ -35,15 +35,15 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
 /// Opens a device.
 ///
 /// # Errors
-/// Those of [`open_with`].
+/// See [`open_with`].
 pub fn open(found: &Found) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
     open_with(found, Options::default())
 }
 
-/// Opens a device, given work in a way that is set: tests look at all of them.
+/// Opens a device with fixed submission options, so that tests can cover all of them.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for one that is too old, [`Error::OutOfMemory`] where no context fits,
+/// [`Error::Unsupported`] for a device that is too old, [`Error::OutOfMemory`] if no context fits,
 /// [`Error::MissingLibrary`] and [`Error::Driver`].
 pub fn open_with(found: &Found, options: Options) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
     if let Some(reason) = found.refusal.clone() {
@@ -74,7 +74,7 @@ pub fn open_with(found: &Found, options: Options) -> hal::Result<Arc<SimtBackend
     )
 }
 
-/// A driver that the kernels can be loaded with.
+/// Loads the driver and checks that it can load the kernels.
 fn ready() -> Result<Library, Missing> {
     let library = Library::open()?;
     match library.version()? {
@@ -93,9 +93,9 @@ fn capability(library: &Library, device: c_int) -> Result<(c_int, c_int), Missin
     Ok((library.attribute(major, device)?, library.attribute(minor, device)?))
 }
 
-/// Whether matrix units multiply floats so much faster than the others that several products of theirs are worth it: those of
-/// servers do, by 7 times and more; those of other cards are as fast as the others, or twice as fast.
-/// Source: NVIDIA's tables of peak rates, TF32 and FP32.
+/// Whether tensor cores are fast enough for floats that several of their products are faster than
+/// one on the ordinary units: on server cards they are 7 times and more as fast; on other cards
+/// equally fast, or twice as fast. Source: NVIDIA's tables of peak rates, TF32 and FP32.
 fn floats_gain(capability: (c_int, c_int)) -> bool {
     matches!(capability, (8, 0) | (9, _) | (10, _))
 }
@@ -107,13 +107,13 @@ fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
     let name = library.name(device)?;
     let refusal = ((major, minor) < OLDEST).then(|| {
         let (needed, and) = OLDEST;
-        format!("it has compute capability {major}.{minor}, kernels need {needed}.{and} (Turing) or newer")
+        format!("compute capability {major}.{minor} is too old: {needed}.{and} (Turing) or newer required")
     });
     Ok(Found {
         name: String::new(),
         description: format!("{name}, compute capability {major}.{minor}, {memory}"),
         memory,
-        // A device without a slot is one all the same.
+        // A missing slot does not make a device unusable.
         pci: library.slot(device).map(|text| slot(&text)).unwrap_or_default(),
         refusal,
         ordinal,

@@ -1,10 +1,12 @@
-//! NVIDIA's cards, through CUDA's driver: nothing is linked, the library is looked for when devices are asked for.
+//! NVIDIA's GPUs through the CUDA driver, which is not linked but loaded at run time.
 //!
-//! Kernels are part of the program as PTX, which the driver compiles; CUDA itself is not needed. `cudarc` has the
-//! library's types and constants. It does not open it: it would take the toolkit's stub for the driver where both are found.
-//! Nor are its functions called: they return Rust enums, in which a code of a newer driver has no meaning, and panic where a
-//! symbol is missing.
+//! Kernels are embedded as PTX, which the driver compiles; the CUDA toolkit is not needed. The
+//! types and constants come from `cudarc`. It does not load the library, because it would use the
+//! toolkit's stub instead of the driver if both are found. Its functions are not called either:
+//! they return Rust enums, which are undefined for codes of a newer driver, and they panic on a
+//! missing symbol.
 
+mod archive;
 mod devices;
 mod library;
 mod vendor;

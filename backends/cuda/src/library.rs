@@ -1,4 +1,4 @@
-//! CUDA's driver library: what is called of it.
+//! The functions of CUDA's driver library that are used here.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
@@ -10,14 +10,14 @@ use libloading::Library as File;
 use simt::native::{Calls, Function, GraphCalls, Raw};
 use simt::{Missing, Outcome};
 
-/// A fact about a device: where to, which, of what.
+/// Reads an attribute of a device: destination, attribute, device.
 type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
-/// Text about a device: where to, its size, of what.
+/// Reads text about a device: destination, its size, device.
 type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-/// Text about a code.
+/// Text for an error code.
 type About = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
-/// The driver, started.
+/// The initialised driver.
 #[derive(Clone, Debug)]
 pub(crate) struct Library {
     count: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
@@ -35,28 +35,29 @@ pub(crate) struct Library {
     pub(crate) calls: Calls,
 }
 
-/// Names of the driver's library, the one of the driver itself first: toolkits have a stub without a number, which any path
-/// for linking may lead to.
+/// File names of the driver's library. The driver's own name comes first: toolkits install a stub
+/// under the name without a number, which a linker path may lead to.
 const NAMES: [&str; 2] =
     if cfg!(windows) { ["nvcuda.dll", "nvcuda"] } else { ["libcuda.so.1", "libcuda.so"] };
 
-/// What a function of the library is called there.
+/// Looks up a function of the library by name.
 fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, Missing> {
-    // SAFETY: the library is never closed; `F` is what `cuda.h` says, with handles as pointers and enums as numbers, which
-    // is how they are passed.
+    // SAFETY: the library is never unloaded; `F` is the type in `cuda.h`, with handles as pointers
+    // and enums as integers, which have the same ABI.
     unsafe { Function::find(file, name) }
 }
 
 impl Library {
-    /// Opens and starts the driver.
+    /// Loads and initialises the driver.
     ///
     /// # Errors
-    /// [`Missing`] says what is wrong with it.
+    /// [`Missing`] with the cause.
     pub(crate) fn open() -> Result<Library, Missing> {
-        // SAFETY: opening a library runs its code; what lies under these names in the system's folders is the driver.
+        // SAFETY: loading a library runs its code; the library under these names in the system's
+        // folders is the driver.
         let file = NAMES.iter().find_map(|name| unsafe { File::new(*name) }.ok());
         let file = file.ok_or(Missing::Library { name: NAMES[0] })?;
-        // Never closed: its threads would go on without it.
+        // Never unloaded: its threads would go on without it.
         let file: &'static File = Box::leak(Box::new(file));
         let init: Function<unsafe extern "C" fn(c_uint) -> c_int> = find(file, "cuInit")?;
         let library = Library {
@@ -74,7 +75,7 @@ impl Library {
             error_text: find(file, "cuGetErrorString")?,
             calls: calls(file)?,
         };
-        // SAFETY: no flags exist.
+        // SAFETY: the flags must be 0.
         let code = unsafe { (init.call)(0) };
         if code == sys::CUresult::CUDA_ERROR_NO_DEVICE as c_int {
             return Err(Missing::Device);
@@ -83,7 +84,7 @@ impl Library {
         Ok(library)
     }
 
-    /// The newest version of CUDA that the driver is for, 12040 for 12.4.
+    /// The newest CUDA version that the driver supports, 12040 for 12.4.
     pub(crate) fn version(&self) -> Result<c_int, Missing> {
         let mut version = 0;
         // SAFETY: written during the call only.
@@ -91,7 +92,7 @@ impl Library {
         self.check(&self.version, code).map(|()| version)
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     pub(crate) fn count(&self) -> Result<c_int, Missing> {
         let mut count = 0;
         // SAFETY: written during the call only.
@@ -107,19 +108,19 @@ impl Library {
         self.check(&self.device, code).map(|()| device)
     }
 
-    /// What the driver calls a device.
+    /// The driver's name of a device.
     pub(crate) fn name(&self, device: c_int) -> Result<String, Missing> {
         self.device_text(&self.name, device)
     }
 
-    /// A device's slot.
+    /// A device's PCI slot.
     pub(crate) fn slot(&self, device: c_int) -> Result<String, Missing> {
         self.device_text(&self.slot, device)
     }
 
     fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, Missing> {
         let mut text: [c_char; 256] = [0; 256];
-        // SAFETY: it writes less than it is told that there is, during the call only.
+        // SAFETY: it writes less than the given size, during the call only.
         let code = unsafe { (call.call)(text.as_mut_ptr(), 255, device) };
         self.check(call, code)?;
         // SAFETY: the last byte is zero whatever the call has written before it.
@@ -127,7 +128,7 @@ impl Library {
         Ok(text.to_string_lossy().trim().to_owned())
     }
 
-    /// A fact about a device.
+    /// An attribute of a device.
     pub(crate) fn attribute(
         &self,
         which: sys::CUdevice_attribute,
@@ -147,7 +148,8 @@ impl Library {
         self.check(&self.total, code).map(|()| bytes as u64)
     }
 
-    /// The context of a device that all libraries of a process share. Its owner calls [`Library::release`] once.
+    /// The primary context of a device, shared by all libraries of a process. Its owner calls
+    /// [`Library::release`] once.
     pub(crate) fn retain(&self, device: c_int) -> (&'static str, c_int, Raw) {
         let mut context = ptr::null_mut();
         // SAFETY: written during the call only.
@@ -155,9 +157,10 @@ impl Library {
         (self.retain.name, code, context)
     }
 
-    /// Gives the context back.
+    /// Releases the primary context.
     pub(crate) fn release(&self, device: c_int) {
-        // SAFETY: what was made in it is gone, as the owner promises; the rest of the process has its own share in it.
+        // SAFETY: all objects created in it are destroyed, as the owner guarantees; the rest of
+        // the process has its own reference.
         let _ = unsafe { (self.release.call)(device) };
     }
 
@@ -167,7 +170,7 @@ impl Library {
             .into_iter()
             .filter_map(|about| {
                 let mut text = ptr::null();
-                // SAFETY: it is set to a text that is never freed, or to nothing.
+                // SAFETY: it is set to a text that is never freed, or to null.
                 let known = unsafe { (about.call)(code, &raw mut text) } == 0 && !text.is_null();
                 // SAFETY: as above; it ends in NUL.
                 known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
@@ -184,7 +187,7 @@ impl Library {
     }
 }
 
-/// What HIP has by other names.
+/// Functions that HIP has under other names.
 fn calls(file: &'static File) -> Result<Calls, Missing> {
     Ok(Calls {
         memory: find(file, "cuMemGetInfo_v2")?,
@@ -214,7 +217,7 @@ fn calls(file: &'static File) -> Result<Calls, Missing> {
     })
 }
 
-/// Without these, work is launched one by one.
+/// If any of these is missing, kernels are launched separately.
 fn graphs(file: &'static File) -> Result<GraphCalls, Missing> {
     Ok(GraphCalls {
         begin_capture: find(file, "cuStreamBeginCapture_v2")?,

@@ -1,5 +1,5 @@
-// The calls that CUDA's driver and HIP have by different names: CALL(name in CUDA, name in HIP)(parameters). Included by
-// cuda.cpp and hip.cpp, each of which says what CALL and BEGIN are.
+// Calls that CUDA's driver and HIP have under different names: CALL(name in CUDA, name in
+// HIP)(parameters). Included by cuda.cpp and hip.cpp, which define CALL and BEGIN.
 
 #include "fake.h"
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-/// A stream by its handle: null, and the two that stand for it, are the device's own.
+/// A stream by its handle: null and the two special handles are the device's default stream.
 fake::Stream* stream_of(void* handle) {
     const uintptr_t number = reinterpret_cast<uintptr_t>(handle);
     if (number > 2) {
@@ -28,7 +28,7 @@ fake::Event* event_of(void* handle) {
     return fake::is_handle(fake::Type::Event, handle) ? static_cast<fake::Event*>(handle) : nullptr;
 }
 
-/// What may not be done to a stream that is recorded.
+/// Rejects calls that are not allowed during a capture.
 int not_in_capture(fake::Stream& stream) {
     if (!stream.is_capturing) return fake::SUCCESS;
     stream.capture_is_invalid = true;
@@ -41,7 +41,7 @@ int finish(fake::Stream& stream) {
     return stream.device.state();
 }
 
-/// A copy that is done when the call returns, after all other work.
+/// A synchronous copy, after all other work.
 int copy_now(uintptr_t dst, bool dst_on_device, uintptr_t src, bool src_on_device, size_t len) {
     fake::Stream* stream = stream_of(nullptr);
     fake::finish_all(*fake::current);
@@ -153,10 +153,10 @@ CALL(cuStreamDestroy_v2, hipStreamDestroy)(void* handle) {
     fake::Stream& stream = *static_cast<fake::Stream*>(handle);
     fake::Device& device = stream.device;
     std::lock_guard<std::mutex> lock(device.mutex);
-    // From here on another thread that ends a stream may forget this one.
+    // From here on another thread that destroys a stream may remove this one from the list.
     if (!fake::remove_handle(fake::Type::Stream, handle)) return fake::INVALID_HANDLE;
     stream.end();
-    // Its work goes on; it is forgotten when that is done.
+    // Its work goes on; it is removed from the list when that is done.
     for (auto it = device.streams.begin(); it != device.streams.end();) {
         const bool ended = *it != device.default_stream && !fake::is_handle(fake::Type::Stream, it->get());
         it = ended && (*it)->is_idle() ? device.streams.erase(it) : std::next(it);

@@ -1,9 +1,9 @@
-// A fake of CUDA's driver, for tests: NVIDIA's library has no part in it.
+// A fake of CUDA's driver, for tests, without any part of NVIDIA's library.
 
 #define CALL(cuda, hip) EXPORTED int cuda
 #define STARTED \
     if (!is_started) return fake::NOT_INITIALIZED
-/// For calls that work without a device that works.
+/// For calls that work without a usable device.
 #define ENTER STARTED
 #define BEGIN \
     STARTED;  \
@@ -57,7 +57,7 @@ EXPORTED int cuDeviceGetAttribute(int* value, int which, int ordinal) {
     case 39: *value = 2048; break;
     case 75: *value = int(s.major); break;
     case 76: *value = int(s.minor); break;
-    // 115, pools of memory, among them.
+    // Including 115, memory pools.
     default: *value = 0; break;
     }
     return fake::SUCCESS;
@@ -71,7 +71,7 @@ EXPORTED int cuDeviceGetUuid_v2(char* uuid, int ordinal) {
     return fake::SUCCESS;
 }
 
-// A context is its device.
+// A context is represented by its device.
 
 EXPORTED int cuDevicePrimaryCtxRetain(void** context, int ordinal) {
     DEVICE_OF(device, ordinal);

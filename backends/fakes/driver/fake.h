@@ -1,6 +1,7 @@
 #pragma once
-// What the fake drivers of CUDA and HIP share: devices whose memory is the host's and whose kernels run through the shim.
-// Only for tests. Nothing here tells how a device behaves, let alone how fast it is.
+// Shared code of the fake drivers of CUDA and HIP: devices whose memory is the host's and whose
+// kernels run through the shim. Only for tests. The behaviour and speed of a real device are not
+// modelled.
 
 #include "../shim/shim.h"
 
@@ -18,7 +19,7 @@
 
 namespace fake {
 
-/// Codes of CUDA's driver; HIP has the same numbers.
+/// Codes of CUDA's driver; HIP uses the same numbers.
 enum Code : int {
     SUCCESS = 0,
     INVALID_VALUE = 1,
@@ -41,43 +42,44 @@ enum Code : int {
 };
 const char* code_name(int code);
 
-/// What a test sets, for a device.
+/// A device's settings, from tests.
 struct Settings {
     uint64_t memory = uint64_t(4) << 30;
-    /// What of it is told as free and cannot be had.
+    /// Bytes of it that are reported as free but cannot be allocated.
     uint64_t hidden = 0;
-    /// For the order of lanes, waves and blocks; 0 is in order.
+    /// For the order of lanes, waves and blocks; 0 for sequential order.
     uint64_t seed = 1;
-    /// Before each piece of work.
+    /// Before each work item.
     uint64_t delay_us = 0;
-    /// The launch after so many is the last one; graphs' kernels count.
+    /// The device is lost after this many launches; kernels of graphs count.
     uint64_t lost_after = UINT64_MAX;
     uint64_t lost_code = LAUNCH_FAILED;
-    /// The launch after so many is refused, by the call itself, once.
+    /// After this many launches, one launch call fails.
     uint64_t refuse_after = UINT64_MAX;
     uint64_t refuse_code = 701;
-    /// Kernels after so many wait until `release`.
+    /// Kernels after this many launches wait until `release`.
     uint64_t hang_after = UINT64_MAX;
     uint64_t watchdog = 0;
     uint64_t integrated = 0;
     uint64_t units = 4;
-    /// Whether graphs leave out what was recorded last, and whether starting one waits until it is done.
+    /// Whether graphs omit the last recorded work, and whether launching one blocks until it is
+    /// done.
     uint64_t short_graphs = 0, blocking_graphs = 0;
-    /// Whether matrix units multiply wrongly.
+    /// Whether matrix instructions give wrong results.
     uint64_t wrong_matrix = 0;
     uint64_t major = 8, minor = 6;
 };
 
-/// What a test sets, for the library.
+/// The library's settings, from tests.
 struct Library {
     uint64_t devices = 1;
     uint64_t version = 0;
     uint64_t init = SUCCESS;
     uint64_t wave = 32;
-    /// Whether hiprtc refuses all it is given.
+    /// Whether hiprtc rejects every program.
     uint64_t refuse_compiling = 0;
     std::string arch = "gfx1100";
-    /// A folder to write launches to.
+    /// A folder for recorded launches.
     std::string record;
 };
 
@@ -92,11 +94,11 @@ struct Device {
     int lost = SUCCESS;
     std::set<std::shared_ptr<Stream>> streams;
     std::shared_ptr<Stream> default_stream;
-    /// What tests ask for.
+    /// Counters for tests.
     uint64_t n_launches = 0, n_refusals = 0, n_graphs = 0, n_copies = 0, bytes_in = 0, bytes_out = 0;
     uint64_t most_used = 0;
 
-    /// Nothing works from here on.
+    /// Loses the device: every later call fails.
     void lose(int code, const std::string& why);
     int state();
 };
@@ -106,19 +108,20 @@ constexpr int MOST_DEVICES = 10;
 struct World {
     /// "CUDA" or "HIP".
     const char* vendor;
-    /// Shared memory of a block.
+    /// Shared memory per block.
     size_t most_shared;
     Library library;
     Device devices[MOST_DEVICES];
 
     World(const char* vendor, const char* variable, size_t most_shared, uint64_t version);
-    /// Sets `key=value` and `N:key=value` (device N only), parted by blanks; false where something is unknown.
+    /// Sets `key=value` and `N:key=value` (device N only), separated by blanks; false if a key is
+    /// unknown.
     bool configure(const char* text);
     bool set(Device* device, const std::string& key, const std::string& value);
     uint64_t count(int device, const std::string& what);
     Device* device(int ordinal);
 };
-/// Of this library.
+/// The state of this library.
 World& world();
 
 // Memory.
@@ -129,20 +132,20 @@ struct Allocation {
     size_t len;
     Kind kind;
     Device* device;
-    /// All that is mapped for it, with pages before and after that fault.
+    /// The whole mapping, with guard pages before and after.
     void* mapped;
     size_t mapped_len;
 };
 int allocate(Device& device, Kind kind, size_t len, uintptr_t* at);
 int free_memory(Kind kind, uintptr_t at);
-/// Whether a range lies in one allocation.
+/// Whether a range is inside one allocation.
 bool is_live(uintptr_t at, size_t len);
-/// The allocation around an address, or nothing with length 0.
+/// The allocation around an address, or one of length 0.
 Allocation find_allocation(uintptr_t at);
 
 // Work.
 
-/// Gives a code, which ends the device unless it is 0.
+/// Returns a code, which ends the device unless it is 0.
 struct Op {
     std::function<int(Device&)> run;
 };
@@ -166,9 +169,9 @@ struct Stream {
     std::shared_ptr<Queue> queue;
 };
 
-/// Adds to a recording, or to the work.
+/// Adds to the capture, or to the queued work.
 int enqueue(Stream& stream, std::function<int(Device&)> run);
-/// Waits for all of a device.
+/// Waits for all work of a device.
 void finish_all(Device& device);
 
 struct Moment {
@@ -215,7 +218,7 @@ int copy(Stream& stream, uintptr_t dst, bool dst_on_device, uintptr_t src, bool 
 int fill(Stream& stream, uintptr_t dst, uint32_t value, size_t size_of_value, size_t n);
 int launch(Stream& stream, Function& function, shim::Index grid, shim::Index block, size_t shared, void** params);
 
-// Handles: what a test has ended must not be used again.
+// Handles: a destroyed handle must not be used again.
 
 enum class Type { Stream, Event, Module, Function, Graph, ReadyGraph, Program };
 void* add_handle(Type type, void* object);
@@ -225,7 +228,7 @@ uint64_t n_handles(Type type);
 
 /// The device of this thread's calls.
 extern thread_local Device* current;
-/// What stops any call: no device chosen, or one that is lost.
+/// Reasons that any call fails: no current device, or a lost one.
 int ready();
 
 } // namespace fake

@@ -1,4 +1,4 @@
-// A fake of HIP and hiprtc, for tests: AMD's libraries have no part in it.
+// A fake of HIP and hiprtc, for tests, without any part of AMD's libraries.
 
 #define CALL(cuda, hip) EXPORTED int hip
 #define STARTED \
@@ -11,7 +11,7 @@
 
 #include "fake.h"
 
-/// HIP starts by itself, with its first device.
+/// HIP initialises itself on the first call, with its first device.
 static int start() {
     fake::World& world = fake::world();
     if (world.library.init != 0) return int(world.library.init);
@@ -73,7 +73,7 @@ EXPORTED int hipDeviceGetAttribute(int* value, int which, int ordinal) {
 
 namespace {
 
-/// Of the many properties those that have a call of their own nowhere else; where they stand depends on the version.
+/// The properties that no other call returns; their offsets depend on the version.
 int put_properties(char* to, int ordinal, size_t size, size_t arch_at) {
     DEVICE_OF(device, ordinal);
     memset(to, 0, size);
@@ -129,7 +129,7 @@ EXPORTED const char* hipGetErrorName(int code) {
 }
 EXPORTED const char* hipGetErrorString(int code) { return fake::code_name(code); }
 
-// hiprtc: the name of a program is its unit, and all that it makes is a text with that name.
+// hiprtc: the name of a program is its unit, and the compiled code is a text with that name.
 
 namespace {
 
@@ -174,7 +174,7 @@ EXPORTED int hiprtcCompileProgram(void* handle, int n_options, const char** opti
     }
     bool known = false;
     for (const shim::Kernel* k = shim::kernels(); k != nullptr; k = k->next) {
-        // The source must hold what it is to be compiled for.
+        // The source must contain the kernels of its unit.
         const bool has = program->source.find(std::string("(") + k->name) != std::string::npos;
         known = known || (program->unit == k->unit && has);
     }

@@ -1,4 +1,4 @@
-// Device memory and pinned memory: the host's, each allocation between pages that fault.
+// Device memory and pinned memory: host memory, each allocation between guard pages.
 
 #include "fake.h"
 
@@ -13,11 +13,12 @@ namespace fake {
 
 namespace {
 
-/// What nobody wrote: a NaN as a float and as two halves, a number far off as an integer.
+/// Contents of unwritten memory: a NaN as a float and as two halves, a number far out of range as
+/// an integer.
 constexpr uint32_t POISON = 0xffe1ffe1;
-/// Larger allocations are poisoned at both ends only: pages that nobody uses cost nothing.
+/// Larger allocations are poisoned at both ends only, since unused pages cost nothing.
 constexpr size_t MOST_POISONED = size_t(16) << 20;
-/// Freed address ranges that stay unused for a while, so that who uses them still is found.
+/// Freed address ranges that are not reused for a while, so that a use after free is detected.
 constexpr size_t N_RESTING = 256;
 
 struct Memory {
@@ -49,7 +50,7 @@ bool is_poison(uintptr_t at, size_t len) {
 
 int allocate(Device& device, Kind kind, size_t len, uintptr_t* at) {
     if (len == 0) return INVALID_VALUE;
-    // As on devices, in steps; what is too large for a number is too large.
+    // As on devices, sizes are rounded up; overflow counts as out of memory.
     const size_t step = 512;
     if (len > SIZE_MAX / 2) return OUT_OF_MEMORY;
     const size_t booked = kind == Kind::Device ? round_up(len, step) : 0;
@@ -72,7 +73,7 @@ int allocate(Device& device, Kind kind, size_t len, uintptr_t* at) {
         device.used -= booked;
         return OUT_OF_MEMORY;
     }
-    // At the end of its pages, as far as alignment lets it.
+    // At the end of its pages, as far as alignment allows.
     const uintptr_t first = reinterpret_cast<uintptr_t>(mapped) + page;
     const uintptr_t start = first + inner - round_up(len, 256);
     poison(first, start - first);
@@ -94,7 +95,7 @@ int free_memory(Kind kind, uintptr_t at) {
         if (found == memory().live.end() || found->second.kind != kind) return INVALID_VALUE;
         gone = found->second;
     }
-    // Drivers wait for the device before they take memory away.
+    // Drivers wait for the device before they free memory.
     finish_all(*gone.device);
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     const uintptr_t first = reinterpret_cast<uintptr_t>(gone.mapped) + page;
@@ -116,7 +117,7 @@ int free_memory(Kind kind, uintptr_t at) {
         gone.device->used -= round_up(gone.len, 512);
     }
     if (!whole) {
-        gone.device->lose(ILLEGAL_ADDRESS, "a write beside an allocation of " + std::to_string(gone.len) + " bytes");
+        gone.device->lose(ILLEGAL_ADDRESS, "a write outside of an allocation of " + std::to_string(gone.len) + " bytes");
         return ILLEGAL_ADDRESS;
     }
     return SUCCESS;

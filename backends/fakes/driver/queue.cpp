@@ -1,4 +1,4 @@
-// Streams, each a thread; events; graphs; and the work that they do.
+// Streams (a thread each), events, graphs, and the work that they run.
 
 #include "fake.h"
 
@@ -30,7 +30,7 @@ void Device::lose(int code, const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex);
     if (lost != SUCCESS) return;
     lost = code;
-    // What hangs ends, too.
+    // Also ends hangs.
     changed.notify_all();
     fprintf(stderr, "FAKE %s device %d: %s: %s\n", world().vendor, ordinal, code_name(code), why.c_str());
 }
@@ -63,7 +63,7 @@ struct Stream::Queue {
             if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
             const int code = op.run(device);
             if (code != SUCCESS) device.lose(code, "work in a stream failed");
-            // What it holds is let go before anybody hears that it is done.
+            // Releases its resources before its completion is visible.
             op.run = nullptr;
             std::lock_guard<std::mutex> lock(mutex);
             n_done++;
@@ -86,7 +86,9 @@ void Stream::end() {
 
 std::shared_ptr<Stream> Stream::start(Device& device) {
     auto stream = std::make_shared<Stream>(device);
-    // Before the device has it: one of its streams that is no handle was ended, and is forgotten.
+    // Before the device has it: a stream of the device without a valid handle counts as destroyed,
+    // and is removed.
+    // destroyed, and is removed.
     add_handle(Type::Stream, stream.get());
     std::lock_guard<std::mutex> lock(device.mutex);
     device.streams.insert(stream);
@@ -102,7 +104,7 @@ void Stream::push(Op op) {
 
 void Stream::finish() {
     std::unique_lock<std::mutex> lock(queue->mutex);
-    // For what was given so far: another thread may give more without end.
+    // Waits for the work so far only: another thread may add more without end.
     const uint64_t n = queue->n_given;
     queue->changed.wait(lock, [&] { return queue->n_done >= n; });
 }
@@ -113,7 +115,7 @@ bool Stream::is_idle() {
 }
 
 int enqueue(Stream& stream, std::function<int(Device&)> run) {
-    // Work that was given before the device was lost is not done any more either; events still happen.
+    // Work queued before the device was lost is not done either; events still complete.
     if (stream.is_capturing) {
         if (stream.capture_is_invalid) return CAPTURE_INVALIDATED;
         stream.captured.push_back({std::move(run)});
@@ -172,7 +174,7 @@ int elapsed(float* milliseconds, Event& from, Event& to) {
 }
 
 int wait_in(Stream& stream, Event& event) {
-    // Recordings of several streams in one are not modelled.
+    // Captures across several streams are not modelled.
     if (stream.is_capturing || event.is_captured) return CAPTURE_UNSUPPORTED;
     if (!event.moment) return SUCCESS;
     auto moment = event.moment;
@@ -204,7 +206,7 @@ int end_capture(Stream& stream, Graph** graph) {
 }
 
 int launch_graph(Stream& stream, const Graph& graph) {
-    // A graph in a recording would be a node of its own.
+    // A graph in a capture would be a child node.
     if (stream.is_capturing) return CAPTURE_UNSUPPORTED;
     auto ops = std::make_shared<std::vector<Op>>(graph.ops);
     bool is_short, blocks;
@@ -263,11 +265,12 @@ int fill(Stream& stream, uintptr_t dst, uint32_t value, size_t size_of_value, si
 
 namespace {
 
-/// Writes a launch with all the memory it can reach, for scripts/check_kernels_asan: words are little-endian.
+/// Writes a launch with all the memory it can access, for scripts/check_kernels_asan: words are
+/// little-endian.
 void write_launch(const std::string& folder, const shim::Kernel& kernel, const shim::Launch& l, void** params) {
     static std::mutex mutex;
     static std::map<std::string, unsigned> written;
-    // Early ones are alike.
+    // Only some of the early launches, which are all alike.
     constexpr unsigned CHOSEN[] = {1, 4, 16, 64};
     constexpr size_t MOST_BYTES = size_t(4) << 20;
     std::lock_guard<std::mutex> lock(mutex);
@@ -327,7 +330,7 @@ int launch(Stream& stream, Function& function, shim::Index grid, shim::Index blo
         if (device.n_refusals++ == device.settings.refuse_after) return int(device.settings.refuse_code);
     }
     const shim::Kernel* kernel = function.kernel;
-    // As drivers do: the values are taken now.
+    // As in drivers: the values are copied during the call.
     auto values = std::make_shared<std::vector<uint64_t>>();
     for (size_t i = 0; kernel->kinds[i] != 0; i++) {
         if (params == nullptr || params[i] == nullptr) return INVALID_VALUE;

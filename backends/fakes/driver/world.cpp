@@ -61,7 +61,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
         return known;
     }
     if (key == "reset") {
-        // What a loss has stopped must not lose the device once more.
+        // Work stopped by a loss must not lose the device again after the reset.
         set(device, "release", "1");
         finish_all(*device);
     }
@@ -204,12 +204,12 @@ uint64_t n_handles(Type type) {
 
 extern "C" {
 
-/// For tests: sets what `World::configure` knows; 0 if all of it was understood.
+/// For tests: applies settings (`World::configure`); 0 if all keys are known.
 __attribute__((visibility("default"))) int fake_configure(const char* text) {
     return fake::world().configure(text) ? 0 : 1;
 }
 
-/// For tests: a number about a device.
+/// For tests: a counter of a device.
 __attribute__((visibility("default"))) uint64_t fake_count(int device, const char* what) {
     return fake::world().count(device, what);
 }

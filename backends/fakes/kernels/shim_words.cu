@@ -1,7 +1,7 @@
-// Every word of the dialect does what kernels-cuda/dialect.h says of it.
+// Tests every function of the dialect against its documentation in kernels-cuda/dialect.h.
 #include "dialect.h"
 
-// For each thread: lane and wave, three shuffles, a ballot in two words, any of it, and a block's sum.
+// For each thread: lane and wave, three shuffles, a ballot in two words, any, and a block's sum.
 KERNEL(words_of_waves)(unsigned* x) {
     SHARED(unsigned, sums, 32);
     unsigned* out = x + thread() * 8;
@@ -23,7 +23,7 @@ KERNEL(words_of_waves)(unsigned* x) {
 }
 EXPORT(words_of_waves)
 
-// What shared memory holds before anyone has written.
+// Contents of uninitialised shared memory.
 KERNEL(fresh_memory)(unsigned* x, unsigned n) {
     SHARED(unsigned, fixed, 64);
     DYNAMIC_SHARED(unsigned, dynamic);
@@ -32,7 +32,7 @@ KERNEL(fresh_memory)(unsigned* x, unsigned n) {
         for (unsigned i = 0; i < 64; i++) n_poisoned += fixed[i] == 0xffe1ffe1u && from_bits(fixed[i]) != from_bits(fixed[i]);
         for (unsigned i = 0; i < n; i++) n_poisoned += dynamic[i] == 0xffe1ffe1u;
         x[block_index().x] = n_poisoned;
-        // The next block must not find these.
+        // The next block must not see these values.
         for (unsigned i = 0; i < 64; i++) fixed[i] = 1;
         for (unsigned i = 0; i < n; i++) dynamic[i] = 1;
     }
@@ -68,7 +68,7 @@ KERNEL(small_product_of_floats)(const unsigned* a, const unsigned* b, float* d) 
 }
 EXPORT(small_product_of_floats)
 
-// Each thread looks up what its word names in a table of 16 bytes.
+// Each thread looks up its word's nibbles in a table of 16 bytes.
 KERNEL(look_up)(const unsigned* table, const unsigned* places, unsigned* found) {
     const uint2 both = lookup16(make_uint4(table[0], table[1], table[2], table[3]), places[thread()]);
     found[2 * thread()] = both.x;
@@ -76,7 +76,7 @@ KERNEL(look_up)(const unsigned* table, const unsigned* places, unsigned* found) 
 }
 EXPORT(look_up)
 
-// For all halves, and for floats between them: how many do not come back.
+// Counts wrong conversions of all halves, and of floats between them.
 KERNEL(halves)(const unsigned* floats, const unsigned* halves, unsigned n, unsigned* wrong) {
     const unsigned i = block_index().x * block_size().x + thread();
     if (i < 65536) {
@@ -88,7 +88,7 @@ KERNEL(halves)(const unsigned* floats, const unsigned* halves, unsigned n, unsig
 }
 EXPORT(halves)
 
-// Two words at once, behind each other.
+// Loads two words at once, in sequence.
 KERNEL(load_both)(const uint2* from, unsigned* to) {
     if (thread() != 0) return;
     const uint2 both = load_system(from + block_index().x);
@@ -97,7 +97,7 @@ KERNEL(load_both)(const uint2* from, unsigned* to) {
 }
 EXPORT(load_both)
 
-// Waits for the host, and answers it.
+// Waits for the host, and answers.
 KERNEL(wait_for_host)(const unsigned* go, unsigned* answer, unsigned milliseconds) {
     SHARED(unsigned, came, 1);
     if (thread() == 0) {
@@ -124,7 +124,7 @@ KERNEL(atomics)(unsigned* x) {
 }
 EXPORT(atomics)
 
-// x[i] = a x[i] + i, over a grid of three dimensions.
+// x[i] = a x[i] + i, over a three-dimensional grid.
 KERNEL(scale)(float* x, float a, unsigned n) {
     const uint3 at = block_index(), size = grid_size();
     const unsigned i = ((at.z * size.y + at.y) * size.x + at.x) * block_size().x + thread();
@@ -132,7 +132,7 @@ KERNEL(scale)(float* x, float a, unsigned n) {
 }
 EXPORT(scale)
 
-// Rows of signed bytes times a row of such.
+// Rows of signed bytes times one row of signed bytes.
 KERNEL(rows)(const unsigned* w, const unsigned* x, float* y, unsigned n_blocks) {
     SHARED(float, part, 32);
     const unsigned* row = w + size_t(block_index().x) * n_blocks * 8;

@@ -1,5 +1,5 @@
-// Runs recorded launches again (driver/queue.cpp writes them), each allocation in memory of its exact size: for
-// sanitisers. scripts/check_kernels_asan compiles it with the kernels.
+// Replays recorded launches (driver/queue.cpp writes them), each allocation in memory of its exact
+// size: for sanitisers. scripts/check_kernels_asan compiles it with the kernels.
 
 #include "../shim/shim.h"
 
@@ -87,13 +87,13 @@ bool run(const char* path) {
 
 } // namespace
 
-/// Paths on the standard input, one a line.
+/// Paths on the standard input, one per line.
 int main() {
     bool fine = true;
     char path[4096];
     while (fgets(path, sizeof path, stdin) != nullptr) {
         path[strcspn(path, "\n")] = 0;
-        // Said before: a sanitiser's report stands behind the launch that it is about.
+        // Printed first, so that a sanitiser's report follows the launch that caused it.
         fprintf(stderr, "%s\n", path);
         fine = run(path) && fine;
     }

@@ -1,9 +1,9 @@
-// One guard for all dialects: the first one that is included is the one.
+// The same include guard in all dialects: the first one that is included is used.
 #ifndef DIALECT
 #define DIALECT
 
-// The words kernels are written in, for tests on the CPU. kernels-cuda/dialect.h says what they mean; what is an error on a
-// device, or works by luck there, is found here: see shim.h.
+// The kernel dialect for tests on the CPU. kernels-cuda/dialect.h documents it; errors that happen
+// to work on a device are detected here: see shim.h.
 
 #include "shim.h"
 
@@ -24,7 +24,7 @@
 #define HAS_MMA 1
 #define HAS_MMA_FLOATS 1
 
-// Aligned as on devices, so that a sanitiser sees what would be misaligned there.
+// Aligned as on devices, so that a sanitiser detects misaligned accesses.
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
@@ -44,7 +44,7 @@ DEVICE uint3 block_size() { return shim::view->size; }
 DEVICE uint3 grid_size() { return shim::view->grid; }
 DEVICE unsigned lane() { return shim::view->thread & (WAVE - 1); }
 
-// A caller's line tells lanes that took different ways from lanes that did not.
+// A caller's line distinguishes lanes that diverged from lanes that did not.
 DEVICE void barrier(int line = __builtin_LINE()) { shim::barrier(line); }
 
 DEVICE unsigned bits(float v) {
@@ -94,7 +94,7 @@ DEVICE uint2 lookup16(uint4 table, unsigned places) {
 }
 
 DEVICE float half_to_float(unsigned short h) {
-    // The exponent's bias is put right by a product, which makes subnormal numbers normal too.
+    // A product corrects the exponent's bias, which normalises subnormal numbers too.
     const float wide = from_bits((h & 0x7fffu) << 13) * from_bits(0x77800000u);
     const unsigned infinite = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
     return from_bits(bits(wide) | infinite | (h & 0x8000u) << 16);
@@ -103,7 +103,7 @@ DEVICE unsigned short float_to_half(float v) {
     const unsigned sign = bits(v) >> 16 & 0x8000u, size = bits(v) & 0x7fffffffu;
     if (size > 0x7f800000u) return sign | 0x7e00u | (size >> 13 & 0x3ffu);
     if (size >= 0x477ff000u) return sign | 0x7c00u;
-    // One half has the last place that subnormal halves have: the sum rounds to it.
+    // The last mantissa bit of one half is that of subnormal f16 numbers: the sum rounds to it.
     if (size < 0x38800000u) return sign | (bits(from_bits(size) + 0.5f) - 0x3f000000u);
     const unsigned even = size + 0xfffu + (size >> 13 & 1);
     return sign | (even - 0x38000000u) >> 13;
@@ -124,7 +124,8 @@ DEVICE unsigned atomic_max(unsigned* at, unsigned v) {
 DEVICE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 DEVICE unsigned load_system(const volatile unsigned* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 DEVICE uint2 load_system(const volatile uint2* at) {
-    // The host writes one word at a time: two loads of words are what that is for a sanitiser too.
+    // The host writes one word at a time, so two loads of words are equivalent, for a sanitiser
+    // too.
     const volatile unsigned* words = reinterpret_cast<const volatile unsigned*>(at);
     if (reinterpret_cast<uintptr_t>(at) % 8 != 0) __builtin_trap();
     return {__atomic_load_n(words, __ATOMIC_RELAXED), __atomic_load_n(words + 1, __ATOMIC_RELAXED)};
@@ -136,7 +137,7 @@ DEVICE void pause() { shim::pause(); }
 DEVICE void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line = __builtin_LINE()) {
     shim::mma_s8(d, a, b, line);
 }
-// As NVIDIA has it: see kernels-cuda/dialect.h.
+// NVIDIA's layout: see kernels-cuda/dialect.h.
 struct MmaBytes {
     static constexpr unsigned LANES = 32, COLUMNS = 8, OWN_ROWS = 2, OWN_COLUMNS = 2, OWN = OWN_ROWS * OWN_COLUMNS;
     struct Left { unsigned words[4]; };

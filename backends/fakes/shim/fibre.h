@@ -1,5 +1,5 @@
 #pragma once
-// Stacks that take turns on one thread.
+// Fibres: stacks that are switched on one thread.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-/// Goes on where `to` left off; what is left here is written to `from`.
+/// Continues at `to`; the current position is written to `from`.
 extern "C" void shim_switch(void** from, void* to);
 
 #if defined(__x86_64__)
@@ -78,7 +78,7 @@ shim_switch:
 namespace shim {
 
 struct Fibre {
-    /// Odd by purpose: stacks at multiples of a power of two would share a few lines of the cache.
+    /// Not a power of two, because equally aligned stacks would share a few cache lines.
     static constexpr size_t SIZE = 64 * 1024 + 832;
     static constexpr uint64_t CANARY = 0x7368696d20656e64;
 
@@ -87,12 +87,12 @@ struct Fibre {
     size_t size = SIZE;
     Fibre* next_free = nullptr;
 
-    /// Makes it begin with `entry`, which never returns.
+    /// Prepares it to start with `entry`, which never returns.
     void begin(void (*entry)()) {
         *reinterpret_cast<uint64_t*>(stack) = CANARY;
         const uintptr_t top = (reinterpret_cast<uintptr_t>(stack) + size) & ~uintptr_t(15);
 #if defined(__x86_64__)
-        // Six registers, where to return to, and what the caller of `entry` would return to.
+        // Six registers, the return address, and the return address of `entry`'s caller.
         void** at = reinterpret_cast<void**>(top) - 8;
         for (int i = 0; i < 8; i++) at[i] = nullptr;
         at[6] = reinterpret_cast<void*>(entry);

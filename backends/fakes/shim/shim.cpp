@@ -1,4 +1,4 @@
-// The engine under dialect.h: which lane runs next, and what they wait for.
+// The scheduler under dialect.h: which lane runs next, and where lanes wait.
 
 #include "shim.h"
 
@@ -29,11 +29,11 @@ __thread View* view = nullptr;
 namespace {
 
 constexpr unsigned MOST_THREADS = 1024, MOST_WAVES = 32, MOST_LANES = 64, MOST_ARRAYS = 16;
-/// Room for what any device gives a block without being asked for more.
+/// Memory for the shared memory that any device gives a block by default.
 constexpr size_t ROOM = 64 * 1024;
-/// Behind each array in shared memory.
+/// Guard bytes after each array in shared memory.
 constexpr size_t GUARD = 64;
-/// A NaN as a float and as two halves, and a number far off as an integer.
+/// A NaN as a float and as two halves, and a number far out of range as an integer.
 constexpr uint32_t POISON = 0xffe1ffe1;
 
 enum State : uint8_t { Fresh, Ready, InWave, AtBarrier, Returned };
@@ -41,14 +41,14 @@ enum State : uint8_t { Fresh, Ready, InWave, AtBarrier, Returned };
 struct Wave {
     unsigned first, n_ready, n_live, n_waiting;
     int line;
-    /// In which order lanes have their turn, and how far it is.
+    /// The order of lanes, and the current position in it.
     unsigned step, add, flip, turn;
-    /// Of the values that lanes exchange there are two sets: a lane may be an operation ahead.
+    /// Two sets of exchanged values, because a lane may be one operation ahead.
     unsigned set;
     uint32_t values[2][MOST_LANES];
     /// For each 32 lanes 16 rows and 8 columns of 32 bytes.
     alignas(32) int8_t lines[2][MOST_LANES / 32][24][32];
-    /// The same of 8 floats.
+    /// The same for 8 floats.
     alignas(32) float floats[2][MOST_LANES / 32][24][8];
 };
 
@@ -107,7 +107,7 @@ struct Block : View {
     [[noreturn]] static void work();
 };
 
-/// What a thread holds of those that were made: the stacks of an ended thread serve another one.
+/// Blocks and fibres held by a thread: the stacks of an ended thread are reused.
 struct Own {
     Block* block = nullptr;
     ~Own();
@@ -157,7 +157,7 @@ void Block::reset_fibres() {
     }
 }
 
-/// Uniform enough for orders; 0 where everything shall be in order.
+/// Uniform enough for shuffling; 0 for sequential order.
 unsigned Block::draw(unsigned below) {
     if (seed == 0) return 0;
     random ^= random << 13;
@@ -173,7 +173,7 @@ void Block::new_order(Wave& w) {
     w.flip = draw(wave);
 }
 
-/// Chooses a wave that can go on, and lets all that wait at the barrier go on where nobody else can.
+/// Picks a wave that can run, and opens the barrier if none can.
 int Block::pick() {
     for (;;) {
         const unsigned first = draw(n_waves);
@@ -197,7 +197,7 @@ int Block::pick() {
     }
 }
 
-/// Whose turn it is; negative once all have returned.
+/// The next lane; negative once all have returned.
 int Block::next() {
     for (;;) {
         Wave& w = waves[current];
@@ -210,7 +210,7 @@ int Block::next() {
             w.n_ready = wave;
             w.n_waiting = 0;
             w.set ^= 1;
-            // Mostly the wave goes on; at times another overtakes it.
+            // Mostly continues with the same wave; sometimes another overtakes it.
             if (draw(8) == 0) {
                 new_order(w);
                 continue;
@@ -264,11 +264,11 @@ void Block::resume(unsigned to) {
 void Block::yield() {
     const unsigned self = thread;
     const int to = next();
-    // There is one that can go on as long as this one has not returned.
+    // While this lane has not returned, another can run.
     if (unsigned(to) != self) resume(unsigned(to));
 }
 
-/// What a stack does: it runs lanes one after the other, until one of them waits.
+/// The loop of a stack: runs lanes one after the other, until one of them waits.
 void Block::work() {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
@@ -338,7 +338,7 @@ void Block::start() {
     va_end(args);
 }
 
-/// After a block: whether what lies behind each array is as it was.
+/// After a block: checks the guard bytes after each array.
 void Block::check_memory() {
 #if !defined(__SANITIZE_ADDRESS__)
     if (!is_filled(memory + dynamic_len, GUARD)) spoilt("a write past the end of dynamic shared memory");
@@ -373,7 +373,7 @@ void Block::wait_for_wave(int line) {
 
 struct sigaction before;
 
-/// A kernel that reaches memory that is not there ends, as it does on a device.
+/// Ends a kernel that accesses unmapped memory, as a device does.
 [[maybe_unused]] void on_signal(int signal, siginfo_t* info, void* context) {
     View* v = view;
     if (v != nullptr && static_cast<Block*>(v)->kernel != nullptr) {
@@ -388,7 +388,7 @@ struct sigaction before;
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(signal);
     } else {
-        // Once more, and this time it ends the process.
+        // Raised again, which now ends the process.
         sigaction(signal, &before, nullptr);
     }
 }
@@ -402,7 +402,7 @@ void catch_faults() {
         ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
         sigaction(SIGSEGV, &ours, &before);
     });
-    // The handler runs on a stack of its own: the one that faulted may be too small for it.
+    // The handler needs a separate stack: the faulting stack may be too small for it.
     stack_t had = {};
     if (sigaltstack(nullptr, &had) == 0 && (had.ss_flags & SS_DISABLE)) {
         static thread_local struct Handler {
@@ -483,7 +483,7 @@ uint64_t ballot(bool p, int line) {
     return all_of_them;
 }
 
-/// A product of bytes by who holds what in kernels-cuda/dialect.h.
+/// A product of bytes, with the element layout of kernels-cuda/dialect.h.
 __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line) {
     Block& bl = here();
     Wave& w = bl.waves[bl.thread / bl.wave];
@@ -502,7 +502,7 @@ __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const
     }
 }
 
-/// The same of floats, of which 10 bits of mantissa are taken.
+/// The same for floats, with the upper 10 mantissa bits.
 __attribute__((optimize("O3"))) void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line) {
     Block& bl = here();
     Wave& w = bl.waves[bl.thread / bl.wave];
@@ -601,7 +601,7 @@ Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
     }
     b.kernel = nullptr;
     if (!fine) {
-        // Stacks were left in the middle.
+        // Stacks were left before their end.
         b.reset_fibres();
         return {b.fault, b.text};
     }

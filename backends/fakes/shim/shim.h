@@ -1,12 +1,14 @@
 #pragma once
-// Runs kernels on one thread of the CPU: a fibre for each thread of a block that waits, blocks one after another.
+// Runs kernels on one CPU thread: a fibre for each waiting thread of a block, blocks one after
+// another.
 //
-// Found as errors: a barrier that not all threads of a block reach, or not at the same line; a wave's operation that not all
-// its lanes reach, or not at the same line; writes past the end of shared memory; a stack that is too deep.
-// Made likely to be found: a missing barrier, since a seed shuffles blocks, waves and lanes at each step; reads of what
-// nobody wrote, since shared memory begins as NaN.
-// Not modelled: the order in which other blocks and other devices see writes, time, registers, banks, caches.
-// This is no device: a pass is no claim about one.
+// Errors that are detected: a barrier that not all threads of a block reach, or not at the same
+// line; a wave operation that not all its lanes reach, or not at the same line; writes past the
+// end of shared memory; a stack overflow. Errors that are made likely to show: a missing barrier,
+// since a seed shuffles blocks, waves and lanes at each step; reads of unwritten memory, since
+// shared memory is initialised with NaN. Not modelled: the order in which other blocks and other
+// devices see writes, time, registers, banks, caches. A passing test proves nothing about a
+// real device.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,7 +21,7 @@ struct Index {
     unsigned x, y, z;
 };
 
-/// What the running thread knows of itself.
+/// Indices of the running thread.
 struct View {
     Index block, size, grid;
     unsigned wave, thread;
@@ -32,7 +34,7 @@ uint32_t exchange(uint32_t v, unsigned from, int line);
 uint64_t ballot(bool p, int line);
 void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line);
 void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line);
-/// An array in the running block's shared memory: the same for each key.
+/// An array in the running block's shared memory, the same for each key.
 void* shared(const void* key, size_t len, size_t align);
 void pause();
 uint64_t nanoseconds();
@@ -41,7 +43,7 @@ uint64_t nanoseconds();
 struct Kernel {
     const char* unit;
     const char* name;
-    /// For each parameter: p a pointer, u an unsigned, f a float.
+    /// Type of each parameter: p a pointer, u an unsigned, f a float.
     const char* kinds;
     void (*run)(void (*function)(), void** params);
     void (*function)();
@@ -65,7 +67,7 @@ template <class... A> struct Signature {
     }
 };
 
-/// Puts a kernel on the list of all.
+/// Registers a kernel in the list of all.
 struct Export {
     Kernel kernel;
     template <class... A>
@@ -78,7 +80,7 @@ struct Export {
 
 /// The kernel, or null.
 const Kernel* find(const char* unit, const char* name);
-/// All kernels, a list.
+/// All kernels, as a linked list.
 const Kernel* kernels();
 
 struct Launch {
@@ -87,11 +89,11 @@ struct Launch {
     size_t shared;
     /// 32 or 64.
     unsigned wave;
-    /// 0: everything in order.
+    /// 0: sequential order.
     uint64_t seed;
-    /// Bytes that a block may have in all.
+    /// Shared memory available to a block, in bytes.
     size_t most_shared = 48 * 1024;
-    /// Whether matrix units multiply wrongly.
+    /// Whether matrix instructions give wrong results.
     bool wrong_matrix = false;
 };
 
@@ -104,7 +106,7 @@ struct Outcome {
     const char* text;
 };
 
-/// Runs a kernel to its end. `params` are pointers to the values, as drivers take them.
+/// Runs a kernel to its end. `params` are pointers to the values, as for the drivers.
 Outcome launch(const Kernel& kernel, const Launch& launch, void** params);
 
 } // namespace shim

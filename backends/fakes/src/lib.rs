@@ -1,12 +1,14 @@
-//! Fake drivers of CUDA and HIP, for tests alone: libraries with the vendors' functions, whose devices are threads of the
-//! CPU. The real code of our backends calls them, and the real kernels run, compiled for the CPU (`shim/`).
+//! Fake drivers of CUDA and HIP, for tests alone: libraries with the vendors' functions, whose
+//! devices are CPU threads. The real code of our backends calls them, and the real kernels run,
+//! compiled for the CPU (`shim/`).
 //!
-//! A test that passes on a fake says that our code keeps to the rules as the fake knows them. It says nothing about a
-//! driver or a device.
+//! A test that passes on a fake shows that our code follows the API rules that the fake checks. It
+//! shows nothing about a driver or a device.
 //!
-//! Found by the fakes: reads and writes outside of an allocation, use of what was freed or destroyed, divergent barriers,
-//! missing barriers (by shuffled orders), reads of what nobody wrote (memory begins as NaN), calls on the wrong device.
-//! Not modelled: speed, the order in which devices see each other's writes, limits of registers.
+//! The fakes detect: reads and writes outside of an allocation, use after free or destruction,
+//! divergent barriers, missing barriers (by shuffled orders), reads of unwritten memory
+//! (initialised with NaN), calls on the wrong device. Not modelled: speed, the order in which
+//! devices see each other's writes, register limits.
 
 #![allow(unsafe_code, reason = "the test's own functions in a library")]
 
@@ -37,8 +39,8 @@ impl Vendor {
         })
     }
 
-    /// The variable of the environment that a process has its settings from ([`Fake::set`]), which finds the library
-    /// because `LD_LIBRARY_PATH` is [`folder`].
+    /// The environment variable with a process's initial settings ([`Fake::set`]), for a process
+    /// that finds the library because `LD_LIBRARY_PATH` is [`folder`].
     #[must_use]
     pub fn variable(self) -> &'static str {
         match self {
@@ -48,13 +50,13 @@ impl Vendor {
     }
 }
 
-/// Where the libraries are.
+/// The folder of the libraries.
 #[must_use]
 pub fn folder() -> &'static Path {
     Path::new(env!("OUT_DIR"))
 }
 
-/// Why there are no fakes here, if there are none.
+/// Why there are no fakes, if there are none.
 #[must_use]
 pub fn missing() -> Option<&'static str> {
     let missing = env!("FAKES_MISSING");
@@ -86,18 +88,18 @@ impl fmt::Debug for Fake {
 }
 
 impl Fake {
-    /// Loads the fake driver, which from now on is what this process finds under the driver's name. All that is loaded in
-    /// a process is one driver with the same devices.
+    /// Loads the fake driver, which from now on is the library that this process finds under the
+    /// driver's name. All loads in a process share one driver with the same devices.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why there is no fake.
     pub fn load(vendor: Vendor) -> Result<Fake, String> {
         if let Some(missing) = missing() {
             return Err(missing.to_owned());
         }
         let path = vendor.library();
         let fail = |error: libloading::Error| format!("{}: {error}", path.display());
-        // SAFETY: our own library; what it does at its start is to read a variable of the environment.
+        // SAFETY: our own library; its initialiser only reads an environment variable.
         let library = unsafe { Library::new(&path) }.map_err(fail)?;
         // SAFETY: the types of these functions in `driver/world.cpp`.
         let (configure, count) = unsafe {
@@ -107,19 +109,22 @@ impl Fake {
         Ok(Fake { configure, count, _library: std::mem::ManuallyDrop::new(library) })
     }
 
-    /// Sets what a test wants: `key=value` for all devices, `1:key=value` for one, parted by blanks.
+    /// Applies settings: `key=value` for all devices, `1:key=value` for one, separated by blanks.
     ///
-    /// Of the library: `devices` (0 to 10), `version` (12040 is CUDA 12.4, 60032830 HIP 6.0), `init` (what the first call
-    /// returns), `wave` (32 or 64, HIP), `arch` (HIP), `refuse_compiling` (hiprtc), `record` (a folder for launches).
+    /// For the library: `devices` (0 to 10), `version` (12040 is CUDA 12.4, 60032830 HIP 6.0),
+    /// `init` (code returned by the first call), `wave` (32 or 64, HIP), `arch` (HIP),
+    /// `refuse_compiling` (hiprtc), `record` (a folder for launches).
     ///
-    /// Of devices: `memory` (bytes), `hidden` (bytes of it that are told as free and cannot be had), `seed` (of the order of lanes; 0 for none), `delay_us` (before each piece of work),
-    /// `lost` (a code: from now on), `lost_after` (launches from now) with `lost_code`, `refuse_after` (launches from now:
-    /// one call fails) with `refuse_code`, `hang_after` (launches from now: kernels wait) until `release=1`, `watchdog`,
-    /// `integrated`, `short_graphs` (they leave out
-    /// what was recorded last), `blocking_graphs` (starting one waits for it), `units`, `wrong_matrix`, `major`, `minor`, and `reset=1` (all of this as at first).
+    /// For devices: `memory` (bytes), `hidden` (bytes of it that are reported as free but cannot
+    /// be allocated), `seed` (of the order of lanes; 0 for none), `delay_us` (before each work
+    /// item), `lost` (a code: from now on), `lost_after` (launches from now) with `lost_code`,
+    /// `refuse_after` (launches from now: one call fails) with `refuse_code`, `hang_after`
+    /// (launches from now: kernels wait) until `release=1`, `watchdog`, `integrated`,
+    /// `short_graphs` (they omit the last recorded work), `blocking_graphs` (launching one waits
+    /// for it), `units`, `wrong_matrix`, `major`, `minor`, and `reset=1` (resets all of these).
     ///
     /// # Panics
-    /// If a word is not one of these.
+    /// If a key is unknown.
     pub fn set(&self, settings: &str) {
         let text = CString::new(settings).expect("settings have no NUL");
         // SAFETY: a text that ends in NUL.
@@ -127,11 +132,12 @@ impl Fake {
         assert_eq!(code, 0, "the fake does not know all of `{settings}`");
     }
 
-    /// A number about a device: `launches` of kernels, `graphs` that were started, `copies`, `bytes_in`, `bytes_out`,
-    /// `used` and `most_used` bytes, the code of its loss (`lost`); and of all devices `streams`, `events`, `modules`.
+    /// A counter of a device: `launches` of kernels, `graphs` that were launched, `copies`,
+    /// `bytes_in`, `bytes_out`, `used` and `most_used` bytes, the code of its loss (`lost`); and
+    /// over all devices `streams`, `events`, `modules`.
     ///
     /// # Panics
-    /// If there is no such number.
+    /// If the counter does not exist.
     #[must_use]
     pub fn count(&self, device: i32, what: &str) -> u64 {
         let text = CString::new(what).expect("a word has no NUL");
@@ -142,10 +148,11 @@ impl Fake {
     }
 }
 
-/// Writes a copy of a driver that lacks a function to a folder: for `LD_LIBRARY_PATH` of a process.
+/// Writes a copy of a driver that lacks a function to a folder: for `LD_LIBRARY_PATH` of a
+/// process.
 ///
 /// # Errors
-/// Of files; and if there is no such function.
+/// Errors of files, or if the function does not exist.
 pub fn without(vendor: Vendor, function: &str, folder: &Path) -> io::Result<()> {
     let path = vendor.library();
     let mut bytes = fs::read(&path)?;

@@ -1,5 +1,5 @@
-//! What the backends of both vendors are tried with on their fakes, each part on a device of its own, so that parts run
-//! beside each other.
+//! Tests of both vendors' backends on their fakes. Each test has a device of its own, so that
+//! tests can run in parallel.
 
 use std::sync::{Arc, Barrier};
 
@@ -10,16 +10,16 @@ use simt::Options;
 
 use crate::Fake;
 
-/// Devices of a fake: as many as there are parts.
+/// Devices of a fake: one per test.
 pub const DEVICES: usize = 10;
-/// The device that takes turns with the first in the suite of all backends.
+/// The device that shares the conformance suite with the first.
 pub const SECOND: usize = 9;
-/// The device whose matrix units multiply wrongly.
+/// The device with wrong matrix instructions.
 pub const WRONG: usize = 8;
-/// What a part may book.
+/// Memory budget of a test.
 const BUDGET: Bytes = Bytes(1 << 30);
 
-/// Opens the device of a number.
+/// Opens the device with this index.
 pub type Open<'a> = &'a (dyn Fn(usize, Options) -> hal::Result<Arc<dyn Backend>> + Sync);
 
 fn device(open: Open<'_>, number: usize, options: Options) -> Device {
@@ -50,7 +50,8 @@ fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
     recorder.finish().expect("a program")
 }
 
-/// The suite of all backends, programs as graphs and hand-offs by flags, on the first device and another that is like it.
+/// The conformance suite, with programs as graphs and hand-offs by flags, on the first device and
+/// another equal one.
 ///
 /// # Panics
 /// With the report.
@@ -61,7 +62,7 @@ pub fn conforms(open: Open<'_>, second: usize, fake: &Fake) {
     assert!(fake.count(0, "graphs") > 0, "programs are graphs");
 }
 
-/// The same where a device is given launches one by one, and submissions end at hand-offs.
+/// The same with separate launches, and submissions that end at hand-offs.
 ///
 /// # Panics
 /// With the report.
@@ -69,7 +70,9 @@ pub fn conforms_without_graphs(open: Open<'_>, fake: &Fake) {
     let options = Options { graphs: Some(false), flags: Some(false), ..Options::default() };
     let device = device(open, 1, options);
     let started = fake.count(1, "graphs");
-    for part in ["HandOff", "Program", "MatMul/Q4_0", "SparseFfn/Q8_0", "Attention/F16"] {
+    for part in
+        ["HandOff", "Program", "Sequences", "MatMul/Q4_0", "SparseFfn/Q8_0", "Attention/F16"]
+    {
         let report = conformance::run_matching(&device, part);
         assert_eq!(report.n_failed(), 0, "\n{report}");
         assert!(report.passed().count() > 0, "{part}");
@@ -77,10 +80,10 @@ pub fn conforms_without_graphs(open: Open<'_>, fake: &Fake) {
     assert_eq!(fake.count(1, "graphs"), started);
 }
 
-/// Matrix units whose products are wrong are found, and products are right without them.
+/// Wrong matrix instructions are detected, and products are right without them.
 ///
 /// # Panics
-/// If not.
+/// On failure.
 pub fn does_without_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
     let right = open(WRONG, Options::default()).expect("the fake opens");
     assert!(!right.info().description.contains("matrix units"), "{:?}", right.info());
@@ -97,11 +100,11 @@ pub fn does_without_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
     fake.set(&format!("{WRONG}:reset=1"));
 }
 
-/// Graphs that do not do what was recorded are not used, and a device whose graphs hold up who starts them does not wait for
-/// that thread; both are said.
+/// Graphs that do not run as captured are not used, and neither are waits on a device whose graph
+/// launches block the calling thread; both are reported.
 ///
 /// # Panics
-/// If not.
+/// On failure.
 pub fn does_without_bad_graphs(open: Open<'_>, fake: &Fake) {
     let waiting = Options { graphs: Some(true), ..Options::default() };
     let says = |options, says: &str| {
@@ -111,7 +114,7 @@ pub fn does_without_bad_graphs(open: Open<'_>, fake: &Fake) {
         assert_eq!(report.n_failed(), 0, "\n{report}");
         found
     };
-    // A machine that has other work may be late once or twice.
+    // A busy machine may be late once or twice.
     assert!((0..3).any(|_| !says(waiting, "so submissions end at hand-offs")));
     fake.set(&format!("{WRONG}:blocking_graphs=1"));
     assert!(says(
@@ -121,14 +124,14 @@ pub fn does_without_bad_graphs(open: Open<'_>, fake: &Fake) {
     fake.set(&format!("{WRONG}:reset=1"));
     assert!((0..3).any(|_| !says(Options::default(), "its graphs")));
     fake.set(&format!("{WRONG}:short_graphs=1"));
-    assert!(says(Options::default(), "its graphs do not do what was recorded"));
+    assert!(says(Options::default(), "its graphs do not run as captured"));
     fake.set(&format!("{WRONG}:reset=1"));
 }
 
-/// What does not fit is refused with what is free, and what fits still does.
+/// An allocation that does not fit is refused with the free size, and smaller ones still work.
 ///
 /// # Panics
-/// If not.
+/// On failure.
 pub fn runs_out_of_memory(open: Open<'_>, fake: &Fake) {
     let backend = open(2, Options::default()).expect("the fake opens");
     let device = Device::new(backend, DeviceId(2), Bytes::MAX);
@@ -152,12 +155,12 @@ pub fn runs_out_of_memory(open: Open<'_>, fake: &Fake) {
     fake.set("2:reset=1");
 }
 
-/// After a loss every call gives the same error, and no wait stays.
+/// After a loss every call gives the same error, and every wait ends.
 ///
 /// # Panics
-/// If not.
+/// On failure.
 pub fn is_lost(open: Open<'_>, fake: &Fake) {
-    // An address that is not there; a kernel that fails; a card that is gone.
+    // An illegal address; a failed kernel; a card that was removed.
     for code in [700, 719, 999] {
         let device = device(open, 3, Options::default());
         let mut queue = device.queue("lost").expect("a queue");
@@ -182,10 +185,10 @@ pub fn is_lost(open: Open<'_>, fake: &Fake) {
     }
 }
 
-/// A call that is refused is an error of its own; the device goes on.
+/// A failed call is a separate error; the device still works.
 ///
 /// # Panics
-/// If not.
+/// On failure.
 pub fn refuses_a_call(open: Open<'_>, fake: &Fake) {
     let options = Options { graphs: Some(false), ..Options::default() };
     let device = device(open, 4, options);
@@ -201,10 +204,10 @@ pub fn refuses_a_call(open: Open<'_>, fake: &Fake) {
     assert_eq!(read(&mut queue, &x, 8), [8.0; 8]);
 }
 
-/// A device that is opened again and again, by several threads, keeps what is done on it apart.
+/// A device that is opened again and again, by several threads, keeps its uses apart.
 ///
 /// # Panics
-/// If not.
+/// On failure.
 pub fn is_shared(open: Open<'_>, fake: &Fake) {
     let before = fake.count(5, "used");
     let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
@@ -229,10 +232,10 @@ pub fn is_shared(open: Open<'_>, fake: &Fake) {
     assert_eq!(fake.count(5, "used"), before, "memory is given back");
 }
 
-/// Threads that need the same kernels for the first time, at once, all have kernels that stay.
+/// Threads that load the same kernels for the first time, at once, all get valid kernels.
 ///
 /// # Panics
-/// If not.
+/// On failure.
 pub fn loads_beside_others(open: Open<'_>) {
     const THREADS: usize = 4;
     for _ in 0..20 {
@@ -255,10 +258,10 @@ pub fn loads_beside_others(open: Open<'_>) {
     }
 }
 
-/// Two devices and several queues on each keep apart, and give back all they have taken.
+/// Two devices with several queues each work independently, and free all their memory.
 ///
 /// # Panics
-/// If not.
+/// On failure.
 pub fn works_beside_others(open: Open<'_>, fake: &Fake) {
     let before = [5, 6].map(|number| fake.count(number, "used"));
     let devices = [5, 6].map(|number| device(open, number, Options::default()));

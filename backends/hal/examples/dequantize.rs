@@ -1,5 +1,5 @@
-//! Values of blocks, for `scripts/check_formats.py`: reads the name of a format, the end of the line and whole blocks,
-//! and writes their values as little-endian F32.
+//! Dequantises blocks for `scripts/check_formats`: reads the name of a format, a newline and whole
+//! blocks, and writes the values as little-endian F32.
 
 use std::error::Error;
 use std::io::{BufRead, Read, Write, stdin, stdout};

@@ -11,89 +11,92 @@ use crate::{
     Tensor, TensorDesc, Times,
 };
 
-/// What kind of device this is; placement and messages use it.
+/// Class of a device; used by placement and in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// The processor, in system memory.
     Cpu,
-    /// A card with memory of its own.
+    /// A GPU with dedicated memory.
     Discrete,
-    /// A graphics unit that shares system memory.
+    /// A GPU that shares system memory.
     Integrated,
-    /// The processor as if it were a card: tests, and software drivers that were asked for by name.
+    /// The CPU presented as a discrete device: used in tests, and for software drivers that were
+    /// named explicitly.
     Simulated,
 }
 
-/// Facts about a device that do not change.
+/// Constant facts about a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     /// `CPU`, `CUDA0`, `Vulkan1`, ...
     pub name: String,
-    /// What the driver calls it.
+    /// The name that the driver reports.
     pub description: String,
-    /// Kind.
+    /// Class of the device.
     pub kind: DeviceKind,
-    /// Most bytes of one tensor. Whether an op can read one so large, or cuts it, its plan knows.
+    /// Largest size of one tensor. Whether an op can read a tensor of this size, or splits it, is
+    /// answered by its plan.
     pub max_binding: Bytes,
-    /// Whether programs on it may contain `Post` and `Merge`, so that a layer can be split from here.
+    /// Whether programs on it may contain `Post` and `Merge`, so that it can be the home of a
+    /// split layer.
     pub hand_off: bool,
 }
 
-/// Memory of a device, now.
+/// Memory of a device at the time of the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// Physical size, if the platform tells it.
+    /// Physical size, if the platform reports it.
     pub total: Option<Bytes>,
-    /// Free, if the platform tells it.
+    /// Free memory, if the platform reports it.
     pub free: Option<Bytes>,
 }
 
-/// A pack as a file keeps it.
+/// How a pack is stored in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredPack {
-    /// Name and version of the layout: bytes of another one are of no use.
+    /// Name and version of the layout. A file with another layout cannot be used.
     pub layout: &'static str,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
 fn not_kept(device: &str) -> crate::Error {
-    let reason = "its packs cannot be kept in a file".to_owned();
+    let reason = "this device's packs cannot be stored in a file".to_owned();
     crate::Error::Unsupported { op: "adopt", device: device.to_owned(), reason }
 }
 
 /// The answer to "can you run this?".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// It can, with so much workspace.
+    /// The op can run.
     Yes {
-        /// Scratch the op needs while it runs; programs share the largest.
+        /// Scratch memory the op needs while it runs; programs share the largest.
         workspace: Bytes,
-        /// Why this one is slow here, if it is: said to the user once.
+        /// Why this op is slow on this device, if it is. Reported to the user once.
         slow: Option<String>,
     },
-    /// It cannot, and why.
+    /// The op cannot run, with the reason.
     No(String),
 }
 
 impl Plan {
-    /// A plain yes without workspace.
+    /// `Yes` without workspace.
     #[must_use]
     pub fn yes() -> Plan {
         Plan::Yes { workspace: Bytes(0), slow: None }
     }
 }
 
-/// Capacity of a mailbox: two fixed blocks that both sides can reach.
+/// Capacity of a mailbox: two fixed blocks that both the host and the device can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MailboxShape {
     /// Most tokens of a step.
     pub max_tokens: usize,
-    /// Floats per token on the way out.
+    /// Floats per token sent to the host.
     pub n_in: usize,
-    /// Weights of groups per token beside them; 0 if none are sent.
+    /// Group weights per token sent along with them; 0 if none are sent.
     pub n_weights: usize,
-    /// Floats per token on the way back.
+    /// Floats per token sent back.
     pub n_out: usize,
     /// Most rows in the list; 0 if none is sent.
     pub max_rows: usize,
@@ -112,32 +115,34 @@ impl MailboxShape {
 /// One compute device: the memory it owns and the queues that run on it.
 ///
 /// # Contract
-/// 1. What is given to one queue happens in that order; each piece sees the results of those before it.
+/// 1. Work given to one queue runs in submission order; each item sees the results of the items before it.
 /// 2. Calls on a queue may return before the work is done. Only a finished [`RawRun`], a finished
-///    [`RawTransfer`] and [`BackendQueue::finish`] say that it is. Tensors are used by one queue at a time.
-/// 3. Ops arrive checked (`Op::check`, aliasing, ownership) and planned (`plan` said yes). A backend that meets
-///    anything else has found a bug above it and may panic.
+///    [`RawTransfer`] and [`BackendQueue::finish`] prove completion. A tensor is used by one queue at a time.
+/// 3. Ops arrive checked (`Op::check`, aliasing, ownership) and planned (`plan` returned yes). A backend that
+///    meets anything else has found a bug in its caller and may panic.
 /// 4. Results match `cpu::reference` within the tolerance of the conformance case, and the same program on the
 ///    same inputs gives the same bits twice: no float atomics, fixed slices merged in a fixed order.
 /// 5. Contents of a fresh tensor are undefined. Rows of padded tokens may hold anything afterwards.
-/// 6. Errors are only what a correct caller cannot prevent: memory, a lost device, a driver fault. After
-///    [`crate::Error::DeviceLost`] every later call on the device gives the same error, and every wait ends.
+/// 6. Errors report only conditions that a correct caller cannot prevent: memory, a lost device, a driver
+///    fault. After [`crate::Error::DeviceLost`] every later call on the device gives the same error, and every
+///    wait ends.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// Facts.
+    /// Facts about the device.
     fn info(&self) -> &DeviceInfo;
 
-    /// What the backend makes use of here and what it does without, and what limits an op: sentences for people.
+    /// Sentences for the user: which optional features of the device the backend uses, which are
+    /// missing, and what limits an op.
     fn ways(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Memory now.
+    /// Current memory.
     ///
     /// # Errors
     /// [`crate::Error::DeviceLost`] or [`crate::Error::Driver`].
     fn memory(&self) -> Result<MemoryReport>;
 
-    /// Bytes of the device's memory that the backend holds from the beginning, whatever it is used for.
+    /// Bytes of device memory that the backend allocates at start and holds until it is dropped.
     fn held(&self) -> Bytes {
         Bytes(0)
     }
@@ -145,84 +150,89 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Whether the device can run an op of these shapes and formats. Asked before anything is allocated.
     fn plan(&self, op: &OpDesc) -> Plan;
 
-    /// Bytes that [`Backend::alloc`] takes for `desc`.
+    /// Bytes that [`Backend::alloc`] allocates for `desc`.
     fn alloc_size(&self, desc: &TensorDesc) -> Bytes;
 
-    /// Memory for a tensor; contents undefined.
+    /// Allocates a tensor; contents undefined.
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`] or a lost device.
     fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>>;
 
-    /// Bytes that [`Backend::import`] takes. `mapped` says that the source is mapped memory, which a device in
-    /// host memory uses in place.
+    /// Bytes that [`Backend::import`] allocates. `mapped` means that the source is mapped memory,
+    /// which a device in host memory uses in place.
     fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes;
 
-    /// Brings weights to the device in its own layout. Blocks until the source is no longer needed, or keeps it.
+    /// Copies weights to the device in its own layout. Blocks until the source is no longer
+    /// needed, or keeps a reference to it.
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`], a lost device, or what a paged source reports.
     fn import(&self, label: &str, pack: &PackDesc, source: &HostRows)
     -> Result<Box<dyn RawBuffer>>;
 
-    /// Whether the weights of a matrix product and a feed-forward block may be columns of a wider matrix
-    /// ([`Tensor::columns`]), so that the rows of a neuron lie side by side.
+    /// Whether the weights of a matrix product and a feed-forward block may be columns of a wider
+    /// matrix ([`Tensor::columns`]), which makes the rows of a neuron adjacent in memory.
     fn takes_columns(&self) -> bool {
         false
     }
 
-    /// How a pack of this device can be kept in a file and used from there; `None` where it cannot, or where the
-    /// weights are used as they are anyway. `in_memory` says that the source is, as a whole.
+    /// How a pack of this device can be stored in a file and used from there; `None` where it
+    /// cannot, or where weights are used in place. `in_memory` means that the whole source is in
+    /// memory.
     fn stored(&self, _pack: &PackDesc, _in_memory: bool) -> Option<StoredPack> {
         None
     }
 
-    /// Bytes of a pack of this shape as [`Backend::pack_into`] makes them for [`BackendQueue::repack`]; `None` where no
-    /// pack is replaced as a whole.
+    /// Bytes of a pack of this shape as [`Backend::pack_into`] writes them for
+    /// [`BackendQueue::repack`]; `None` if this device cannot replace a whole pack.
     fn packed_len(&self, _desc: &TensorDesc) -> Option<usize> {
         None
     }
 
-    /// Makes the bytes that [`Backend::adopt`] and [`BackendQueue::repack`] take, as many as [`Backend::stored`] or
-    /// [`Backend::packed_len`] says, in `out`. All of it is written.
+    /// Writes to `out` the bytes that [`Backend::adopt`] and [`BackendQueue::repack`] take. `out`
+    /// has the length given by [`Backend::stored`] or [`Backend::packed_len`], and all of it is
+    /// written.
     ///
     /// # Errors
-    /// What a paged source reports; [`crate::Error::Unsupported`] where packs are neither kept nor replaced.
+    /// Errors of a paged source; [`crate::Error::Unsupported`] if packs are neither stored nor
+    /// replaced.
     fn pack_into(&self, _pack: &PackDesc, _source: &HostRows, _out: &mut [u8]) -> Result<()> {
         Err(not_kept(&self.info().name))
     }
 
-    /// A tensor that is the bytes of [`Backend::pack_into`], kept where they are, for reading. They come out of a
-    /// file: whatever in them points anywhere is checked here.
+    /// A read-only tensor that uses the bytes written by [`Backend::pack_into`] in place. The
+    /// bytes may come from a file, so every index in them is checked here.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] for bytes that do not suit, [`crate::Error::Unsupported`] where packs cannot be kept.
+    /// [`crate::Error::Shape`] for bytes that do not fit, [`crate::Error::Unsupported`] if packs
+    /// cannot be stored.
     fn adopt(&self, _pack: &PackDesc, _bytes: SharedBytes) -> Result<Box<dyn RawBuffer>> {
         Err(not_kept(&self.info().name))
     }
 
-    /// The device's bytes for neighbouring rows of a pack, one after the other, for [`BackendQueue::refill`]. Those of a
-    /// transposed matrix in blocks are the plain layout's on every device, so that they may come from any pack of it
-    /// ([`crate::pack::slot_plain`]).
+    /// The device's bytes for consecutive rows of a pack, for [`BackendQueue::refill`]. For a
+    /// transposed matrix in blocks they are in the plain layout on every device, so that they may
+    /// come from any pack of that matrix ([`crate::pack::slot_plain`]).
     ///
     /// # Errors
-    /// What a paged source reports.
+    /// Errors of a paged source.
     fn pack_rows(&self, pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>>;
 
-    /// Host memory this device copies to and from.
+    /// Host memory that this device can copy to and from.
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`] or a lost device.
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>>;
 
-    /// The blocks of a hand-off.
+    /// Allocates the blocks of one hand-off.
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`], a lost device, or [`crate::Error::Unsupported`] if
     /// [`DeviceInfo::hand_off`] is false.
     fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>>;
 
-    /// The blocks of `n` hand-offs of which each is over before the next begins: they may be the same.
+    /// The blocks of `n` hand-offs that never overlap in time, so that they may share memory.
     ///
     /// # Errors
     /// See [`Backend::mailbox`].
@@ -230,14 +240,15 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         (0..n).map(|_| self.mailbox(shape)).collect()
     }
 
-    /// Bytes that [`Backend::mailboxes`] takes.
+    /// Bytes that [`Backend::mailboxes`] allocates.
     fn mailboxes_size(&self, shape: MailboxShape, n: usize) -> Bytes {
         Bytes(n as u64 * shape.bytes().0)
     }
 
-    /// Prepares a program for replay: everything that can be decided once is decided here. `workspace` is at
-    /// least as large as the largest plan of `ops`; programs of one device share it. The program holds what it
-    /// uses: clones of the ops with their tensors, and of the workspace, keep the memory.
+    /// Prepares a program for replay. All decisions that do not depend on the step are made here.
+    /// `workspace` is at least as large as the largest plan of `ops`; programs of one device share
+    /// it. The program holds clones of the ops with their tensors and of the workspace, which keep
+    /// the memory alive.
     ///
     /// # Errors
     /// [`crate::Error::Driver`], [`crate::Error::OutOfMemory`] or a lost device.
@@ -270,8 +281,9 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// A lost device or a driver fault.
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>>;
 
-    /// Starts a program and finds out when its parts run; `cuts` are the first ops of all parts but the first,
-    /// ascending. The results have the same bits. A backend that knows nothing of time runs it as it is.
+    /// Starts a program and records when its parts run; `cuts` are the first ops of all parts but
+    /// the first, ascending. The results have the same bits as an untimed run. A backend without
+    /// timers runs the program untimed.
     ///
     /// # Errors
     /// A lost device or a driver fault.
@@ -295,13 +307,27 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// A lost device or a driver fault.
     fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>>;
 
-    /// Replaces neighbouring slots of a resident pack by bytes of as many rows from [`Backend::pack_rows`].
+    /// Copies host bytes to the first bytes of `dst` (a plain tensor or view) without staging;
+    /// returns when the copy is complete. `None` if the host cannot access the device's memory.
+    fn write_directly(&mut self, _dst: &Tensor, _bytes: &[u8]) -> Option<Result<()>> {
+        None
+    }
+
+    /// Copies the first bytes of `src` (a plain tensor or view) to the host without staging; see
+    /// [`BackendQueue::write_directly`].
+    fn read_directly(&mut self, _src: &Tensor, _out: &mut [u8]) -> Option<Result<()>> {
+        None
+    }
+
+    /// Replaces consecutive slots of a resident pack by the bytes of the same number of rows from
+    /// [`Backend::pack_rows`].
     ///
     /// # Errors
     /// A lost device or a driver fault.
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()>;
 
-    /// Replaces all that a pack holds by bytes from [`Backend::pack_into`], as many as [`Backend::packed_len`] says.
+    /// Replaces the whole contents of a pack by bytes from [`Backend::pack_into`],
+    /// [`Backend::packed_len`] of them.
     ///
     /// # Errors
     /// A lost device or a driver fault.
@@ -313,7 +339,7 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// A lost device or a driver fault.
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()>;
 
-    /// Blocks until everything queued is done.
+    /// Blocks until all queued work is done.
     ///
     /// # Errors
     /// A lost device or a driver fault.
@@ -322,8 +348,9 @@ pub trait BackendQueue: fmt::Debug + Send {
 
 /// A program under way: the host's side of its hand-offs.
 pub trait RawRun: fmt::Debug + Send {
-    /// Waits for the next post in program order; `None` when the program has ended. No clock ends this wait: a
-    /// device that can hang without its driver noticing is for its backend to watch, and to report as lost.
+    /// Waits for the next post in program order; `None` when the program has ended. The wait has
+    /// no timeout: a backend whose device can hang unnoticed by its driver must watch for that and
+    /// report the device as lost.
     ///
     /// # Errors
     /// [`crate::Error::DeviceLost`] if the device stops, [`crate::Error::Driver`] on a fault.
@@ -335,13 +362,14 @@ pub trait RawRun: fmt::Debug + Send {
     /// [`crate::Error::DeviceLost`] if the device stopped.
     fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()>;
 
-    /// Waits for the end of the program. One with a post that nobody can answer any more is given up.
+    /// Waits for the end of the program. A program with a post that can no longer be answered is
+    /// cancelled.
     ///
     /// # Errors
-    /// What ended it early; [`crate::Error::Cancelled`] if it was given up.
+    /// The error that ended it early; [`crate::Error::Cancelled`] if it was cancelled.
     fn wait(&mut self) -> Result<()>;
 
-    /// When the parts of the program ran, after its end; asked once, of runs that
+    /// When the parts of the program ran. Called once, after the end of a run that
     /// [`BackendQueue::replay_timed`] started.
     ///
     /// # Errors
@@ -350,12 +378,13 @@ pub trait RawRun: fmt::Debug + Send {
         Ok(Times::none())
     }
 
-    /// Gives the step up: the device's waits end and what is left of the program is not run (or runs into
-    /// memory that the next step overwrites). Never blocks for long.
+    /// Cancels the step: the device's waits end and the rest of the program is skipped (or runs
+    /// into memory that the next step overwrites). Never blocks for long.
     fn cancel(&mut self);
 }
 
-/// What a [`crate::op::Post`] delivered. Borrowed from the mailbox; copy what must outlive the answer.
+/// The data that a [`crate::op::Post`] delivered. Borrowed from the mailbox; copy anything that
+/// must outlive the answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Posted<'a> {
     /// Index of the mailbox in its program.
@@ -366,7 +395,7 @@ pub struct Posted<'a> {
     pub x: &'a [f32],
     /// Wanted rows, if the post carries a list.
     pub rows: Option<&'a HostRowSet>,
-    /// `[n_tokens, n_weights]`; empty if the post carries none.
+    /// `[n_tokens, n_weights]`; empty if the post sends none.
     pub weights: &'a [f32],
 }
 
@@ -375,7 +404,7 @@ pub trait RawTransfer: fmt::Debug + Send {
     /// Whether the copy is done.
     fn is_done(&self) -> bool;
 
-    /// Waits for the copy and gives the memory back.
+    /// Waits for the copy and returns the staging memory.
     ///
     /// # Errors
     /// A lost device or a driver fault.

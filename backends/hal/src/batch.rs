@@ -1,4 +1,4 @@
-//! The facts of a step, on the device: which tokens, where they stand, where their keys and values go.
+//! The batch of a step, on the device: its tokens, their positions, their cache rows.
 
 use crate::{Error, Result};
 
@@ -10,7 +10,7 @@ pub const NO_SEQUENCE: u32 = u32::MAX;
 
 const HEADER: usize = 4;
 
-/// Capacity of a [`Batch`]; it fixes where each fact stands in the word array.
+/// Capacity of a [`Batch`]; it determines the layout of the word array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchShape {
     /// Most tokens of one step.
@@ -41,7 +41,7 @@ pub struct Batch<T> {
 }
 
 impl<T> Batch<T> {
-    /// The same batch over another kind of operand.
+    /// The same batch with operands of another type.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Batch<U> {
         Batch { words: f(&self.words), shape: self.shape }
     }
@@ -65,37 +65,53 @@ pub struct BatchToken {
 pub struct BatchSeq {
     /// Physical KV blocks, in order of position.
     pub blocks: Vec<u32>,
-    /// Positions that are filled after this step.
+    /// Number of filled positions after this step.
     pub len: u32,
 }
 
-/// A step as the host knows it; [`BatchFacts::encode`] makes the device's words.
+/// A step as described by the host; [`BatchFacts::encode`] converts it to the device's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchFacts {
-    /// Tokens; those of one sequence in ascending position.
+    /// Tokens; those of one sequence in ascending order of position.
     pub tokens: Vec<BatchToken>,
     /// Sequences.
     pub seqs: Vec<BatchSeq>,
 }
 
 impl BatchFacts {
-    /// Number of tokens whose output is wanted.
+    /// Number of tokens whose output is computed.
     #[must_use]
     pub fn n_out(&self) -> usize {
         self.tokens.iter().filter(|t| t.output).count()
     }
 
-    /// Checks the step against `shape` and a cache of `n_kv_blocks` blocks and a vocabulary of `n_vocab`,
-    /// and writes the words.
+    /// [`BatchFacts::encode_into`] a new list.
     ///
     /// # Errors
-    /// [`Error::Shape`] naming the fact that does not fit.
+    /// [`Error::Shape`] with the field that does not fit.
     pub fn encode(
         &self,
         shape: &BatchShape,
         n_kv_blocks: usize,
         n_vocab: usize,
     ) -> Result<Vec<u32>> {
+        let mut words = Vec::new();
+        self.encode_into(shape, n_kv_blocks, n_vocab, &mut words)?;
+        Ok(words)
+    }
+
+    /// Checks the step against `shape` and a cache of `n_kv_blocks` blocks and a vocabulary of `n_vocab`,
+    /// and replaces `words` by those of the step.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] with the field that does not fit.
+    pub fn encode_into(
+        &self,
+        shape: &BatchShape,
+        n_kv_blocks: usize,
+        n_vocab: usize,
+        words: &mut Vec<u32>,
+    ) -> Result<()> {
         let bad = |what: &'static str, expected: String, got: String| {
             Err(Error::shape("Batch", what, expected, got))
         };
@@ -106,7 +122,8 @@ impl BatchFacts {
         if self.seqs.len() > shape.max_seqs {
             return bad("seqs", limit(shape.max_seqs), self.seqs.len().to_string());
         }
-        let mut words = vec![0u32; shape.n_words()];
+        words.clear();
+        words.resize(shape.n_words(), 0);
         let at = |section: usize| HEADER + section * shape.max_tokens;
         let lens = at(5);
         words[0] = self.tokens.len() as u32;
@@ -149,11 +166,11 @@ impl BatchFacts {
             }
         }
         words[2] = n_out as u32;
-        Ok(words)
+        Ok(())
     }
 }
 
-/// Reads the words of a batch; what a host-side kernel works with.
+/// Reads the words of a batch; used by CPU kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchView<'a> {
     words: &'a [u32],
@@ -176,13 +193,19 @@ impl<'a> BatchView<'a> {
         &self.words[start..start + self.shape.max_tokens]
     }
 
-    /// Tokens of this step.
+    /// Number of tokens in this step.
     #[must_use]
     pub fn n_tokens(&self) -> usize {
         self.words[0] as usize
     }
 
-    /// Tokens whose output is wanted.
+    /// Sequences of this step.
+    #[must_use]
+    pub fn n_seqs(&self) -> usize {
+        self.words[1] as usize
+    }
+
+    /// Number of tokens whose output is computed.
     #[must_use]
     pub fn n_out(&self) -> usize {
         self.words[2] as usize
@@ -212,7 +235,7 @@ impl<'a> BatchView<'a> {
         self.section(3)
     }
 
-    /// Token index of each wanted output.
+    /// Token index of each computed output.
     #[must_use]
     pub fn outputs(&self) -> &'a [u32] {
         self.section(4)
@@ -227,8 +250,9 @@ impl<'a> BatchView<'a> {
     }
 }
 
-/// The paged cache of one layer, or a fact about each half of it: `k` and `v` are
-/// `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, each with its own `d_head` and in one of [`crate::op::KV_FORMATS`].
+/// The paged KV cache of one layer, or a property of each half of it: `k` and `v` are `[n_blocks *
+/// KV_BLOCK, n_head_kv * d_head]`, each with its own `d_head` and in one of
+/// [`crate::op::KV_FORMATS`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvCache<T> {
     /// Keys.
@@ -238,7 +262,7 @@ pub struct KvCache<T> {
 }
 
 impl<T> KvCache<T> {
-    /// Both halves alike.
+    /// The same value for both halves.
     pub fn both(half: T) -> KvCache<T>
     where
         T: Clone,
@@ -246,7 +270,7 @@ impl<T> KvCache<T> {
         KvCache { k: half.clone(), v: half }
     }
 
-    /// The same cache over another kind of operand.
+    /// The same cache with operands of another type.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> KvCache<U> {
         KvCache { k: f(&self.k), v: f(&self.v) }
     }

@@ -1,4 +1,5 @@
-//! A device as the engine holds it: every allocation is booked, every op is checked, once.
+//! A device as the engine uses it: every allocation is booked in the ledger and every op is
+//! checked once.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,24 +23,24 @@ pub struct Device {
     pub(crate) backend: Arc<dyn Backend>,
     id: DeviceId,
     ledger: Arc<Ledger>,
-    /// The scratch that all programs of this device share; it only grows.
+    /// The scratch memory that all programs of this device share; it only grows.
     workspace: Arc<Mutex<Option<Tensor>>>,
-    /// What the backend holds of its own.
+    /// Books the memory that the backend holds from its start.
     _held: Arc<Option<Reservation>>,
 }
 
-/// The two blocks of a hand-off, booked.
+/// The two blocks of a hand-off, with their reservation.
 #[derive(Clone, Debug)]
 pub struct Mailbox {
     pub(crate) raw: Arc<dyn RawMailbox>,
     pub(crate) device: DeviceId,
     pub(crate) shape: MailboxShape,
-    /// Mailboxes that were made together have one.
+    /// Shared by mailboxes that were allocated together.
     held: Arc<Reservation>,
 }
 
 impl Mailbox {
-    /// Whether both were made together, so that only one at a time holds something.
+    /// Whether both were allocated together, so that only one of them holds data at a time.
     pub(crate) fn is_with(&self, other: &Mailbox) -> bool {
         Arc::ptr_eq(&self.held, &other.held)
     }
@@ -56,33 +57,33 @@ impl Device {
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>, id: DeviceId, budget: Bytes) -> Device {
         let ledger = Ledger::new(&backend.info().name, budget);
-        // A budget that even this does not fit into is left for nothing else.
-        let held = ledger.reserve("the backend's own", backend.held().min(budget)).ok();
+        // If the budget is smaller than this, all of it is reserved.
+        let held = ledger.reserve("backend overhead", backend.held().min(budget)).ok();
         Device { backend, id, ledger, workspace: Arc::default(), _held: Arc::new(held) }
     }
 
-    /// Facts.
+    /// Facts about the device.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         self.backend.info()
     }
 
-    /// The device's number.
+    /// The device's index.
     #[must_use]
     pub fn id(&self) -> DeviceId {
         self.id
     }
 
-    /// The account.
+    /// The ledger that books this device's memory.
     #[must_use]
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// Memory now, as the platform sees it.
+    /// Current memory as the platform reports it.
     ///
     /// # Errors
-    /// The backend's.
+    /// Errors of the backend.
     pub fn memory(&self) -> Result<MemoryReport> {
         self.backend.memory()
     }
@@ -96,13 +97,13 @@ impl Device {
         }
     }
 
-    /// Bytes of a tensor of this shape here.
+    /// Bytes of a tensor of this shape on this device.
     #[must_use]
     pub fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
         self.backend.alloc_size(desc)
     }
 
-    /// Bytes of a pack here.
+    /// Bytes of a pack on this device.
     #[must_use]
     pub fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes {
         self.backend.pack_size(pack, mapped)
@@ -111,7 +112,8 @@ impl Device {
     /// A tensor with undefined contents.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a row that is not whole blocks, [`Error::OutOfMemory`] past the budget, the backend's.
+    /// [`Error::Shape`] for a row that is not whole blocks, [`Error::OutOfMemory`] past the
+    /// budget, errors of the backend.
     pub fn alloc(&self, label: &str, desc: TensorDesc) -> Result<Tensor> {
         if desc.bytes().is_none() {
             return Err(Error::shape("alloc", "desc", "whole blocks per row", desc));
@@ -139,10 +141,11 @@ impl Device {
         Tensor { buffer: Arc::new(buffer), first_row: 0, first_col: 0, desc }
     }
 
-    /// Weights in the device's own layout.
+    /// Imports weights in the device's own layout.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `pack` does not fit `source`, [`Error::OutOfMemory`] past the budget, the backend's.
+    /// [`Error::Shape`] if `pack` does not fit `source`, [`Error::OutOfMemory`] past the budget,
+    /// errors of the backend.
     pub fn import(&self, label: &str, pack: &PackDesc, source: &HostRows) -> Result<Tensor> {
         let desc = pack.packed()?;
         if pack.source != source.desc() {
@@ -160,24 +163,27 @@ impl Device {
         self.backend.takes_columns()
     }
 
-    /// How a pack can be kept in a file; `None` where it cannot, or need not because weights are used in place.
+    /// How a pack can be stored in a file; `None` where it cannot, or where weights are used in
+    /// place.
     #[must_use]
     pub fn stored(&self, pack: &PackDesc, source: &HostRows) -> Option<StoredPack> {
         let paged = matches!(source.source(), Source::Paged(_));
         self.backend.stored(pack, !paged)
     }
 
-    /// Bytes of a pack of this shape as [`Queue::repack`] takes them; `None` where no pack is replaced as a whole.
+    /// Bytes of a pack of this shape as [`Queue::repack`] takes them; `None` if this device cannot
+    /// replace a whole pack.
     #[must_use]
     pub fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
         self.backend.packed_len(desc)
     }
 
-    /// Makes the bytes of a pack that [`Device::adopt`] or [`Queue::repack`] takes in `out`, which has the length of
-    /// [`Device::stored`] or [`Device::packed_len`].
+    /// Writes the bytes of a pack, as [`Device::adopt`] or [`Queue::repack`] takes them, to `out`,
+    /// which has the length of [`Device::stored`] or [`Device::packed_len`].
     ///
     /// # Errors
-    /// [`Error::Shape`] if `pack` does not fit `source` or `out` does not fit the pack, the backend's.
+    /// [`Error::Shape`] if `pack` does not fit `source` or `out` does not fit the pack, errors of
+    /// the backend.
     pub fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
         if pack.source != source.desc() {
             return Err(Error::shape("pack_into", "source", pack.source, source.desc()));
@@ -185,23 +191,24 @@ impl Device {
         self.backend.pack_into(pack, source, out)
     }
 
-    /// Weights in the device's own layout that were made before. They stay where they are and take none of the
-    /// budget.
+    /// A tensor over weights that are already in the device's layout. They are used in place and
+    /// take none of the budget.
     ///
     /// # Errors
-    /// [`Error::Shape`] for bytes of another length or at an address that does not suit, the backend's.
+    /// [`Error::Shape`] for bytes of another length or alignment, errors of the backend.
     pub fn adopt(&self, pack: &PackDesc, bytes: SharedBytes) -> Result<Tensor> {
         let desc = pack.packed()?;
-        let held = self.ledger.reserve("kept pack", Bytes(0))?;
+        let held = self.ledger.reserve("stored pack", Bytes(0))?;
         let raw = self.backend.adopt(pack, bytes)?;
         Ok(self.tensor(raw, held, desc))
     }
 
-    /// The bytes that [`Queue::refill`] wants for these rows of the selection's own numbering (rows of the file, or
-    /// columns of it where the pack transposes).
+    /// The bytes that [`Queue::refill`] takes for these rows. Rows are numbered as in the
+    /// selection (rows of the file, or its columns if the pack transposes).
     ///
     /// # Errors
-    /// [`Error::Shape`] for rows outside the source or a pack that does not fit it, the backend's.
+    /// [`Error::Shape`] for rows outside the source or a pack that does not fit it, errors of the
+    /// backend.
     pub fn pack_rows(
         &self,
         pack: &PackDesc,
@@ -213,7 +220,7 @@ impl Device {
         }
         let limit = if pack.transpose { pack.source.n_cols } else { pack.source.n_rows };
         if rows.end as usize > limit || rows.is_empty() {
-            let inside = format!("some of 0..{limit}");
+            let inside = format!("rows within 0..{limit}");
             return Err(Error::shape("pack_rows", "rows", inside, format!("{rows:?}")));
         }
         self.backend.pack_rows(pack, source, rows)
@@ -222,27 +229,27 @@ impl Device {
     /// Host memory for copies.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] past the budget, the backend's.
+    /// [`Error::OutOfMemory`] past the budget, errors of the backend.
     pub fn staging(&self, len: Bytes) -> Result<Staging> {
         let held = self.ledger.reserve("staging", len)?;
         Ok(Staging { raw: self.backend.staging(len)?, device: self.id, held })
     }
 
-    /// The blocks of a hand-off.
+    /// Allocates the blocks of one hand-off.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] past the budget, the backend's.
+    /// [`Error::OutOfMemory`] past the budget, errors of the backend.
     pub fn mailbox(&self, shape: MailboxShape) -> Result<Mailbox> {
         let held = self.ledger.reserve("mailbox", self.mailboxes_size(shape, 1))?;
         let raw = self.backend.mailbox(shape)?;
         Ok(Mailbox { raw, device: self.id, shape, held: Arc::new(held) })
     }
 
-    /// The blocks of `n` hand-offs that follow each other, as those of a model's layers do: of these mailboxes one is
-    /// posted to when the one before was merged from, so that they may share their room.
+    /// The blocks of `n` hand-offs that follow each other, such as those of a model's layers: each
+    /// mailbox is posted to only after the previous one was merged, so that they may share memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] past the budget, the backend's.
+    /// [`Error::OutOfMemory`] past the budget, errors of the backend.
     pub fn mailboxes(&self, shape: MailboxShape, n: usize) -> Result<Vec<Mailbox>> {
         let held = Arc::new(self.ledger.reserve("mailboxes", self.mailboxes_size(shape, n))?);
         let raw = self.backend.mailboxes(shape, n)?;
@@ -251,13 +258,13 @@ impl Device {
         Ok(raw.into_iter().map(mailbox).collect())
     }
 
-    /// Bytes of such mailboxes here.
+    /// Bytes of such mailboxes on this device.
     #[must_use]
     pub fn mailboxes_size(&self, shape: MailboxShape, n: usize) -> Bytes {
         self.backend.mailboxes_size(shape, n)
     }
 
-    /// The words of a batch.
+    /// Allocates the words of a batch.
     ///
     /// # Errors
     /// See [`Device::alloc`].
@@ -266,7 +273,8 @@ impl Device {
         Ok(Batch { words, shape })
     }
 
-    /// A paged cache of `n_blocks` blocks for one layer, each half of its own width and in its own format.
+    /// A paged KV cache of `n_blocks` blocks for one layer. Keys and values each have their own
+    /// width and format.
     ///
     /// # Errors
     /// See [`Device::alloc`].
@@ -295,10 +303,11 @@ impl Device {
         })
     }
 
-    /// Makes the workspace that programs share at least this large, so that recording them takes no more.
+    /// Grows the workspace that programs share to at least this size, so that recording them
+    /// allocates no more.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], the backend's.
+    /// [`Error::OutOfMemory`], errors of the backend.
     pub fn reserve_workspace(&self, bytes: Bytes) -> Result<()> {
         if bytes > Bytes(0) {
             self.workspace(bytes)?;
@@ -306,19 +315,21 @@ impl Device {
         Ok(())
     }
 
-    /// Starts recording a program. Record the largest program of a ladder first: the workspace is shared, also by queues,
-    /// so programs with ops that need one run one after the other, as all of an engine's do.
+    /// Starts recording a program. Record the largest program of a ladder first. The workspace is
+    /// shared by all queues, so programs with ops that need it must run one after the other, as
+    /// all programs of an engine do.
     #[must_use]
     pub fn record(&self, label: &str) -> Recorder {
         Recorder::new(self.clone(), label)
     }
 
-    /// The shared scratch, grown to at least `bytes`.
+    /// The shared scratch memory, grown to at least `bytes`.
     pub(crate) fn workspace(&self, bytes: Bytes) -> Result<Option<Tensor>> {
         let mut shared = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         let words = bytes.0.div_ceil(4) as usize;
         if words > shared.as_ref().map_or(0, |tensor| tensor.desc.n_cols) {
-            // Programs hold what they use: without any, the old one makes room before the new one is booked.
+            // Frees the old workspace before booking the new one. If no program holds it, both
+            // need not fit at once.
             *shared = None;
             *shared = Some(self.alloc("workspace", TensorDesc::new(1, words, Format::U32))?);
         }
@@ -328,7 +339,7 @@ impl Device {
     /// A new in-order queue.
     ///
     /// # Errors
-    /// The backend's.
+    /// Errors of the backend.
     pub fn queue(&self, label: &str) -> Result<Queue> {
         Ok(Queue::new(self.clone(), self.backend.queue(label)?))
     }

@@ -1,31 +1,32 @@
-//! What a correct caller cannot prevent, and what the checks of this crate refuse.
+//! Errors: conditions that a correct caller cannot prevent, and refusals by the checks of this
+//! crate.
 
 use crate::Bytes;
 
 /// The result of every call of the contract.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Everything that can go wrong below the engine. Fields carry the facts; the command adds the cure.
+/// Everything that can go wrong below the engine. Fields carry the facts; the command adds help.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// The device, or the budget it was given, has no room left.
-    #[error("{device} has no room for {label}: {wanted} wanted, {free} free")]
+    /// The device or its budget has no room left.
+    #[error("out of memory on {device}: {label} needs {wanted}, {free} free")]
     OutOfMemory {
         /// Device name.
         device: String,
-        /// What was to be placed.
+        /// Label of the allocation.
         label: String,
         /// Size of the request.
         wanted: Bytes,
-        /// What the ledger or the driver still had.
+        /// Bytes the ledger or the driver had left.
         free: Bytes,
     },
-    /// The device stopped answering; everything on it is gone.
+    /// The device stopped responding; all memory on it is lost.
     #[error("{device} was lost: {reason}")]
     DeviceLost {
         /// Device name.
         device: String,
-        /// What the driver said.
+        /// Reason given by the driver.
         reason: String,
     },
     /// An operand does not have the shape, format or layout that the op needs.
@@ -35,9 +36,9 @@ pub enum Error {
         op: &'static str,
         /// Operand or parameter name.
         operand: &'static str,
-        /// What the op needs.
+        /// The requirement of the op.
         expected: String,
-        /// What it was given.
+        /// The value it got.
         got: String,
     },
     /// The device cannot run this op with these formats and sizes.
@@ -50,7 +51,7 @@ pub enum Error {
         /// Why, from [`crate::Plan::No`].
         reason: String,
     },
-    /// One op would read rows that it also writes.
+    /// An op would read rows that it also writes.
     #[error("{op}: operand {operand} overlaps an operand that is written")]
     Aliasing {
         /// Op name.
@@ -58,41 +59,42 @@ pub enum Error {
         /// The operand that is read.
         operand: &'static str,
     },
-    /// A tensor of another device was handed in.
-    #[error("{op}: operand {operand} does not live on {device}")]
+    /// A tensor of another device was passed.
+    #[error("{op}: operand {operand} is not on {device}")]
     ForeignBuffer {
         /// Op or call name.
         op: &'static str,
         /// Operand name.
         operand: &'static str,
-        /// The device that was asked.
+        /// The device that was called.
         device: String,
     },
     /// A vendor library is not on this machine.
-    #[error("{name} was not found")]
+    #[error("{name} not found")]
     MissingLibrary {
         /// File or package name.
         name: String,
-        /// How to get it.
+        /// How to install it.
         hint: String,
     },
-    /// The driver refused a call.
+    /// A driver call failed.
     #[error("{call} failed with {code}: {message}")]
     Driver {
-        /// The call.
+        /// Name of the call.
         call: String,
-        /// The driver's code.
+        /// The driver's error code.
         code: i64,
-        /// The driver's text.
+        /// The driver's message.
         message: String,
     },
-    /// The step was given up by its owner (an interrupt, or an error on the other side of a hand-off).
+    /// The step was cancelled by its owner (an interrupt, or an error on the other side of a
+    /// hand-off).
     #[error("the step was cancelled")]
     Cancelled,
 }
 
 impl Error {
-    /// A [`Error::Shape`] from anything that prints.
+    /// An [`Error::Shape`] from any printable value.
     pub fn shape(
         op: &'static str,
         operand: &'static str,

@@ -1,10 +1,10 @@
-//! One ledger per device counts every byte that is allocated there, against a hard budget.
+//! One ledger per device counts every byte allocated on it, against a hard budget.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Bytes, Error, Result};
 
-/// The account of one device. Nothing is allocated on a device without a [`Reservation`] from here.
+/// The ledger of one device. Nothing is allocated on a device without a [`Reservation`] from it.
 #[derive(Debug)]
 pub struct Ledger {
     device: String,
@@ -18,7 +18,7 @@ struct Books {
     peak: Bytes,
 }
 
-/// A share of the budget; given back when dropped.
+/// A booked amount of memory; returned when dropped.
 #[derive(Debug)]
 pub struct Reservation {
     ledger: Arc<Ledger>,
@@ -35,7 +35,7 @@ impl Ledger {
     /// Books `bytes` under the name `label`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the budget would be passed; nothing is booked then.
+    /// [`Error::OutOfMemory`] if this would exceed the budget; nothing is booked then.
     pub fn reserve(self: &Arc<Self>, label: &str, bytes: Bytes) -> Result<Reservation> {
         let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         let free = self.budget - books.used;
@@ -52,7 +52,7 @@ impl Ledger {
         Ok(Reservation { ledger: Arc::clone(self), bytes })
     }
 
-    /// The limit given at the start.
+    /// The limit.
     #[must_use]
     pub fn budget(&self) -> Bytes {
         self.budget
@@ -64,7 +64,7 @@ impl Ledger {
         self.books.lock().unwrap_or_else(PoisonError::into_inner).used
     }
 
-    /// The most that was ever booked at once.
+    /// The highest sum that was booked at once.
     #[must_use]
     pub fn peak(&self) -> Bytes {
         self.books.lock().unwrap_or_else(PoisonError::into_inner).peak
@@ -72,7 +72,7 @@ impl Ledger {
 }
 
 impl Reservation {
-    /// Size of this share.
+    /// Size of this reservation.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         self.bytes

@@ -1,9 +1,9 @@
 //! The contract between the engine and its compute devices.
 //!
-//! Two faces. Implementors write the traits of `backend`: few methods, no checks. The engine holds
-//! [`Device`], [`Queue`], [`Program`] and [`Run`], which check shapes, formats, ownership and the memory budget
-//! once. [`op`] is the page to read first: it is everything the engine can ask for. [`null`] is the backend to
-//! copy from.
+//! It has two sides. Backends implement the traits of `backend`: few methods, no checks. The
+//! engine uses [`Device`], [`Queue`], [`Program`] and [`Run`], which check shapes, formats,
+//! ownership and the memory budget once. Read [`op`] first: it lists everything the engine can ask
+//! for. [`null`] is the template for a new backend.
 //!
 //! Absent on purpose: strides and byte offsets (a view is a range of rows), a graph, lazy evaluation, I/O,
 //! globals. No device library is named here.

@@ -1,6 +1,6 @@
-//! The do-nothing backend: proof that the contract can be implemented, and the file to copy from.
+//! The null backend: shows that the contract can be implemented, and serves as a template.
 //!
-//! It accepts everything and computes nothing, so the conformance suite must fail on it.
+//! It accepts every op and computes nothing, so the conformance suite must fail on it.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! The plain layout of a pack, for devices whose memory is host memory, and how its rows are read.
+//! The plain layout of a pack, for devices that use host memory, and functions that read its rows.
 //!
-//! A backend with a better layout makes its own; this one is what the reference reads.
+//! A backend with a better layout has its own; the reference reads this one.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::format::{TransposedError, TransposedLayout, TransposedPart};
 use crate::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
 
-/// Bytes of a tensor of shape `desc` in the plain layout; `None` if it cannot exist.
+/// Bytes of a tensor of shape `desc` in the plain layout; `None` if it would overflow.
 #[must_use]
 pub fn plain_size(desc: &TensorDesc) -> Option<usize> {
     match desc.layout {
@@ -21,16 +21,16 @@ pub fn plain_size(desc: &TensorDesc) -> Option<usize> {
     }
 }
 
-/// Name and version of the plain layout: another one makes files that hold packs stale.
+/// Name and version of the plain layout: files with packs of another one are stale.
 ///
-/// A test pins the bytes; whoever changes them changes this too.
+/// Change this whenever the bytes change; a test pins them.
 pub const PLAIN_LAYOUT: &str = "plain/1";
 
-/// Makes the plain layout of `pack` from `source` in `out`, which has [`plain_size`] bytes, on up to `n_threads`
-/// threads. All of `out` is written.
+/// Writes the plain layout of `pack` from `source` to `out`, which has [`plain_size`] bytes, on up
+/// to `n_threads` threads. All of `out` is written.
 ///
 /// # Errors
-/// [`Error::Shape`] if the pack does not fit, or what a paged source reports.
+/// [`Error::Shape`] if the pack does not fit, or errors of a paged source.
 pub fn pack_plain(
     pack: &PackDesc,
     source: &HostRows,
@@ -83,8 +83,8 @@ fn neurons(pack: &PackDesc) -> Cow<'_, [u32]> {
     }
 }
 
-/// Checks that `bytes`, which may come from anywhere, can be used as the plain layout of `pack` without spare slots:
-/// their length, and what points to other places in them. Wrong numbers are not found.
+/// Checks that the untrusted `bytes` can be used as the plain layout of `pack` without spare
+/// slots: their length, and every index in them. Wrong values are not detected.
 ///
 /// # Errors
 /// [`Error::Shape`] if they cannot.
@@ -94,11 +94,11 @@ pub fn check_plain(pack: &PackDesc, bytes: &[u8]) -> Result<()> {
         true => transposed(&packed)?.holds(&neurons(pack), bytes),
         false => plain_size(&packed) == Some(bytes.len()),
     };
-    let wrong = || format!("{} other bytes", bytes.len());
+    let wrong = || format!("{} bytes with another length or an index out of range", bytes.len());
     if good { Ok(()) } else { Err(Error::shape("adopt", "bytes", packed, wrong())) }
 }
 
-/// Pieces are taken by whoever is free; which thread does one changes no byte.
+/// Threads take chunks as they become free; the result does not depend on which thread takes one.
 fn do_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
     let n_threads = n_threads.clamp(1, parts.len().max(1));
     let queue = Mutex::new(parts.into_iter());
@@ -116,8 +116,8 @@ fn do_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
     });
 }
 
-/// The plain bytes of neighbouring rows, as [`refill_plain`] takes them: one row after the other, where the pack
-/// transposes blocks each with its group number behind it.
+/// The plain bytes of consecutive rows, as [`refill_plain`] takes them. Each row of a transposed
+/// pack in blocks is followed by its group number.
 ///
 /// # Errors
 /// See [`pack_plain`].
@@ -142,7 +142,7 @@ pub fn pack_rows_plain(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> 
 /// The bytes of one slot of a transposed pack of shape `desc`, as [`refill_plain`] takes them.
 ///
 /// # Errors
-/// [`Error::Shape`] if there is no such slot, or `pack` is no such pack.
+/// [`Error::Shape`] if the slot does not exist, or `pack` is not of this shape.
 pub fn slot_plain(desc: &TensorDesc, pack: &[u8], slot: usize) -> Result<Vec<u8>> {
     let layout = transposed(desc)?;
     let codes = pack.get(slot * layout.row_bytes..(slot + 1) * layout.row_bytes);
@@ -153,10 +153,10 @@ pub fn slot_plain(desc: &TensorDesc, pack: &[u8], slot: usize) -> Result<Vec<u8>
     }
 }
 
-/// Puts bytes from [`pack_rows_plain`] into `slots` of a pack of shape `desc`.
+/// Writes bytes from [`pack_rows_plain`] to `slots` of a pack of shape `desc`.
 ///
 /// # Errors
-/// [`Error::Shape`] if they are not as many rows' bytes.
+/// [`Error::Shape`] if `bytes` is not the bytes of that number of rows.
 pub fn refill_plain(
     desc: &TensorDesc,
     pack: &mut [u8],
@@ -195,7 +195,7 @@ pub fn refill_plain(
 /// Dequantises row `row` of a tensor in the plain layout. `desc` is the shape of the whole buffer.
 ///
 /// # Panics
-/// If `bytes` is no buffer of that shape or the row is outside it.
+/// If `bytes` is not a buffer of that shape or the row is out of range.
 pub fn row_plain(desc: &TensorDesc, bytes: &[u8], row: usize, out: &mut [f32]) {
     match desc.layout {
         Layout::Rows => {

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
+use crate::op::HandOff;
 use crate::{Bytes, Device, DeviceId, Error, Mailbox, Op, Plan, RawProgram, Result};
 
-/// Collects ops; every one is checked, once, when it is pushed.
+/// Collects ops; each is checked when it is pushed.
 #[derive(Debug)]
 pub struct Recorder {
     device: Device,
     label: String,
     ops: Vec<Op>,
-    /// The first op of each part but the first.
+    /// The first op of each part except the first part.
     cuts: Vec<usize>,
     mailboxes: Vec<Mailbox>,
     workspace: Bytes,
@@ -28,13 +29,13 @@ pub struct Program {
 }
 
 impl Program {
-    /// What runs slowly in this program and why, one sentence per op.
+    /// Reasons why ops of this program run slowly, one sentence per op.
     #[must_use]
     pub fn slow(&self) -> &[String] {
         &self.slow
     }
 
-    /// Hand-offs in this program.
+    /// Number of hand-offs in this program.
     #[must_use]
     pub fn n_mailboxes(&self) -> usize {
         self.mailboxes.len()
@@ -54,13 +55,13 @@ impl Recorder {
         }
     }
 
-    /// Begins a part with the next op: a timed run ([`crate::Queue::replay_timed`]) tells when each part ran. Parts are
-    /// numbered from 0, which begins with the program.
+    /// Begins a part with the next op: a timed run ([`crate::Queue::replay_timed`]) measures when
+    /// each part ran. Parts are numbered from 0, which begins with the program.
     pub fn part(&mut self) {
         self.cuts.push(self.ops.len());
     }
 
-    /// Makes a mailbox usable in this program and gives its index for `Post` and `Merge`.
+    /// Registers a mailbox with this program and returns its index for `Post` and `Merge`.
     ///
     /// # Errors
     /// [`Error::ForeignBuffer`] for another device's mailbox.
@@ -79,8 +80,8 @@ impl Recorder {
     /// Appends an op.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Aliasing`], [`Error::ForeignBuffer`] or [`Error::Unsupported`]; the program is
-    /// unchanged then.
+    /// [`Error::Shape`], [`Error::Aliasing`], [`Error::ForeignBuffer`] or [`Error::Unsupported`];
+    /// the program is then unchanged.
     pub fn push(&mut self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         op.check()?;
@@ -109,22 +110,17 @@ impl Recorder {
         Ok(())
     }
 
-    /// A post must fit its mailbox, and each mailbox is posted to and merged from once, in that order.
+    /// A post must fit its mailbox, and each mailbox is posted to and merged from once, in that
+    /// order.
     fn check_hand_off(&self, op: &Op) -> Result<()> {
-        let (name, mailbox, of, rows, weights) = match op {
-            Op::Post(op) => {
+        let (name, mailbox, of, rows, weights) = match op.hand_off() {
+            Some(HandOff::Post(op)) => {
                 let rows = op.rows.as_ref().map_or(0, |set| set.ids.desc.n_cols);
                 let weights = op.weights.as_ref().map_or(0, |weights| weights.desc.n_cols);
                 ("Post", op.mailbox, op.x.desc, rows, weights)
             }
-            Op::Merge(op) => ("Merge", op.mailbox, op.y.desc, 0, 0),
-            Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::MatMul(_) | Op::Rope(_) => {
-                return Ok(());
-            }
-            Op::StoreKv(_) | Op::Attention(_) | Op::Add(_) | Op::SparseFfn(_) => return Ok(()),
-            Op::AddPositions(_) | Op::CopyHeads(_) | Op::SoftCap(_) => return Ok(()),
-            Op::Predict(_) | Op::Route(_) | Op::ShortConv(_) | Op::GatedDelta(_) => return Ok(()),
-            Op::SsmScan(_) => return Ok(()),
+            Some(HandOff::Merge(op)) => ("Merge", op.mailbox, op.y.desc, 0, 0),
+            None => return Ok(()),
         };
         let Some(shape) = self.mailboxes.get(mailbox).map(Mailbox::shape) else {
             let expected = format!("below {}", self.mailboxes.len());
@@ -142,7 +138,7 @@ impl Recorder {
             ));
         }
         if name == "Post" && self.ops.iter().any(|op| self.is_open_beside(op, mailbox)) {
-            let expected = "posted when those made with it were merged";
+            let expected = "posted after the mailboxes allocated with it were merged";
             return Err(Error::shape(name, "mailbox", expected, "before that"));
         }
         let floats = if name == "Post" { shape.n_in } else { shape.n_out };
@@ -154,7 +150,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Whether an op posts to a mailbox that was made with this one and is not merged from yet.
+    /// Whether an op posts to a mailbox that was allocated with this one and is not merged yet.
     fn is_open_beside(&self, op: &Op, mailbox: usize) -> bool {
         let Op::Post(post) = op else { return false };
         let merged = |op: &Op| matches!(op, Op::Merge(m) if m.mailbox == post.mailbox);
@@ -162,10 +158,11 @@ impl Recorder {
             && !self.ops.iter().any(merged)
     }
 
-    /// Compiles what was recorded.
+    /// Compiles the recorded ops.
     ///
     /// # Errors
-    /// [`Error::Shape`] if a post is never merged, [`Error::OutOfMemory`] for the workspace, the backend's.
+    /// [`Error::Shape`] if a post is never merged, [`Error::OutOfMemory`] for the workspace,
+    /// errors of the backend.
     pub fn finish(self) -> Result<Program> {
         let merges = self.ops.iter().filter(|op| matches!(op, Op::Merge(_))).count();
         let posts = self.ops.iter().filter(|op| matches!(op, Op::Post(_))).count();

@@ -1,13 +1,14 @@
-//! An in-order queue as the engine holds it, runs with their hand-offs, and copies in flight.
+//! An in-order queue for the engine, runs with their hand-offs, and copies in flight.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::{
-    BackendQueue, Bytes, Device, DeviceId, Error, Layout, MailboxShape, Posted, Program, RawRun,
+    BackendQueue, Bytes, Device, DeviceId, Error, Layout, Mailbox, Posted, Program, RawRun,
     RawTransfer, Reservation, Result, Staging, Tensor, Times,
 };
 
-/// Work is done in the order in which it is given.
+/// An in-order queue: work runs in the order of submission.
 #[derive(Debug)]
 pub struct Queue {
     device: Device,
@@ -27,18 +28,18 @@ impl Queue {
         &self.device
     }
 
-    /// Starts a program. Drop the run to give the step up.
+    /// Starts a program. Dropping the run cancels the step.
     ///
     /// # Errors
-    /// [`Error::ForeignBuffer`] for another device's program, the backend's.
+    /// [`Error::ForeignBuffer`] for another device's program, errors of the backend.
     pub fn replay(&mut self, program: &Program) -> Result<Run> {
         self.check_program(program)?;
         let raw = self.raw.replay(&program.raw)?;
         Ok(Run::new(raw, program))
     }
 
-    /// [`Queue::replay`], which also finds out when each part of the program ([`crate::Recorder::part`]) ran. It may
-    /// allocate, and the work may take a little longer.
+    /// [`Queue::replay`] that also measures when each part of the program
+    /// ([`crate::Recorder::part`]) runs. It may allocate, and the work may take a little longer.
     ///
     /// # Errors
     /// See [`Queue::replay`].
@@ -58,19 +59,22 @@ impl Queue {
     /// Starts a copy of `src` to the first bytes of `dst`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if it does not fit or `dst` is not plain, [`Error::ForeignBuffer`], the backend's.
+    /// [`Error::Shape`] if it does not fit or `dst` is not plain, [`Error::ForeignBuffer`], errors
+    /// of the backend.
     pub fn upload(&mut self, src: Staging, dst: &Tensor) -> Result<Transfer> {
-        self.check_copy("upload", &src, dst)?;
+        self.check_staging("upload", &src)?;
+        self.check_copy("upload", src.bytes().len(), dst)?;
         let Staging { raw, device, held } = src;
         Ok(Transfer { raw: Some(self.raw.upload(raw, dst)?), device, held: Some(held) })
     }
 
-    /// Starts a copy of the first bytes of `src` to `dst`, as many as `dst` has.
+    /// Starts a copy of the first bytes of `src` to `dst`, as many as `dst` holds.
     ///
     /// # Errors
     /// See [`Queue::upload`].
     pub fn download(&mut self, src: &Tensor, dst: Staging) -> Result<Transfer> {
-        self.check_copy("download", &dst, src)?;
+        self.check_staging("download", &dst)?;
+        self.check_copy("download", dst.bytes().len(), src)?;
         let Staging { raw, device, held } = dst;
         Ok(Transfer { raw: Some(self.raw.download(src, raw)?), device, held: Some(held) })
     }
@@ -79,26 +83,36 @@ impl Queue {
         Error::ForeignBuffer { op, operand, device: self.device.info().name.clone() }
     }
 
-    fn check_copy(&self, op: &'static str, staging: &Staging, tensor: &Tensor) -> Result<()> {
-        if tensor.device() != self.device.id() || staging.device != self.device.id() {
+    fn check_staging(&self, op: &'static str, staging: &Staging) -> Result<()> {
+        if staging.device != self.device.id() {
+            return Err(self.foreign(op, "staging"));
+        }
+        Ok(())
+    }
+
+    fn check_copy(&self, op: &'static str, len: usize, tensor: &Tensor) -> Result<()> {
+        if tensor.device() != self.device.id() {
             return Err(self.foreign(op, "tensor"));
         }
         let room = match tensor.desc.layout {
             Layout::Rows => tensor.desc.bytes().unwrap_or_default(),
             Layout::Transposed { .. } => Bytes(0),
         };
-        let len = staging.bytes().len() as u64;
-        match len <= room.0 {
+        match len as u64 <= room.0 {
             true => Ok(()),
             false => Err(Error::shape(op, "bytes", format!("at most {}", room.0), len)),
         }
     }
 
-    /// Copies host bytes to a tensor and waits for it.
+    /// Copies host bytes to a tensor and waits for the copy.
     ///
     /// # Errors
     /// See [`Queue::upload`].
     pub fn write(&mut self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
+        self.check_copy("write", bytes.len(), dst)?;
+        if let Some(written) = self.raw.write_directly(dst, bytes) {
+            return written;
+        }
         let mut staging = self.take(bytes.len())?;
         staging.bytes_mut().copy_from_slice(bytes);
         let staging = self.upload(staging, dst)?.wait()?;
@@ -106,11 +120,15 @@ impl Queue {
         Ok(())
     }
 
-    /// Copies the first bytes of a tensor to host memory and waits for it.
+    /// Copies the first bytes of a tensor to host memory and waits for the copy.
     ///
     /// # Errors
     /// See [`Queue::download`].
     pub fn read(&mut self, src: &Tensor, out: &mut [u8]) -> Result<()> {
+        self.check_copy("read", out.len(), src)?;
+        if let Some(read) = self.raw.read_directly(src, out) {
+            return read;
+        }
         let staging = self.take(out.len())?;
         let staging = self.download(src, staging)?.wait()?;
         out.copy_from_slice(staging.bytes());
@@ -118,7 +136,7 @@ impl Queue {
         Ok(())
     }
 
-    /// [`Queue::read`] of as many floats as `out` has.
+    /// [`Queue::read`] of `out.len()` floats.
     ///
     /// # Errors
     /// See [`Queue::download`].
@@ -126,11 +144,11 @@ impl Queue {
         self.read(src, bytemuck::cast_slice_mut(out))
     }
 
-    /// Books staging for [`Queue::write`] and [`Queue::read`] of `len` bytes ahead, so that a step cannot fail
-    /// for want of it.
+    /// Reserves staging for [`Queue::write`] and [`Queue::read`] of `len` bytes in advance, so
+    /// that a step cannot fail for lack of it.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] past the budget, the backend's.
+    /// [`Error::OutOfMemory`] past the budget, errors of the backend.
     pub fn reserve(&mut self, len: usize) -> Result<()> {
         let staging = self.take(len)?;
         self.pool.push(staging);
@@ -144,26 +162,29 @@ impl Queue {
         }
     }
 
-    /// Replaces neighbouring slots of a resident pack by bytes of as many rows from [`Device::pack_rows`].
+    /// Replaces consecutive slots of a resident pack by the bytes of the same number of rows from
+    /// [`Device::pack_rows`].
     ///
     /// # Errors
-    /// [`Error::Shape`] for slots outside the pack or bytes of other rows, [`Error::ForeignBuffer`], the backend's.
+    /// [`Error::Shape`] for slots outside the pack or bytes of other rows,
+    /// [`Error::ForeignBuffer`], errors of the backend.
     pub fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
         if pack.device() != self.device.id() {
             return Err(self.foreign("refill", "pack"));
         }
         if slots.end > pack.desc.n_rows || slots.is_empty() {
-            let inside = format!("some of 0..{}", pack.desc.n_rows);
+            let inside = format!("slots within 0..{}", pack.desc.n_rows);
             return Err(Error::shape("refill", "slots", inside, format!("{slots:?}")));
         }
         self.raw.refill(pack, slots, bytes)
     }
 
-    /// Replaces all that a pack holds by bytes from [`Device::pack_into`]: other rows of as many neurons.
+    /// Replaces the whole contents of a pack by bytes from [`Device::pack_into`]: other rows of
+    /// the same number of neurons.
     ///
     /// # Errors
-    /// [`Error::Shape`] for bytes of another length than [`Device::packed_len`] or a part of a pack,
-    /// [`Error::ForeignBuffer`], the backend's.
+    /// [`Error::Shape`] for bytes of another length than [`Device::packed_len`] or a view of a
+    /// pack, [`Error::ForeignBuffer`], errors of the backend.
     pub fn repack(&mut self, src: Staging, dst: &Tensor) -> Result<Transfer> {
         if dst.device() != self.device.id() || src.device != self.device.id() {
             return Err(self.foreign("repack", "pack"));
@@ -197,36 +218,35 @@ impl Queue {
         self.raw.copy_rows(src, dst)
     }
 
-    /// Blocks until everything queued is done.
+    /// Blocks until all queued work is done.
     ///
     /// # Errors
-    /// The backend's.
+    /// Errors of the backend.
     pub fn finish(&mut self) -> Result<()> {
         self.raw.finish()
     }
 }
 
-/// A program under way. Answer every post; dropping the run gives the step up, and no wait is left behind.
+/// A running program. Answer every post; dropping the run cancels the step and ends all waits.
 #[must_use = "a dropped run is cancelled"]
 #[derive(Debug)]
 pub struct Run {
     raw: Box<dyn RawRun>,
-    shapes: Vec<MailboxShape>,
-    /// Mailbox and token count of the post that waits for an answer.
+    mailboxes: Arc<[Mailbox]>,
+    /// Mailbox and token count of the post to be answered.
     open: Option<(usize, usize)>,
     ended: bool,
 }
 
 impl Run {
     fn new(raw: Box<dyn RawRun>, program: &Program) -> Run {
-        let shapes = program.mailboxes.iter().map(crate::Mailbox::shape).collect();
-        Run { raw, shapes, open: None, ended: false }
+        Run { raw, mailboxes: Arc::clone(&program.mailboxes), open: None, ended: false }
     }
 
     /// Waits for the next post; `None` when the program has ended.
     ///
     /// # Errors
-    /// The backend's: a lost device ends every wait.
+    /// Errors of the backend: a lost device ends every wait.
     pub fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
         let posted = self.raw.next_post()?;
         self.open = posted.map(|p| (p.mailbox, p.n_tokens));
@@ -237,22 +257,22 @@ impl Run {
     /// Answers the last post with `[n_tokens, n_out]` floats.
     ///
     /// # Errors
-    /// [`Error::Shape`] if nothing was posted or the size is wrong, the backend's.
+    /// [`Error::Shape`] if nothing was posted or the size is wrong, errors of the backend.
     pub fn answer(&mut self, y: &[f32]) -> Result<()> {
         let Some((mailbox, n_tokens)) = self.open.take() else {
             return Err(Error::shape("answer", "y", "a post to answer", "none open"));
         };
-        let expected = n_tokens * self.shapes[mailbox].n_out;
+        let expected = n_tokens * self.mailboxes[mailbox].shape().n_out;
         if y.len() != expected {
             return Err(Error::shape("answer", "y", format!("{expected} floats"), y.len()));
         }
         self.raw.answer(mailbox, y)
     }
 
-    /// [`Run::wait`] for a timed run, with what it tells of itself.
+    /// [`Run::wait`] for a timed run, returning its times.
     ///
     /// # Errors
-    /// What ended it early.
+    /// The error that ended it early.
     pub fn times(mut self) -> Result<Times> {
         self.raw.wait()?;
         self.ended = true;
@@ -262,7 +282,7 @@ impl Run {
     /// Waits for the end of a program whose posts are all answered.
     ///
     /// # Errors
-    /// What ended it early.
+    /// The error that ended it early.
     pub fn wait(mut self) -> Result<()> {
         let result = self.raw.wait();
         self.ended = result.is_ok();
@@ -278,7 +298,7 @@ impl Drop for Run {
     }
 }
 
-/// A copy in flight. It owns the staging memory: what flies cannot be touched.
+/// A copy in flight. It owns the staging memory, which therefore cannot be accessed meanwhile.
 #[must_use = "a dropped transfer waits for the copy"]
 #[derive(Debug)]
 pub struct Transfer {
@@ -294,10 +314,10 @@ impl Transfer {
         self.raw.as_ref().is_none_or(|raw| raw.is_done())
     }
 
-    /// Waits for the copy and gives the staging memory back.
+    /// Waits for the copy and returns the staging memory.
     ///
     /// # Errors
-    /// The backend's.
+    /// Errors of the backend.
     ///
     /// # Panics
     /// Never: the transfer is consumed here.
@@ -311,7 +331,8 @@ impl Transfer {
 impl Drop for Transfer {
     fn drop(&mut self) {
         if let Some(raw) = self.raw.take() {
-            // The memory belongs to the copy until it is done; an error means that it is done with.
+            // The memory belongs to the copy until it is done; after an error it is no longer
+            // used.
             let _ = raw.wait();
         }
     }

@@ -1,27 +1,28 @@
-//! Lists of rows whose length is known only on the device.
+//! Row lists whose length is known only on the device.
 
-/// Rows chosen for a step, ascending, with their count and, for several tokens, who wants them.
+/// Rows selected for a step, ascending, with their count and, for several tokens, the tokens that
+/// want each.
 ///
-/// | part | shape, U32 | holds |
+/// | field | shape, U32 | holds |
 /// |---|---|---|
 /// | `ids` | `[1, capacity]` | row numbers (slots) of the op's weight tensors, ascending |
-/// | `count` | `[1, 1]` | how many of them count |
+/// | `count` | `[1, 1]` | number of valid rows in `ids` |
 /// | `members` | `[capacity, words]` | bit `t % 32` of word `t / 32` of row `i`: token `t` wants `ids[i]` |
 ///
-/// The membership bits keep a batch from changing anybody's words: a row that only one token asked for is
+/// The membership bits keep tokens of a batch independent: a row that only one token wants is
 /// computed for that token alone.
 #[derive(Clone, Debug)]
 pub struct RowSet<T> {
     /// Row numbers.
     pub ids: T,
-    /// How many.
+    /// Number of rows.
     pub count: T,
-    /// Who wants them.
+    /// Membership bits: which tokens want each row.
     pub members: T,
 }
 
 impl<T> RowSet<T> {
-    /// The same set over another kind of operand.
+    /// The same set with operands of another type.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> RowSet<U> {
         RowSet { ids: f(&self.ids), count: f(&self.count), members: f(&self.members) }
     }
@@ -37,7 +38,7 @@ pub enum Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// The same choice over another kind of operand.
+    /// The same choice with operands of another type.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Rows<U> {
         match self {
             Rows::All => Rows::All,
@@ -46,7 +47,7 @@ impl<T> Rows<T> {
     }
 }
 
-/// A set as host memory: what a mailbox carries and what a host-side kernel reads.
+/// A set in host memory: the content of a mailbox and the input of CPU kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostRowSet {
     /// Row numbers, ascending.
@@ -65,7 +66,8 @@ impl HostRowSet {
     }
 }
 
-/// An entry of the slot table that [`crate::op::Predict`] splits by: where a neuron's rows live.
+/// An entry of the slot table that [`crate::op::Predict`] splits by: the location of a neuron's
+/// rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     /// In this slot of the device's own pack.
@@ -77,7 +79,7 @@ pub enum Slot {
 const ABSENT: u32 = 1 << 31;
 
 impl Slot {
-    /// The word in the table: the top bit says absent.
+    /// The table word; the top bit means absent.
     #[must_use]
     pub fn encode(self) -> u32 {
         match self {
@@ -86,7 +88,7 @@ impl Slot {
         }
     }
 
-    /// Reads a word of the table.
+    /// Decodes a table word.
     #[must_use]
     pub fn decode(word: u32) -> Slot {
         match word & ABSENT {

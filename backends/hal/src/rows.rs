@@ -1,4 +1,4 @@
-//! Weights on the host, and how a device wants them: sources, selections, packs.
+//! Weights on the host and how they are imported: sources, selections, packs.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use crate::format::Format;
 use crate::{Error, Layout, Result, TensorDesc};
 
-/// Bytes that live as long as somebody holds them: a mapped file, a static, a vector.
+/// Shared bytes: a mapped file, a static, a vector. They live as long as a reference does.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// Rows that are not in memory as a whole: the door for models larger than memory.
+/// Rows that are not all in memory: the interface for models larger than memory.
 pub trait RowStore: fmt::Debug + Send + Sync {
     /// Reads whole rows into `out`, whose length is `rows.len()` times the row's bytes.
     ///
@@ -19,7 +19,7 @@ pub trait RowStore: fmt::Debug + Send + Sync {
     /// [`Error::Driver`] when the medium fails.
     fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()>;
 
-    /// The matrices that it is made of, if it is made of some.
+    /// The matrices that it is composed of, if any.
     fn parts(&self) -> &[HostRows] {
         &[]
     }
@@ -28,11 +28,11 @@ pub trait RowStore: fmt::Debug + Send + Sync {
 /// Where the bytes of a matrix come from.
 #[derive(Clone)]
 pub enum Source {
-    /// A mapped file or static: a device in host memory may use it in place.
+    /// A mapped file or static: a device that uses host memory may use it in place.
     Mapped(SharedBytes),
-    /// Bytes made for this purpose: a device in host memory may keep them.
+    /// Bytes made for this purpose: a device that uses host memory may keep them.
     Owned(SharedBytes),
-    /// Fetched row by row.
+    /// Read row by row.
     Paged(Arc<dyn RowStore>),
 }
 
@@ -63,7 +63,7 @@ impl HostRows {
     pub fn new(source: Source, n_rows: usize, n_cols: usize, format: Format) -> Result<HostRows> {
         let desc = TensorDesc::new(n_rows, n_cols, format);
         let Some(bytes) = desc.bytes() else {
-            let expected = format!("a multiple of {} columns", format.block_values());
+            let expected = format!("columns in multiples of {}", format.block_values());
             return Err(Error::shape("HostRows", "n_cols", expected, n_cols));
         };
         if let Source::Mapped(b) | Source::Owned(b) = &source {
@@ -91,7 +91,7 @@ impl HostRows {
     /// Bytes of one row.
     ///
     /// # Panics
-    /// Never: [`HostRows::new`] checked it.
+    /// Never: checked in [`HostRows::new`].
     #[must_use]
     pub fn row_bytes(&self) -> usize {
         self.format.row_bytes(self.n_cols).expect("checked in new")
@@ -100,7 +100,7 @@ impl HostRows {
     /// The bytes of some rows, borrowed where the source is in memory.
     ///
     /// # Errors
-    /// What a [`RowStore`] reports.
+    /// Errors of a [`RowStore`].
     ///
     /// # Panics
     /// If the range is outside the matrix.
@@ -120,34 +120,34 @@ impl HostRows {
     }
 }
 
-/// Which part of a matrix a device takes.
+/// The part of a matrix that is imported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Select {
     /// All of it.
     All,
     /// These rows of the *packed* tensor, strictly ascending: rows of the file, or, for
-    /// [`Layout::Transposed`], its columns. One row per neuron either way.
+    /// [`Layout::Transposed`], its columns. In both cases one row per neuron.
     Rows(Arc<[u32]>),
-    /// These blocks of columns (blocks of the format), strictly ascending, of every row: the share of a
-    /// down matrix that stays as stored.
+    /// These blocks of columns (blocks of the format), strictly ascending, of every row: the share
+    /// of a down matrix in its original orientation.
     ColumnBlocks(Arc<[u32]>),
 }
 
-/// What [`crate::Device::import`] makes of a [`HostRows`].
+/// The request to [`crate::Device::import`] for a [`HostRows`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackDesc {
     /// Shape and format of the source.
     pub source: TensorDesc,
-    /// Which part is taken.
+    /// The selected part.
     pub select: Select,
     /// Whether the source's columns become rows (exactly).
     pub transpose: bool,
-    /// Empty slots at the end, for [`crate::Queue::refill`].
+    /// Number of empty slots at the end, for [`crate::Queue::refill`].
     pub spare: usize,
 }
 
 impl PackDesc {
-    /// The whole matrix as stored.
+    /// The whole matrix, not transposed.
     #[must_use]
     pub fn whole(source: TensorDesc) -> PackDesc {
         PackDesc { source, select: Select::All, transpose: false, spare: 0 }
@@ -156,8 +156,9 @@ impl PackDesc {
     /// The shape of the resulting tensor.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the selection is not ascending or outside the matrix, if columns are selected
-    /// of a transposed pack, or if spare slots are asked for where there are no rows of neurons.
+    /// [`Error::Shape`] if the selection is not ascending or outside the matrix, if columns of a
+    /// transposed pack are selected, or if spare slots are requested for a pack without rows of
+    /// neurons.
     pub fn packed(&self) -> Result<TensorDesc> {
         let TensorDesc { n_rows, n_cols, format, .. } = self.source;
         let block = format.block_values();
@@ -166,7 +167,12 @@ impl PackDesc {
             let ascending = list.windows(2).all(|pair| pair[0] < pair[1]);
             if !ascending || list.last().is_some_and(|&last| last as usize >= limit) {
                 let expected = format!("ascending ids below {limit}");
-                return Err(Error::shape("PackDesc", "select", expected, "something else"));
+                return Err(Error::shape(
+                    "PackDesc",
+                    "select",
+                    expected,
+                    "ids out of order or out of range",
+                ));
             }
             Ok(())
         };

@@ -1,4 +1,4 @@
-//! Host memory that a device can copy to and from, owned by one side at a time.
+//! Host memory that a device can copy to and from; the host or a copy in flight owns it.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use crate::{DeviceId, Reservation};
 pub trait RawStaging: fmt::Debug + Send + Sync + std::any::Any {
     /// The bytes.
     fn bytes(&self) -> &[u8];
-    /// The bytes, to write.
+    /// The bytes, writable.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// Ordinary host memory: staging for devices that need nothing special.
+/// Ordinary host memory: staging for devices without special requirements.
 #[derive(Debug)]
 pub struct PlainStaging(Vec<u8>);
 
@@ -33,7 +33,7 @@ impl RawStaging for PlainStaging {
     }
 }
 
-/// Idle staging memory of one device. What you hold is idle; what flies is inside a [`crate::Transfer`].
+/// Idle staging memory of one device. Memory of a copy in flight is inside a [`crate::Transfer`].
 #[derive(Debug)]
 pub struct Staging {
     pub(crate) raw: Box<dyn RawStaging>,
@@ -48,7 +48,7 @@ impl Staging {
         self.raw.bytes()
     }
 
-    /// The bytes, to write.
+    /// The bytes, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.raw.bytes_mut()
     }

@@ -8,20 +8,21 @@ use std::sync::Arc;
 use crate::format::Format;
 use crate::{Bytes, DeviceId, Reservation};
 
-/// How the values of a tensor are arranged on its device.
+/// How the values of a tensor are arranged in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// Rows as the file has them (a backend may interleave them; it is addressed the same way).
+    /// Rows as in the file (a backend may interleave them; the addressing is the same).
     Rows,
     /// One row per neuron, made exactly from a matrix whose *columns* are the neurons
-    /// ([`crate::format::TransposedLayout`]). `n_source` is the number of neurons of that whole matrix.
+    /// ([`crate::format::TransposedLayout`]). `n_source` is the number of neurons of that whole
+    /// matrix.
     Transposed {
         /// Columns of the matrix in the file.
         n_source: usize,
     },
 }
 
-/// Shape and format of a tensor, without the tensor: what planning works with.
+/// Shape and format of a tensor, without its memory: used for planning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorDesc {
     /// Number of rows.
@@ -59,10 +60,10 @@ impl fmt::Display for TensorDesc {
     }
 }
 
-/// Device memory as its backend sees it; got back with [`Tensor::raw`].
+/// Device memory as its backend sees it; retrieved with [`Tensor::raw`].
 pub trait RawBuffer: Any + fmt::Debug + Send + Sync {}
 
-/// Device memory together with its share of the budget.
+/// Device memory together with its reservation in the ledger.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     pub(crate) raw: Box<dyn RawBuffer>,
@@ -94,8 +95,9 @@ impl Tensor {
         Tensor { buffer: Arc::clone(&self.buffer), first_row, first_col: self.first_col, desc }
     }
 
-    /// One of several matrices that were imported side by side: columns of every row. Only weights are taken apart so,
-    /// and only on a device that says so ([`crate::Device::takes_columns`]).
+    /// One of several matrices that were imported with adjacent columns: a range of columns of
+    /// every row. Only weights are viewed this way, and only on a device that supports it
+    /// ([`crate::Device::takes_columns`]).
     ///
     /// # Panics
     /// If the range is not whole blocks inside the tensor, or the tensor is transposed.
@@ -104,7 +106,10 @@ impl Tensor {
         let block = self.desc.format.block_values();
         let inside = cols.start <= cols.end && cols.end <= self.desc.n_cols;
         let whole = cols.start.is_multiple_of(block) && cols.end.is_multiple_of(block);
-        assert!(inside && whole && self.desc.layout == Layout::Rows, "no columns of the tensor");
+        assert!(
+            inside && whole && self.desc.layout == Layout::Rows,
+            "columns outside the tensor or not whole blocks"
+        );
         let desc = TensorDesc { n_cols: cols.len(), ..self.desc };
         let (first_row, first_col) = (self.first_row, self.first_col + cols.start);
         Tensor { buffer: Arc::clone(&self.buffer), first_row, first_col, desc }

@@ -3,14 +3,16 @@
 use std::ops::Range;
 use std::time::Instant;
 
-/// Whose clock tells when a part ran.
+/// The clock that measured a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// The host's, on the threads that do the work.
+    /// The host's, read on the threads that do the work.
     Host,
-    /// The device's, brought to the host's by what the host saw of the run: off by less than a hand-off takes.
+    /// The device's, converted to the host's from what the host observed of the run; the error is
+    /// less than the duration of a hand-off.
     Device,
-    /// The host's, from the submission to when the host noticed the end: parts look longer than they were.
+    /// The host's, from the submission until the host noticed the end: parts appear longer than
+    /// they were.
     Noticed,
 }
 
@@ -19,24 +21,25 @@ pub enum Clock {
 pub struct PartTime {
     /// The parts, by their number in the program.
     pub parts: Range<usize>,
-    /// When the first began. One that begins with a [`crate::op::Merge`] begins when the answer is there.
+    /// Begin of the first. A part that begins with a [`crate::op::Merge`] begins when the answer
+    /// arrives.
     pub begin: Instant,
-    /// When the last was done.
+    /// End of the last.
     pub end: Instant,
 }
 
-/// What a timed run tells of itself. Entries are in the order of the parts and do not overlap; a part in which a
-/// device has nothing to do may be missing.
+/// Times of a timed run. Entries are in the order of the parts and do not overlap; a part without
+/// work on the device may be missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// Whose clock it is.
+    /// The clock that was used.
     pub clock: Clock,
-    /// What ran.
+    /// Measured parts.
     pub parts: Vec<PartTime>,
 }
 
 impl Times {
-    /// Nothing is known.
+    /// No measurements.
     #[must_use]
     pub fn none() -> Times {
         Times { clock: Clock::Host, parts: Vec::new() }

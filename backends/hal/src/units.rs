@@ -1,4 +1,4 @@
-//! Units that would otherwise be bare numbers.
+//! Units as types instead of bare numbers.
 
 use std::fmt;
 use std::iter::Sum;
@@ -9,7 +9,7 @@ use std::ops::{Add, AddAssign, Sub};
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// Larger than any memory: a budget that does not bind.
+    /// Larger than any memory: an unlimited budget.
     pub const MAX: Bytes = Bytes(u64::MAX);
 
     /// The size of a slice in memory.
@@ -17,7 +17,7 @@ impl Bytes {
         Bytes(size_of_val(values) as u64)
     }
 
-    /// Subtraction that stops at zero.
+    /// Subtraction that saturates at zero.
     #[must_use]
     pub fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))

@@ -13,7 +13,7 @@ use simt::native::{Function, Raw};
 
 use crate::sources::Source;
 
-/// Program, source, name, number of headers, their texts, their names.
+/// Creates a program: program, source, name, number of headers, their texts, their names.
 type Create = unsafe extern "C" fn(
     *mut Raw,
     *const c_char,
@@ -22,13 +22,13 @@ type Create = unsafe extern "C" fn(
     *const *const c_char,
     *const *const c_char,
 ) -> c_int;
-/// Program, where a size goes.
+/// Reads a size: program, destination.
 type Size = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
-/// Program, where bytes go.
+/// Reads bytes: program, destination.
 type Get = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
 
-/// The compiler. Programs are compiled one after the other, those of other devices too: versions of it differ in what they
-/// bear.
+/// The compiler. Kernels are compiled one after the other, across all devices, since not all
+/// versions of it are thread-safe.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     version: Function<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>,
@@ -44,7 +44,8 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Looks the compiler up in a library that is never closed; `turn` is that of all devices.
+    /// Looks up the compiler in a library that is never unloaded; `turn` is the lock shared by all
+    /// devices.
     ///
     /// # Errors
     /// [`Missing::Function`].
@@ -52,7 +53,7 @@ impl Compiler {
         library: &'static Library,
         turn: &Arc<Mutex<()>>,
     ) -> std::result::Result<Compiler, Missing> {
-        // SAFETY: the types are those of `hiprtc.h`, in which no version has changed them.
+        // SAFETY: the types are those of `hiprtc.h`, which are the same in all versions.
         unsafe {
             Ok(Compiler {
                 version: Function::find(library, "hiprtcVersion")?,
@@ -69,7 +70,7 @@ impl Compiler {
         }
     }
 
-    /// What the compiler says of its version.
+    /// The compiler's version.
     pub(crate) fn version(&self) -> String {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both are written during the call only.
@@ -77,10 +78,10 @@ impl Compiler {
         if code == 0 { format!("{major}.{minor}") } else { "unknown".to_owned() }
     }
 
-    /// Code of a unit.
+    /// Compiles a unit.
     ///
     /// # Errors
-    /// [`Error::Driver`] with what the compiler wrote.
+    /// [`Error::Driver`] with the compiler's log.
     pub(crate) fn compile(&self, source: &Source, options: &[String]) -> Result<Vec<u8>> {
         let refuse = |call: &str, code: c_int, message: String| Error::Driver {
             call: format!("{call} of {}", source.unit),
@@ -95,7 +96,7 @@ impl Compiler {
         let options: Vec<CString> =
             options.iter().map(|option| text(option)).collect::<Result<_>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // A turn that ended in a panic has left nothing half done here.
+        // A panic in an earlier compilation leaves no inconsistent state behind this lock.
         let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut program = Program { raw: ptr::null_mut(), destroy: self.destroy };
         let done = |call: &str, code: c_int| match code {
@@ -108,7 +109,7 @@ impl Compiler {
             (self.create.call)(raw, code.as_ptr(), unit.as_ptr(), 0, ptr::null(), ptr::null())
         };
         done(self.create.name, made)?;
-        // SAFETY: as many options as it is told, which live during the call.
+        // SAFETY: the number of options is correct, and they live during the call.
         let compiled =
             unsafe { (self.compile.call)(program.raw, options.len() as c_int, options.as_ptr()) };
         if compiled != 0 {
@@ -121,7 +122,7 @@ impl Compiler {
             .map_err(|(call, code)| refuse(call, code, self.text(code)))
     }
 
-    /// A text or code of a program.
+    /// The log or the code of a program.
     fn bytes(
         &self,
         program: &Program,
@@ -129,14 +130,14 @@ impl Compiler {
         get: Function<Get>,
     ) -> std::result::Result<Vec<u8>, (&'static str, c_int)> {
         let mut length = 0;
-        // SAFETY: a program that lives; the size is written during the call only.
+        // SAFETY: a live program; the size is written during the call only.
         let code = unsafe { (size.call)(program.raw, &raw mut length) };
         if code != 0 {
             return Err((size.name, code));
         }
-        // One more than it says: it is not said whether a log's length counts its NUL.
+        // One byte more than reported: it is undocumented whether a log's length counts its NUL.
         let mut bytes = vec![0u8; length + 1];
-        // SAFETY: as many bytes as it has said, and more.
+        // SAFETY: the buffer is larger than the reported size.
         let code = unsafe { (get.call)(program.raw, bytes.as_mut_ptr().cast()) };
         if code != 0 {
             return Err((get.name, code));
@@ -146,7 +147,7 @@ impl Compiler {
     }
 
     fn text(&self, code: c_int) -> String {
-        // SAFETY: it gives a text that is never freed, or nothing.
+        // SAFETY: it returns a text that is never freed, or null.
         let text = unsafe { (self.text.call)(code) };
         if text.is_null() {
             return format!("unknown code {code}");
@@ -156,7 +157,7 @@ impl Compiler {
     }
 }
 
-/// A program of the compiler's, ended when it is dropped.
+/// A program of the compiler, destroyed when dropped.
 struct Program {
     raw: Raw,
     destroy: Function<unsafe extern "C" fn(*mut Raw) -> c_int>,
@@ -165,7 +166,7 @@ struct Program {
 impl Drop for Program {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: it was made, and nobody has it any more.
+            // SAFETY: it was created, and no other reference is left.
             let _ = unsafe { (self.destroy.call)(&raw mut self.raw) };
         }
     }

@@ -1,4 +1,4 @@
-//! Which devices there are, and how one is opened.
+//! Lists devices and opens them.
 
 use std::ffi::c_int;
 use std::path::Path;
@@ -13,15 +13,16 @@ use crate::embedded::{EMBEDDED, Embedded, base, has};
 use crate::library::Library;
 use crate::vendor::Hip;
 
-/// The oldest version of HIP.
+/// The oldest supported version of HIP.
 const NEEDED: c_int = 50_000_000;
-/// What is said of a device that does not take the kernels of this program.
-pub(crate) const UNLOADED: &str = "its ROCm does not load the kernels that are in this program, and compiles them when they are first used";
+/// Remark about a device that cannot load the embedded kernels.
+pub(crate) const UNLOADED: &str =
+    "its ROCm cannot load the embedded kernels, so they are compiled on first use";
 
-/// Every device that ROCm shows, in the order of their slots.
+/// All devices that ROCm lists, in the order of their PCI slots.
 ///
 /// # Errors
-/// [`Missing`], if there is no ROCm that works, or no device.
+/// [`Missing`] if no ROCm works or there is no device.
 pub fn devices() -> Result<Vec<Found>, Missing> {
     let library = ready()?;
     let found: Result<Vec<Found>, Missing> =
@@ -30,7 +31,7 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
     if found.is_empty() {
         return Err(Missing::Device);
     }
-    // Without it a device is of use only if this program has its kernels.
+    // Without the compiler a device is usable only if its kernels are embedded.
     if let Err(missing) = library.compiler() {
         for device in &mut found {
             let ready = has(EMBEDDED, &library.arch(device.ordinal)?);
@@ -43,18 +44,18 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
     Ok(in_order("HIP", found))
 }
 
-/// Opens a device. Compiled kernels are kept in `folder`.
+/// Opens a device. Compiled kernels are cached in `folder`.
 ///
 /// # Errors
-/// Those of [`open_with`].
+/// See [`open_with`].
 pub fn open(found: &Found, folder: Option<&Path>) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
     open_with(found, folder, Options::default())
 }
 
-/// Opens a device, given work in a way that is set: tests look at all of them.
+/// Opens a device with fixed submission options, so that tests can cover all of them.
 ///
 /// # Errors
-/// [`hal::Error::Unsupported`] for one without a compiler, [`hal::Error::Driver`].
+/// [`hal::Error::Unsupported`] for a device without a compiler, [`hal::Error::Driver`].
 pub fn open_with(
     found: &Found,
     folder: Option<&Path>,
@@ -63,7 +64,7 @@ pub fn open_with(
     open_from(found, folder, options, EMBEDDED)
 }
 
-/// [`open_with`], where the program has these kernels.
+/// [`open_with`] with these embedded kernels.
 pub(crate) fn open_from(
     found: &Found,
     folder: Option<&Path>,
@@ -77,7 +78,7 @@ pub(crate) fn open_from(
     let library = ready()?;
     let (arch, can_compile) = (library.arch(found.ordinal)?, library.compiler().is_ok());
     match open_one(library, found, folder, options, embedded) {
-        // An old ROCm may not load what a new compiler has made.
+        // An old ROCm may be unable to load code of a newer compiler.
         Err(hal::Error::Driver { .. }) if can_compile && has(embedded, &arch) => {
             let description = format!("{}; {UNLOADED}", found.description);
             let found = Found { description, ..found.clone() };
@@ -99,7 +100,7 @@ fn open_one(
     let arch = library.arch(device)?;
     let facts = facts(&library, found, &arch)?;
     let (calls, folder) = (library.calls.clone(), folder.map(Path::to_owned));
-    // ROCm before 5.4 does not know the question.
+    // This query needs ROCm 5.4 or newer.
     let clock = library.attribute(Attribute::hipDeviceAttributeWallClockRate, device).ok();
     let clock = clock.filter(|khz| *khz > 0);
     let version = library.runtime()?;
@@ -107,7 +108,7 @@ fn open_one(
     SimtBackend::open_with(Native::new(vendor, calls, facts), options)
 }
 
-/// A ROCm that can be used.
+/// Loads ROCm and checks its version.
 fn ready() -> Result<Library, Missing> {
     let library = Library::open()?;
     match library.runtime()? {
@@ -122,27 +123,28 @@ fn ready() -> Result<Library, Missing> {
 fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
     let memory = Bytes(library.total(ordinal)?);
     let (name, arch) = (library.name(ordinal)?, library.arch(ordinal)?);
-    // What follows are settings of the card.
+    // The rest of the name are settings of the card.
     let arch = base(&arch);
     Ok(Found {
         name: String::new(),
         description: format!("{name}, {arch}, {memory}"),
         memory,
-        // A device without a slot is one all the same.
+        // A missing slot does not make a device unusable.
         pci: library.slot(ordinal).map(|text| slot(&text)).unwrap_or_default(),
         refusal: None,
         ordinal,
     })
 }
 
-/// Compute units. On cards that pair them the usual answer counts the pairs, so the one about the hardware is asked first;
-/// not every version knows that question.
+/// Number of compute units. On cards that pair them the usual attribute counts the pairs, so the
+/// physical number is queried first; not every version supports that query.
 fn n_units(ask: &dyn Fn(Attribute) -> Result<u32, Missing>) -> Result<u32, Missing> {
     let physical = ask(Attribute::hipDeviceAttributePhysicalMultiProcessorCount).unwrap_or(0);
     Ok(physical.max(ask(Attribute::hipDeviceAttributeMultiprocessorCount)?).max(1))
 }
 
-/// Whether kernels may multiply small matrices: what `HAS_MMA` is in `kernels-hip/dialect.h`, where the compiler knows how.
+/// Whether kernels may use matrix instructions: the condition of `HAS_MMA` in
+/// `kernels-hip/dialect.h`, if the compiler supports them.
 fn has_matrix_units(arch: &str) -> bool {
     let arch = base(arch);
     let cdna = ["gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"];
@@ -175,7 +177,7 @@ mod tests {
         for arch in ["gfx1100", "gfx1151", "gfx1201", "gfx90a:sramecc+:xnack-", "gfx942"] {
             assert!(has_matrix_units(arch), "{arch}");
         }
-        // The last has others than those before it.
+        // gfx1250 has other matrix instructions than its predecessors.
         for arch in ["gfx906", "gfx1030", "gfx1250", ""] {
             assert!(!has_matrix_units(arch), "{arch}");
         }

@@ -1,4 +1,4 @@
-//! Kernels that were compiled when the program was built, for architectures that were named then.
+//! Kernels that were precompiled when the program was built, for some architectures.
 
 use std::io::{self, Read as _};
 
@@ -7,15 +7,15 @@ use flate2::read::DeflateDecoder;
 /// A unit of kernels for an architecture.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Embedded {
-    /// Without a card's settings: `gfx90a`.
+    /// Without the card's settings: `gfx90a`.
     pub(crate) arch: &'static str,
     pub(crate) unit: &'static str,
     /// Its code, deflated.
     pub(crate) packed: &'static [u8],
 }
 
-/// What this program has, by architecture and unit: nothing, unless its build was told where to find it (`build.rs`), which
-/// takes only what was made from the sources that are in the program too.
+/// The embedded kernels, by architecture and unit. Empty unless the build was given a folder
+/// (`build.rs`), which accepts only code made from the sources that are embedded too.
 pub(crate) const EMBEDDED: &[Embedded] = include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
 impl Embedded {
@@ -26,17 +26,17 @@ impl Embedded {
     }
 }
 
-/// The architecture that code is for, of what a driver says of a device: settings of the card follow.
+/// The architecture in the name that a driver reports, without the settings of the card.
 pub(crate) fn base(arch: &str) -> &str {
     arch.split(':').next().unwrap_or_default()
 }
 
-/// Whether there is anything for an architecture.
+/// Whether there are kernels for an architecture.
 pub(crate) fn has(all: &[Embedded], arch: &str) -> bool {
     all.iter().any(|one| one.arch == base(arch))
 }
 
-/// Code of a unit, if it is there and whole.
+/// Code of a unit, if it is present and intact.
 pub(crate) fn code(all: &[Embedded], arch: &str, unit: &str) -> Option<Vec<u8>> {
     let one = all.iter().find(|one| one.unit == unit && one.arch == base(arch))?;
     one.code().ok().filter(|code| !code.is_empty())

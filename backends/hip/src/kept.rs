@@ -1,16 +1,16 @@
-//! Code that the compiler has made, kept in a folder.
+//! The cache of compiled kernels in a folder.
 
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// What a kept file begins with; changes with its form.
+/// First bytes of a cache file; changes with its format.
 const MAGIC: &[u8; 8] = b"tclhip01";
 
-/// Names that are tried for a file before it is whole.
+/// Names to try for a temporary file.
 const ATTEMPTS: usize = 1000;
 
-/// Where kept code is looked for and put.
+/// Location of the cached code of a unit.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept {
     path: PathBuf,
@@ -18,7 +18,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// The place for what is made from `parts`: source, options, compiler and architecture.
+    /// The location for code made from `parts`: source, options, compiler and architecture.
     pub(crate) fn new(folder: &Path, unit: &str, parts: &[&str]) -> Kept {
         let key = parts.iter().fold(START, |sum, part| {
             let length = (part.len() as u64).to_le_bytes();
@@ -27,7 +27,7 @@ impl Kept {
         Kept { path: folder.join(format!("{unit}-{key:016x}.hip")), key }
     }
 
-    /// What is kept, if it is whole.
+    /// The cached code, if the file is intact.
     pub(crate) fn read(&self) -> Option<Vec<u8>> {
         let mut bytes = fs::read(&self.path).ok()?;
         let head = bytes.get(..24)?;
@@ -37,10 +37,10 @@ impl Kept {
         (is_ours && is_whole).then(|| bytes.split_off(24))
     }
 
-    /// Keeps code. A reader sees the whole file or none.
+    /// Writes code to the cache. A reader sees the whole file or none.
     ///
     /// # Errors
-    /// Of the folder.
+    /// Errors of the folder.
     pub(crate) fn write(&self, code: &[u8]) -> io::Result<()> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
@@ -54,13 +54,14 @@ impl Kept {
             fs::rename(&part, &self.path)
         })();
         if written.is_err() {
-            // The first error is the one to tell.
+            // Ignored in favour of the first error.
             let _ = fs::remove_file(&part);
         }
         written
     }
 
-    /// A file that nobody else writes: two devices may make the same at once, in one process or in several.
+    /// Creates a file that no one else writes: two devices may compile the same unit at once, in
+    /// one process or in several.
     fn begin(&self, folder: &Path) -> io::Result<(fs::File, PathBuf)> {
         let mut n = 0;
         loop {
@@ -89,7 +90,7 @@ mod tests {
     #[test]
     fn whole_files_of_the_same_key_are_read_and_no_others() {
         let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path().join("made when needed");
+        let folder = folder.path().join("created when needed");
         let kept = Kept::new(&folder, "add", &["source", "gfx1100"]);
         assert_eq!(kept.read(), None);
         kept.write(b"code").unwrap();

@@ -1,9 +1,11 @@
-//! AMD's cards, through HIP of any ROCm from 5 on: nothing is linked, the library is looked for when devices are asked
-//! for. ROCm is there for Linux on x86-64, so this is empty elsewhere.
+//! AMD's GPUs through HIP of any ROCm from version 5 on, which is not linked but loaded at run
+//! time. ROCm exists for Linux on x86-64, so this crate is empty on other platforms.
 //!
-//! Kernels are part of the program as text; ROCm's own compiler makes code of them at first use, which is kept in a
-//! folder. A build can be given code for some architectures (`build.rs`), which is then used there. `hip-sys` has types and constants. Its functions are not called: they would be linked, they return Rust enums,
-//! in which a code of a newer ROCm has no meaning, and `hipDeviceProp_t` is the one of ROCm 5.
+//! Kernels are embedded as source; ROCm's own compiler compiles them on first use, and the result
+//! is cached in a folder. A build can embed code for some architectures (`build.rs`), which is
+//! then used on them. Types and constants come from `hip-sys`. Its functions are not called: they
+//! would be linked, they return Rust enums, which are undefined for codes of a newer ROCm, and its
+//! `hipDeviceProp_t` is that of ROCm 5.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -1,4 +1,4 @@
-//! HIP's library: what is called of it.
+//! The functions of HIP's library that are used here.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
@@ -13,32 +13,33 @@ use simt::{Missing, Outcome};
 
 use crate::compiler::Compiler;
 
-/// Text about a device: where to, its size, of what.
+/// Reads text about a device: destination, its size, device.
 type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-/// Text about a code.
+/// Text for an error code.
 type About = unsafe extern "C" fn(c_int) -> *const c_char;
-/// Properties of a device.
+/// Reads the properties of a device.
 type Ask = unsafe extern "C" fn(*mut Properties, c_int) -> c_int;
 
-/// Where libraries are looked for: where the system looks, then where ROCm's own installer puts them.
+/// Folders to search for libraries: the system's search path, then the folder of ROCm's own
+/// installer.
 const FOLDERS: [&str; 2] = ["", "/opt/rocm/lib/"];
 
-/// Ends of the names that libraries of a version have, the newest first.
+/// Version suffixes of the libraries' names, newest first.
 const VERSIONS: [&str; 4] = [".7", ".6", ".5", ""];
 
-/// Room for properties of a device, of which every version has a little more.
+/// Buffer for a device's properties, which grow slightly with each version.
 #[repr(C, align(16))]
 struct Properties([u8; 8 << 10]);
 
-/// Where the name of the architecture stands in them: up to ROCm 5, and since (`hipDeviceProp_tR0600`).
+/// Offset of the architecture's name in them: up to ROCm 5, and since (`hipDeviceProp_tR0600`).
 const ARCH_BEFORE_6: usize = offset_of!(hiprt::hipDeviceProp_t, gcnArchName);
 const ARCH: usize = 1160;
 
-/// HIP, started.
+/// The initialised HIP.
 #[derive(Clone, Debug)]
 pub(crate) struct Library {
     file: &'static File,
-    /// End of the library's name.
+    /// Version suffix of the library's name.
     version: &'static str,
     count: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
     runtime: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
@@ -51,26 +52,27 @@ pub(crate) struct Library {
     error_name: Function<About>,
     error_text: Function<About>,
     pub(crate) calls: Calls,
-    /// Who compiles, of all devices.
+    /// Lock of the compiler, shared by all devices.
     compiling: Arc<Mutex<()>>,
 }
 
-/// Opens the newest of the libraries of this name.
+/// Loads the newest of the libraries of this name.
 fn open(name: &str, versions: &[&'static str]) -> Option<(&'static File, &'static str)> {
     let places = FOLDERS.iter().flat_map(|folder| versions.iter().map(move |v| (folder, v)));
     places.into_iter().find_map(|(folder, version)| {
-        // SAFETY: opening a library runs its code; what lies under this name in these folders is ROCm's.
+        // SAFETY: loading a library runs its code; the library of this name in these folders is
+        // ROCm's.
         let file = unsafe { File::new(format!("{folder}{name}.so{version}")) }.ok()?;
-        // Never closed: its threads would go on without it.
+        // Never unloaded: its threads would go on without it.
         Some((&*Box::leak(Box::new(file)), *version))
     })
 }
 
 impl Library {
-    /// Opens and starts HIP.
+    /// Loads and initialises HIP.
     ///
     /// # Errors
-    /// [`Missing`] says what is wrong with it.
+    /// [`Missing`] with the cause.
     pub(crate) fn open() -> Result<Library, Missing> {
         let missing = Missing::Library { name: "libamdhip64.so" };
         let (file, version) = open("libamdhip64", &VERSIONS).ok_or(missing)?;
@@ -95,13 +97,13 @@ impl Library {
             calls: calls(file)?,
             compiling: Arc::default(),
         };
-        // SAFETY: no flags exist.
+        // SAFETY: the flags must be 0.
         let code = unsafe { (init.call)(0) };
         library.check_any(&init, code)?;
         Ok(library)
     }
 
-    /// The compiler of the same ROCm: a library of its own, or a part of this one, as in old versions.
+    /// The compiler of the same ROCm: a separate library, or included in this one in old versions.
     ///
     /// # Errors
     /// [`Missing::Library`].
@@ -127,7 +129,7 @@ impl Library {
         self.check(&self.runtime, code).map(|()| version)
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     pub(crate) fn count(&self) -> Result<c_int, Missing> {
         let mut count = 0;
         // SAFETY: written during the call only.
@@ -135,19 +137,19 @@ impl Library {
         self.check_any(&self.count, code).map(|()| count)
     }
 
-    /// What HIP calls a device.
+    /// HIP's name of a device.
     pub(crate) fn name(&self, device: c_int) -> Result<String, Missing> {
         self.device_text(&self.name, device)
     }
 
-    /// A device's slot.
+    /// A device's PCI slot.
     pub(crate) fn slot(&self, device: c_int) -> Result<String, Missing> {
         self.device_text(&self.slot, device)
     }
 
     fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, Missing> {
         let mut text: [c_char; 256] = [0; 256];
-        // SAFETY: it writes less than it is told that there is, during the call only.
+        // SAFETY: it writes less than the given size, during the call only.
         let code = unsafe { (call.call)(text.as_mut_ptr(), 255, device) };
         self.check(call, code)?;
         // SAFETY: the last byte is zero whatever the call has written before it.
@@ -155,11 +157,11 @@ impl Library {
         Ok(text.to_string_lossy().trim().to_owned())
     }
 
-    /// What code for a device is compiled for: `gfx90a:sramecc+:xnack-`.
+    /// The target that code for a device is compiled for: `gfx90a:sramecc+:xnack-`.
     pub(crate) fn arch(&self, device: c_int) -> Result<String, Missing> {
         let (ask, at) = &self.properties;
         let mut properties = Box::new(Properties([0; 8 << 10]));
-        // SAFETY: there is room for several times what any version writes.
+        // SAFETY: the buffer is several times as large as any version's structure.
         let code = unsafe { (ask.call)(&raw mut *properties, device) };
         self.check(ask, code)?;
         let name = &properties.0[*at..*at + 256];
@@ -167,7 +169,7 @@ impl Library {
         Ok(String::from_utf8_lossy(&name[..end]).trim().to_owned())
     }
 
-    /// A fact about a device.
+    /// An attribute of a device.
     pub(crate) fn attribute(
         &self,
         which: hiprt::hipDeviceAttribute_t,
@@ -192,7 +194,7 @@ impl Library {
         let parts: Vec<String> = [&self.error_name, &self.error_text]
             .into_iter()
             .filter_map(|about| {
-                // SAFETY: it gives a text that is never freed, or nothing.
+                // SAFETY: it returns a text that is never freed, or null.
                 let text = unsafe { (about.call)(code) };
                 // SAFETY: as above; it ends in NUL.
                 (!text.is_null())
@@ -209,7 +211,7 @@ impl Library {
         Err(Missing::Driver { call: call.name, code, text: self.text(code) })
     }
 
-    /// [`Library::check`] where there may be no device: old versions say so from the first call on.
+    /// [`Library::check`] for calls that fail without a device: in old versions all calls do.
     fn check_any<F>(&self, call: &Function<F>, code: c_int) -> Result<(), Missing> {
         use hiprt::hipError_t::{hipErrorInvalidDevice, hipErrorNoDevice};
         match code {
@@ -220,14 +222,14 @@ impl Library {
     }
 }
 
-/// What a function of the library is called there.
+/// Looks up a function of the library by name.
 fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, Missing> {
-    // SAFETY: the library is never closed; `F` is what HIP's headers say from version 5 to 7, with handles as pointers
-    // and enums as numbers, which is how they are passed.
+    // SAFETY: the library is never unloaded; `F` is the type in HIP's headers of versions 5 to 7,
+    // with handles as pointers and enums as integers, which have the same ABI.
     unsafe { Function::find(file, name) }
 }
 
-/// What CUDA has by other names.
+/// Functions that CUDA has under other names.
 fn calls(file: &'static File) -> Result<Calls, Missing> {
     Ok(Calls {
         memory: find(file, "hipMemGetInfo")?,
@@ -257,7 +259,7 @@ fn calls(file: &'static File) -> Result<Calls, Missing> {
     })
 }
 
-/// The first versions of ROCm 5 have not all of them; without, work is launched one by one.
+/// The first versions of ROCm 5 lack some of them; then kernels are launched separately.
 fn graphs(file: &'static File) -> Result<GraphCalls, Missing> {
     Ok(GraphCalls {
         begin_capture: find(file, "hipStreamBeginCapture")?,

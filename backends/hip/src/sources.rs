@@ -1,14 +1,15 @@
-//! The sources of the kernels, each with all that it includes, as one text: no compiler has to look for files.
+//! The sources of the kernels, each expanded with all its includes to one text, so that the
+//! compiler needs no include path.
 
 use hal::{Error, Result};
 use simt::units::source;
 
-/// Names as they are included, and texts.
+/// Include names and texts.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
-/// Which files there are, and what each is compiled for.
+/// The kernel files and the variants of each.
 const UNITS: &str = include_str!("../../../kernels-cuda/UNITS");
 
-/// What is compiled.
+/// Input of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) unit: String,
@@ -20,7 +21,7 @@ pub(crate) struct Source {
 /// The source of a unit.
 ///
 /// # Errors
-/// [`Error::Driver`], if there is none.
+/// [`Error::Driver`] if it does not exist.
 pub(crate) fn of(unit: &str) -> Result<Source> {
     let missing = |what: &str| Error::Driver {
         call: format!("compile {unit}"),
@@ -35,7 +36,7 @@ pub(crate) fn of(unit: &str) -> Result<Source> {
     Ok(Source { unit: unit.to_owned(), text, names })
 }
 
-/// Adds a file, and in place of each include the file that it names, once.
+/// Adds a file, replacing each include by the named file, once.
 fn include<'a>(
     files: &'a [(&'a str, &'a str)],
     name: &str,

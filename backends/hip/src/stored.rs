@@ -1,12 +1,12 @@
-//! Kernels that `scripts/make_hip_code` has compiled before, as the build script finds them in a folder: it is part of that
-//! script, and of tests.
+//! Reads the folder of kernels precompiled by `scripts/make_hip_code`: used by the build script,
+//! by that script, and by tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a file of kernels ends in.
+/// Extension of a kernel file.
 const END: &str = ".deflated";
-/// The file that says which sources all others beside it were made from.
+/// The file with the stamp of the sources that the others were made from.
 const SOURCES: &str = "SOURCES";
 
 /// A unit of kernels for an architecture.
@@ -18,7 +18,8 @@ pub(crate) struct Stored {
     pub(crate) path: PathBuf,
 }
 
-/// FNV-1a, 64 bits, over names and texts of sources in their order: `scripts/kernel_units.py` counts the same way.
+/// FNV-1a, 64 bits, over names and texts of sources in order: `scripts/kernel_units.py` computes
+/// the same.
 pub(crate) fn stamp<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> u64 {
     let add = |sum: u64, bytes: &[u8]| {
         let one = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
@@ -31,10 +32,11 @@ pub(crate) fn stamp<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) ->
     })
 }
 
-/// All that a folder has, by architecture and unit: a folder of each architecture with a file of each unit.
+/// All kernels of a folder, by architecture and unit: a subfolder per architecture with a file per
+/// unit.
 ///
 /// # Errors
-/// A sentence: what cannot be read, and what was made from other sources than those of this stamp.
+/// A message: a file that cannot be read, or kernels made from sources with another stamp.
 pub(crate) fn stored(folder: &Path, stamp: u64) -> Result<Vec<Stored>, String> {
     let list = |folder: &Path| -> Result<Vec<(String, PathBuf)>, String> {
         let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
@@ -54,7 +56,7 @@ pub(crate) fn stored(folder: &Path, stamp: u64) -> Result<Vec<Stored>, String> {
         let sources = fs::read_to_string(of_arch.join(SOURCES)).unwrap_or_default();
         if sources.trim() != format!("{stamp:016x}") {
             return Err(format!(
-                "{} holds kernels of other sources than these: `scripts/make_hip_code {} {arch}` makes them anew",
+                "{} has kernels made from other sources: run `scripts/make_hip_code {} {arch}` to rebuild them",
                 of_arch.display(),
                 folder.display(),
             ));
@@ -66,7 +68,7 @@ pub(crate) fn stored(folder: &Path, stamp: u64) -> Result<Vec<Stored>, String> {
         }
     }
     if found.is_empty() {
-        return Err(format!("{} holds no kernels", folder.display()));
+        return Err(format!("{} has no kernels", folder.display()));
     }
     found.sort();
     Ok(found)
@@ -93,7 +95,7 @@ mod tests {
     fn kernels_of_other_sources_are_refused_with_what_helps() {
         let folder = tempfile::tempdir().unwrap();
         let none = stored(folder.path(), 7).unwrap_err();
-        assert!(none.ends_with("holds no kernels"), "{none}");
+        assert!(none.ends_with("has no kernels"), "{none}");
         let arch = folder.path().join("gfx1100");
         fs::create_dir(&arch).unwrap();
         fs::write(arch.join("add.deflated"), "code").unwrap();
@@ -103,7 +105,7 @@ mod tests {
                 fs::write(arch.join("SOURCES"), text).unwrap();
             }
             let refused = stored(folder.path(), 7).unwrap_err();
-            assert!(refused.contains("of other sources than these"), "{refused}");
+            assert!(refused.contains("made from other sources"), "{refused}");
             assert!(refused.contains("make_hip_code") && refused.contains("gfx1100"), "{refused}");
         }
         fs::write(arch.join("SOURCES"), "0000000000000007\n").unwrap();

@@ -1,4 +1,4 @@
-//! Kernels that a build was given, on a fake of ROCm: all tests here share it.
+//! Embedded kernels on a fake of ROCm, which all tests here share.
 
 use std::io::Write as _;
 use std::sync::Mutex;
@@ -14,10 +14,10 @@ use simt::Options;
 use crate::devices::{UNLOADED, devices, open_from};
 use crate::embedded::Embedded;
 
-/// One test at a time: what a fake is set to counts for all.
+/// One test at a time, since the settings of the fake are global.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What `build.rs` would have made of code for the fake, which is a text.
+/// The table that `build.rs` would generate for the fake's code, which is text.
 fn embedded(arch: &'static str, units: &[&'static str]) -> &'static [Embedded] {
     let text = |unit: &str| format!("// unit {unit}\nFAKE code for {arch}\n\0");
     let one = |unit: &&'static str| Embedded { arch, unit, packed: packed(&text(unit)) };
@@ -30,10 +30,10 @@ fn packed(text: &str) -> &'static [u8] {
     packed.finish().unwrap().leak()
 }
 
-/// What opening a device and an addition need.
+/// The units needed to open a device and to add.
 const UNITS: [&str; 3] = ["add", "matrix_check", "probe"];
 
-/// Opens the device and adds 1 to 2 there.
+/// Opens the device and computes 1 + 2 on it.
 fn three(embedded: &'static [Embedded]) -> hal::Result<f32> {
     let found = devices().unwrap();
     let backend = open_from(&found[0], None, Options::default(), embedded)?;
@@ -69,14 +69,14 @@ fn embedded_kernels_come_before_the_compiler_of_the_fake() {
     assert_eq!(three(embedded("gfx90a", &UNITS)), Ok(3.0));
     fake.set("refuse_compiling=0");
     assert_eq!(three(&[]), Ok(3.0));
-    // What is no code of the driver's is made anew.
+    // Embedded code that the driver rejects is compiled instead.
     let wrong = Embedded { packed: packed("no code\0"), ..embedded("gfx90a", &UNITS)[2] };
     assert_eq!(three(vec![wrong].leak()), Ok(3.0));
     let opened = |embedded| {
         let backend = open_from(&devices().unwrap()[0], None, Options::default(), embedded);
         backend.unwrap().info().description.clone()
     };
-    assert!(opened(vec![wrong].leak()).ends_with(UNLOADED), "and that is said");
+    assert!(opened(vec![wrong].leak()).ends_with(UNLOADED), "and the remark says so");
     assert!(!opened(embedded("gfx90a", &UNITS)).contains(UNLOADED));
     fake.set("arch=gfx1100");
 }

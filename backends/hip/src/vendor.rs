@@ -1,4 +1,4 @@
-//! What HIP does in its own way.
+//! HIP's implementation of [`Vendor`].
 
 #![allow(unsafe_code, reason = "a call of the driver")]
 
@@ -17,9 +17,9 @@ use crate::kept::Kept;
 use crate::library::Library;
 use crate::sources::{self, Source};
 
-/// What kernels are compiled with, a word on a line.
+/// Compiler flags of the kernels, one per line.
 const FLAGS: &str = include_str!("../../../kernels-hip/FLAGS");
-/// The clock that kernels read, where nobody says another one: `WALL_CLOCK_KHZ` in `kernels-hip/dialect.h`.
+/// The default clock rate for kernels: `WALL_CLOCK_KHZ` in `kernels-hip/dialect.h`.
 const CLOCK: c_int = 100_000;
 
 /// A device, and the compiler of its kernels.
@@ -28,15 +28,16 @@ pub struct Hip {
     pub(crate) library: Library,
     pub(crate) device: c_int,
     pub(crate) arch: String,
-    /// Where it is missing, `embedded` has what is needed.
+    /// If it is missing, `embedded` has all needed kernels.
     pub(crate) compiler: std::result::Result<Compiler, Missing>,
-    /// What was compiled before, for some architectures.
+    /// Precompiled kernels, for some architectures.
     pub(crate) embedded: &'static [Embedded],
-    /// The version of the library. That of the compiler says nothing: it is the same in all of them.
+    /// The version of the library. The compiler's version does not distinguish them: it is the
+    /// same in all.
     pub(crate) version: c_int,
-    /// Ticks of the clock that kernels read in a millisecond, where the driver tells.
+    /// Rate of the clock that kernels read, in ticks per millisecond, if the driver reports it.
     pub(crate) clock: Option<c_int>,
-    /// Where compiled kernels are kept.
+    /// Folder of the kernel cache.
     pub(crate) folder: Option<PathBuf>,
 }
 
@@ -47,7 +48,7 @@ impl Vendor for Hip {
     const LOG: Option<[c_int; 2]> = None;
 
     fn enter(&self) -> c_int {
-        // SAFETY: a number of a device.
+        // SAFETY: a device index.
         unsafe { (self.library.set_device.call)(self.device) }
     }
 
@@ -65,14 +66,14 @@ impl Vendor for Hip {
 }
 
 impl Hip {
-    /// What was compiled before, for this architecture and its clock.
+    /// Precompiled code for this architecture and its clock rate.
     fn embedded(&self, source: &Source) -> Option<Vec<u8>> {
         let same_clock = self.clock.is_none_or(|khz| khz == CLOCK) || !reads_clock(source);
         let code = embedded::code(self.embedded, &self.arch, &source.unit);
         code.filter(|_| same_clock)
     }
 
-    /// What the compiler makes, or has made before.
+    /// Code from the cache or from the compiler.
     fn compiled(&self, source: &Source) -> Result<Vec<u8>> {
         let compiler = self.compiler.as_ref().map_err(Missing::clone)?;
         let mut options = vec![format!("--offload-arch={}", self.arch)];
@@ -91,7 +92,7 @@ impl Hip {
         }
         let code = compiler.compile(source, &options)?;
         if let Some(kept) = kept {
-            // A folder that cannot be written costs the next start some seconds, nothing else.
+            // Without a writable cache the next start takes some seconds longer, nothing else.
             let _ = kept.write(&code);
         }
         Ok(code)
@@ -102,7 +103,7 @@ fn flags() -> impl Iterator<Item = &'static str> {
     FLAGS.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// Whether kernels of a unit read the clock: the dialect has the word once.
+/// Whether kernels of a unit read the clock: the dialect itself contains the word once.
 fn reads_clock(source: &Source) -> bool {
     source.text.matches("nanoseconds()").count() > 1
 }

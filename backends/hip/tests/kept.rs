@@ -1,4 +1,4 @@
-//! Compiled kernels are kept, on a fake of ROCm.
+//! The cache of compiled kernels, on a fake of ROCm.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -7,7 +7,7 @@ use hal::Error;
 use simt::Options;
 use thermocline_hip::{devices, open_with};
 
-/// What the compiler made is kept, believed if it is whole, and made anew if not.
+/// The compiler's output is cached, used if it is intact, and compiled again if not.
 #[test]
 fn kernels_of_the_fake_are_kept() {
     let fake = match Fake::load(Vendor::Hip) {

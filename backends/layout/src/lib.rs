@@ -1,14 +1,16 @@
-//! How weights lie on a graphics device: whole words, codes apart from scales, every row by itself.
+//! The layout of weights on a GPU: whole words, codes separate from scales, every row independent.
 //!
-//! A row holds the bits of the file's row and no more (but for the padding at its end), regrouped into planes
-//! (`planes.rs`), so that a lane reads the codes of 32 values as one or two loads of 16 bytes and their scales as one
-//! more. Rows of blocks begin at multiples of 16 bytes and stand alone: a slot is refilled by one write, and a matrix larger
-//! than a binding is cut between rows. Floats lie as they are, each row filled up to whole words.
+//! A row holds the bits of the file's row and no more (except for the padding at its end),
+//! regrouped into planes (`planes.rs`), so that a lane reads the codes of 32 values as one or two
+//! loads of 16 bytes and their scales as one more. Rows of blocks begin at multiples of 16 bytes
+//! and are independent: a slot is refilled by one write, and a matrix larger than a binding is
+//! split between rows. Floats keep the file's layout, each row padded to whole words.
 //!
-//! A down matrix that is transposed has the layout of [`hal::format::TransposedLayout`], which consists of whole words
-//! already; of floats, its rows are like any others.
+//! A transposed down matrix in blocks has the layout of [`hal::format::TransposedLayout`], which
+//! consists of whole words already; the rows of a transposed float matrix are plain rows.
 //!
-//! Bytes in, bytes out: where they go is the backend's business. `shaders/formats/` and `kernels-cuda/formats/` read them.
+//! This crate converts bytes to bytes; the backend copies them to the device. `shaders/formats/`
+//! and `kernels-cuda/formats/` read them.
 
 mod pack;
 mod planes;
@@ -24,7 +26,7 @@ use hal::{Layout, PackDesc, TensorDesc};
 pub use pack::{Writes, pack, pack_into, pack_rows, refill};
 pub use tables::{needs_tables, tables};
 
-/// Rows of blocks are multiples of so many words: one load.
+/// Rows of blocks are multiples of this many words: one load.
 const ROW_WORDS: usize = 4;
 
 /// Words from one row of a weight to the next; `None` if a row is not whole blocks.
@@ -37,13 +39,13 @@ pub fn row_words(format: Format, n_cols: usize) -> Option<usize> {
     })
 }
 
-/// Whether a tensor has codes by neuron and scales in tables.
+/// Whether a tensor has a row of codes per neuron and scales in tables.
 #[must_use]
 pub fn has_tables(desc: &TensorDesc) -> bool {
     matches!(desc.layout, Layout::Transposed { .. }) && desc.format.quants().is_some()
 }
 
-/// Words from one row to the next of a weight as it is imported; `None` if it cannot exist.
+/// Words from one row to the next of an imported weight; `None` if it overflows.
 #[must_use]
 pub fn stride(desc: &TensorDesc) -> Option<usize> {
     match has_tables(desc) {
@@ -52,13 +54,13 @@ pub fn stride(desc: &TensorDesc) -> Option<usize> {
     }
 }
 
-/// Bytes of an imported tensor of shape `desc`; `None` if it cannot exist.
+/// Bytes of an imported tensor of shape `desc`; `None` if it overflows.
 #[must_use]
 pub fn imported_size(desc: &TensorDesc) -> Option<u64> {
     if has_tables(desc) {
         return Some(plain_size(desc)? as u64);
     }
-    // A transposed matrix must exist as such, though its rows then lie like any others.
+    // The transposed matrix must be valid, although its rows are then stored as plain rows.
     if desc.layout != Layout::Rows {
         transposed(desc).ok()?;
     }
@@ -66,13 +68,13 @@ pub fn imported_size(desc: &TensorDesc) -> Option<u64> {
     row.checked_mul(4)?.checked_mul(desc.n_rows as u64)
 }
 
-/// Bytes of [`pack_into`] for a pack of shape `desc`; `None` where there are none.
+/// Bytes of [`pack_into`] for a pack of shape `desc`; `None` if it is invalid.
 #[must_use]
 pub fn packed_len(desc: &TensorDesc) -> Option<usize> {
     usize::try_from(imported_size(desc)?).ok()
 }
 
-/// Bytes of `pack` on a device; `None` if it cannot exist.
+/// Bytes of `pack` on a device; `None` if it overflows.
 #[must_use]
 pub fn pack_size(pack: &PackDesc) -> Option<u64> {
     imported_size(&pack.packed().ok()?)

@@ -1,4 +1,4 @@
-//! Making the device's bytes out of the file's.
+//! Converts the file's bytes to the device's.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,16 +9,17 @@ use hal::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
 
 use crate::{has_tables, imported_size, planes, row_words};
 
-/// Bytes that are handed over at once.
+/// Bytes passed to the sink at once.
 const STRETCH: usize = 8 << 20;
 
-/// Places in a buffer and which of the given bytes go there.
+/// Destination offsets and the range of the given bytes for each.
 pub type Writes = Vec<(u64, Range<usize>)>;
 
-/// Makes the device's bytes of `pack` and hands them to `sink` with their place, in order and without gaps.
+/// Converts `pack` to the device's bytes and passes them to `sink` with their offset, in order and
+/// without gaps.
 ///
 /// # Errors
-/// [`Error::Shape`] if the pack does not fit, what a paged source or `sink` reports.
+/// [`Error::Shape`] if the pack does not fit, errors of a paged source or of `sink`.
 pub fn pack(
     pack: &PackDesc,
     source: &HostRows,
@@ -51,10 +52,10 @@ pub fn pack(
     })
 }
 
-/// The same at once, in `out`.
+/// The same in one step, to `out`.
 ///
 /// # Errors
-/// As [`pack`], and for a length that is not the pack's.
+/// As [`pack`], and [`Error::Shape`] if the length is not the pack's.
 pub fn pack_into(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
     let packed = pack.packed()?;
     if imported_size(&packed) != Some(out.len() as u64) {
@@ -94,8 +95,8 @@ fn stretches(
     Ok(())
 }
 
-/// Lays out the rows that `get` gives, a stretch at a time, each by several threads; meanwhile this one hands the stretch
-/// before over.
+/// Converts the rows returned by `get` in chunks, each with several threads; meanwhile this thread
+/// passes the previous chunk to the sink.
 fn rows<'a>(
     packed: &TensorDesc,
     sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
@@ -107,7 +108,7 @@ fn rows<'a>(
     }
     let (per_stretch, n_threads) = ((STRETCH / row).max(1), threads());
     let mut bytes = vec![0; per_stretch.min(packed.n_rows) * row];
-    // The stretch before, and where it goes.
+    // The previous chunk and its offset.
     let (mut made, mut place) = (Vec::new(), None);
     for first in (0..packed.n_rows).step_by(per_stretch) {
         let n = per_stretch.min(packed.n_rows - first);
@@ -124,7 +125,7 @@ fn rows<'a>(
             let one = &one;
             let all: Vec<_> = parts.map(|(i, out)| scope.spawn(move || one(i, out))).collect();
             let handed = place.map_or(Ok(()), |at| sink(at, &made));
-            // A worker that panicked has found a wrong length, which is ours.
+            // A panicking worker has found a wrong length, which is a bug here.
             all.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
@@ -137,7 +138,7 @@ fn rows<'a>(
     place.map_or(Ok(()), |at| sink(at, &made))
 }
 
-/// One row as the file has it to one as the device has it.
+/// Converts one row from the file's layout to the device's.
 fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
     match format.quants() {
         Some(_) => planes::write_row(format, row, out),
@@ -149,7 +150,7 @@ fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The bytes of neighbouring rows for [`refill`].
+/// The bytes of consecutive rows for [`refill`].
 ///
 /// # Errors
 /// As [`pack`].
@@ -167,10 +168,10 @@ pub fn pack_rows(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result
     Ok(bytes)
 }
 
-/// Where the bytes of [`pack_rows`] go to fill `slots` of a pack of shape `desc`.
+/// Destinations of the bytes of [`pack_rows`] to fill `slots` of a pack of shape `desc`.
 ///
 /// # Errors
-/// [`Error::Shape`] if they are not as many rows' bytes.
+/// [`Error::Shape`] if `bytes` is not that number of rows.
 pub fn refill(desc: &TensorDesc, slots: Range<usize>, bytes: &[u8]) -> Result<Writes> {
     let n = slots.len();
     let wrong = || {

@@ -1,8 +1,8 @@
-//! The planes of a row: which bits of the file's blocks stand together on the device.
+//! The planes of a row: how bits of the file's blocks are regrouped on the device.
 //!
-//! A plane has the same number of bytes for each block and takes the blocks in order. `shaders/formats/` reads what is
-//! laid down here. Codes that the file spreads over a block are regrouped so that one word holds the same bits of four
-//! neighbouring values, one in each byte:
+//! A plane has the same number of bytes for each block, in the order of the blocks.
+//! `shaders/formats/` reads this layout. Codes that the file spreads over a block are regrouped so
+//! that one word holds the same bits of four consecutive values, one in each byte:
 //!
 //! | plane | words for 32 values | word j, byte k, from its lowest bits on |
 //! |---|---|---|
@@ -12,10 +12,10 @@
 
 use hal::format::{Format, Unpacked};
 
-/// Where a plane comes from.
+/// Source of a plane.
 #[derive(Clone, Copy)]
 enum Part {
-    /// Bytes of the block from here on, so many.
+    /// Bytes of the block: offset and number.
     Bytes(usize, usize),
     /// The lower four bits of the codes.
     Nibbles,
@@ -65,8 +65,8 @@ impl Part {
     }
 }
 
-/// The planes of a quantised format in the order in which they lie in a row, and what is added to a code to make it
-/// positive.
+/// The planes of a quantised format in the order in which they are stored in a row, and the offset
+/// that makes codes non-negative.
 fn parts(format: Format) -> (&'static [Part], i8) {
     match format {
         Format::Q4_0 | Format::IQ4_NL => (&[Bytes(2, 16), Bytes(0, 2)], 0),
@@ -92,7 +92,7 @@ fn parts(format: Format) -> (&'static [Part], i8) {
         Format::IQ1_M => (&[Bytes(0, 32), Bytes(32, 16), Bytes(48, 8)], 0),
         Format::IQ4_XS => (&[Bytes(8, 128), Bytes(0, 8)], 0),
         Format::MXFP4 => (&[Bytes(1, 16), Bytes(0, 1)], 0),
-        // Codes are 0 and 2 with the offset: the bit is the second.
+        // With the offset, codes are 0 and 2: the bit is the second.
         Format::Q1_0 => (&[Bits(1), Bytes(0, 2)], 1),
         Format::F32 | Format::F16 | Format::BF16 | Format::U32 => (&[], 0),
     }
@@ -105,7 +105,7 @@ pub(super) fn row_bytes(format: Format, n_cols: usize) -> usize {
     parts(format).0.iter().map(plane).sum()
 }
 
-/// Regroups the file's row `row` of a quantised format in `out`, all of which is written.
+/// Regroups the file's row `row` of a quantised format to `out`, all of which is written.
 pub(super) fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
     let (parts, offset) = parts(format);
     let (n_values, n_bytes) = (format.block_values(), format.block_bytes());

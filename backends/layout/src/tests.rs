@@ -1,4 +1,4 @@
-//! What the shaders rely on, without a device.
+//! Properties that the shaders rely on, tested without a device.
 
 use hal::format::Format;
 use hal::{HostRows, PackDesc, Select, Source, TensorDesc};
@@ -15,7 +15,7 @@ fn matrix(format: Format, n_rows: usize, n_cols: usize) -> HostRows {
     HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, format).expect("whole blocks")
 }
 
-/// A row takes what the file's row takes, but for the padding at the ends of planes and rows.
+/// A row takes as many bytes as in the file, except for padding at the ends of planes and rows.
 #[test]
 fn rows_cost_no_more_than_in_the_file() {
     for format in weights() {
@@ -26,7 +26,7 @@ fn rows_cost_no_more_than_in_the_file() {
     }
 }
 
-/// A pack of some rows with spare slots is the rows one by one, and zeros.
+/// A pack of some rows with spare slots equals the rows one by one, then zeros.
 #[test]
 fn packs_are_rows_one_by_one() {
     for format in weights() {
@@ -48,7 +48,7 @@ fn packs_are_rows_one_by_one() {
             let places = pack::refill(&TensorDesc::new(5, n_cols, format), slot..slot + 1, &one);
             assert_eq!(places, Ok(vec![((slot * row) as u64, 0..row)]));
         }
-        // Neighbours are one write.
+        // Consecutive rows are one write.
         let three = pack::pack_rows(&desc, &source, 3..6).expect("packs");
         let each =
             (3..6).flat_map(|id| pack::pack_rows(&desc, &source, id..id + 1).expect("packs"));
@@ -59,7 +59,7 @@ fn packs_are_rows_one_by_one() {
     }
 }
 
-/// Bytes of another length are no row, and no slot lies outside a pack.
+/// Bytes of another length are refused, and so are slots outside a pack.
 #[test]
 fn refills_are_checked() {
     let desc = TensorDesc::new(5, 64, Format::Q4_0);
@@ -70,7 +70,7 @@ fn refills_are_checked() {
     assert!(pack::refill(&desc, 1..3, &vec![0; row]).is_err());
 }
 
-/// No entry is empty, and those of eight values are as many as their format can name.
+/// No entry is empty, and tables of eight values have as many entries as their format can index.
 #[test]
 fn tables_are_full() {
     let tables = tables();

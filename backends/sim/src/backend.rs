@@ -1,4 +1,4 @@
-//! The device: limits, memory, programs, and the handles by which a test makes it fail.
+//! The device: limits, memory, programs, and the calls by which a test makes it fail.
 
 use std::any::Any;
 use std::ops::Range;
@@ -16,31 +16,31 @@ use crate::options::{Failures, SimOptions};
 use crate::queue::SimQueue;
 use crate::shared::Shared;
 
-/// A simulated device. Keep a handle beside the [`hal::Device`] to make it fail while it runs.
+/// A simulated device. Keep a reference besides the [`hal::Device`] to make it fail while it runs.
 #[derive(Debug)]
 pub struct SimBackend {
     shared: Arc<Shared>,
 }
 
 impl SimBackend {
-    /// A device as `options` describe it.
+    /// A device with these options.
     #[must_use]
     pub fn new(options: SimOptions) -> Arc<SimBackend> {
         Arc::new(SimBackend { shared: Arc::new(Shared::new(options)) })
     }
 
-    /// What it has done so far.
+    /// Its counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared.counters()
     }
 
-    /// Changes what is to go wrong, all at once.
+    /// Changes the injected failures, all at once.
     pub fn fail(&self, change: impl FnOnce(&mut Failures)) {
         self.shared.change_failures(change);
     }
 
-    /// What is still to go wrong.
+    /// The failures that are still pending.
     #[must_use]
     pub fn failures(&self) -> Failures {
         let mut failures = Failures::default();
@@ -48,32 +48,35 @@ impl SimBackend {
         failures
     }
 
-    /// Loses the device now: from here on every call gives the same [`Error::DeviceLost`], and every wait ends.
+    /// Loses the device now: from here on every call gives the same [`Error::DeviceLost`], and
+    /// every wait ends.
     pub fn lose_now(&self) {
         self.shared.lose("lost on request");
     }
 
-    /// Loses the device at the piece of work (op or copy) after the next `n_ops`.
+    /// Loses the device at the work item (op or copy) after the next `n_ops`.
     pub fn lose_after(&self, n_ops: u64) {
         self.fail(|fail| fail.lose_after = Some(n_ops));
     }
 
-    /// Panics on the device's thread at the piece of work after the next `n_ops`; the device is lost by it.
+    /// Panics on the device's thread at the work item after the next `n_ops`; this loses the
+    /// device.
     pub fn panic_after(&self, n_ops: u64) {
         self.fail(|fail| fail.panic_after = Some(n_ops));
     }
 
-    /// Hangs at the piece of work after the next `n_ops` until [`SimBackend::resume`], a cancel or a loss.
+    /// Hangs at the work item after the next `n_ops` until [`SimBackend::resume`], a cancel or a
+    /// loss.
     pub fn hang_after(&self, n_ops: u64) {
         self.fail(|fail| fail.hang_after = Some(n_ops));
     }
 
-    /// Ends a hang; one that was still to come does not come.
+    /// Ends a hang, or removes a pending one.
     pub fn resume(&self) {
         self.shared.resume();
     }
 
-    /// Lets the `nth` allocation from now on (1 is the next) find no memory, once.
+    /// Makes the `nth` allocation from now on (1 is the next) run out of memory, once.
     pub fn out_of_memory_at(&self, nth: u64) {
         self.fail(|fail| fail.out_of_memory_at = Some(nth));
     }
@@ -97,14 +100,16 @@ impl Backend for SimBackend {
 
     fn plan(&self, op: &OpDesc) -> Plan {
         if self.shared.refuses(op.name()) {
-            return Plan::No("it was told to refuse it".to_owned());
+            return Plan::No("refused by the test".to_owned());
         }
         let limit = self.shared.options.max_binding;
         let mut refusal = None;
         op.visit(&mut |operand, _, desc| {
             let size = pack::plain_size(desc).map_or(Bytes::MAX, |len| Bytes(len as u64));
             if size > limit && refusal.is_none() {
-                refusal = Some(format!("operand {operand} takes {size}, an op binds {limit}"));
+                refusal = Some(format!(
+                    "operand {operand} takes {size}, but an op binds at most {limit}"
+                ));
             }
         });
         match refusal {
@@ -151,7 +156,7 @@ impl Backend for SimBackend {
     }
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
-        // Staging is host memory: it can fail, but takes nothing of the device.
+        // Staging is host memory: it can fail, but uses no device memory.
         self.shared.take("staging", Bytes(0))?;
         Ok(PlainStaging::boxed(len.0 as usize))
     }
@@ -172,12 +177,12 @@ impl Backend for SimBackend {
         let room = workspace.map_or(0, |tensor| buffer(tensor).read(<[u8]>::len));
         assert!(
             ops.is_empty() || room as u64 >= self.shared.options.workspace.0,
-            "program {label} came with a workspace of {room} bytes"
+            "program {label} was given a workspace of {room} bytes"
         );
         let mailboxes = mailboxes.iter().map(|mailbox| {
             let any: &dyn Any = &**mailbox;
             let mailbox: &SimMailbox =
-                any.downcast_ref().expect("mailboxes of another backend are refused above");
+                any.downcast_ref().expect("hal refuses mailboxes of another backend");
             mailbox.shape
         });
         Ok(Arc::new(SimProgram { ops: ops.into(), mailboxes: mailboxes.collect() }))
@@ -191,14 +196,14 @@ impl Backend for SimBackend {
 impl SimBackend {
     fn allocate(&self, label: &str, desc: &TensorDesc) -> Result<SimBuffer> {
         match pack::plain_size(desc) {
-            // What is larger than the device is refused before the host is asked for it.
+            // A tensor larger than the device is refused before host memory is allocated.
             Some(len) => SimBuffer::new(&self.shared, label, len),
             None => Err(Error::shape("alloc", "desc", "a size that fits in memory", desc)),
         }
     }
 }
 
-/// A mailbox. Its two blocks travel with the messages of a run; what stays is their size.
+/// A mailbox. Its two blocks travel with the messages of a run; only its size is stored.
 #[derive(Debug)]
 struct SimMailbox {
     shape: MailboxShape,

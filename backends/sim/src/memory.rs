@@ -1,4 +1,4 @@
-//! The device's memory: bytes that nothing but this crate can reach.
+//! The device's memory: bytes that only this crate can access.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,14 +8,15 @@ use hal::{Bytes, Operand, RawBuffer, Result, Tensor};
 
 use crate::shared::Shared;
 
-/// Fresh memory holds this: NaN in every float format, and no valid row number.
+/// Contents of fresh memory: NaN in every float format, and no valid row number.
 const POISON: u64 = u64::MAX;
 
 /// One allocation.
 #[derive(Debug)]
 pub(crate) struct SimBuffer {
-    /// Words, so that the bytes are aligned for every format. Readers take a share and let the lock go; a writer
-    /// copies what somebody still reads. So one queue may refill a slot of a pack while another reads others.
+    /// Words, so that the bytes are aligned for every format. Readers clone the `Arc` and release
+    /// the lock; a writer copies words that are still read. So one queue may refill a slot of a
+    /// pack while another reads others.
     words: Mutex<Arc<Vec<u64>>>,
     len: usize,
     held: Bytes,
@@ -38,7 +39,7 @@ impl SimBuffer {
         f(&bytemuck::cast_slice(&words)[..self.len])
     }
 
-    /// Other calls for this buffer wait until `f` is done, so `f` may make none.
+    /// Other calls for this buffer block until `f` is done, so `f` must not make any.
     pub(crate) fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
         let words: &mut Vec<u64> = Arc::make_mut(&mut *words);
@@ -52,7 +53,7 @@ impl Drop for SimBuffer {
     }
 }
 
-/// What `len` bytes take of the physical memory.
+/// Physical memory used for `len` bytes.
 pub(crate) fn rounded(len: usize) -> Bytes {
     let granule = crate::SimOptions::GRANULE.0;
     Bytes((len as u64).div_ceil(granule).saturating_mul(granule))
@@ -60,17 +61,17 @@ pub(crate) fn rounded(len: usize) -> Bytes {
 
 /// The buffer of a tensor.
 pub(crate) fn buffer(tensor: &Tensor) -> &SimBuffer {
-    tensor.raw().expect("tensors of another backend are refused above")
+    tensor.raw().expect("hal refuses tensors of another backend")
 }
 
-/// Where the rows of a plain tensor lie in its buffer.
+/// The byte range of a plain tensor's rows in its buffer.
 pub(crate) fn span(tensor: &Tensor) -> Range<usize> {
     let desc = tensor.desc();
     let row = desc.format.row_bytes(desc.n_cols).expect("tensors have whole blocks per row");
     tensor.first_row() * row..(tensor.first_row() + desc.n_rows) * row
 }
 
-/// The device's memory as the reference sees it.
+/// The device's memory for the reference.
 pub(crate) struct SimMemory;
 
 impl Memory for SimMemory {

@@ -1,33 +1,33 @@
-//! What a simulated device is like, and what is to go wrong on it.
+//! Options of a simulated device, and its injected failures.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use hal::{Bytes, DeviceKind};
 
-/// What a simulated device is like. The default has no limits, no delays and no failures.
+/// Options of a simulated device. The default has no limits, no delays and no failures.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
     /// Device name.
     pub name: String,
-    /// What it passes for.
+    /// The reported class of device.
     pub kind: DeviceKind,
-    /// Where the random delays start.
+    /// Seed of the random delays.
     pub seed: u64,
-    /// Physical memory for tensors and packs. Each takes whole [`SimOptions::GRANULE`]s of it.
+    /// Physical memory for tensors and packs. Each uses whole [`SimOptions::GRANULE`]s of it.
     pub memory: Bytes,
     /// Largest operand of one op; planning refuses an op with a larger one.
     pub max_binding: Bytes,
-    /// Scratch that every op claims when it is planned.
+    /// Scratch memory that every op requests when it is planned.
     pub workspace: Bytes,
-    /// A random time from this range passes before each op and each copy; an empty range: none.
+    /// A random delay from this range precedes each op and each copy; none if the range is empty.
     pub delay: Range<Duration>,
-    /// What is to go wrong.
+    /// Injected failures.
     pub fail: Failures,
 }
 
 impl SimOptions {
-    /// Memory is handed out in multiples of this, as drivers do.
+    /// Memory is allocated in multiples of this, as drivers do.
     pub const GRANULE: Bytes = Bytes(256);
 }
 
@@ -46,23 +46,25 @@ impl Default for SimOptions {
     }
 }
 
-/// What is to go wrong on a simulated device; `None` is never. What counts is work: the ops of programs and the
-/// copies of a queue, over all queues of the device. Everything here can also be set while the device runs.
+/// Injected failures of a simulated device; `None` means never. Work items are the ops of programs
+/// and the copies of a queue, counted over all queues of the device. All fields can also be set
+/// while the device runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failures {
-    /// So much more work is done, then the device is lost.
+    /// The device is lost after this many more work items.
     pub lose_after: Option<u64>,
-    /// So much more work is done, then the device's thread panics.
+    /// The device's thread panics after this many more work items.
     pub panic_after: Option<u64>,
-    /// So much more work is done, then the device hangs until it is resumed.
+    /// The device hangs after this many more work items, until it is resumed.
     pub hang_after: Option<u64>,
-    /// This allocation (1 is the next; tensors, packs, staging and mailboxes count) finds no memory, once.
+    /// This allocation (1 is the next; tensors, packs, staging and mailboxes count) runs out of
+    /// memory, once.
     pub out_of_memory_at: Option<u64>,
     /// Names of ops that planning refuses.
     pub refuse: Vec<&'static str>,
 }
 
-/// What a piece of work is to suffer.
+/// A failure to inject into a work item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Lose,
@@ -71,7 +73,7 @@ pub(crate) enum Fault {
 }
 
 impl Failures {
-    /// Counts one piece of work and says what happens to it.
+    /// Counts one work item and returns the failure to inject.
     pub(crate) fn next_work(&mut self) -> Option<Fault> {
         let due = |left: &mut Option<u64>| match left {
             Some(0) => left.take().is_some(),
@@ -81,7 +83,7 @@ impl Failures {
             }
             None => false,
         };
-        // All three are counted, whichever strikes.
+        // All three are counted, whichever is due.
         let (lose, panic) = (due(&mut self.lose_after), due(&mut self.panic_after));
         let hang = due(&mut self.hang_after);
         match (lose, panic, hang) {
@@ -92,7 +94,7 @@ impl Failures {
         }
     }
 
-    /// Counts one allocation and says whether it fails.
+    /// Counts one allocation and returns whether it fails.
     pub(crate) fn next_allocation(&mut self) -> bool {
         match &mut self.out_of_memory_at {
             Some(0 | 1) => self.out_of_memory_at.take().is_some(),

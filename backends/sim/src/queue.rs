@@ -1,7 +1,7 @@
-//! The host's side of a queue: what is asked of its thread, and how its answers are waited for.
+//! The host's side of a queue: sends commands to its thread and waits for the results.
 //!
-//! Every wait is a `recv` on a channel whose sender the queue's thread owns. The thread answers, or it ends and
-//! drops the sender: either way the wait is over.
+//! Every wait is a `recv` on a channel whose sender the queue's thread owns. The thread answers,
+//! or it ends and drops the sender: either way the wait ends.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -53,7 +53,7 @@ impl SimQueue {
         sent.map_err(|_| self.shared.lose("its thread ended"))
     }
 
-    /// Starts a program, with the first ops of its parts if they are to be timed.
+    /// Starts a program, with the first ops of its parts if it is timed.
     fn start(
         &mut self,
         program: &Arc<dyn RawProgram>,
@@ -61,7 +61,7 @@ impl SimQueue {
     ) -> Result<Box<dyn RawRun>> {
         let any: &dyn Any = &**program;
         let program: &SimProgram =
-            any.downcast_ref().expect("programs of another backend are refused above");
+            any.downcast_ref().expect("hal refuses programs of another backend");
         let (events, happened) = channel();
         let id = self.n_runs;
         self.n_runs += 1;
@@ -138,7 +138,8 @@ impl BackendQueue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        // Programs that run or wait are cancelled, copies are done; a thread that is gone needs no telling.
+        // Running and queued programs are cancelled, copies are done; a thread that has ended
+        // needs no message.
         let _ = self.inbox.send(Message::Close);
         self.shared.leave(self.number);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -147,7 +148,7 @@ impl Drop for SimQueue {
     }
 }
 
-/// What a post delivered: the block of the mailbox that goes to the host.
+/// The data of a post: the block of the mailbox that goes to the host.
 #[derive(Debug)]
 pub(crate) struct Post {
     pub(crate) mailbox: usize,
@@ -163,18 +164,18 @@ struct SimRun {
     inbox: Sender<Message>,
     id: u64,
     happened: Receiver<Event>,
-    /// What [`Posted`] borrows from.
+    /// The data that [`Posted`] borrows.
     last: Option<Post>,
-    /// Posts that were taken and not answered.
+    /// Posts that were received and not answered.
     n_open: usize,
     cancelled: bool,
     ended: Option<Result<()>>,
-    /// When its parts ran.
+    /// Times of its parts.
     times: Vec<PartTime>,
 }
 
 impl SimRun {
-    /// The next post, or `None` once the end is known.
+    /// The next post, or `None` after the end.
     fn next(&mut self) -> Option<Post> {
         if self.ended.is_some() {
             return None;
@@ -191,7 +192,7 @@ impl SimRun {
         None
     }
 
-    /// How the program ended, once that is known.
+    /// The result of the program, once it is known.
     fn end(&self) -> Result<()> {
         self.shared.check()?;
         self.ended.clone().unwrap_or(Ok(()))
@@ -203,7 +204,7 @@ impl RawRun for SimRun {
         self.shared.check()?;
         self.last = loop {
             match self.next() {
-                // Nobody answers a program that was given up.
+                // Posts of a cancelled program are not handed out.
                 Some(_) if self.cancelled => {}
                 post => break post,
             }
@@ -228,13 +229,13 @@ impl RawRun for SimRun {
         if self.inbox.send(answer).is_ok() {
             return Ok(());
         }
-        // The queue is gone: the program ended before that, in one way or another.
+        // The queue has ended, so the program ended before it, in one way or another.
         self.wait()
     }
 
     fn wait(&mut self) -> Result<()> {
         self.shared.check()?;
-        // A post that nobody will answer any more would keep both sides waiting.
+        // A post that can no longer be answered would keep both sides waiting.
         if self.n_open > 0 {
             self.cancel();
         }
@@ -251,7 +252,7 @@ impl RawRun for SimRun {
     fn cancel(&mut self) {
         if self.ended.is_none() && !self.cancelled {
             self.cancelled = true;
-            // A thread that is gone runs nothing.
+            // A thread that has ended runs nothing.
             let _ = self.inbox.send(Message::Cancel { run: self.id });
         }
     }
@@ -267,7 +268,7 @@ impl Drop for SimRun {
 struct SimTransfer {
     shared: Arc<Shared>,
     done: Receiver<Result<Box<dyn RawStaging>>>,
-    /// What [`RawTransfer::is_done`] has already taken from the channel.
+    /// The result that [`RawTransfer::is_done`] has already received.
     seen: RefCell<Option<Result<Box<dyn RawStaging>>>>,
 }
 

@@ -1,4 +1,4 @@
-//! What the parts of one device share: whether it is lost, its memory account, its failures, its queues.
+//! State shared by all parts of a device: loss, memory, injected failures, queues.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,24 +8,24 @@ use hal::{Bytes, DeviceInfo, Error, Result};
 use crate::options::{Failures, Fault, SimOptions};
 use crate::worker::Message;
 
-/// What a simulated device has done so far.
+/// Counters of a simulated device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Ops of programs that were started.
     pub ops: u64,
     /// Uploads, downloads, refills and row copies that were started.
     pub copies: u64,
-    /// Programs that were given to a queue.
+    /// Programs that were submitted to a queue.
     pub submissions: u64,
-    /// Allocations that were asked for: tensors, packs, staging, mailboxes.
+    /// Requested allocations: tensors, packs, staging, mailboxes.
     pub allocations: u64,
     /// Physical memory in use.
     pub held: Bytes,
-    /// Most physical memory that was ever in use.
+    /// Peak of the physical memory in use.
     pub peak: Bytes,
 }
 
-/// What a queue's thread works on; it says what is counted.
+/// Class of a work item, which selects its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Op(&'static str),
@@ -47,7 +47,7 @@ struct State {
     fail: Failures,
     /// How often the device was resumed: a hang ends when this changes.
     resumed: u64,
-    /// The inboxes of the living queues, to wake their threads.
+    /// The inboxes of the open queues, to wake their threads.
     queues: Vec<(u64, Sender<Message>)>,
     n_queues: u64,
 }
@@ -69,7 +69,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of a lost device.
+    /// Returns the error of a lost device.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.state().lost {
             Some(error) => Err(error.clone()),
@@ -77,7 +77,8 @@ impl Shared {
         }
     }
 
-    /// Loses the device; the first reason stays. Every thread is woken and ends, and with it every wait.
+    /// Loses the device; the first reason is kept. Every thread is woken and ends, and with it
+    /// every wait.
     pub(crate) fn lose(&self, reason: &str) -> Error {
         let mut state = self.state();
         let device = || self.info.name.clone();
@@ -104,7 +105,7 @@ impl Shared {
         self.state().fail.refuse.contains(&op)
     }
 
-    /// Ends a hang, and one that was still to come.
+    /// Ends a hang, or removes a pending one.
     pub(crate) fn resume(&self) {
         let mut state = self.state();
         state.fail.hang_after = None;
@@ -117,7 +118,7 @@ impl Shared {
         self.state().resumed
     }
 
-    /// What the next piece of work is to suffer, with [`Shared::resumed`] at that moment.
+    /// The failure to inject into the next work item, with [`Shared::resumed`] at that moment.
     pub(crate) fn next_work(&self) -> (Option<Fault>, u64) {
         let mut state = self.state();
         (state.fail.next_work(), state.resumed)
@@ -135,7 +136,7 @@ impl Shared {
         self.state().counters.submissions += 1;
     }
 
-    /// Takes `bytes` of physical memory.
+    /// Allocates `bytes` of physical memory.
     pub(crate) fn take(&self, label: &str, bytes: Bytes) -> Result<()> {
         let mut state = self.state();
         if let Some(error) = &state.lost {
@@ -162,7 +163,7 @@ impl Shared {
         counters.held = counters.held - bytes;
     }
 
-    /// Registers a queue and gives its number.
+    /// Registers a queue and returns its number.
     pub(crate) fn enter(&self, inbox: &Sender<Message>) -> Result<u64> {
         let mut state = self.state();
         if let Some(error) = &state.lost {
@@ -182,7 +183,7 @@ impl Shared {
 impl State {
     fn wake(&self) {
         for (_, inbox) in &self.queues {
-            // A thread that is gone needs no waking.
+            // A thread that has ended needs no waking.
             let _ = inbox.send(Message::Wake);
         }
     }

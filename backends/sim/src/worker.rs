@@ -1,7 +1,8 @@
 //! The device's side of a queue: one thread with one inbox.
 //!
-//! Commands are taken in order. While the thread waits (for a delay, a hang, an answer) it reads its inbox, so
-//! that an answer, a cancel, a loss or the end of the queue reaches it at once.
+//! Commands are processed in order. While the thread waits (for a delay, a hang, an answer) it
+//! reads its inbox, so that it receives an answer, a cancel, a loss or the end of the queue at
+//! once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -11,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use cpu::reference::execute;
-use hal::op::{Merge, Post};
+use hal::op::{HandOff, Merge, Post};
 use hal::{
     Batch, BatchView, Error, HostRowSet, MailboxShape, Op, Operand, PartTime, RawStaging, Result,
     RowSet, Tensor,
@@ -23,7 +24,7 @@ use crate::options::Fault;
 use crate::queue;
 use crate::shared::{Shared, Work};
 
-/// What a queue's thread is told.
+/// Messages to a queue's thread.
 #[derive(Debug)]
 pub(crate) enum Message {
     Command(Command),
@@ -35,13 +36,13 @@ pub(crate) enum Message {
     Cancel {
         run: u64,
     },
-    /// Something about the device changed.
+    /// The device's state changed.
     Wake,
     /// Programs are cancelled from here on, copies are done, then the thread ends.
     Close,
 }
 
-/// What a queue does, in order.
+/// Commands of a queue, run in order.
 #[derive(Debug)]
 pub(crate) enum Command {
     Replay { id: u64, program: SimProgram, cuts: Option<Box<[usize]>>, events: Sender<Event> },
@@ -53,11 +54,11 @@ pub(crate) enum Command {
     Finish { reply: Sender<Result<()>> },
 }
 
-/// What the host is told about a program.
+/// Events of a program, sent to the host.
 #[derive(Debug)]
 pub(crate) enum Event {
     Post(queue::Post),
-    /// How it ended, and when its parts ran.
+    /// Its result, and the times of its parts.
     End(Result<()>, Vec<PartTime>),
 }
 
@@ -66,20 +67,20 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     inbox: Receiver<Message>,
     pending: VecDeque<Command>,
-    /// The program that runs.
+    /// The running program.
     running: Option<u64>,
     /// The first program that has not ended.
     next_run: u64,
-    /// Programs that were given up before they ended.
+    /// Programs that were cancelled before they ended.
     cancelled: HashSet<u64>,
-    /// Answers for the program that runs, by mailbox.
+    /// Answers for the running program, by mailbox.
     answers: HashMap<usize, Box<[f32]>>,
-    /// When the last merge had its answer.
+    /// When the answer of the last merge arrived.
     answered: Option<Instant>,
-    /// When the last post was about to be shown.
+    /// When the last post was about to be sent.
     posted: Option<Instant>,
     closing: bool,
-    /// What went wrong with work that has no handle; the next finish tells.
+    /// An error of work without a handle; reported by the next finish.
     failed: Option<Error>,
     /// State of the random delays.
     random: u64,
@@ -104,7 +105,7 @@ impl Worker {
         }
     }
 
-    /// Serves the queue until it is closed or the device is lost.
+    /// Runs the queue until it is closed or the device is lost.
     pub(crate) fn run(mut self) {
         loop {
             let ready = |worker: &Worker| worker.closing || !worker.pending.is_empty();
@@ -116,8 +117,8 @@ impl Worker {
         }
     }
 
-    /// Does one command. Tensors are let go before anybody is told of the end, so that a caller who was told can
-    /// count on the memory; a caller who has gone away is not told.
+    /// Runs one command. Tensors are released before the end is reported, so that the caller can
+    /// rely on the memory; a caller that has gone away gets no report.
     fn serve(&mut self, command: Command) {
         match command {
             Command::Replay { id, program, cuts, events } => {
@@ -190,29 +191,20 @@ impl Worker {
         events: &Sender<Event>,
         mut watch: Option<&mut Stopwatch>,
     ) -> Result<()> {
-        // A device goes from op to op; that the system lets this thread wait is no gap of its own.
+        // The ops of a device follow each other without gaps, so a delay of this thread by the
+        // system belongs to the next op.
         let mut begin = Instant::now();
         for (i, op) in program.ops.iter().enumerate() {
-            self.work(Work::Op(op.name()), |worker| match op {
-                Op::Post(op) => {
+            self.work(Work::Op(op.name()), |worker| match op.hand_off() {
+                Some(HandOff::Post(op)) => {
                     // A host that has gone away has sent a cancel, which the next wait finds.
                     let shape = &program.mailboxes[op.mailbox];
                     worker.posted = Some(Instant::now());
                     let _ = events.send(Event::Post(post(op, shape)));
                     Ok(())
                 }
-                Op::Merge(op) => worker.merge(op),
-                Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::MatMul(_) | Op::Rope(_) => {
-                    execute(op, &SimMemory)
-                }
-                Op::StoreKv(_) | Op::Attention(_) | Op::Add(_) | Op::SparseFfn(_) => {
-                    execute(op, &SimMemory)
-                }
-                Op::AddPositions(_) | Op::CopyHeads(_) | Op::SoftCap(_) => execute(op, &SimMemory),
-                Op::Predict(_) | Op::Route(_) | Op::ShortConv(_) | Op::GatedDelta(_) => {
-                    execute(op, &SimMemory)
-                }
-                Op::SsmScan(_) => execute(op, &SimMemory),
+                Some(HandOff::Merge(op)) => worker.merge(op),
+                None => execute(op, &SimMemory),
             })?;
             let posted = self.posted.filter(|_| matches!(op, Op::Post(_)));
             let end = posted.unwrap_or_else(Instant::now);
@@ -229,11 +221,11 @@ impl Worker {
         self.work(Work::Copy, |_| copy())
     }
 
-    /// Does one piece of work after its delay, with what is to go wrong with it. A panic loses the device.
+    /// Runs one work item after its delay, with any injected failure. A panic loses the device.
     fn work(&mut self, kind: Work, work: impl FnOnce(&mut Worker) -> Result<()>) -> Result<()> {
         let until = Instant::now() + self.delay();
         let unless_copy = |waited: Result<()>| match waited {
-            // A queue that closes cuts the waits of its copies short, and does them.
+            // A closing queue shortens the delays of its copies, and does them.
             Err(Error::Cancelled) if kind == Work::Copy => Ok(()),
             waited => waited,
         };
@@ -250,7 +242,7 @@ impl Worker {
         let done = catch_unwind(AssertUnwindSafe(|| {
             if fault == Some(Fault::Panic) {
                 // Not `panic!`: its message on stderr would look like a failed test.
-                resume_unwind(Box::new("a panic was asked for".to_owned()));
+                resume_unwind(Box::new("injected panic".to_owned()));
             }
             work(self)
         }));
@@ -266,7 +258,7 @@ impl Worker {
         })
     }
 
-    /// A time from the range of the options.
+    /// A random delay from the range of the options.
     fn delay(&mut self) -> Duration {
         // splitmix64
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -282,8 +274,9 @@ impl Worker {
         }
     }
 
-    /// Reads the inbox until `ready`, or until the time has come. The wait also ends when the device is lost, and
-    /// in [`Error::Cancelled`] when the program that runs is given up or the queue closes.
+    /// Reads the inbox until `ready`, or until the given time. The wait also ends when the device
+    /// is lost, and with [`Error::Cancelled`] when the running program is cancelled or the queue
+    /// closes.
     fn wait(&mut self, until: Option<Instant>, ready: impl Fn(&Worker) -> bool) -> Result<()> {
         loop {
             while let Ok(message) = self.inbox.try_recv() {
@@ -333,7 +326,7 @@ impl Worker {
         self.answered = Some(Instant::now());
         let answer = self.answers.remove(&op.mailbox).expect("waited for it");
         let n = n_tokens(&op.batch) * op.y.desc().n_cols;
-        assert_eq!(answer.len(), n, "the answer is not of the step's tokens");
+        assert_eq!(answer.len(), n, "the answer has another number of tokens than the step");
         let span = span(&op.y);
         buffer(&op.y).write(|bytes| {
             let y: &mut [f32] = bytemuck::cast_slice_mut(&mut bytes[span]);
@@ -356,7 +349,7 @@ impl Stopwatch {
         Stopwatch { cuts, times: Vec::new() }
     }
 
-    /// Takes down op number `i`.
+    /// Records op number `i`.
     fn ran(&mut self, i: usize, begin: Instant, end: Instant) {
         let part = self.cuts.partition_point(|cut| *cut <= i);
         match self.times.last_mut().filter(|time| time.parts.start == part) {
@@ -373,7 +366,7 @@ fn n_tokens(batch: &Batch<Tensor>) -> usize {
         .read(|bytes| BatchView::new(bytemuck::cast_slice(&bytes[span]), batch.shape).n_tokens())
 }
 
-/// What goes into a mailbox: the real tokens of `x`, the wanted rows, what groups weigh.
+/// The contents of a mailbox: the real tokens of `x`, the wanted rows, the group weights.
 fn post(op: &Post<Tensor>, shape: &MailboxShape) -> queue::Post {
     let n_tokens = n_tokens(&op.batch);
     let first = |tensor: &Tensor| -> Vec<f32> {
@@ -385,12 +378,12 @@ fn post(op: &Post<Tensor>, shape: &MailboxShape) -> queue::Post {
     let n_rows = rows.as_ref().map_or(0, |set| set.ids.len());
     assert!(
         n_tokens <= shape.max_tokens && n_rows <= shape.max_rows,
-        "{n_tokens} tokens and {n_rows} rows for {shape:?}"
+        "{n_tokens} tokens and {n_rows} rows do not fit {shape:?}"
     );
     queue::Post { mailbox: op.mailbox, n_tokens, x, rows, weights }
 }
 
-/// A set as the host reads it: the rows that count, and the membership words of the real tokens.
+/// A set as the host reads it: the valid rows, and the membership words of the real tokens.
 fn host_set(set: &RowSet<Tensor>, n_tokens: usize) -> HostRowSet {
     let u32s = |tensor: &Tensor| -> Vec<u32> {
         buffer(tensor).read(|bytes| bytemuck::cast_slice(&bytes[span(tensor)]).to_vec())

@@ -1,4 +1,4 @@
-//! The device as the contract sees it.
+//! The device behind the contract of `hal`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,18 +28,18 @@ pub struct SimtBackend<D: Driver> {
 }
 
 impl<D: Driver> SimtBackend<D> {
-    /// Makes a device ready, and finds out how it wants to be given work.
+    /// Opens a device and measures the fastest way to submit work to it.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Errors of the driver.
     pub fn open(driver: D) -> Result<Arc<SimtBackend<D>>> {
         SimtBackend::open_with(driver, Options::default())
     }
 
-    /// [`SimtBackend::open`], given work in a way that is set: tests look at both.
+    /// [`SimtBackend::open`] with fixed submission options, so that tests can cover all of them.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// Errors of the driver.
     pub fn open_with(driver: D, options: Options) -> Result<Arc<SimtBackend<D>>> {
         let card = Arc::new(Card::new(Arc::new(driver), options)?);
         let facts = &card.checked.facts;
@@ -58,7 +58,7 @@ impl<D: Driver> SimtBackend<D> {
         Ok(Arc::new(SimtBackend { card, info }))
     }
 
-    /// How it is given work.
+    /// How work is submitted to it.
     #[must_use]
     pub fn manners(&self) -> Manners {
         self.card.manners
@@ -82,16 +82,22 @@ impl<D: Driver> Backend for SimtBackend<D> {
         let one = us(launch);
         let launches = match in_graph.filter(|_| graphs) {
             Some(graph) => {
-                format!("steps start as graphs: {} a launch in one, {one} one by one", us(graph))
+                format!(
+                    "steps run as graphs: {} per launch in a graph, {one} separately",
+                    us(graph)
+                )
             }
-            None if graphs => "steps start as graphs".to_owned(),
-            None => format!("kernels start one by one: {one} each"),
+            None if graphs => "steps run as graphs".to_owned(),
+            None => format!("kernels are launched separately: {one} each"),
         };
         let waits = match echo.filter(|_| flags) {
             Some(echo) => {
-                format!("it waits for the CPU's answers itself, and sees one after {}", us(echo))
+                format!(
+                    "the device waits for the CPU's answers itself, and sees one after {}",
+                    us(echo)
+                )
             }
-            None if flags => "it waits for the CPU's answers itself".to_owned(),
+            None if flags => "the device waits for the CPU's answers itself".to_owned(),
             None => "a submission ends at each hand-off".to_owned(),
         };
         vec![launches, waits]
@@ -136,7 +142,7 @@ impl<D: Driver> Backend for SimtBackend<D> {
         match layout::pack(pack, source, sink) {
             Ok(()) => Ok(Box::new(buffer)),
             Err(error) => {
-                // What is on its way goes to memory that is given back now.
+                // Copies in flight write to memory that is freed on return.
                 self.card.arrived()?;
                 Err(error)
             }

@@ -1,4 +1,4 @@
-//! Tensors on the device: memory, and where their rows are.
+//! Tensors on the device: memory, and the location of their rows.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use hal::{Bytes, Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
 use crate::driver::{DevicePtr, Driver};
 use crate::error::driver;
 
-/// Memory is taken in these steps, which drivers align to.
+/// Allocation sizes are multiples of this, the alignment of the drivers.
 const STEP: u64 = 256;
 
-/// How rows lie in memory.
+/// Layout of the rows in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowLayout {
-    /// As the host has them, each filled up to whole words.
+    /// As on the host, each padded to whole words.
     Plain,
-    /// As the `layout` crate packs weights.
+    /// Weights packed by the `layout` crate.
     Packed,
 }
 
-/// Device memory that is given back when it is dropped.
+/// Device memory that is freed when dropped.
 pub(crate) struct Memory<D: Driver> {
     driver: Arc<D>,
     pub(crate) at: DevicePtr,
@@ -53,23 +53,23 @@ impl<D: Driver> Drop for Memory<D> {
     }
 }
 
-/// Device memory of one tensor. What it is made of is nobody's business but its owner's.
+/// Device memory of one tensor. Only its owner knows the type of the allocation.
 #[derive(Debug)]
 pub(crate) struct SimtBuffer {
     pub(crate) span: Span,
     pub(crate) layout: RowLayout,
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     pub(crate) _memory: Box<dyn Keep>,
 }
 
-/// Something that is kept for what it holds.
+/// Anything that is held only to keep it alive.
 pub(crate) trait Keep: fmt::Debug + Send + Sync {}
 
 impl<T: fmt::Debug + Send + Sync> Keep for T {}
 
 impl RawBuffer for SimtBuffer {}
 
-/// Part of the device's memory, in bytes.
+/// A range of device memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) at: DevicePtr,
@@ -77,22 +77,22 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// What an operand that is missing has.
+    /// The span of a missing operand.
     pub(crate) const NONE: Span = Span { at: 0, size: 0 };
 
-    /// A part of this part.
+    /// A range of this range.
     pub(crate) fn part(self, offset: u64, size: u64) -> Span {
         debug_assert!(offset + size <= self.size, "{offset} + {size} of {}", self.size);
         Span { at: self.at + offset, size }
     }
 
-    /// Whether a byte is part of both.
+    /// Whether both share a byte.
     pub(crate) fn overlaps(self, other: Span) -> bool {
         self.at < other.at + other.size && other.at < self.at + self.size
     }
 }
 
-/// Rounded up to what is taken.
+/// Rounded up to a valid allocation size.
 pub(crate) fn rounded(bytes: u64) -> Bytes {
     Bytes(bytes.max(1).div_ceil(STEP).saturating_mul(STEP))
 }
@@ -103,7 +103,7 @@ pub(crate) fn plain_stride(desc: &TensorDesc) -> Option<u64> {
     Some(bytes.div_ceil(4) * 4)
 }
 
-/// Bytes that a tensor of this shape takes, before rounding; `None` if it cannot exist.
+/// Bytes that a tensor of this shape takes, before rounding; `None` if it overflows.
 pub(crate) fn stored_size(desc: &TensorDesc) -> Option<u64> {
     match desc.layout {
         Layout::Rows => plain_stride(desc)?.checked_mul(desc.n_rows as u64),
@@ -111,15 +111,15 @@ pub(crate) fn stored_size(desc: &TensorDesc) -> Option<u64> {
     }
 }
 
-/// The backend's own part of a tensor.
+/// The backend's own data of a tensor.
 ///
 /// # Errors
-/// [`hal::Error::Driver`] for another backend's tensor, which `hal` refuses before.
+/// [`hal::Error::Driver`] for another backend's tensor, which `hal` rejects earlier.
 pub(crate) fn raw(tensor: &Tensor) -> Result<&SimtBuffer> {
     tensor.raw().ok_or_else(|| driver("bind", "a tensor of another backend"))
 }
 
-/// Where the rows of a plain view lie.
+/// Location of the rows of a plain view.
 ///
 /// # Errors
 /// [`hal::Error::Driver`] for a tensor that is packed.
@@ -127,7 +127,7 @@ pub(crate) fn plain(tensor: &Tensor) -> Result<Span> {
     let (raw, desc) = (raw(tensor)?, tensor.desc());
     let stride = match (raw.layout, plain_stride(&desc)) {
         (RowLayout::Plain, Some(stride)) => stride,
-        _ => return Err(driver("bind", format!("{desc} is packed, the op wants plain rows"))),
+        _ => return Err(driver("bind", format!("{desc} is packed, but the op needs plain rows"))),
     };
     Ok(raw.span.part(stride * tensor.first_row() as u64, stride * desc.n_rows as u64))
 }

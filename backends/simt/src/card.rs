@@ -1,4 +1,4 @@
-//! The open device that everything of a backend shares: kernels that are loaded, weights on their way.
+//! The open device that all parts of a backend share: loaded kernels, and uploads of weights.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -14,29 +14,29 @@ use crate::self_check::Checked;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Bytes that are on their way at once; while one such stretch is copied, the next is made.
+/// Bytes per upload; while one chunk is copied, the next is prepared.
 const STRETCH: usize = 8 << 20;
 
-/// Most threads that load kernels.
+/// Most threads that load kernels in parallel.
 const LOADERS: usize = 8;
 
 /// A device with its kernels.
 #[derive(Debug)]
 pub(crate) struct Card<D: Driver> {
     pub(crate) driver: Arc<D>,
-    /// How programs are given to it.
+    /// How programs are submitted to it.
     pub(crate) manners: Manners,
-    /// What its kernels count on.
+    /// Facts about it that were verified for its kernels.
     pub(crate) checked: Checked,
-    /// What formats look codes up in (`layout::tables`).
+    /// Code tables of the formats (`layout::tables`).
     pub(crate) tables: Memory<D>,
     kernels: Arc<Kernels<D>>,
     loader: Mutex<Loader<D>>,
-    /// The last step that was begun, on any queue.
+    /// Number of the last step that was started, on any queue.
     steps: AtomicU32,
 }
 
-/// Kernels by unit and name, loaded when one is first asked for.
+/// Kernels by unit and name, loaded on first use.
 #[derive(Debug)]
 pub(crate) struct Kernels<D: Driver> {
     driver: Arc<D>,
@@ -48,10 +48,10 @@ impl<D: Driver> Kernels<D> {
         Arc::new(Kernels { driver: Arc::clone(driver), units: Mutex::default() })
     }
 
-    /// Loads those units that are not yet there, beside each other: drivers compile them, which takes up to seconds each.
+    /// Loads the missing units in parallel: drivers compile them, which takes up to seconds each.
     ///
     /// # Errors
-    /// [`hal::Error::Driver`] for a unit that the driver refuses.
+    /// [`hal::Error::Driver`] for a unit that the driver rejects.
     pub(crate) fn load(&self, units: &BTreeSet<Unit>) -> Result<()> {
         let there = |unit: &&Unit| lock(&self.units).contains_key(unit.name());
         let missing: Vec<&Unit> = units.iter().filter(|unit| !there(unit)).collect();
@@ -61,8 +61,8 @@ impl<D: Driver> Kernels<D> {
             while let Some(unit) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let module = self.driver.module(unit.name())?;
                 let mut units = lock(&self.units);
-                // Another program may have loaded it meanwhile, and uses functions of it: the module that was first
-                // stays.
+                // Another program may have loaded it meanwhile and use its functions, so the first
+                // module is kept.
                 if !units.contains_key(unit.name()) {
                     units.insert(unit.name().to_owned(), module);
                 }
@@ -82,7 +82,7 @@ impl<D: Driver> Kernels<D> {
     }
 
     /// # Errors
-    /// [`hal::Error::Driver`] for a unit or kernel that the driver refuses.
+    /// [`hal::Error::Driver`] for a unit or kernel that the driver rejects.
     pub(crate) fn function(&self, unit: &Unit, kernel: &str) -> Result<D::Function> {
         let mut units = lock(&self.units);
         if !units.contains_key(unit.name()) {
@@ -93,20 +93,20 @@ impl<D: Driver> Kernels<D> {
     }
 }
 
-/// A block that bytes are brought through, and the copy that was last made from it.
+/// A staging block for uploads, and the last copy from it.
 #[derive(Debug)]
 struct Stretch<D: Driver> {
     block: Pinned<D>,
     copied: Option<D::Event>,
 }
 
-/// Brings bytes to the device through two pinned blocks.
+/// Uploads bytes to the device through two pinned blocks.
 #[derive(Debug)]
 struct Loader<D: Driver> {
     stream: Stream<D>,
     blocks: [Option<Stretch<D>>; 2],
     next: usize,
-    /// Whether something is on its way.
+    /// Whether a copy is in flight.
     busy: bool,
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<D: Driver> Card<D> {
     /// # Errors
-    /// What the driver refuses.
+    /// Errors of the driver.
     pub(crate) fn new(driver: Arc<D>, options: Options) -> Result<Card<D>> {
         let words = layout::tables();
         let tables = Memory::new(&driver, "tables", 4 * words.len() as u64)?;
@@ -145,15 +145,15 @@ impl<D: Driver> Card<D> {
         Arc::clone(&self.kernels)
     }
 
-    /// The number of a step that begins now: larger than all before it.
+    /// The number of a new step, larger than all earlier ones.
     pub(crate) fn begin_step(&self) -> u32 {
         self.steps.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Starts to bring bytes to the device, at `offset` of `to`. The bytes are the caller's again at once.
+    /// Starts an upload to `offset` of `to`. The caller may reuse `bytes` at once.
     ///
     /// # Errors
-    /// A lost device, [`hal::Error::OutOfMemory`] for the blocks in between.
+    /// A lost device, [`hal::Error::OutOfMemory`] for the staging blocks.
     pub(crate) fn bring(&self, to: Span, offset: u64, bytes: &[u8]) -> Result<()> {
         let mut loader = lock(&self.loader);
         let mut at = offset;
@@ -181,7 +181,7 @@ impl<D: Driver> Card<D> {
         Ok(())
     }
 
-    /// Waits until all that was brought is there.
+    /// Waits until all uploads have arrived.
     ///
     /// # Errors
     /// A lost device.
@@ -197,7 +197,8 @@ impl<D: Driver> Card<D> {
 
 impl<D: Driver> Drop for Loader<D> {
     fn drop(&mut self) {
-        // The blocks go next, and the device must not read them any more. A lost device does not.
+        // The blocks are freed next, so the device must have finished reading them. A lost device
+        // reads nothing more.
         let _ = self.stream.finish();
     }
 }

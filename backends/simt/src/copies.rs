@@ -1,4 +1,4 @@
-//! Copies of plain rows between staging and the device, and inside it.
+//! Copies of plain rows between staging and the device, and on the device.
 
 use hal::{Operand, RawStaging, Result, Tensor};
 
@@ -8,7 +8,7 @@ use crate::error::driver;
 use crate::pinned::Pinned;
 use crate::stream::Stream;
 
-/// A plain view with the widths of its rows on both sides, in bytes.
+/// A plain view with the width of its rows on both sides, in bytes.
 pub(crate) struct Rows {
     span: Span,
     host: usize,
@@ -17,20 +17,20 @@ pub(crate) struct Rows {
 
 impl Rows {
     /// # Errors
-    /// [`hal::Error::Driver`] for what has no plain rows.
+    /// [`hal::Error::Driver`] for a tensor without plain rows.
     pub(crate) fn of(tensor: &Tensor) -> Result<Rows> {
         let desc = tensor.desc();
         let host = desc.format.row_bytes(desc.n_cols);
         let (Some(host), Some(device)) = (host, plain_stride(&desc)) else {
-            return Err(driver("copy", format!("{desc} has no rows of bytes")));
+            return Err(driver("copy", format!("{desc} cannot be copied as rows")));
         };
         Ok(Rows { span: plain(tensor)?, host, device: device as usize })
     }
 
-    /// What is copied of `len` bytes: where they begin on the host and on the device, and how many.
+    /// The copies for `len` bytes: host offset, device offset, length.
     fn pieces(&self, len: usize) -> impl Iterator<Item = (usize, u64, usize)> {
         let (host, device) = (self.host, self.device);
-        // Rows that are filled up to whole words on the device go one by one.
+        // Rows that are padded on the device are copied one by one.
         let step = if host == device || host == 0 { len.max(1) } else { host };
         (0..len).step_by(step).enumerate().map(move |(row, at)| {
             let n = step.min(len - at);
@@ -45,7 +45,7 @@ pub(crate) fn upload<D: Driver>(stream: &Stream<D>, from: &Pinned<D>, to: &Rows)
     to.pieces(len).try_for_each(|(at, offset, n)| stream.copy_in(to.span, offset, from, at, n))
 }
 
-/// Starts to read the first bytes of a view, as many as `to` has.
+/// Starts to read the first bytes of a view, as many as `to` holds.
 pub(crate) fn download<D: Driver>(
     stream: &Stream<D>,
     to: &mut Pinned<D>,

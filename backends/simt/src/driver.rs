@@ -1,6 +1,6 @@
-//! What differs between CUDA and HIP on the host's side: the calls, one by one.
+//! The driver calls that differ between CUDA and HIP on the host's side.
 
-#![allow(unsafe_code, reason = "what a driver is asked for, it cannot check")]
+#![allow(unsafe_code, reason = "a driver cannot check its arguments")]
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ use hal::{MemoryReport, Result};
 
 use crate::facts::Facts;
 
-/// An address in the device's memory. 0 is none.
+/// An address in device memory; 0 is null.
 pub type DevicePtr = u64;
 
-/// Pinned host memory that the device reaches too, coherent on both sides.
+/// Pinned host memory that the device can access, coherent on both sides.
 #[derive(Clone, Copy, Debug)]
 pub struct HostBlock {
-    /// Where the host sees it.
+    /// Address on the host.
     pub host: *mut u8,
-    /// Where the device sees it.
+    /// Address on the device.
     pub device: DevicePtr,
     /// Bytes.
     pub len: usize,
@@ -33,80 +33,81 @@ pub enum Arg {
     F32(f32),
 }
 
-/// How many threads, and how they are grouped.
+/// Grid and block size of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Blocks.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
 }
 
-/// A device, through its vendor's driver. All calls may come from any thread. Calls that take a stream return before the
-/// work is done.
+/// A device behind its vendor's driver. All calls may come from any thread. Calls that take a
+/// stream return before the work is done.
 ///
-/// Errors are [`hal::Error::OutOfMemory`], [`hal::Error::DeviceLost`] for whatever the device does not recover from, and
-/// [`hal::Error::Driver`]; every call reports those of its own, and sticky ones of work before it.
+/// Errors are [`hal::Error::OutOfMemory`], [`hal::Error::DeviceLost`] for errors that the device
+/// does not recover from, and [`hal::Error::Driver`]; every call reports its own errors, and
+/// sticky errors of earlier work.
 pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
-    /// Work in order; destroyed when dropped, as all of these.
+    /// A stream: work in order. Destroyed when dropped, like all types here.
     type Stream: fmt::Debug + Send + Sync;
-    /// A moment in a stream.
+    /// An event in a stream.
     type Event: fmt::Debug + Send + Sync;
     /// Loaded kernels.
     type Module: fmt::Debug + Send + Sync;
-    /// A kernel of a module, which its owner keeps.
+    /// A kernel of a module; the owner keeps the module alive.
     type Function: Copy + fmt::Debug + Send + Sync;
-    /// Recorded work that can be started as one.
+    /// Recorded work that is launched as a graph.
     type Graph: fmt::Debug + Send + Sync;
 
-    /// Facts that do not change.
+    /// Facts about the device that do not change.
     fn facts(&self) -> &Facts;
 
-    /// Total and free memory, now.
+    /// Current total and free memory.
     ///
     /// # Errors
-    /// See [`Driver`], as for all that follow.
+    /// See [`Driver`], as for all calls below.
     fn memory(&self) -> Result<MemoryReport>;
 
-    /// Device memory; contents undefined.
+    /// Allocates device memory; contents undefined.
     ///
     /// # Errors
     /// See [`Driver`].
     fn alloc(&self, label: &str, len: u64) -> Result<DevicePtr>;
 
-    /// Gives memory of [`Driver::alloc`] back, once all work that was given to the device is done with it.
+    /// Frees memory of [`Driver::alloc`], once all work submitted to the device is done with it.
     fn free(&self, at: DevicePtr);
 
-    /// Pinned and mapped host memory, filled with zeros.
+    /// Allocates pinned and mapped host memory, filled with zeros.
     ///
     /// # Errors
     /// See [`Driver`].
     fn alloc_host(&self, label: &str, len: usize) -> Result<HostBlock>;
 
-    /// Gives memory of [`Driver::alloc_host`] back.
+    /// Frees memory of [`Driver::alloc_host`].
     fn free_host(&self, block: HostBlock);
 
-    /// A new stream that waits for no other.
+    /// A new stream that does not synchronise with others.
     ///
     /// # Errors
     /// See [`Driver`].
     fn stream(&self) -> Result<Self::Stream>;
 
-    /// Waits until a stream is empty.
+    /// Waits until all work of a stream is done.
     ///
     /// # Errors
     /// See [`Driver`].
     fn finish(&self, stream: &Self::Stream) -> Result<()>;
 
-    /// A new event, with a time if `timed`.
+    /// A new event, with a timestamp if `timed`.
     ///
     /// # Errors
     /// See [`Driver`].
     fn event(&self, timed: bool) -> Result<Self::Event>;
 
-    /// Puts an event behind what was given to a stream.
+    /// Records an event after the work submitted to a stream.
     ///
     /// # Errors
     /// See [`Driver`].
@@ -124,7 +125,7 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     /// See [`Driver`].
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
-    /// Seconds from one timed event that has happened to another.
+    /// Seconds from one timed event to another; both have happened.
     ///
     /// # Errors
     /// See [`Driver`].
@@ -133,7 +134,8 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     /// Copies host memory to the device.
     ///
     /// # Safety
-    /// `src..src + len` is readable, and `dst..dst + len` of a live allocation, until the copy is done.
+    /// `src..src + len` is readable, and `dst..dst + len` belongs to a live allocation, until the
+    /// copy is done.
     ///
     /// # Errors
     /// See [`Driver`].
@@ -148,7 +150,8 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     /// Copies device memory to the host.
     ///
     /// # Safety
-    /// `dst..dst + len` is writable and read by nobody, and `src..src + len` of a live allocation, until the copy is done.
+    /// `dst..dst + len` is writable and not read, and `src..src + len` belongs to a live
+    /// allocation, until the copy is done.
     ///
     /// # Errors
     /// See [`Driver`].
@@ -160,7 +163,7 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
         len: usize,
     ) -> Result<()>;
 
-    /// Copies inside the device.
+    /// Copies on the device.
     ///
     /// # Safety
     /// Both ranges belong to live allocations until the copy is done, and do not overlap.
@@ -178,7 +181,7 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     /// Sets `n_words` words.
     ///
     /// # Safety
-    /// The range belongs to a live allocation until it is done, at a multiple of 4.
+    /// The range belongs to a live allocation until the call is done, and is aligned to 4 bytes.
     ///
     /// # Errors
     /// See [`Driver`].
@@ -202,11 +205,11 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     /// See [`Driver`].
     fn function(&self, module: &Self::Module, name: &str) -> Result<Self::Function>;
 
-    /// Starts a kernel.
+    /// Launches a kernel.
     ///
     /// # Safety
-    /// The arguments are those of the kernel in number, order and kind; its module is loaded; all memory that it reaches
-    /// is live until it is done.
+    /// The arguments match the kernel's parameters in number, order and type; its module is
+    /// loaded; all memory that it accesses is live until it is done.
     ///
     /// # Errors
     /// See [`Driver`].
@@ -218,22 +221,23 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
         args: &[Arg],
     ) -> Result<()>;
 
-    /// From here on, what this thread gives to the stream is recorded instead of done.
+    /// Starts capture: from here on, work that this thread submits to the stream is recorded
+    /// instead of run.
     ///
     /// # Errors
     /// See [`Driver`].
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
 
-    /// Ends the recording and makes it ready to start.
+    /// Ends the capture and instantiates the graph.
     ///
     /// # Errors
     /// See [`Driver`].
     fn end_capture(&self, stream: &Self::Stream) -> Result<Self::Graph>;
 
-    /// Starts recorded work.
+    /// Launches a graph.
     ///
     /// # Safety
-    /// As [`Driver::launch`] for all that was recorded; it does not run already.
+    /// As [`Driver::launch`] for all recorded work; the graph is not running already.
     ///
     /// # Errors
     /// See [`Driver`].

@@ -1,8 +1,8 @@
-//! Refusals of this crate's own.
+//! Errors of this crate.
 
 use hal::Error;
 
-/// A refused call.
+/// A driver call that failed.
 pub(crate) fn driver(call: impl Into<String>, message: impl Into<String>) -> Error {
     Error::Driver { call: call.into(), code: 0, message: message.into() }
 }

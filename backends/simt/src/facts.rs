@@ -1,35 +1,37 @@
-//! What planning and lowering need to know of a device.
+//! Facts about a device for planning and lowering.
 
 use hal::{Bytes, DeviceKind};
 
-/// Facts of an open device that do not change.
+/// Constant facts about an open device.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// `CUDA0`, `HIP1`, ...
     pub name: String,
-    /// What the driver calls it, and its architecture.
+    /// The name that the driver reports, and the architecture.
     pub description: String,
     /// Discrete or integrated (or simulated: tests).
     pub kind: DeviceKind,
     /// Physical memory.
     pub total: Bytes,
-    /// Threads that run in step: 32 or 64.
+    /// Warp or wavefront size: 32 or 64 threads.
     pub wave: u32,
     /// Multiprocessors, or compute units.
     pub n_units: u32,
-    /// Bytes of shared memory that every block may have.
+    /// Bytes of shared memory available to every block.
     pub shared: u32,
-    /// Whether kernels multiply small matrices of bytes in one instruction (`HAS_MMA` of its dialect).
+    /// Whether the device has matrix instructions for int8 (`HAS_MMA` of its dialect).
     pub mma: bool,
-    /// The same of floats (`HAS_MMA_FLOATS`), where three such products are faster than one without.
+    /// Whether it has them for floats (`HAS_MMA_FLOATS`), and three such products are faster than
+    /// one without them.
     pub mma_floats: bool,
-    /// Whether the system ends kernels that run for seconds, because a display hangs on the device.
+    /// Whether the system kills kernels that run for seconds, because a display is attached to the
+    /// device.
     pub watchdog: bool,
 }
 
 impl Facts {
-    /// Blocks that keep every unit busy, for kernels that walk over their work in strides of the grid; no more than
-    /// there is work for.
+    /// Number of blocks for grid-stride kernels that keeps every unit busy; no more than there is
+    /// work for.
     #[must_use]
     pub fn persistent(&self, n_blocks: usize, per_unit: u32) -> u32 {
         (self.n_units * per_unit).min(n_blocks.min(u32::MAX as usize) as u32).max(1)

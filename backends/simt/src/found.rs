@@ -1,27 +1,27 @@
-//! What a vendor's driver shows before anything is opened.
+//! Devices that a vendor's driver lists, before any is opened.
 
 use std::ffi::c_int;
 
 use hal::Bytes;
 
-/// A device that a vendor's driver shows.
+/// A device that a vendor's driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// `CUDA0`, `HIP1`, ...: counted in the order of their slots.
+    /// `CUDA0`, `HIP1`, ...: numbered by PCI slot.
     pub name: String,
-    /// What the driver calls it, its architecture and its memory.
+    /// The name that the driver reports, the architecture and the memory.
     pub description: String,
     /// Physical memory.
     pub memory: Bytes,
-    /// Its slot, `0000:01:00.0`; empty where the driver does not tell it.
+    /// Its PCI slot, `0000:01:00.0`; empty if the driver does not report it.
     pub pci: String,
-    /// Why it cannot be used, if it cannot.
+    /// Why it cannot be used; `None` if it can.
     pub refusal: Option<String>,
-    /// The driver's number of it.
+    /// The driver's index of it.
     pub ordinal: c_int,
 }
 
-/// Puts devices into the order of their slots and names them, `CUDA0` first.
+/// Sorts devices by PCI slot and names them, `CUDA0` first.
 pub fn in_order(prefix: &str, mut found: Vec<Found>) -> Vec<Found> {
     found.sort_by(|a, b| (&a.pci, a.ordinal).cmp(&(&b.pci, b.ordinal)));
     for (number, device) in found.iter_mut().enumerate() {
@@ -30,7 +30,7 @@ pub fn in_order(prefix: &str, mut found: Vec<Found>) -> Vec<Found> {
     found
 }
 
-/// A slot as all drivers and the system write it: `00000000:3B:00.0` is `0000:3b:00.0`.
+/// A PCI slot in one spelling: `00000000:3B:00.0` becomes `0000:3b:00.0`.
 #[must_use]
 pub fn slot(text: &str) -> String {
     let text = text.trim().to_lowercase();

@@ -1,12 +1,15 @@
-//! What CUDA and HIP share: memory, queues, programs, hand-offs, and every op as launches of kernels.
+//! The shared part of CUDA and HIP: memory, queues, programs, hand-offs, and every op as kernel
+//! launches.
 //!
-//! A backend is this crate over a [`Driver`], which names the vendor's calls and nothing else. Kernels are written once,
-//! in `kernels-cuda/`, against a dialect (`dialect.h`) of which there is one for each vendor and one for tests.
+//! A backend is this crate over a [`Driver`], which wraps the vendor's calls and nothing else.
+//! Kernels are written once, in `kernels-cuda/`, against a dialect (`dialect.h`), with an
+//! implementation for each vendor and one for tests.
 //!
-//! An op is lowered once, when its program is compiled, to launches; a program is recorded as a graph where that is
-//! faster. What changes from step to step is read from the [`hal::Batch`] on the device, so grids have the size of the
-//! program and leave early. The device waits for the answer of a hand-off itself, by a flag in memory that both sides see;
-//! where it cannot, a submission ends there.
+//! An op is lowered to launches once, when its program is compiled; a program is captured as a
+//! graph if that is faster. Data that changes from step to step is read from the [`hal::Batch`] on
+//! the device, so grids have the size of the program and blocks return early. In a hand-off the
+//! device itself waits for the answer, by a flag in memory shared with the host; if it cannot, the
+//! submission ends there.
 
 mod backend;
 mod buffer;

@@ -1,4 +1,4 @@
-//! From an op to launches: which kernel, with which arguments. Made once, when a program is compiled.
+//! Lowers ops to launches (kernel and arguments), once, when a program is compiled.
 
 use hal::{Result, Tensor};
 
@@ -8,43 +8,44 @@ use crate::error::driver;
 use crate::facts::Facts;
 use crate::units::Unit;
 
-/// Most threads of a block: what compilers are told.
+/// Most threads per block, as declared to the compilers.
 pub const MOST_THREADS: u32 = 256;
 
-/// One launch: what a stream is given.
+/// One kernel launch.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) unit: Unit,
-    /// The kernel in it.
+    /// The kernel's name in the unit.
     pub(crate) kernel: &'static str,
     pub(crate) geometry: Geometry,
     pub(crate) args: Vec<Arg>,
 }
 
-/// What an op adds its launches to.
+/// Collects the launches of an op.
 #[derive(Debug)]
 pub(crate) struct Lowering<'a> {
     facts: &'a Facts,
     tables: Span,
     workspace: Option<&'a Tensor>,
-    /// Makes room for constants.
+    /// Allocates constants.
     constants: &'a mut dyn Room,
     launches: Vec<Launch>,
     ahead: Ahead,
 }
 
-/// What an earlier launch did for the op that comes now; in the workspace, so until another op uses that.
+/// Results that an earlier launch left for the current op. They are in the workspace, so they last
+/// until another op uses it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ahead {
-    /// These values lie there in Q8 blocks too.
+    /// Values that are also there in Q8 blocks, and their location.
     pub(crate) rounded: Option<(Span, Span)>,
-    /// These words were set as the op wants to find them.
+    /// Words that are already initialised as the op expects them.
     pub(crate) cleared: Option<Span>,
 }
 
-/// Memory for the words that a program reads and that never change.
+/// Memory for constant words that a program reads.
 pub(crate) trait Room: std::fmt::Debug {
-    /// Puts them there.
+    /// Copies the words to device memory.
     fn keep(&mut self, words: &[u32]) -> Result<Span>;
 }
 
@@ -59,53 +60,55 @@ impl<'a> Lowering<'a> {
         Lowering { facts, tables, workspace, constants, launches, ahead }
     }
 
-    /// Facts of the device.
+    /// Facts about the device.
     pub(crate) fn facts(&self) -> &'a Facts {
         self.facts
     }
 
-    /// What was added since the last call.
+    /// The launches added since the last call.
     pub(crate) fn take(&mut self) -> Vec<Launch> {
         std::mem::take(&mut self.launches)
     }
 
-    /// What formats look codes up in (`layout::tables`).
+    /// Code tables of the formats (`layout::tables`).
     pub(crate) fn tables(&self) -> Span {
         self.tables
     }
 
-    /// A plain operand that may be missing: a null pointer then.
+    /// A plain operand that may be missing: a null pointer in that case.
     pub(crate) fn maybe(&self, tensor: Option<&Tensor>) -> Result<Span> {
         tensor.map_or(Ok(Span::NONE), plain)
     }
 
-    /// Part of the scratch that the op's plan asked for, in bytes (multiples of 16 by habit: kernels load so). Its contents
-    /// are undefined, and other ops use it before and after this one.
+    /// Range of the scratch memory that the op's plan requested, in bytes (aligned to 16, the
+    /// widest load of the kernels). Its contents are undefined, and other ops use it before and
+    /// after this one.
     pub(crate) fn workspace(&self, offset: u64, size: u64) -> Result<Span> {
         let whole = self.workspace.map(plain).transpose()?;
         match whole {
             Some(whole) if offset + size <= whole.size => Ok(whole.part(offset, size)),
-            _ => Err(driver("compile", "less workspace than was planned")),
+            _ => Err(driver("compile", "the workspace is smaller than planned")),
         }
     }
 
-    /// What was done ahead.
+    /// Results of earlier launches.
     pub(crate) fn ahead(&mut self) -> &mut Ahead {
         &mut self.ahead
     }
 
-    /// Where the values of `x` lie in Q8 blocks, if they do.
+    /// Location of the values of `x` in Q8 blocks, if they were quantised before.
     pub(crate) fn rounded(&self, x: Span) -> Option<Span> {
         self.ahead.rounded.filter(|(of, _)| *of == x).map(|(_, q)| q)
     }
 
-    /// Words that the op reads and that never change, on the device.
+    /// Constant words that the op reads, copied to the device.
     pub(crate) fn constants(&mut self, words: &[u32]) -> Result<Span> {
         self.constants.keep(words)
     }
 
-    /// Adds a launch of `kernel` in `unit`, unless its grid is empty. The arguments are those of the kernel's parameter
-    /// list in order; `block` is a multiple of 64, so that waves of both widths are whole.
+    /// Adds a launch of `kernel` in `unit`, unless its grid is empty. The arguments match the
+    /// kernel's parameter list; `block` is a multiple of 64, so that it consists of whole warps of
+    /// either width.
     pub(crate) fn launch(
         &mut self,
         unit: Unit,
@@ -117,7 +120,7 @@ impl<'a> Lowering<'a> {
         self.launch_shared(unit, kernel, grid, block, 0, args);
     }
 
-    /// [`Lowering::launch`] with so many bytes of dynamic shared memory.
+    /// [`Lowering::launch`] with dynamic shared memory, in bytes.
     pub(crate) fn launch_shared(
         &mut self,
         unit: Unit,

@@ -1,10 +1,11 @@
-//! Mailboxes: one pinned block that both sides reach, with flags that say whose turn it is.
+//! Mailboxes: one pinned block that host and device access, with flags that say whose turn it is.
 //!
-//! Words of a post: tokens, flag, length of the list, nothing; then x, weights, ids, members. Words of an answer: flag,
-//! poison, expired, nothing; then y. A flag is the number of the step that it belongs to, so nothing is ever reset.
+//! Words of a post: tokens, flag, length of the list, unused; then x, weights, ids, members. Words
+//! of an answer: flag, poison, expired, unused; then y. A flag holds the number of its step, so
+//! flags are never reset.
 //!
-//! Mailboxes that are used one after the other have flags of their own and share the room for all else: a post comes behind
-//! the merge before it on the device, and a merge behind the host's answer.
+//! Mailboxes that are used one after the other have separate flags and share all other memory: on
+//! the device a post comes after the previous merge, and a merge after the host's answer.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,9 +19,9 @@ use crate::driver::Driver;
 use crate::error::driver;
 use crate::pinned::Pinned;
 
-/// Words before the values of either half.
+/// Header words of either half.
 const HEAD: usize = 4;
-/// Either half, and each part of one, begins at a multiple of so many words.
+/// Both halves, and all sections of them, begin at multiples of this many words.
 const STEP: usize = 16;
 
 /// A mailbox.
@@ -28,40 +29,41 @@ const STEP: usize = 16;
 pub(crate) struct SimtMailbox<D: Driver> {
     pub(crate) shape: MailboxShape,
     block: Arc<Pinned<D>>,
-    /// The word of the block that this one begins with.
+    /// Offset of this mailbox in the block, in words.
     base: usize,
     pub(crate) places: Places,
-    /// The list of the post that the host looks at, kept so that a step allocates nothing.
+    /// The list of the post that the host reads, reused so that a step allocates nothing.
     pub(crate) rows: Arc<Mutex<HostRowSet>>,
 }
 
 impl<D: Driver> RawMailbox for SimtMailbox<D> {}
 
-/// Where the parts begin, in words from the first of a mailbox on.
+/// Offsets of the sections, in words from the start of a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Places {
     pub(crate) x: usize,
     pub(crate) weights: usize,
     pub(crate) ids: usize,
     pub(crate) members: usize,
-    /// The other half.
+    /// Header of the answer half.
     pub(crate) head: usize,
     pub(crate) answer: usize,
 }
 
-/// A block of several mailboxes: the flags of both halves of each, then what they share.
+/// Layout of a block with several mailboxes: the flags of both halves of each, then the shared
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// Of the first mailbox.
+    /// Offsets of the first mailbox.
     places: Places,
-    /// All of it.
+    /// Total length in words.
     pub(crate) len: usize,
 }
 
-/// Words that a post writes before its values.
+/// Header words that a post writes before its values.
 pub(crate) const COUNT: usize = 2;
 
-/// Words of a mailbox's own: the heads of both halves, away from what the other side writes.
+/// Words per mailbox that are not shared: the headers of both halves, on separate cache lines.
 const OWN: usize = 2 * STEP;
 
 impl Room {
@@ -81,7 +83,7 @@ impl Room {
 }
 
 impl Places {
-    /// The same places from another word on.
+    /// The same offsets relative to another word.
     fn from(self, base: usize) -> Places {
         let Places { x, weights, ids, members, head, answer } = self;
         let [x, weights, ids, members, answer] =
@@ -93,7 +95,7 @@ impl Places {
 /// The mailbox at `index` of a program.
 ///
 /// # Errors
-/// [`hal::Error::Driver`] for another backend's, which `hal` refuses before.
+/// [`hal::Error::Driver`] for another backend's mailbox, which `hal` rejects earlier.
 pub(crate) fn mailbox<D: Driver>(
     mailboxes: &[Arc<dyn RawMailbox>],
     index: usize,
@@ -136,7 +138,7 @@ impl<D: Driver> SimtMailbox<D> {
         self.shape.max_tokens.div_ceil(32)
     }
 
-    /// Where the device sees it, from word `at` on.
+    /// Its device address range, from word `at` on.
     pub(crate) fn span(&self, at: usize) -> Span {
         let (at, len) = (4 * (self.base + at) as u64, self.block.len() as u64);
         Span { at: self.block.device() + at, size: len - at }
@@ -146,22 +148,22 @@ impl<D: Driver> SimtMailbox<D> {
         self.block.word(self.base + at)
     }
 
-    /// Whether the post of a step is there.
+    /// Whether the post of a step has arrived.
     pub(crate) fn is_posted(&self, step: u32) -> bool {
         self.flag(1).load(Ordering::Acquire) == step
     }
 
-    /// Tokens of the post that is there.
+    /// Tokens of the current post.
     pub(crate) fn n_tokens(&self) -> usize {
         (self.flag(0).load(Ordering::Relaxed) as usize).min(self.shape.max_tokens)
     }
 
-    /// Some floats of it.
+    /// Some floats of the current post.
     pub(crate) fn floats(&self, at: usize, n: usize) -> &[f32] {
         self.block.words(self.base + at, n)
     }
 
-    /// Its list, of which each row has `held` words of membership, in `rows`.
+    /// Reads its list, which has `held` words of membership per row, into `rows`.
     pub(crate) fn read_rows(&self, held: usize, n_tokens: usize, rows: &mut HostRowSet) {
         let count = (self.flag(COUNT).load(Ordering::Relaxed) as usize).min(self.shape.max_rows);
         rows.words = n_tokens.div_ceil(32);
@@ -186,17 +188,17 @@ impl<D: Driver> SimtMailbox<D> {
         self.flag(self.places.head + 1).store(step, Ordering::Release);
     }
 
-    /// Whether the device gave up waiting in a step.
+    /// Whether the device's wait timed out in a step.
     pub(crate) fn has_expired(&self, step: u32) -> bool {
         self.flag(self.places.head + 2).load(Ordering::Acquire) == step
     }
 
-    /// Takes the list that is kept for reading posts.
+    /// Takes the reusable list for reading posts.
     pub(crate) fn take_rows(&self) -> HostRowSet {
         std::mem::take(&mut lock(&self.rows))
     }
 
-    /// Gives it back.
+    /// Returns the reusable list.
     pub(crate) fn keep_rows(&self, rows: HostRowSet) {
         *lock(&self.rows) = rows;
     }

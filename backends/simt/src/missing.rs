@@ -1,47 +1,47 @@
-//! Why a vendor's devices cannot be used at all.
+//! Reasons why a vendor's devices cannot be used at all.
 
 use thiserror::Error;
 
-/// A vendor's library that is not there, does not work, or shows no device.
+/// A vendor's library is missing, does not work, or lists no device.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Missing {
-    /// No such library.
-    #[error("{name} is not on this machine")]
+    /// The library was not found.
+    #[error("{name} not found on this machine")]
     Library {
-        /// The file that was looked for.
+        /// The library's file name.
         name: &'static str,
     },
-    /// The library lacks something.
+    /// The library lacks a function.
     #[error("the driver's library has no {name}")]
     Function {
-        /// What was looked up.
+        /// The function's name.
         name: &'static str,
     },
     /// The driver is older than the kernels.
-    #[error("the driver is too old: it is for {found}, {needed} is needed")]
+    #[error("the driver is too old: it supports {found}, but {needed} is required")]
     Version {
-        /// What it is for.
+        /// The version it supports.
         found: String,
-        /// What is needed.
+        /// The required version.
         needed: &'static str,
     },
-    /// The driver fails before it shows a device.
+    /// The driver fails before it lists devices.
     #[error("the driver does not work: {call} failed with {code} ({text})")]
     Driver {
         /// The call.
         call: &'static str,
-        /// What it returned.
+        /// The returned code.
         code: i32,
-        /// What the driver says about it.
+        /// The driver's message.
         text: String,
     },
-    /// The driver works and has nothing to show.
-    #[error("the driver shows no device")]
+    /// The driver works and lists no device.
+    #[error("the driver lists no device")]
     Device,
 }
 
 impl From<Missing> for hal::Error {
-    /// What opening a device reports where the driver worked when devices were listed.
+    /// The error of opening a device, although listing the devices worked.
     fn from(missing: Missing) -> hal::Error {
         match missing {
             Missing::Driver { call, code, text } => {

@@ -1,6 +1,6 @@
-//! Pinned host memory that the device reaches: staging, and the blocks of hand-offs.
+//! Pinned host memory that the device can access: staging, and the blocks of hand-offs.
 
-#![allow(unsafe_code, reason = "memory that a driver hands out, and that a device shares")]
+#![allow(unsafe_code, reason = "memory from the driver, shared with a device")]
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,18 +10,19 @@ use hal::{RawStaging, Result};
 
 use crate::driver::{DevicePtr, Driver, HostBlock};
 
-/// A block, given back when it is dropped.
+/// A block, freed when dropped.
 pub(crate) struct Pinned<D: Driver> {
     driver: Arc<D>,
     block: HostBlock,
-    /// What its owner asked for.
+    /// The requested length.
     len: usize,
 }
 
-// SAFETY: the block is host memory that belongs to this value alone; what the device does with it is ordered by whoever
-// gives it to a stream, and what both use at once is reached through atomics.
+// SAFETY: the block is host memory owned by this value alone; the submitter orders the device's
+// accesses, and memory that both sides use at once is accessed through atomics.
 unsafe impl<D: Driver> Send for Pinned<D> {}
-// SAFETY: as above; through a shared reference the memory is only read, or reached through atomics.
+// SAFETY: as above; through a shared reference the memory is only read, or accessed through
+// atomics.
 unsafe impl<D: Driver> Sync for Pinned<D> {}
 
 impl<D: Driver> fmt::Debug for Pinned<D> {
@@ -42,12 +43,12 @@ impl<D: Driver> Pinned<D> {
         Ok(Pinned { driver: Arc::clone(driver), block, len })
     }
 
-    /// Where the device sees it.
+    /// Address on the device.
     pub(crate) fn device(&self) -> DevicePtr {
         self.block.device
     }
 
-    /// Bytes that its owner asked for.
+    /// The requested length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -60,16 +61,16 @@ impl<D: Driver> Pinned<D> {
         self.block.host
     }
 
-    /// Word number `at`, which both sides may use at once.
+    /// Word number `at`, which both sides may access concurrently.
     pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
         assert!(4 * at + 4 <= self.len, "word {at} of {} bytes", self.len);
-        // SAFETY: inside the block, which is aligned to words and lives as long as `self`; the words that are reached so
-        // are reached in no other way while they may change.
+        // SAFETY: inside the block, which is aligned to words and lives as long as `self`; while
+        // these words may change, they are accessed through atomics only.
         unsafe { AtomicU32::from_ptr(self.block.host.add(4 * at).cast()) }
     }
 
-    /// `n` values from word `at` on. The device does not write them while they are looked at: it waits for the answer, or
-    /// the run is over.
+    /// `n` values from word `at` on. The device does not write them while they are borrowed: it
+    /// waits for the answer, or the run is over.
     pub(crate) fn words<T: bytemuck::Pod>(&self, at: usize, n: usize) -> &[T] {
         assert!(
             size_of::<T>() == 4 && 4 * (at + n) <= self.len,
@@ -80,10 +81,12 @@ impl<D: Driver> Pinned<D> {
         unsafe { std::slice::from_raw_parts(self.block.host.add(4 * at).cast(), n) }
     }
 
-    /// Writes values from word `at` on, which the device reads only after a flag that is set later.
+    /// Writes values from word `at` on, which the device reads only after a flag that is set
+    /// later.
     pub(crate) fn put(&self, at: usize, values: &[f32]) {
         assert!(4 * (at + values.len()) <= self.len, "{at} + {} values", values.len());
-        // SAFETY: inside the block; the protocol of the hand-off keeps everybody else away until the flag is set.
+        // SAFETY: inside the block; the hand-off protocol excludes all other accesses until the
+        // flag is set.
         unsafe {
             let to: *mut f32 = self.block.host.add(4 * at).cast();
             to.copy_from_nonoverlapping(values.as_ptr(), values.len());
@@ -93,12 +96,13 @@ impl<D: Driver> Pinned<D> {
 
 impl<D: Driver> RawStaging for Pinned<D> {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the block has that many bytes, and whoever holds staging memory holds it idle.
+        // SAFETY: the block has that many bytes, and staging memory is idle while it can be
+        // borrowed.
         unsafe { std::slice::from_raw_parts(self.block.host, self.len) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and it is borrowed alone.
+        // SAFETY: as above, and it is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.block.host, self.len) }
     }
 }

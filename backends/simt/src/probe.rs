@@ -1,5 +1,5 @@
-//! How a device wants to be given work, found by trying when it is opened: launches one by one or as a graph, hand-offs
-//! by flags or by ends of submissions.
+//! Measures the best way to submit work when a device is opened: separate launches or a graph,
+//! hand-offs by flags or by ending the submission.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,58 +15,59 @@ use crate::program::Ready;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Launches of one try, as many as some layers have.
+/// Launches per measurement, as many as some layers have.
 const LAUNCHES: usize = 64;
-/// Tries of each way; the fastest counts.
+/// Measurements of each alternative; the fastest counts.
 const TRIES: usize = 3;
-/// Launches of a graph that is looked at closely, and of one as deep as any step's; times that the first is started.
+/// Launches of the graph that is verified, and of one as deep as any step's; how often the first
+/// is launched.
 const DEEP: usize = 512;
 const DEEPEST: usize = 4096;
 const ROUNDS: u32 = 8;
-/// How long the device may take to see a flag that is set already, and the host to see the answer.
+/// Time limit for the device to see a flag that is already set, and for the host to see the
+/// answer.
 const ECHO: Duration = Duration::from_millis(500);
-/// How long the device waits for an answer before it takes the host for dead.
+/// How long the device waits for an answer before it assumes that the host is dead.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is said of devices that are given work in a slower way.
-const UNFAITHFUL: &str =
-    "its graphs do not do what was recorded, so kernels are launched one by one";
-const DEAF: &str = "it does not wait for the host itself, so submissions end at hand-offs";
+/// Remarks about devices that need a slower way of submission.
+const UNFAITHFUL: &str = "its graphs do not run as captured, so kernels are launched separately";
+const DEAF: &str = "the device cannot wait for the host, so submissions end at hand-offs";
 const BLOCKING: &str = "starting a graph waits for its kernels, so submissions end at hand-offs";
 
-/// What to do whatever was measured: tests look at both ways.
+/// Overrides of the measurements, so that tests can cover all alternatives.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Programs as graphs.
+    /// Whether programs run as graphs.
     pub graphs: Option<bool>,
-    /// Hand-offs by flags in memory that both sides see, inside one submission.
+    /// Whether hand-offs use flags in shared memory, inside one submission.
     pub flags: Option<bool>,
     /// How long the device waits for an answer.
     pub patience: Option<Duration>,
 }
 
-/// How work is given to a device.
+/// How work is submitted to a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Manners {
-    /// Programs are graphs.
+    /// Whether programs run as graphs.
     pub graphs: bool,
-    /// The device waits for answers itself; otherwise a submission ends before each.
+    /// Whether the device waits for answers itself; otherwise a submission ends before each.
     pub flags: bool,
-    /// How long it waits.
+    /// The time limit of such a wait.
     pub patience: Duration,
-    /// What one of many launches took, one by one.
+    /// Duration per launch, launched separately.
     pub launch: Duration,
-    /// What one of them took in a graph, where there are graphs.
+    /// Duration per launch in a graph, if graphs are supported.
     pub in_graph: Option<Duration>,
-    /// From a flag that the host sets to the device's that it sees, where flags work.
+    /// Time from the host's write of a flag to the device's reply, if flags work.
     pub echo: Option<Duration>,
-    /// What it does not do as others do, which costs time.
+    /// A deviation from other devices that costs time.
     pub remark: Option<&'static str>,
 }
 
 impl Manners {
     /// # Errors
-    /// A lost device, or a driver that cannot even launch.
+    /// A lost device, or a driver that cannot launch kernels.
     pub(crate) fn found<D: Driver>(
         driver: &Arc<D>,
         kernels: &Kernels<D>,
@@ -81,7 +82,7 @@ impl Manners {
         let nothing = ready("probe_nothing", vec![Arg::Ptr(0)])?;
         let all = || (0..LAUNCHES).try_for_each(|_| stream.launch(&nothing));
         let launch = fastest(&stream, &all)?;
-        // A driver that cannot record, or not this, is one without graphs.
+        // A driver that fails to capture this work counts as one without graphs.
         let graph = stream.capture(all).ok();
         let graph = graph.map(|graph| fastest(&stream, &|| stream.launch_graph(&graph)));
         let in_graph = graph.and_then(Result::ok);
@@ -95,7 +96,7 @@ impl Manners {
         };
         let limit = Arg::U32(ECHO.as_millis() as u32);
         let echo_of = ready("probe_echo", vec![Arg::Ptr(block.device()), limit])?;
-        // A system that ends long kernels would end one that waits.
+        // A watchdog would kill a kernel that waits.
         let echo = match driver.facts().watchdog {
             true => None,
             false => fastest_echo(&stream, &block, &echo_of)?,
@@ -128,7 +129,7 @@ impl Manners {
     }
 }
 
-/// What it takes until all is done that `give` gives.
+/// The time until all work submitted by `give` is done.
 fn fastest<D: Driver>(stream: &Stream<D>, give: &dyn Fn() -> Result<()>) -> Result<Duration> {
     let mut fastest = Duration::MAX;
     for _ in 0..=TRIES {
@@ -140,8 +141,8 @@ fn fastest<D: Driver>(stream: &Stream<D>, give: &dyn Fn() -> Result<()>) -> Resu
     Ok(fastest)
 }
 
-/// Whether a graph of many launches sees what was copied right before it, each time, and runs each of them once and in order.
-/// Public reports say of some versions of ROCm that it does not.
+/// Whether a graph of many launches sees data copied right before each launch of the graph, and
+/// runs each kernel once and in order. Public reports say that some versions of ROCm fail this.
 fn is_faithful<D: Driver>(
     stream: &Stream<D>,
     count: &Ready<D>,
@@ -151,7 +152,7 @@ fn is_faithful<D: Driver>(
     let graph = stream.capture(|| (0..DEEP).try_for_each(|_| stream.launch(count)))?;
     let words = |round: u32| 0x9e37_79b9_u32.wrapping_mul(round + 1);
     for round in 0..ROUNDS {
-        // A place of its own for each round: nothing here waits for a copy.
+        // A separate location per round, since this loop does not wait for the copies.
         block.word(round as usize).store(words(round), Ordering::Release);
     }
     stream.fill(sum, 0)?;
@@ -170,8 +171,8 @@ fn is_faithful<D: Driver>(
     }))
 }
 
-/// Whether starting a graph as deep as a step's returns while its first kernel waits: otherwise the thread that has to answer
-/// would be held up itself.
+/// Whether launching a graph as deep as a step's returns while its first kernel waits: otherwise
+/// the launch would block the thread that has to answer.
 fn returns<D: Driver>(
     stream: &Stream<D>,
     block: &Pinned<D>,
@@ -181,7 +182,7 @@ fn returns<D: Driver>(
         stream.launch(echo)?;
         (0..DEEPEST).try_for_each(|_| stream.launch(nothing))
     })?;
-    // What a driver does once for a graph is not what is asked.
+    // The first launch is not measured: it includes one-time work of the driver.
     block.word(0).store(1, Ordering::Release);
     stream.launch_graph(&graph)?;
     stream.finish()?;
@@ -191,11 +192,12 @@ fn returns<D: Driver>(
     let took = began.elapsed();
     block.word(0).store(1, Ordering::Release);
     stream.finish()?;
-    // A start that waited for the kernel took as long as the kernel waits.
+    // A launch that waits for the kernel takes as long as the kernel waits.
     Ok(took < ECHO / 4)
 }
 
-/// Sets a flag that a kernel waits for, and waits for its own. `None` where one side does not see the other's in time.
+/// Sets a flag that a kernel waits for, and waits for its reply. `None` if one side does not see
+/// the other's flag in time.
 fn fastest_echo<D: Driver>(
     stream: &Stream<D>,
     block: &Pinned<D>,
@@ -207,7 +209,7 @@ fn fastest_echo<D: Driver>(
         asked.store(0, Ordering::Release);
         heard.store(0, Ordering::Release);
         stream.launch(ready)?;
-        // It has begun to wait by then, or nearly.
+        // By now the kernel is waiting, or nearly.
         std::thread::sleep(Duration::from_micros(200));
         let began = Instant::now();
         asked.store(1, Ordering::Release);

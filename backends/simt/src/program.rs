@@ -1,4 +1,4 @@
-//! Programs: the launches of a step, in one submission or cut where an answer is waited for.
+//! Programs: the launches of a step, in one submission or split at hand-offs.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::ops;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Most tokens of a step that is a graph, and whose answers the device waits for itself: behind a longer one the host
-/// computes for seconds.
+/// Most tokens of a step that runs as a graph and whose answers the device waits for itself: for
+/// larger steps the host computes for seconds.
 const MOST_IN_GRAPH: usize = 16;
 
-/// Whether an op is part of such a step.
+/// Whether an op belongs to such a small step.
 fn is_small(op: &Op) -> bool {
     let mut small = true;
     op.visit(&mut |operand, _, tensor| {
@@ -27,7 +27,7 @@ fn is_small(op: &Op) -> bool {
     small
 }
 
-/// Words of a program's step before those of its posts.
+/// Header words of a program's state on the device, before those of its posts.
 const STEP_WORDS: usize = 2;
 
 /// A launch whose kernel is loaded.
@@ -44,17 +44,18 @@ pub(crate) struct SimtProgram<D: Driver>(pub(crate) Arc<Steps<D>>);
 
 impl<D: Driver> RawProgram for SimtProgram<D> {}
 
-/// What is given to a stream, piece by piece.
+/// The segments of a program.
 #[derive(Debug)]
 pub(crate) struct Steps<D: Driver> {
     pub(crate) segments: Vec<Segment<D>>,
     /// In the order of the program.
     pub(crate) posts: Vec<PostOf<D>>,
-    /// Mailboxes that are merged from, with their numbers.
+    /// Mailboxes of the merges, with their indices.
     pub(crate) merges: Vec<(usize, Arc<SimtMailbox<D>>)>,
-    /// The device waits for answers itself.
+    /// Whether the device waits for answers itself.
     pub(crate) flags: bool,
-    /// The number of the step, the last one in which a wait took too long, then a counter for each post.
+    /// The step's number, the number of the last step with a timed-out wait, then a counter for
+    /// each post.
     pub(crate) step: Span,
     _memory: Vec<Memory<D>>,
     _kernels: Arc<Kernels<D>>,
@@ -62,10 +63,10 @@ pub(crate) struct Steps<D: Driver> {
     _workspace: Option<Tensor>,
 }
 
-/// What is submitted at once.
+/// The content of one submission.
 #[derive(Debug)]
 pub(crate) struct Segment<D: Driver> {
-    /// The mailbox whose answer it begins with; none where the device waits itself.
+    /// The mailbox whose answer it starts with; `None` if the device waits itself.
     pub(crate) merge: Option<usize>,
     pub(crate) launches: Vec<Step<D>>,
     pub(crate) graph: Option<D::Graph>,
@@ -74,9 +75,9 @@ pub(crate) struct Segment<D: Driver> {
 /// A launch in a program.
 #[derive(Debug)]
 pub(crate) struct Step<D: Driver> {
-    /// The number of its op.
+    /// Index of its op.
     pub(crate) op: usize,
-    /// It only waits for an answer.
+    /// Whether it only waits for an answer.
     pub(crate) waits: bool,
     pub(crate) ready: Ready<D>,
 }
@@ -90,13 +91,13 @@ pub(crate) struct PostOf<D: Driver> {
     pub(crate) n_rows: usize,
     /// Words of membership per row of the list that is sent.
     pub(crate) row_words: Option<usize>,
-    /// The segment that it is in.
+    /// The segment that contains it.
     pub(crate) segment: usize,
-    /// Merges that come before it: so many, from the front.
+    /// Number of merges before it.
     pub(crate) n_merged: usize,
 }
 
-/// Keeps the words that a program reads.
+/// Holds the constant words that a program reads.
 #[derive(Debug)]
 struct Words<'a, D: Driver> {
     card: &'a Card<D>,
@@ -119,7 +120,7 @@ impl<D: Driver> Segment<D> {
         Segment { merge, launches: Vec::new(), graph: None }
     }
 
-    /// Gives all launches to a stream.
+    /// Submits all launches to a stream.
     pub(crate) fn give(&self, stream: &Stream<D>) -> Result<()> {
         match &self.graph {
             Some(graph) => stream.launch_graph(graph),
@@ -128,7 +129,7 @@ impl<D: Driver> Segment<D> {
     }
 }
 
-/// What an op becomes, before it is cut into segments.
+/// The lowered program before it is split into segments.
 struct Compiled<D: Driver> {
     segments: Vec<Segment<D>>,
     posts: Vec<PostOf<D>>,
@@ -137,19 +138,19 @@ struct Compiled<D: Driver> {
 
 impl<D: Driver> SimtProgram<D> {
     /// # Errors
-    /// [`hal::Error::OutOfMemory`], a lost device, what the driver refuses.
+    /// [`hal::Error::OutOfMemory`], a lost device, errors of the driver.
     pub(crate) fn new(
         card: &Card<D>,
         ops: &[Op],
         mailboxes: &[Arc<dyn RawMailbox>],
         workspace: Option<&Tensor>,
     ) -> Result<SimtProgram<D>> {
-        // What the program reads was brought before.
+        // Uploads that the program reads must have arrived.
         card.arrived()?;
         let n_posts = ops.iter().filter(|op| matches!(op, Op::Post(_))).count();
         let mut room = Words { card, memory: Vec::new() };
         let step = room.keep(&vec![0; STEP_WORDS + n_posts])?;
-        // One by one, a device takes only some hundred launches ahead of a wait.
+        // Without graphs, a device accepts only some hundred launches ahead of a wait.
         let flags = card.manners.flags && card.manners.graphs && ops.iter().all(is_small);
         let patience = flags.then_some(card.manners.patience.as_millis() as usize);
         let facts = &card.checked.facts;
@@ -175,7 +176,7 @@ impl<D: Driver> SimtProgram<D> {
         }
         card.arrived()?;
         let Compiled { mut segments, posts, merges } = made;
-        // A step of many tokens spends its time in kernels, and a graph of it would take memory all the same.
+        // A prefill step spends its time in kernels, and a graph of it would still take memory.
         if card.manners.graphs && ops.iter().all(is_small) {
             let stream = Stream::new(&card.driver)?;
             for segment in segments.iter_mut().filter(|segment| segment.launches.len() > 1) {
@@ -207,7 +208,8 @@ const WAIT: &str = "merge_wait";
 /// Threads of a block that copies.
 const BLOCK: usize = 256;
 
-/// Blocks for so many words, four to a thread; not more than keep a bus busy.
+/// Number of blocks to copy `n_words`, four words per thread; not more than needed to saturate the
+/// bus.
 fn copying(n_words: usize) -> usize {
     n_words.div_ceil(4 * BLOCK).clamp(1, 32)
 }

@@ -1,4 +1,4 @@
-//! An in-order queue: what cannot be submitted yet waits behind the run that waits for an answer.
+//! An in-order queue: later work is queued behind a run that is blocked on a hand-off.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -19,13 +19,13 @@ use crate::run::{Progress, SimtRun};
 use crate::stream::Stream;
 use crate::timer::Timer;
 
-/// How long a wait for another thread sleeps before it looks again.
+/// How long a wait for another thread sleeps before it polls again.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Bytes of pinned blocks that are kept for coming refills. The rest goes when it was copied.
+/// Bytes of pinned blocks kept for later refills; blocks beyond this are freed after the copy.
 const MOST_IDLE: usize = 4 << 20;
 
-/// A queue and what it still has to submit; runs and transfers share it.
+/// A queue and its pending work; shared with its runs and transfers.
 #[derive(Debug)]
 pub(crate) struct Core<D: Driver> {
     pub(crate) card: Arc<Card<D>>,
@@ -37,13 +37,13 @@ pub(crate) struct Core<D: Driver> {
 #[derive(Debug)]
 struct State<D: Driver> {
     works: VecDeque<Work<D>>,
-    /// What is under way, with what it needs.
+    /// Work in flight, with its resources.
     flying: VecDeque<Flying<D>>,
-    /// Pinned blocks of refills that are done.
+    /// Reusable pinned blocks of finished refills.
     idle: Vec<Pinned<D>>,
 }
 
-/// Work in the order in which it was given.
+/// Work in the order of submission.
 #[derive(Debug)]
 enum Work<D: Driver> {
     Run(Arc<Progress<D>>),
@@ -52,23 +52,23 @@ enum Work<D: Driver> {
     CopyRows { src: Tensor, dst: Tensor },
 }
 
-/// Which way staging is copied.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Upload,
     Download,
-    /// As bytes of a whole pack.
+    /// To the bytes of a whole pack.
     Repack,
 }
 
-/// Something that the device works on.
+/// An item that the device is working on.
 #[derive(Debug)]
 enum Flying<D: Driver> {
     Run(Arc<Progress<D>>),
     Copy { done: D::Event, block: Option<Pinned<D>>, _tensors: Vec<Tensor> },
 }
 
-/// What became of a copy.
+/// Result of a copy.
 #[derive(Debug)]
 struct CopyState<D: Driver>(Mutex<Option<Result<Copied<D>>>>);
 
@@ -80,16 +80,16 @@ struct Copied<D: Driver> {
 }
 
 impl<D: Driver> Core<D> {
-    /// Adds work and submits what can be.
+    /// Adds work and submits all possible items.
     fn give(&self, work: Work<D>) -> Result<()> {
-        // What a program reads, or a copy changes, was brought before.
+        // Uploads that a program reads, or a copy changes, must have arrived.
         self.card.arrived()?;
         let mut state = lock(&self.state);
         state.works.push_back(work);
         self.pump(&mut state)
     }
 
-    /// Submits what can be, from the front.
+    /// Submits all possible items, from the front.
     pub(crate) fn advance(&self) -> Result<()> {
         self.pump(&mut lock(&self.state))
     }
@@ -125,7 +125,7 @@ impl<D: Driver> Core<D> {
         Ok(())
     }
 
-    /// Lets go of what is done.
+    /// Releases finished work.
     fn land(&self, state: &mut State<D>) {
         let driver = &*self.card.driver;
         while let Some(first) = state.flying.front() {
@@ -189,7 +189,8 @@ impl<D: Driver> Core<D> {
         Ok(())
     }
 
-    /// Waits until `there` gives something; it is asked again when work was submitted, and told whether all was.
+    /// Waits until `there` returns a value; it is called again after work was submitted, with
+    /// whether all was submitted.
     fn until<T>(&self, mut there: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
         let mut state = lock(&self.state);
         loop {
@@ -205,12 +206,13 @@ impl<D: Driver> Core<D> {
 
 impl<D: Driver> Drop for Core<D> {
     fn drop(&mut self) {
-        // Runs hold it, so all of them are over or given up; what they use goes next. A lost device uses nothing.
+        // Runs hold this, so all of them have ended or were cancelled; their resources are freed
+        // next. A lost device uses none.
         let _ = self.stream.finish();
     }
 }
 
-/// The queue as the contract sees it.
+/// The queue behind the contract of `hal`.
 #[derive(Debug)]
 pub(crate) struct SimtQueue<D: Driver> {
     core: Arc<Core<D>>,
@@ -218,7 +220,7 @@ pub(crate) struct SimtQueue<D: Driver> {
 
 impl<D: Driver> SimtQueue<D> {
     /// # Errors
-    /// What the driver refuses.
+    /// Errors of the driver.
     pub(crate) fn new(card: &Arc<Card<D>>) -> Result<SimtQueue<D>> {
         let stream = Stream::new(&card.driver)?;
         let (works, flying, idle) = (VecDeque::new(), VecDeque::new(), Vec::new());
@@ -293,7 +295,7 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
     }
 }
 
-/// A copy under way.
+/// A copy in flight.
 #[derive(Debug)]
 struct SimtTransfer<D: Driver> {
     core: Arc<Core<D>>,

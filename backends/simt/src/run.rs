@@ -1,4 +1,5 @@
-//! A program under way: segments are submitted as far as answers are there, posts are seen by their flags and shown.
+//! A running program: segments are submitted as answers arrive; posts are detected by their flags
+//! and handed to the host.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::queue::Core;
 use crate::stream::Stream;
 use crate::timer::{Given, Timer};
 
-/// How far a run is; its queue submits, its owner answers.
+/// Progress of a run; its queue submits, its owner answers.
 #[derive(Debug)]
 pub(crate) struct Progress<D: Driver> {
     pub(crate) steps: Arc<Steps<D>>,
@@ -28,21 +29,21 @@ struct State<D: Driver> {
     next: usize,
     /// Present if the run is timed.
     timer: Option<Timer<D>>,
-    /// Mailboxes whose answers are there.
+    /// Mailboxes whose answers have arrived.
     answered: Vec<usize>,
-    /// Posts that were shown.
+    /// Number of posts handed to the host.
     shown: usize,
-    /// Behind the last segment that was submitted.
+    /// Recorded after the last submitted segment.
     last: Option<Arc<D::Event>>,
     cancelled: bool,
 }
 
-/// What a run has come to.
+/// Current state of a run.
 enum Stand<D: Driver> {
-    /// This post is there.
+    /// This post has arrived.
     Post(u32, usize),
     End,
-    /// Nothing yet: behind this event, if something was submitted.
+    /// No event yet; the marker is after the last submitted work, if any.
     Under(Option<Arc<D::Event>>),
 }
 
@@ -64,9 +65,9 @@ impl<D: Driver> Progress<D> {
         lock(&self.state)
     }
 
-    /// Submits what can be, as step number `step` if it begins now; whether the next work may follow. One whose answers
-    /// the device waits for is done with when they are all there: so no two runs wait at once, and a poison that is meant
-    /// for one reaches no other.
+    /// Submits all possible segments, as step number `step` if the run starts now; returns whether
+    /// the next run may follow. If the device waits for answers itself, that is only when all have
+    /// arrived: so no two runs wait at once, and the poison of one reaches no other.
     pub(crate) fn submit(&self, stream: &Stream<D>, step: impl FnOnce() -> u32) -> Result<bool> {
         let steps = &*self.steps;
         let mut guard = self.lock();
@@ -84,7 +85,8 @@ impl<D: Driver> Progress<D> {
             if segment.merge.is_some_and(|merge| !state.answered.contains(&merge)) {
                 return Ok(false);
             }
-            // Made before anything waits on the device: nobody would end a wait that nobody heard of.
+            // Created before anything waits on the device: if this failed later, the wait would
+            // have no end.
             let behind = Arc::new(stream.event()?);
             let whole = match &mut state.timer {
                 None => {
@@ -111,14 +113,14 @@ impl<D: Driver> Progress<D> {
         Ok(state.answered.len() >= steps.merges.len())
     }
 
-    /// Whether everything of it that was submitted is done.
+    /// Whether all submitted work of this run is done.
     pub(crate) fn is_done(&self, driver: &D) -> bool {
         let last = self.lock().last.clone();
-        // A lost device reads and writes nothing any more.
+        // A lost device accesses no memory any more.
         last.is_none_or(|last| driver.has_happened(&last).unwrap_or(true))
     }
 
-    /// How far it is, without waiting.
+    /// Current state, without waiting.
     fn stand(&self) -> Result<Stand<D>> {
         let steps = &*self.steps;
         let state = self.lock();
@@ -127,13 +129,13 @@ impl<D: Driver> Progress<D> {
         }
         let here = steps.posts.get(state.shown);
         let n_merged = here.map_or(steps.merges.len(), |post| post.n_merged);
-        // Nobody will answer a post that was shown and passed over.
+        // A post that was handed out and skipped can no longer be answered.
         let open = |(merge, _): &(usize, _)| !state.answered.contains(merge);
         if steps.merges[..n_merged].iter().any(open) {
             return Err(Error::Cancelled);
         }
         Ok(match here {
-            // Before a step begins its number is 0, which no flag has after the first.
+            // Before a step begins its number is 0, which matches no flag after the first step.
             Some(post) if state.step > 0 && post.mailbox.is_posted(state.step) => {
                 Stand::Post(state.step, state.shown)
             }
@@ -145,13 +147,14 @@ impl<D: Driver> Progress<D> {
         })
     }
 
-    /// Whether all is submitted and all posts were shown.
+    /// Whether all segments are submitted and all posts were handed out.
     fn is_over(&self) -> bool {
         let state = self.lock();
         state.shown == self.steps.posts.len() && state.next == self.steps.segments.len()
     }
 
-    /// Whether an event behind the segment of the next post says that it must be there.
+    /// Whether an event after the segment of the next post has happened, so that the post must
+    /// have arrived.
     fn is_late(&self) -> bool {
         let state = self.lock();
         let post = self.steps.posts.get(state.shown);
@@ -161,41 +164,42 @@ impl<D: Driver> Progress<D> {
     fn check_expired(&self) -> Result<()> {
         let step = self.lock().step;
         match self.steps.merges.iter().any(|(_, mailbox)| mailbox.has_expired(step)) {
-            true => Err(driver("merge", "the device waited too long for an answer")),
+            true => Err(driver("merge", "timeout: the device waited too long for an answer")),
             false => Ok(()),
         }
     }
 }
 
-/// A run as its owner holds it.
+/// A run from its owner's side.
 #[derive(Debug)]
 pub(crate) struct SimtRun<D: Driver> {
     core: Arc<Core<D>>,
     progress: Arc<Progress<D>>,
-    /// The list of the post that is shown, and whose mailbox it belongs to.
+    /// The list of the current post, and the index of that post.
     rows: Option<(usize, HostRowSet)>,
 }
 
-/// Waits for a flag that comes soon or late. Looking at it costs next to nothing, a sleep some hundred microseconds.
+/// Waits for a flag: polls first, then sleeps. A poll costs next to nothing, a sleep some hundred
+/// microseconds.
 struct Patience {
     looks: u32,
-    /// When the last round that only looks was over.
+    /// End of the polling phase.
     since: Option<Instant>,
 }
 
 impl Patience {
-    /// Rounds that only look.
+    /// Rounds of polling without yielding.
     const LOOKS: u32 = 200;
-    /// How long others are let run in between, before this thread sleeps.
+    /// How long to yield before this thread sleeps.
     const AWAKE: Duration = Duration::from_millis(10);
-    /// Rounds from one question to the driver to the next.
+    /// Rounds between two queries to the driver.
     const ASK: u32 = 64;
 
     fn new() -> Patience {
         Patience { looks: 0, since: None }
     }
 
-    /// Waits a little; whether it is worth asking the driver by now.
+    /// Waits a little; returns whether to query the driver now.
     fn wait(&mut self) -> bool {
         self.looks = self.looks.saturating_add(1);
         if self.looks < Patience::LOOKS {
@@ -216,14 +220,14 @@ impl<D: Driver> SimtRun<D> {
         SimtRun { core: Arc::clone(core), progress, rows: None }
     }
 
-    /// Gives the list of the last post back to its mailbox.
+    /// Returns the list of the last post to its mailbox.
     fn close(&mut self) {
         if let Some((post, rows)) = self.rows.take() {
             self.progress.steps.posts[post].mailbox.keep_rows(rows);
         }
     }
 
-    /// Waits until there is a post, or nothing more to come.
+    /// Waits for the next post or the end.
     fn next(&self) -> Result<Option<(u32, usize)>> {
         let (core, driver_) = (&*self.core, &*self.core.card.driver);
         let (mut patience, mut long) = (Patience::new(), false);
@@ -236,7 +240,7 @@ impl<D: Driver> SimtRun<D> {
                 Stand::End => return Ok(None),
                 Stand::Under(under) => under,
             };
-            // Nothing is left to submit or to look at: the driver knows best how to wait.
+            // Nothing is left to submit or to poll, so the wait is the driver's.
             if let Some(last) = under.as_ref().filter(|_| self.progress.is_over()) {
                 driver_.wait(last)?;
                 self.progress.check_expired()?;
@@ -250,7 +254,7 @@ impl<D: Driver> SimtRun<D> {
             if !driver_.has_happened(&last)? || self.progress.is_over() {
                 continue;
             }
-            // What it wrote was there before the event.
+            // The post was written before the event.
             if self.progress.is_late() {
                 self.progress.check_expired()?;
                 return Err(driver("post", "a segment ended without its post"));
@@ -319,7 +323,7 @@ impl<D: Driver> RawRun for SimtRun<D> {
             }
         }
         drop(state);
-        // What waited behind this run goes on; a fault of it is the next caller's.
+        // Submits the work queued behind this run; an error is reported to the next caller.
         let _ = self.core.advance();
     }
 }

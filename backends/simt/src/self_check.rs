@@ -1,6 +1,7 @@
-//! Whether matrix units multiply as kernels expect it: who holds which number of a small matrix differs between makers and
-//! generations, and a driver or a device may be wrong. Tried when a device is opened (`kernels-cuda/matrix_check.cu`); kernels
-//! do without units whose products are wrong.
+//! Verifies that matrix instructions compute as kernels expect: which thread holds which element
+//! of a small matrix differs between vendors and generations, and a driver or device may be wrong.
+//! Runs when a device is opened (`kernels-cuda/matrix_check.cu`); kernels do not use matrix
+//! instructions with wrong results.
 
 use std::sync::Arc;
 
@@ -14,41 +15,42 @@ use crate::program::Ready;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Rows and most columns of a small product, and words of one of them.
+/// Rows and most columns of a small product, and words per row.
 const SIDE: usize = 16;
 const WORDS: usize = 8;
-/// Columns where floats are multiplied.
+/// Columns of a float product.
 const FLOAT_COLUMNS: usize = 8;
-/// Sums of bytes: all, and those of either half.
+/// Sums of int8 products: all, and those of either half.
 const PARTS: usize = 3;
-/// Where what lies in the block: rows, columns, sums, and how many columns the device has.
+/// Offsets in the block: rows, columns, sums, and the device's number of columns.
 const COLUMNS: usize = SIDE * WORDS;
 const SUMS: usize = 2 * COLUMNS;
 const SEEN: usize = SUMS + PARTS * SIDE * SIDE;
-/// What floats may miss of the sum of sizes: they are added up in F32. Without what is cut off them they would miss more.
+/// Allowed error of floats, relative to the sum of magnitudes: they are added up in F32. Products
+/// of truncated floats alone would exceed it.
 const TOLERANCE: f64 = 1e-5;
 
-/// What is known of a device once it was tried.
+/// Verified facts about a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Checked {
-    /// Its facts, less the units that kernels do without.
+    /// Its facts, without the matrix units that failed.
     pub(crate) facts: Facts,
-    /// Why they do.
+    /// Why they are not used.
     pub(crate) remark: Option<String>,
 }
 
-/// What came of a try.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq)]
 enum Found {
     Right,
-    /// The kernels were compiled without such units.
+    /// The kernels were compiled without matrix instructions.
     Absent,
     Wrong(String),
 }
 
 impl Checked {
     /// # Errors
-    /// A lost device, no memory.
+    /// A lost device, out of memory.
     pub(crate) fn new<D: Driver>(driver: &Arc<D>, kernels: &Kernels<D>) -> Result<Checked> {
         let mut facts = driver.facts().clone();
         let mut remark = None;
@@ -59,7 +61,7 @@ impl Checked {
             let found = match tried(driver, kernels, kernel) {
                 Ok(found) => found,
                 Err(error @ Error::Driver { .. }) => {
-                    Found::Wrong(format!("cannot be tried ({error})"))
+                    Found::Wrong(format!("cannot be tested ({error})"))
                 }
                 Err(error) => return Err(error),
             };
@@ -119,7 +121,7 @@ fn operands(floats: bool) -> Vec<u32> {
     (0..SUMS).map(|_| next()).collect()
 }
 
-/// How many sums of products of bytes are wrong.
+/// Number of wrong sums of int8 products.
 fn wrong_bytes(operands: &[u32], sums: &[u32], n_columns: usize) -> usize {
     let bytes: &[i8] = bytemuck::cast_slice(operands);
     let of = |first: usize, number: usize| &bytes[4 * (first + WORDS * number)..][..4 * WORDS];
@@ -136,7 +138,7 @@ fn wrong_bytes(operands: &[u32], sums: &[u32], n_columns: usize) -> usize {
     n_wrong
 }
 
-/// How many sums of products of floats are wrong.
+/// Number of wrong sums of float products.
 fn wrong_floats(operands: &[u32], sums: &[u32]) -> usize {
     let of = |first: usize, number: usize| {
         operands[first + WORDS * number..][..WORDS]
@@ -150,7 +152,7 @@ fn wrong_floats(operands: &[u32], sums: &[u32]) -> usize {
         let products = || of(0, row).zip(of(COLUMNS, column)).map(|(a, b)| a * b);
         let (wanted, size): (f64, f64) = (products().sum(), products().map(f64::abs).sum());
         let got = f64::from(f32::from_bits(sums[FLOAT_COLUMNS * row + column]));
-        // What is no number is not near.
+        // Written so that NaN counts as wrong.
         let near = (got - wanted).abs() <= TOLERANCE * size;
         n_wrong += usize::from(!near);
     }

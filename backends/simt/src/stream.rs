@@ -1,9 +1,9 @@
-//! A stream as the rest of this crate uses it: the promises that a driver wants are kept here.
+//! A safe wrapper around a driver's stream: it upholds the driver's safety conditions.
 //!
-//! Who gives work to a stream keeps what the work reaches until it is done: tensors through the program or the command
-//! that holds them, host memory through the transfer that owns it.
+//! The submitter keeps all memory that the work accesses alive until it is done: tensors through
+//! the program or the command that holds them, host memory through the transfer that owns it.
 
-#![allow(unsafe_code, reason = "a driver believes its caller in addresses and arguments")]
+#![allow(unsafe_code, reason = "a driver does not check addresses and arguments")]
 
 use std::sync::Arc;
 
@@ -31,17 +31,17 @@ impl<D: Driver> Stream<D> {
         self.driver.finish(&self.raw)
     }
 
-    /// An event without a time, for [`Stream::record`].
+    /// An event without a timestamp, for [`Stream::record`].
     pub(crate) fn event(&self) -> Result<D::Event> {
         self.driver.event(false)
     }
 
-    /// Puts an event behind all that was given.
+    /// Records an event after all submitted work.
     pub(crate) fn record(&self, event: &D::Event) -> Result<()> {
         self.driver.record(event, &self.raw)
     }
 
-    /// A new event behind all that was given.
+    /// Creates and records an event after all submitted work.
     pub(crate) fn mark(&self, timed: bool) -> Result<D::Event> {
         let event = self.driver.event(timed)?;
         self.driver.record(&event, &self.raw)?;
@@ -64,7 +64,8 @@ impl<D: Driver> Stream<D> {
         if !inside {
             return Err(driver("copy in", format!("{at} + {len} bytes of {from:?}")));
         }
-        // SAFETY: both ranges were checked; the owner of the work keeps both until an event behind it has happened.
+        // SAFETY: both ranges were checked; the owner of the work keeps both until a later event
+        // has happened.
         unsafe { self.driver.copy_in(&self.raw, to, from.as_ptr().add(at), len) }
     }
 
@@ -84,18 +85,18 @@ impl<D: Driver> Stream<D> {
         if !inside {
             return Err(driver("copy out", format!("{at} + {len} bytes of {to:?}")));
         }
-        // SAFETY: as in `copy_in`; the memory is the transfer's alone until then.
+        // SAFETY: as in `copy_in`; the memory belongs to the transfer alone until then.
         unsafe { self.driver.copy_out(&self.raw, to.as_mut_ptr().add(at), from, len) }
     }
 
-    /// Copies inside the device; the spans have the same size and do not overlap.
+    /// Copies on the device; the spans have the same size and do not overlap.
     pub(crate) fn copy(&self, to: Span, from: Span) -> Result<()> {
         if from.size == 0 {
             return Ok(());
         }
         let len = from.size as usize;
         let to = inside(to, 0, len)?;
-        // SAFETY: both are parts of live tensors, which their command holds.
+        // SAFETY: both are ranges of live tensors, which their command holds.
         unsafe { self.driver.copy(&self.raw, to, from.at, len) }
     }
 
@@ -104,18 +105,19 @@ impl<D: Driver> Stream<D> {
         if to.size == 0 {
             return Ok(());
         }
-        // SAFETY: part of live memory that its command holds.
+        // SAFETY: a range of live memory that its command holds.
         unsafe { self.driver.fill(&self.raw, to.at, word, (to.size / 4) as usize) }
     }
 
-    /// Starts one kernel.
+    /// Launches one kernel.
     pub(crate) fn launch(&self, ready: &Ready<D>) -> Result<()> {
-        // SAFETY: lowering names the arguments of a kernel as its file does, which the conformance suite executes; the
-        // program that holds the launch holds module and tensors, and its run holds the program.
+        // SAFETY: lowering passes the arguments that the kernel's file declares, which the
+        // conformance suite executes; the program that holds the launch holds module and tensors,
+        // and its run holds the program.
         unsafe { self.driver.launch(&self.raw, ready.function, ready.geometry, &ready.args) }
     }
 
-    /// Records what `give` gives.
+    /// Captures the work that `give` submits.
     pub(crate) fn capture(&self, give: impl FnOnce() -> Result<()>) -> Result<D::Graph> {
         self.driver.begin_capture(&self.raw)?;
         let given = give();
@@ -124,9 +126,9 @@ impl<D: Driver> Stream<D> {
         graph
     }
 
-    /// Starts recorded work.
+    /// Launches a graph.
     pub(crate) fn launch_graph(&self, graph: &D::Graph) -> Result<()> {
-        // SAFETY: as in `launch`; a program's runs follow each other on one stream.
+        // SAFETY: as in `launch`; runs of a program follow each other on one stream.
         unsafe { self.driver.launch_graph(&self.raw, graph) }
     }
 }

@@ -13,26 +13,26 @@ use crate::stream::Stream;
 #[derive(Debug)]
 pub(crate) struct Timer<D: Driver> {
     cuts: Box<[usize]>,
-    /// The part, and the events around what of it ran without a wait.
+    /// The part, and the events around its launches, waits excluded.
     marks: Vec<(usize, D::Event, D::Event)>,
-    /// When the first segment was given to the device, and an event before it.
+    /// When the first segment was submitted, and an event before it.
     began: Option<(Instant, D::Event)>,
-    /// What was given last was given then, and this many marks were before it.
+    /// When the last launch was submitted, and the number of marks before it.
     last: Option<(Instant, usize)>,
-    /// Launches of the segment that were given.
+    /// Launches of the segment that were submitted.
     given: usize,
-    /// Waits that were given, of all segments.
+    /// Submitted waits, of all segments.
     n_waits: usize,
 }
 
-/// What of a segment a device was given.
+/// How much of a segment was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
     /// Nothing more: an answer is missing.
     Nothing,
-    /// All up to where an answer is missing.
+    /// All launches up to a missing answer.
     Some,
-    /// The rest.
+    /// All remaining launches.
     Whole,
 }
 
@@ -48,13 +48,13 @@ impl<D: Driver> Timer<D> {
         }
     }
 
-    /// The part of an op.
+    /// The part that an op belongs to.
     fn part(&self, op: usize) -> usize {
         self.cuts.partition_point(|cut| *cut <= op)
     }
 
-    /// Gives a segment to the device, launch by launch, as far as so many answers are there: a device takes only some hundred
-    /// launches ahead, and then lets the thread wait that has to answer.
+    /// Submits a segment launch by launch, as far as answers have arrived: a device queues only
+    /// some hundred launches and then blocks the submitting thread, which has to answer.
     pub(crate) fn give(
         &mut self,
         segment: &Segment<D>,
@@ -75,7 +75,7 @@ impl<D: Driver> Timer<D> {
                 return Ok(Given::Some);
             }
             if first.waits {
-                // A part that begins with a wait begins when the answer is there.
+                // A part that begins with a wait begins when the answer arrives.
                 stream.launch(&first.ready)?;
                 self.given += 1;
                 self.n_waits += 1;
@@ -94,10 +94,10 @@ impl<D: Driver> Timer<D> {
         Ok(Given::Whole)
     }
 
-    /// When everything ran, once the run is over.
+    /// The times of all parts, once the run is over.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Errors of the driver.
     pub(crate) fn times(self, driver: &Arc<D>) -> Result<Times> {
         let seen = Instant::now();
         let (Some((given, base)), Some((last, before))) = (self.began, self.last) else {
@@ -112,8 +112,8 @@ impl<D: Driver> Timer<D> {
     }
 }
 
-/// Brings the device's seconds to the host's clock: nothing ran before it was given, or after the host heard of the end. In
-/// the middle between what both allow.
+/// Converts the device's seconds to the host's clock: nothing ran before its submission, or after
+/// the host noticed the end. Uses the middle of the allowed range.
 fn placed(
     given: Instant,
     last: Instant,
@@ -149,8 +149,9 @@ fn placed(
 mod tests {
     use super::*;
 
-    /// The second segment was given 10 ms after the first and began 9 ms after the event before the first: so the device's
-    /// clock begins 1 ms after the host's at least. The end at 12 ms was seen at 15: 3 at most.
+    /// The second segment was submitted 10 ms after the first and began 9 ms after the event
+    /// before the first: so the device's clock begins at least 1 ms after the host's. The end at
+    /// 12 ms was seen at 15: so at most 3 ms.
     #[test]
     fn a_device_clock_is_brought_to_the_hosts() {
         let given = Instant::now();

@@ -1,10 +1,10 @@
-//! Which files of kernels there are, and what each is compiled for: a unit is a file and a variant.
+//! The kernel files and the variants that each is compiled for: a unit is a file and a variant.
 
 use hal::TensorDesc;
 use hal::format::{Code, Format};
 use layout::has_tables;
 
-/// A file of `kernels-cuda/`, compiled for something: `add`, `matmul_few.q4_0`, `attention.f16_q8_0`.
+/// A file of `kernels-cuda/` in one variant: `add`, `matmul_few.q4_0`, `attention.f16_q8_0`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Unit(String);
 
@@ -21,7 +21,7 @@ impl Unit {
         Unit(format!("{file}.{}", format_name(format)))
     }
 
-    /// A file that reads a down matrix by neuron, stored so or transposed.
+    /// A file that reads a down matrix with one row per neuron, stored so or transposed.
     #[must_use]
     pub fn down(file: &str, desc: &TensorDesc) -> Unit {
         let quants = desc.format.quants().filter(|_| has_tables(desc));
@@ -51,10 +51,11 @@ pub fn format_name(format: Format) -> String {
     format!("{format:?}").to_lowercase()
 }
 
-/// Formats that keys and values are kept in, as their units name them.
+/// Formats of the KV cache, as unit names spell them.
 const CACHE: [&str; 4] = ["bf16", "f16", "f32", "q8_0"];
 
-/// The file of a unit, and the names that are set while it is compiled, by the list of files in `kernels-cuda/UNITS`.
+/// The file of a unit, and the macros that are defined for its compilation, from the list of files
+/// in `kernels-cuda/UNITS`.
 #[must_use]
 pub fn source<'a>(list: &'a str, unit: &'a str) -> Option<(&'a str, Vec<(&'static str, &'a str)>)> {
     let (file, variant) = unit.split_once('.').unwrap_or((unit, ""));

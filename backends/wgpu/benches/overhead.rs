@@ -1,4 +1,4 @@
-//! What the driver takes beside computing: a dispatch, a submission with a wait for it, a hand-off, a copy to the host.
+//! Overhead of the driver: a dispatch, a submission with a wait, a hand-off, a copy to the host.
 //!
 //! `cargo bench -p thermocline-wgpu -- [device number]`
 #![allow(clippy::print_stdout, reason = "a bench prints")]
@@ -12,12 +12,12 @@ use hal::{
 };
 use thermocline_wgpu::{Options, adapters};
 
-/// Floats of a token, as a model of 7 billion parameters has them.
+/// `n_embd` of a 7B model.
 const N: usize = 4096;
 
 const ROUNDS: usize = 40;
 
-/// The middle of some timings.
+/// Median of some timings.
 fn median(mut run: impl FnMut() -> Result<()>) -> Result<Duration> {
     run()?;
     let mut times = Vec::new();
@@ -42,7 +42,7 @@ fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Result<Progr
     recorder.finish()
 }
 
-/// `n` hand-offs, one after the other, with nothing between them.
+/// `n` hand-offs, one after the other, without work between them.
 fn hand_offs(device: &Device, queue: &mut Queue, x: &Tensor, n: usize) -> Result<Program> {
     let shape = BatchShape { max_tokens: 1, max_seqs: 1, max_blocks: 1 };
     let batch = device.batch(shape)?;
@@ -84,7 +84,7 @@ fn main() -> Result<()> {
     let timed = |queue: &mut Queue, program: &Program| median(|| queue.replay(program)?.wait());
     let (few, many) = (adding(&device, &a, &x, 1)?, adding(&device, &a, &x, 257)?);
     let (few, many) = (timed(&mut queue, &few)?, timed(&mut queue, &many)?);
-    println!("a submission of one dispatch, and the wait for it: {:.1} us", micros(few));
+    println!("a submission of one dispatch, including the wait: {:.1} us", micros(few));
     println!("each further dispatch (of {N} additions): {:.2} us", micros(many - few) / 256.0);
     let answer = vec![0.0; N];
     let mut served = |n: usize| -> Result<Duration> {

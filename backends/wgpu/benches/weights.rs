@@ -1,4 +1,5 @@
-//! What reads weights: bytes of weights per second for one token, and tokens per second for a prompt.
+//! Speed of ops that read weights: bytes of weights per second in decode, tokens per second in
+//! prefill.
 //!
 //! `cargo bench -p thermocline-wgpu --bench weights -- [device number] [format ...]`
 #![allow(clippy::print_stdout, reason = "a bench prints")]
@@ -13,14 +14,14 @@ use hal::{
 };
 use thermocline_wgpu::{Options, adapters};
 
-/// A block of a model of 7 billion parameters.
+/// FFN block of a 7B model.
 const N_EMBD: usize = 4096;
 const N_FF: usize = 14336;
-/// Of the neurons of a list, one in so many.
+/// A list names one neuron out of this many.
 const ONE_IN: usize = 10;
 const ROUNDS: usize = 15;
 
-/// The middle of some timings, in seconds.
+/// Median of some timings, in seconds.
 fn median(queue: &mut Queue, program: &Program) -> Result<f64> {
     queue.replay(program)?.wait()?;
     let mut times = Vec::new();

@@ -1,4 +1,4 @@
-//! Which devices there are, and how one is opened.
+//! Lists devices and opens them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::native::KeptPipelines;
 use crate::probe;
 use crate::work::MOST_WORK;
 
-/// Drivers that are asked, the preferred one first.
+/// Graphics APIs, the preferred one first.
 const APIS: [(wgpu::Backend, &str); 3] = [
     (wgpu::Backend::Metal, "Metal"),
     (wgpu::Backend::Vulkan, "Vulkan"),
@@ -31,25 +31,26 @@ pub struct Adapter {
 /// How a device is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// An op binds at most so much at once, where the device would let it bind more.
+    /// Limits the bytes that an op binds at once, where the device would allow more.
     pub max_binding: Option<Bytes>,
-    /// The folder in which compiled shaders are kept, for drivers that give them out. `None`: they are not kept.
+    /// The folder for the cache of compiled shaders, for drivers that export them. `None`: no
+    /// cache.
     pub pipelines: Option<PathBuf>,
-    /// Sums go through a workgroup's memory even where neighbours could pass values to each other.
+    /// Uses workgroup memory for sums even if the device has subgroups.
     pub no_subgroups: bool,
-    /// Multiplications of a submission, where a slow device should have less than usual.
+    /// Limits the multiplications of a submission, for slow devices.
     pub max_work: Option<u64>,
-    /// Constants of another class of devices than its own.
+    /// Tuning constants of another class of devices than its own.
     pub tuning: Option<Tuning>,
 }
 
-/// Every device that Vulkan, Metal or DX12 shows: each piece of hardware once, cards before graphics units that share
-/// memory, software drivers last.
+/// All devices of Vulkan, Metal or DX12: each piece of hardware once, discrete GPUs before
+/// integrated ones, software drivers last.
 #[must_use]
 pub fn adapters() -> Vec<Adapter> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
         backends: wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12,
-        // No validation layers and no checks of indirect dispatches, which are not used.
+        // No validation layers. Indirect dispatches are not used, so they need no checks.
         flags: wgpu::InstanceFlags::empty(),
         ..wgpu::InstanceDescriptor::new_without_display_handle()
     });
@@ -87,8 +88,9 @@ fn rank(kind: wgpu::DeviceType) -> u32 {
     }
 }
 
-/// Whether two entries are one device, seen through two drivers or through one that is installed twice. Two equal cards
-/// show up twice in one driver, and DX12 tells the slot of the first for both.
+/// Whether two entries are the same device, seen through two drivers or through one that is
+/// installed twice. Two equal cards appear twice in one driver, and DX12 reports the slot of the
+/// first for both.
 fn same_hardware(a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo) -> bool {
     let same_slot = !a.device_pci_bus_id.is_empty() && a.device_pci_bus_id == b.device_pci_bus_id;
     let same_kind = (a.vendor, a.device) == (b.vendor, b.device);
@@ -98,8 +100,8 @@ fn same_hardware(a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo) -> bool {
     }
 }
 
-/// Limits that hold for what drivers tell to be without one: Metal gives shaders the length of a binding in 32 bits, and
-/// what is longer looks shorter there.
+/// Limits for devices that report none: Metal gives shaders the length of a binding in 32 bits,
+/// which truncates longer ones.
 fn held(mut limits: wgpu::Limits) -> wgpu::Limits {
     let most = &mut limits.max_storage_buffer_binding_size;
     *most = (*most).min(i32::MAX as u64);
@@ -113,7 +115,7 @@ impl Adapter {
         &self.name
     }
 
-    /// What the driver calls it, and the driver.
+    /// The name that the driver reports, and the driver.
     #[must_use]
     pub fn description(&self) -> String {
         let parts = [&self.info.name, &self.info.driver, &self.info.driver_info];
@@ -121,19 +123,19 @@ impl Adapter {
         parts.join(", ")
     }
 
-    /// Its slot, `0000:01:00.0`; empty where the driver does not tell it.
+    /// Its PCI slot, `0000:01:00.0`; empty if the driver does not report it.
     #[must_use]
     pub fn slot(&self) -> &str {
         &self.info.device_pci_bus_id
     }
 
-    /// Its maker's number: 0x10de is NVIDIA, 0x1002 AMD.
+    /// Its PCI vendor id: 0x10de is NVIDIA, 0x1002 AMD.
     #[must_use]
     pub fn vendor(&self) -> u32 {
         self.info.vendor
     }
 
-    /// Whether it computes on the processor: to be used only when asked for.
+    /// Whether it is a software driver, which is used only on request.
     #[must_use]
     pub fn is_software(&self) -> bool {
         self.info.device_type == wgpu::DeviceType::Cpu
@@ -142,7 +144,7 @@ impl Adapter {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it lacks something that cannot be done without, [`Error::Driver`].
+    /// [`Error::Unsupported`] if it lacks a required feature, [`Error::Driver`].
     pub fn open(&self, options: &Options) -> Result<Arc<WgpuBackend>> {
         let mut limits = held(self.adapter.limits());
         let has = self.adapter.features();
@@ -194,7 +196,7 @@ impl Adapter {
         let mut gpu = Gpu::new(device, queue, facts, health, pipelines)?;
         if subgroups {
             gpu.facts.near = match probe::near(&gpu, self.info.subgroup_min_size) {
-                // A driver that refuses the question has the other way.
+                // A driver that rejects the probe works without subgroups.
                 Err(Error::Driver { .. }) => None,
                 answer => answer?,
             };
@@ -208,7 +210,7 @@ impl Adapter {
             wgpu::DeviceType::IntegratedGpu
             | wgpu::DeviceType::VirtualGpu
             | wgpu::DeviceType::Other => DeviceKind::Integrated,
-            // Who names it wants to see what a card would do.
+            // A software driver that was named explicitly stands in for a discrete GPU.
             wgpu::DeviceType::Cpu => DeviceKind::Simulated,
         }
     }
@@ -241,7 +243,7 @@ mod tests {
         assert!(same(&vulkan, &vulkan.clone()));
         assert!(same(&vulkan, &card(Dx12, 1, "", "31.0")));
         assert!(!same(&vulkan, &card(Dx12, 2, "", "31.0")));
-        // What DX12 says of two equal cards.
+        // DX12's entries for two equal cards.
         let first = card(Dx12, 1, "0000:01:00.0", "31.0");
         assert!(!same(&first, &first.clone()));
         assert!(same(&vulkan, &first));

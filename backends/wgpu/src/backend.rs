@@ -1,4 +1,4 @@
-//! The device as the contract sees it.
+//! The device behind the contract of `hal`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,13 +30,14 @@ impl WgpuBackend {
         WgpuBackend { gpu: Arc::new(gpu), info }
     }
 
-    /// Gives the device up: every call and every wait from here on ends in [`hal::Error::DeviceLost`] with this reason.
+    /// Marks the device as lost: every later call and every wait ends in
+    /// [`hal::Error::DeviceLost`] with this reason.
     pub fn lose(&self, reason: &str) {
         self.gpu.health.lose(reason);
         self.gpu.device.destroy();
     }
 
-    /// What it was given so far: the difference of two says what lay between.
+    /// Counts since the device was opened; subtract two to measure an interval.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.gpu.counts()
@@ -52,18 +53,16 @@ impl Backend for WgpuBackend {
         let facts = &self.gpu.facts;
         let has = |feature| self.gpu.device.features().contains(feature);
         let near = match facts.near {
-            Some(near) => format!("threads pass values on in subgroups of {near}"),
-            None => {
-                "no subgroups that were found to work: threads pass values on by memory".to_owned()
-            }
+            Some(near) => format!("sums use subgroups of {near}"),
+            None => "no usable subgroups: sums go through workgroup memory".to_owned(),
         };
         let clock = match has(wgpu::Features::TIMESTAMP_QUERY) {
-            true => "timestamps tell when its work ran",
-            false => "no timestamps: a trace shows when the host noticed that work had ended",
+            true => "timestamps measure when work ran",
+            false => "no timestamps: a trace shows when the host noticed the end of work",
         };
         let (most, buffer) = (facts.max_binding(), facts.limits.max_buffer_size);
         let limits = format!(
-            "an op reaches up to {} of an operand at once, {} at most in all",
+            "an op binds up to {} of an operand at once; a buffer holds up to {}",
             Bytes(most),
             Bytes(buffer)
         );
@@ -126,7 +125,8 @@ impl Backend for WgpuBackend {
     }
 
     fn mailboxes(&self, shape: MailboxShape, n: usize) -> Result<Vec<Arc<dyn RawMailbox>>> {
-        // An answer is taken in before the next post is copied, and the host looks at no post that it has answered.
+        // An answer is received before the next post is copied, and the host no longer reads a
+        // post that it has answered.
         Ok(vec![self.mailbox(shape)?; n])
     }
 

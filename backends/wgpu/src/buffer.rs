@@ -1,19 +1,20 @@
-//! Tensors on the device: a buffer, and where its rows are.
+//! Tensors on the device: a buffer, and the location of its rows.
 
 use hal::pack::plain_size;
 use hal::{Bytes, Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
 
 use crate::error::driver;
 
-/// Buffers have sizes in these steps: what drivers align to, and what bindings may begin at anywhere.
+/// Buffer sizes are multiples of this, which satisfies the alignment of all drivers and their
+/// bindings.
 const STEP: u64 = 256;
 
-/// How rows lie in a buffer.
+/// Layout of the rows in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowLayout {
-    /// As the host has them, each filled up to whole words.
+    /// As on the host, each padded to whole words.
     Plain,
-    /// As `layout` packs weights.
+    /// Weights packed by `layout`.
     Packed,
 }
 
@@ -26,7 +27,7 @@ pub(crate) struct WgpuBuffer {
 
 impl RawBuffer for WgpuBuffer {}
 
-/// Part of a buffer, in bytes; multiples of 4.
+/// Range of a buffer, in bytes; multiples of 4.
 #[derive(Clone, Debug)]
 pub(crate) struct Span {
     pub(crate) buffer: wgpu::Buffer,
@@ -35,13 +36,13 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// A part of this part.
+    /// A range of this range.
     pub(crate) fn part(&self, offset: u64, size: u64) -> Span {
         Span { buffer: self.buffer.clone(), offset: self.offset + offset, size }
     }
 }
 
-/// Rounded up to what a buffer takes.
+/// Rounded up to a valid buffer size.
 pub(crate) fn rounded(bytes: u64) -> Bytes {
     Bytes(bytes.max(1).div_ceil(STEP).saturating_mul(STEP))
 }
@@ -52,7 +53,7 @@ pub(crate) fn plain_stride(desc: &TensorDesc) -> Option<u64> {
     Some(bytes.div_ceil(4) * 4)
 }
 
-/// Bytes that a tensor of this shape takes, before a buffer's rounding; `None` if it cannot exist.
+/// Bytes that a tensor of this shape takes, before a buffer's rounding; `None` if it overflows.
 pub(crate) fn stored_size(desc: &TensorDesc) -> Option<Bytes> {
     match desc.layout {
         Layout::Rows => plain_stride(desc)?.checked_mul(desc.n_rows as u64).map(Bytes),
@@ -60,15 +61,15 @@ pub(crate) fn stored_size(desc: &TensorDesc) -> Option<Bytes> {
     }
 }
 
-/// The backend's own part of a tensor.
+/// The backend's own data of a tensor.
 ///
 /// # Errors
-/// [`hal::Error::Driver`] for another backend's tensor, which `hal` refuses before.
+/// [`hal::Error::Driver`] for another backend's tensor, which `hal` rejects earlier.
 pub(crate) fn raw(tensor: &Tensor) -> Result<&WgpuBuffer> {
     tensor.raw().ok_or_else(|| driver("bind", "a tensor of another backend"))
 }
 
-/// Where the rows of a plain view lie.
+/// Location of the rows of a plain view.
 ///
 /// # Errors
 /// [`hal::Error::Driver`] for a tensor that is packed.
@@ -76,7 +77,7 @@ pub(crate) fn plain(tensor: &Tensor) -> Result<Span> {
     let (raw, desc) = (raw(tensor)?, tensor.desc());
     let stride = match (raw.layout, plain_stride(&desc)) {
         (RowLayout::Plain, Some(stride)) => stride,
-        _ => return Err(driver("bind", format!("{desc} is packed, the op wants plain rows"))),
+        _ => return Err(driver("bind", format!("{desc} is packed, but the op needs plain rows"))),
     };
     let offset = stride * tensor.first_row() as u64;
     Ok(Span { buffer: raw.buffer.clone(), offset, size: stride * desc.n_rows as u64 })

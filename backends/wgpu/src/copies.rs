@@ -1,4 +1,4 @@
-//! Bytes in and out: copies of plain rows, staging, and weights on their way to the device.
+//! Copies: plain rows to and from the device, staging, and weights during import.
 
 use std::borrow::Cow;
 use std::sync::mpsc::{Receiver, channel};
@@ -12,7 +12,7 @@ use crate::gpu::Gpu;
 use crate::lowering::prepare;
 use crate::shader::Source;
 
-/// Host memory, with the block that the device copies into when it is read.
+/// Host memory, with the buffer that the device copies into for a read.
 #[derive(Debug)]
 pub(crate) struct WgpuStaging {
     bytes: Vec<u8>,
@@ -36,7 +36,7 @@ impl RawStaging for WgpuStaging {
     }
 }
 
-/// A plain view with the widths of its rows on both sides.
+/// A plain view with the width of its rows on both sides.
 struct Rows {
     span: Span,
     host: usize,
@@ -47,12 +47,12 @@ fn rows(tensor: &Tensor) -> Result<Rows> {
     let desc = tensor.desc();
     let host = desc.format.row_bytes(desc.n_cols);
     let (Some(host), Some(device)) = (host, plain_stride(&desc)) else {
-        return Err(driver("copy", format!("{desc} has no rows of bytes")));
+        return Err(driver("copy", format!("{desc} cannot be copied as rows")));
     };
     Ok(Rows { span: plain(tensor)?, host, device: device as usize })
 }
 
-/// Host rows with each filled up to whole words; what is behind the last whole row stays as long as it is.
+/// Host rows, each padded to whole words; an incomplete last row keeps its length.
 pub(crate) fn spread(bytes: &[u8], host: usize, device: usize) -> Cow<'_, [u8]> {
     if host == device || host == 0 {
         return Cow::Borrowed(bytes);
@@ -67,14 +67,15 @@ pub(crate) fn spread(bytes: &[u8], host: usize, device: usize) -> Cow<'_, [u8]> 
     Cow::Owned(out)
 }
 
-/// Writes to the first bytes of a plain view: before what is submitted next, after what was before.
+/// Writes to the first bytes of a plain view, ordered before the next submission and after the
+/// previous one.
 pub(crate) fn upload(gpu: &Gpu, bytes: &[u8], dst: &Tensor) -> Result<()> {
     let rows = rows(dst)?;
     let bytes = spread(bytes, rows.host, rows.device);
     write(gpu, &rows.span, 0, &bytes)
 }
 
-/// Writes bytes from byte `at` of a span on (a multiple of 4), a last broken word too.
+/// Writes bytes from byte `at` of a span on (a multiple of 4), including an incomplete last word.
 pub(crate) fn write(gpu: &Gpu, span: &Span, at: u64, bytes: &[u8]) -> Result<()> {
     let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
     if !whole.is_empty() {
@@ -119,7 +120,7 @@ pub(crate) fn copy_rows(gpu: &Gpu, src: &Tensor, dst: &Tensor) -> Result<()> {
         gpu.submit(Some(encoder.finish()));
         return Ok(());
     }
-    // A buffer cannot be copied to itself. Pieces that one binding reaches.
+    // A buffer cannot be copied to itself, so a shader copies ranges that fit one binding.
     let flat = gpu.facts.tuning.flat;
     let source = Source::new("copy_words").set("FLAT", flat);
     let piece = gpu.facts.max_binding();
@@ -132,7 +133,7 @@ pub(crate) fn copy_rows(gpu: &Gpu, src: &Tensor, dst: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// A copy from the device that was submitted.
+/// A submitted copy from the device.
 #[derive(Debug)]
 pub(crate) struct Reading {
     buffer: wgpu::Buffer,
@@ -156,7 +157,7 @@ pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Res
     let own = any.downcast_ref::<WgpuStaging>().map(|staging| &staging.readback);
     let buffer = match own {
         Some(readback) if readback.size() >= size => readback.clone(),
-        // Rows that are wider on the device than on the host.
+        // Rows on the device are padded, so they go through a wider buffer.
         _ => gpu.readback("wide staging", size)?,
     };
     let mut encoder = gpu.encoder("download");
@@ -169,19 +170,19 @@ pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Res
     Ok(Reading { buffer, submission, mapped, len, host, device })
 }
 
-/// Asks for a buffer to be mapped for reading.
+/// Requests that a buffer is mapped for reading.
 pub(crate) fn map(
     buffer: &wgpu::Buffer,
 ) -> Receiver<std::result::Result<(), wgpu::BufferAsyncError>> {
     let (done, mapped) = channel();
     buffer.map_async(wgpu::MapMode::Read, .., move |result| {
-        // Nobody listens any more: the reading was dropped.
+        // The receiver is gone if the reading was dropped.
         let _ = done.send(result);
     });
     mapped
 }
 
-/// Waits for a buffer that [`map`] asked for.
+/// Waits for a mapping requested by [`map`].
 pub(crate) fn mapped(
     gpu: &Gpu,
     buffer: &wgpu::Buffer,
@@ -189,18 +190,18 @@ pub(crate) fn mapped(
     done: &Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
 ) -> Result<wgpu::BufferView> {
     gpu.wait(submission)?;
-    let outcome = done.recv().map_err(|_| driver("map", "the device forgot the request"))?;
+    let outcome = done.recv().map_err(|_| driver("map", "the device dropped the request"))?;
     outcome.map_err(|error| driver("map", one_line(&error)))?;
     buffer.get_mapped_range(..).map_err(|error| driver("map", one_line(&error)))
 }
 
 impl Reading {
-    /// Whether the copy is done, or will never be.
+    /// Whether the copy is done, or can no longer complete.
     pub(crate) fn is_done(&self, gpu: &Gpu) -> bool {
         gpu.health.check().is_err() || gpu.poll(&self.submission, Duration::ZERO).unwrap_or(true)
     }
 
-    /// Waits, and puts the bytes into `out`.
+    /// Waits, then copies the bytes to `out`.
     pub(crate) fn finish(self, gpu: &Gpu, out: &mut [u8]) -> Result<()> {
         let view = mapped(gpu, &self.buffer, &self.submission, &self.mapped)?;
         if self.host == self.device || self.host == 0 {

@@ -1,4 +1,4 @@
-//! What wgpu reports, as errors of the contract.
+//! Converts errors of wgpu to errors of the contract.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use hal::{Bytes, Error, Result};
 
-/// Whether the device still works. The first fault that no scope caught ends it: what was submitted with a fault did
-/// not run, so nothing after it can be believed.
+/// Whether the device still works. The first error outside a scope ends it: a submission with an
+/// error did not run, so later results would be wrong.
 #[derive(Debug)]
 pub(crate) struct Health {
     device: String,
@@ -19,14 +19,14 @@ impl Health {
         Arc::new(Health { device: device.to_owned(), lost: OnceLock::new() })
     }
 
-    /// The device is gone; the first reason stays.
+    /// Marks the device as lost; the first reason is kept.
     pub(crate) fn lose(&self, reason: impl Into<String>) {
-        // The second reason follows from the first.
+        // A later reason is a consequence of the first.
         let _ = self.lost.set(reason.into());
     }
 
     /// # Errors
-    /// [`Error::DeviceLost`], always the same one.
+    /// [`Error::DeviceLost`], always with the same reason.
     pub(crate) fn check(&self) -> Result<()> {
         match self.lost.get() {
             None => Ok(()),
@@ -38,20 +38,20 @@ impl Health {
         Error::DeviceLost { device: self.device.clone(), reason: reason.to_owned() }
     }
 
-    /// Runs a call in which wgpu panics where the driver reports that the device is gone. The default panic hook has
-    /// written its line by then; a hook is the process's own, so none is set here.
+    /// Runs a call in which wgpu panics if the driver reports a lost device. The default panic
+    /// hook has printed its line by then; a hook is global to the process, so none is set here.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
     pub(crate) fn guard<T>(&self, call: impl FnOnce() -> T) -> Result<T> {
-        // What wgpu leaves behind is not used again: every later call looks here first.
+        // The state that wgpu leaves behind is not used again: every later call checks this first.
         catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
             let reason = self.lost.get_or_init(|| panic_text(&*panic));
             self.lost(reason)
         })
     }
 
-    /// Listens to a device.
+    /// Registers for a device's error callbacks.
     pub(crate) fn watch(self: &Arc<Health>, device: &wgpu::Device) {
         let health = Arc::clone(self);
         device.set_device_lost_callback(move |reason, message| {
@@ -64,11 +64,11 @@ impl Health {
     }
 }
 
-/// What a panic says, on one line.
+/// The message of a panic, on one line.
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    one_line(&text.unwrap_or("the driver gave up"))
+    one_line(&text.unwrap_or("the driver panicked"))
 }
 
 /// A driver's error on one line.
@@ -78,12 +78,12 @@ pub(crate) fn one_line(error: &dyn std::fmt::Display) -> String {
     words.join(" ")
 }
 
-/// A refused call.
+/// A driver call that failed.
 pub(crate) fn driver(call: impl Into<String>, message: impl Into<String>) -> Error {
     Error::Driver { call: call.into(), code: 0, message: message.into() }
 }
 
-/// Runs `make`, which creates something on the device, and gives what went wrong with it as an error.
+/// Runs `make`, which creates something on the device, and returns its failure as an error.
 pub(crate) fn created<T>(
     device: &wgpu::Device,
     health: &Health,
@@ -92,7 +92,7 @@ pub(crate) fn created<T>(
     make: impl FnOnce() -> T,
 ) -> Result<T> {
     health.check()?;
-    // Scopes are this thread's own: they catch nothing that another one creates.
+    // Error scopes are per thread: they do not catch errors of other threads.
     let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
     let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);

@@ -1,4 +1,4 @@
-//! What planning and lowering need to know of a device: limits, optional features, constants of its maker.
+//! Facts about a device for planning and lowering: limits, optional features, tuning constants.
 
 use hal::{Bytes, TensorDesc};
 
@@ -8,34 +8,37 @@ use layout::imported_size;
 /// Bytes of numbers that every dispatch may carry; all drivers offer at least these.
 pub(crate) const IMMEDIATES: u32 = 128;
 
-/// Facts of an open device that do not change. Absent on purpose: 16-bit floats in shaders. Weights and caches of 16
-/// bits are unpacked by one instruction that every device has, and sums are of 32 bits for the answer's sake.
+/// Constant facts about an open device. Absent on purpose: 16-bit floats in shaders. Weights and
+/// caches of 16 bits are unpacked by one instruction that every device has, and sums are 32 bits
+/// for precision.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// Its limits.
     pub(crate) limits: wgpu::Limits,
     /// Constants of its class.
     pub(crate) tuning: Tuning,
-    /// How many neighbours of a workgroup pass values to each other ([`crate::probe`]); `None`: through memory only.
+    /// Subgroup size for sums ([`crate::probe`]); `None`: sums go through workgroup memory.
     pub(crate) near: Option<u32>,
-    /// Multiplications of a submission, and of a product in it, that is not for a single token ([`crate::work`]).
+    /// Limit on the multiplications of a submission, and of a product in it, for more than one
+    /// token ([`crate::work`]).
     pub(crate) most_work: u64,
 }
 
-/// Constants per class of devices. They decide speed, and the order of sums on that device; no result otherwise.
+/// Constants per class of devices. They affect speed, and the order of sums on that device;
+/// nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Invocations of a workgroup that walks over values.
+    /// Workgroup size of elementwise shaders.
     pub(crate) flat: u32,
-    /// Invocations of a workgroup that sums one row together.
+    /// Workgroup size for the sum of one row.
     pub(crate) row: u32,
-    /// Workgroups that fill the device.
+    /// Number of workgroups that fill the device.
     pub(crate) fill: u32,
 }
 
-/// Few large groups: every one costs a software driver a round of its loop.
+/// Few large workgroups, since a software driver runs them in a loop.
 const SOFTWARE: Tuning = Tuning { flat: 64, row: 64, fill: 16 };
-/// By the makers' PCI numbers.
+/// By PCI vendor id.
 const MAKERS: [(u32, Tuning); 4] = [
     (0x10de, Tuning { flat: 256, row: 128, fill: 1024 }), // NVIDIA
     (0x1002, Tuning { flat: 256, row: 128, fill: 512 }),  // AMD
@@ -55,8 +58,9 @@ impl Tuning {
         }
     }
 
-    /// The constants of every class, those of software drivers first, none of them twice. Any device can be opened with
-    /// any of them ([`crate::Options::tuning`]), so that what a card gets is tested without one.
+    /// The constants of every class without duplicates, those of software drivers first. Any
+    /// device can be opened with any of them ([`crate::Options::tuning`]), so that a card's
+    /// constants can be tested without the card.
     #[must_use]
     pub fn classes() -> Vec<Tuning> {
         let mut classes = vec![SOFTWARE];
@@ -70,31 +74,35 @@ impl Tuning {
 }
 
 impl Facts {
-    /// Why no buffer can hold a tensor of this shape; `None` if one can. What may be a weight counts as it is imported,
-    /// where that takes more.
+    /// Why no buffer can hold a tensor of this shape; `None` if one can. A possible weight counts
+    /// with its imported size if that is larger.
     pub(crate) fn too_large(&self, operand: &str, desc: &TensorDesc) -> Option<String> {
         let imported = if desc.format.is_weight() { imported_size(desc) } else { Some(0) };
         let sizes = stored_size(desc).zip(imported);
         let size = sizes.map_or(Bytes::MAX, |(stored, imported)| rounded(stored.0.max(imported)));
         let limit = Bytes(self.limits.max_buffer_size);
-        (size > limit).then(|| format!("operand {operand} takes {size}, a buffer holds {limit}"))
+        (size > limit)
+            .then(|| format!("operand {operand} takes {size}, but a buffer holds at most {limit}"))
     }
 
-    /// Why one binding cannot reach all of a tensor; `None` if it can. Ops that do not cut an operand by rows ask.
+    /// Why one binding cannot cover all of a tensor; `None` if it can. For ops that do not split
+    /// an operand by rows.
     pub(crate) fn unbindable(&self, operand: &str, desc: &TensorDesc) -> Option<String> {
         let size = stored_size(desc).unwrap_or(Bytes::MAX);
-        // A view may begin in the middle of what a binding is aligned to.
+        // A view may begin at an offset that is not aligned for a binding.
         let limit = Bytes(self.max_binding());
-        (size > limit).then(|| format!("operand {operand} takes {size}, an op binds {limit}"))
+        (size > limit)
+            .then(|| format!("operand {operand} takes {size}, but an op binds at most {limit}"))
     }
 
-    /// Bytes that a view can have so that one binding reaches all of it, wherever it begins.
+    /// Largest size of a view that one binding can cover at any offset.
     pub(crate) fn max_binding(&self) -> u64 {
         let align = u64::from(self.limits.min_storage_buffer_offset_alignment);
         self.limits.max_storage_buffer_binding_size.saturating_sub(align) & !255
     }
 
-    /// A grid of at least `n` workgroups: the shader counts `x + y * (groups in x)` and leaves early.
+    /// A grid of at least `n` workgroups: the shader computes its index as `x + y * (groups in x)`
+    /// and returns early past the end.
     pub(crate) fn grid(&self, n: usize) -> [u32; 3] {
         let most = self.limits.max_compute_workgroups_per_dimension as usize;
         let y = n.div_ceil(most).max(1);
@@ -110,7 +118,7 @@ mod tests {
     use super::*;
     use crate::layout;
 
-    /// What is planned can be imported: nothing larger than a buffer is found out about later.
+    /// Every planned op can be imported: the size limit of a buffer is checked when planning.
     #[test]
     fn a_weight_is_too_large_as_it_is_imported() {
         let (n_rows, n_cols) = (1000, 96);

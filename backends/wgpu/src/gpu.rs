@@ -1,4 +1,4 @@
-//! The open device that everything of a backend shares.
+//! The open device that all parts of a backend share.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,14 @@ use crate::facts::{Facts, IMMEDIATES};
 use crate::native::KeptPipelines;
 use crate::shader::Source;
 
-/// How long a wait asks the driver before it looks whether the device is lost. Ends no wait by itself.
+/// How long a wait blocks in the driver before it checks for a lost device. Not a timeout of the
+/// wait.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What a device was given since it was opened.
+/// Work submitted to a device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Submissions, those of copies and of waiting writes too.
+    /// Submissions, including those of copies and pending writes.
     pub submissions: u64,
     /// Dispatches of programs.
     pub dispatches: u64,
@@ -31,18 +32,18 @@ pub(crate) struct Gpu {
     pub(crate) queue: wgpu::Queue,
     pub(crate) facts: Facts,
     pub(crate) health: Arc<Health>,
-    /// What is bound where an op has no operand.
+    /// Bound for missing operands.
     pub(crate) nothing: wgpu::Buffer,
-    /// What formats look codes up in ([`layout::tables`]).
+    /// Code tables of the formats ([`layout::tables`]).
     pub(crate) tables: wgpu::Buffer,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
-    /// Compiled shaders of former runs, which this one adds to.
+    /// Cache of compiled shaders, which this run adds to.
     kept: Option<KeptPipelines>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
 }
 
-/// A shader, ready to run.
+/// A compiled shader.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     pub(crate) pipeline: wgpu::ComputePipeline,
@@ -77,7 +78,7 @@ impl Gpu {
         })
     }
 
-    /// Memory on the device.
+    /// Allocates device memory.
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
@@ -85,7 +86,7 @@ impl Gpu {
         storage(&self.device, &self.health, label, size)
     }
 
-    /// Host memory that the device copies to.
+    /// Allocates host memory that the device copies to.
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
@@ -94,7 +95,7 @@ impl Gpu {
         buffer(&self.device, &self.health, label, size, usage)
     }
 
-    /// Memory that timestamps are resolved to.
+    /// Allocates memory that timestamps are resolved to.
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
@@ -103,11 +104,11 @@ impl Gpu {
         buffer(&self.device, &self.health, label, size, usage)
     }
 
-    /// The pipeline of `source`; made once. `shared`: a buffer is bound for reading and for writing at once, so all
-    /// bindings are declared as writable.
+    /// The pipeline of `source`; compiled once. `shared`: a buffer is bound for reading and for
+    /// writing at once, so all bindings are declared as writable.
     ///
     /// # Errors
-    /// [`hal::Error::Driver`] if the driver refuses the shader.
+    /// [`hal::Error::Driver`] if the driver rejects the shader.
     pub(crate) fn pipeline(&self, source: &Source, shared: bool) -> Result<Arc<Pipeline>> {
         let source = source.clone().near(self.facts.near);
         let text = source.text(shared);
@@ -170,8 +171,8 @@ impl Gpu {
         }
     }
 
-    /// Waits for `submission` no longer than `timeout`; whether it is done and its callbacks have run. The only place
-    /// that asks the driver how far it is.
+    /// Waits for `submission` no longer than `timeout`; returns whether it is done and its
+    /// callbacks have run. The only function that polls the driver.
     ///
     /// # Errors
     /// A lost device, [`hal::Error::Driver`].
@@ -186,25 +187,25 @@ impl Gpu {
             Ok(_) => Ok(true),
             Err(wgpu::PollError::Timeout) => Ok(false),
             Err(error) => {
-                // A submission that a lost device refused is unknown to it.
+                // A submission that a lost device rejected is unknown to it.
                 self.health.check()?;
                 Err(driver("poll", one_line(&error)))
             }
         }
     }
 
-    /// Submits one encoder's commands, and the writes that wait.
+    /// Submits one encoder's commands and the pending writes.
     pub(crate) fn submit(&self, commands: Option<wgpu::CommandBuffer>) -> wgpu::SubmissionIndex {
         self.submissions.fetch_add(1, Ordering::Relaxed);
         self.queue.submit(commands)
     }
 
-    /// Notes dispatches of a program that are about to be submitted.
+    /// Counts dispatches of a program before their submission.
     pub(crate) fn count(&self, dispatches: usize) {
         self.dispatches.fetch_add(dispatches as u64, Ordering::Relaxed);
     }
 
-    /// What was submitted since the device was opened.
+    /// Counts since the device was opened.
     pub(crate) fn counts(&self) -> Counts {
         let [submissions, dispatches] =
             [&self.submissions, &self.dispatches].map(|count| count.load(Ordering::Relaxed));
@@ -243,7 +244,7 @@ fn buffer(
 ) -> Result<wgpu::Buffer> {
     let limit = Bytes(device.limits().max_buffer_size);
     if Bytes(size) > limit {
-        let message = format!("{} wanted, a buffer holds {limit}", Bytes(size));
+        let message = format!("needs {}, but a buffer holds at most {limit}", Bytes(size));
         return Err(driver(format!("creating {label}"), message));
     }
     let label_of =

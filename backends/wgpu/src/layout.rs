@@ -1,4 +1,4 @@
-//! Weights brought to the device, and slots filled anew, in the layout of the `layout` crate.
+//! Imports weights and refills slots, in the layout of the `layout` crate.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ pub(crate) fn size(pack: &PackDesc) -> Bytes {
     layout::pack_size(pack).map_or(Bytes::MAX, rounded)
 }
 
-/// Brings weights to the device.
+/// Imports weights to the device.
 ///
 /// # Errors
-/// [`hal::Error::OutOfMemory`], a lost device, what a paged source reports.
+/// [`hal::Error::OutOfMemory`], a lost device, errors of a paged source.
 pub(crate) fn import(
     gpu: &Gpu,
     label: &str,
@@ -26,7 +26,7 @@ pub(crate) fn import(
     let buffer = gpu.storage(label, size(pack).0)?;
     layout::pack(pack, source, &mut |at, bytes| {
         gpu.queue.write_buffer(&buffer, at, bytes);
-        // What is on its way is host memory too.
+        // Bytes in flight take up host memory too, so each chunk is waited for.
         gpu.wait(&gpu.submit(None))
     })?;
     let layout = match pack.source.format.quants() {
@@ -36,10 +36,10 @@ pub(crate) fn import(
     Ok(WgpuBuffer { buffer, layout })
 }
 
-/// Puts rows from [`layout::pack_rows`] into slots.
+/// Writes rows from [`layout::pack_rows`] to slots.
 ///
 /// # Errors
-/// [`hal::Error::Shape`] for bytes that are not as many rows of the pack.
+/// [`hal::Error::Shape`] if `bytes` is not that number of rows of the pack.
 pub(crate) fn refill(gpu: &Gpu, tensor: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
     for (offset, part) in layout::refill(&tensor.whole(), tensor.in_whole(slots), bytes)? {
         let buffer = raw(tensor)?.buffer.clone();
@@ -49,7 +49,8 @@ pub(crate) fn refill(gpu: &Gpu, tensor: &Tensor, slots: Range<usize>, bytes: &[u
     Ok(())
 }
 
-/// Replaces all that a pack holds: before what is submitted next, after what was before.
+/// Replaces the whole contents of a pack, ordered before the next submission and after the
+/// previous one.
 ///
 /// # Errors
 /// A driver fault.

@@ -1,10 +1,11 @@
 //! Any Vulkan, Metal or DX12 device, through wgpu.
 //!
-//! An op is lowered once, when its program is compiled, to a few dispatches: a shader from `shaders/`, the buffers
-//! it is bound to and a block of numbers. A replay encodes and submits them, nothing else. What changes from step to
-//! step is read from the [`hal::Batch`] on the device, so grids have the size of the program and leave early.
+//! An op is lowered once, when its program is compiled, to a few dispatches: a shader from
+//! `shaders/`, the buffers bound to it and a block of numbers. A replay only encodes and submits
+//! them. Data that changes from step to step is read from the [`hal::Batch`] on the device, so
+//! grids have the size of the program and workgroups return early.
 //!
-//! Absent on purpose: GL (its drivers are often software, and silently so), anything allocated for a
+//! Absent on purpose: GL (its drivers are often software without saying so), allocations per
 //! token, sums whose order could change.
 
 mod adapter;

@@ -1,4 +1,5 @@
-//! From an op to dispatches: pipelines and bind groups are made here, once, when a program is compiled.
+//! Lowers ops to dispatches: pipelines and bind groups are made here, once, when a program is
+//! compiled.
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ impl Dispatch {
     }
 }
 
-/// What an op adds its dispatches to.
+/// Collects the dispatches of an op.
 #[derive(Debug)]
 pub(crate) struct Lowering<'a> {
     gpu: &'a Gpu,
@@ -42,22 +43,22 @@ impl<'a> Lowering<'a> {
         Lowering { gpu, workspace, dispatches: Vec::new() }
     }
 
-    /// Limits, features, constants of the device.
+    /// Limits, features and tuning constants of the device.
     pub(crate) fn facts(&self) -> &'a Facts {
         &self.gpu.facts
     }
 
-    /// What was added since the last call.
+    /// The dispatches added since the last call.
     pub(crate) fn take(&mut self) -> Vec<Dispatch> {
         std::mem::take(&mut self.dispatches)
     }
 
-    /// What is bound where an op has no operand.
+    /// Bound for missing operands.
     pub(crate) fn nothing(&self) -> Span {
         Span { buffer: self.gpu.nothing.clone(), offset: 0, size: 16 }
     }
 
-    /// What formats look codes up in.
+    /// Code tables of the formats.
     pub(crate) fn tables(&self) -> Result<Span> {
         let buffer = self.gpu.tables.clone();
         let size = buffer.size();
@@ -69,17 +70,17 @@ impl<'a> Lowering<'a> {
         tensor.map_or_else(|| Ok(self.nothing()), plain)
     }
 
-    /// Part of the scratch that the op's plan asked for, in bytes (multiples of 4). Its contents are undefined, and
-    /// other ops use it before and after this one.
+    /// Range of the scratch memory that the op's plan requested, in bytes (multiples of 4). Its
+    /// contents are undefined, and other ops use it before and after this one.
     pub(crate) fn workspace(&self, offset: u64, size: u64) -> Result<Span> {
         let whole = self.workspace.map(plain).transpose()?;
         match whole {
             Some(whole) if offset + size <= whole.size => Ok(whole.part(offset, size)),
-            _ => Err(driver("compile", "less workspace than was planned")),
+            _ => Err(driver("compile", "the workspace is smaller than planned")),
         }
     }
 
-    /// Words that the op reads and that never change, on the device.
+    /// Constant words that the op reads, copied to the device.
     pub(crate) fn constants(&self, words: &[u32]) -> Result<Span> {
         let size = (words.len().max(4) * 4) as u64;
         let buffer = self.gpu.storage("constants", size)?;
@@ -87,12 +88,12 @@ impl<'a> Lowering<'a> {
         Ok(Span { buffer, offset: 0, size })
     }
 
-    /// Adds a dispatch. `spans` are the shader's bindings in order. The shader's immediates are, in this order, a
-    /// word per binding (where the span begins in it, in words of 4 bytes) and then `numbers`. `grid` counts
-    /// workgroups.
+    /// Adds a dispatch. `spans` are the shader's bindings in order. The shader's immediates are,
+    /// in this order, a word per binding (the offset of the span in it, in words of 4 bytes) and
+    /// then `numbers`. `grid` counts workgroups.
     ///
     /// # Errors
-    /// [`hal::Error::Driver`] if the driver refuses shader or bindings.
+    /// [`hal::Error::Driver`] if the driver rejects the shader or its bindings.
     pub(crate) fn dispatch(
         &mut self,
         source: &Source,

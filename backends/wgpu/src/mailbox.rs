@@ -1,4 +1,4 @@
-//! Mailboxes: a block that the device copies a post to and the host maps, and one that takes the answer.
+//! Mailboxes: a block that the device copies a post to and the host maps, and one for the answer.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,20 +7,20 @@ use hal::{HostRowSet, MailboxShape, RawMailbox, Result};
 use crate::buffer::Span;
 use crate::gpu::Gpu;
 
-/// A mailbox. Clones are the same one.
+/// A mailbox. Clones refer to the same one.
 #[derive(Clone, Debug)]
 pub(crate) struct WgpuMailbox {
     pub(crate) shape: MailboxShape,
-    /// What a post copies to.
+    /// Destination of a post.
     pub(crate) out: wgpu::Buffer,
     answer: wgpu::Buffer,
-    /// The list of the post that the host looks at, kept so that a step allocates nothing.
+    /// The list of the post that the host reads, reused so that a step allocates nothing.
     pub(crate) rows: Arc<Mutex<HostRowSet>>,
 }
 
 impl RawMailbox for WgpuMailbox {}
 
-/// Where the parts of a post begin in [`WgpuMailbox::out`], in bytes.
+/// Offsets of the sections of a post in [`WgpuMailbox::out`], in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
     pub(crate) n_tokens: u64,
@@ -63,12 +63,12 @@ impl WgpuMailbox {
         Places { n_tokens: 0, count: 4, x, weights, ids, members }
     }
 
-    /// The block that takes the answer.
+    /// The block for the answer.
     pub(crate) fn answer(&self) -> Span {
         Span { buffer: self.answer.clone(), offset: 0, size: self.answer.size() }
     }
 
-    /// Puts an answer where the next submission finds it.
+    /// Writes an answer before the next submission.
     pub(crate) fn put(&self, gpu: &Gpu, y: &[f32]) {
         if !y.is_empty() {
             gpu.queue.write_buffer(&self.answer, 0, bytemuck::cast_slice(y));

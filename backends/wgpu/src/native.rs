@@ -1,15 +1,15 @@
-//! What only the driver's own interface gives: free memory, and compiled shaders to keep.
-#![allow(unsafe_code, reason = "wgpu leaves both to its user")]
+//! Features that need the driver's own interface: free memory, and a cache of compiled shaders.
+#![allow(unsafe_code, reason = "wgpu has no safe interface for either")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use hal::MemoryReport;
 
-/// Begins a file of compiled shaders.
+/// First bytes of a file of compiled shaders.
 const MAGIC: &[u8; 8] = b"TCWGPU01";
 
-/// Total and free memory of a device, where its driver tells.
+/// Total and free memory of a device, if its driver reports it.
 pub(crate) fn memory(device: &wgpu::Device) -> MemoryReport {
     vulkan_memory(device).unwrap_or_default()
 }
@@ -19,7 +19,8 @@ fn vulkan_memory(device: &wgpu::Device) -> Option<MemoryReport> {
     use ash::vk;
     use hal::Bytes;
 
-    // SAFETY: nothing is made or destroyed through the handle, and the guard lives to the end of this function.
+    // SAFETY: the handle is not used to create or destroy anything, and the guard lives to the end
+    // of this function.
     let raw = unsafe { device.as_hal::<wgpu::hal::api::Vulkan>() }?;
     let instance = raw.shared_instance();
     let (instance, version) = (instance.raw_instance(), instance.instance_api_version());
@@ -30,11 +31,11 @@ fn vulkan_memory(device: &wgpu::Device) -> Option<MemoryReport> {
     let heaps = properties.memory_heaps_as_slice().iter().enumerate();
     let (index, heap) = heaps.filter(|(_, heap)| local(heap)).max_by_key(|(_, heap)| heap.size)?;
     let told = raw.enabled_device_extensions().contains(&ash::ext::memory_budget::NAME);
-    // The call that asks for more is there from Vulkan 1.1 on.
+    // The call for extended properties exists from Vulkan 1.1 on.
     let free = (told && version >= vk::API_VERSION_1_1).then(|| {
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
         let mut asked = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
-        // SAFETY: as above, and both structures are whole.
+        // SAFETY: as above, and both structures are fully initialised.
         unsafe { instance.get_physical_device_memory_properties2(physical, &mut asked) };
         Bytes(budget.heap_budget[index].saturating_sub(budget.heap_usage[index]))
     });
@@ -46,17 +47,18 @@ fn vulkan_memory(_device: &wgpu::Device) -> Option<MemoryReport> {
     None
 }
 
-/// Compiled shaders in a file of the device's kind; written when the device is closed.
+/// Compiled shaders in a file per device model; written when the device is closed.
 #[derive(Debug)]
 pub(crate) struct KeptPipelines {
     cache: wgpu::PipelineCache,
     path: PathBuf,
-    /// What the file held.
+    /// Contents of the file when it was read.
     had: Option<Vec<u8>>,
 }
 
 impl KeptPipelines {
-    /// What is kept in `folder` for this device, or an empty cache; `None` where the driver gives nothing out.
+    /// The cache in `folder` for this device, or an empty one; `None` if the driver does not
+    /// export compiled shaders.
     pub(crate) fn open(
         device: &wgpu::Device,
         info: &wgpu::AdapterInfo,
@@ -69,8 +71,8 @@ impl KeptPipelines {
             data: had.as_deref(),
             fallback: true,
         };
-        // SAFETY: the bytes are what a cache gave out, as their sum says; wgpu and the driver check that they are for
-        // this device and driver, and take an empty cache otherwise.
+        // SAFETY: the bytes are a former cache's, as their checksum proves; wgpu and the driver
+        // check that they fit this device and driver, and use an empty cache otherwise.
         let cache = unsafe { device.create_pipeline_cache(&descriptor) };
         Some(KeptPipelines { cache, path, had })
     }
@@ -91,7 +93,7 @@ impl KeptPipelines {
         let file = [&MAGIC[..], &sum(&data).to_le_bytes(), &data].concat();
         let written = fs::write(&temporary, file).and_then(|()| fs::rename(&temporary, &self.path));
         if written.is_err() {
-            // Nothing is left behind; what cannot be removed was not made.
+            // Removes the temporary file; a failure means that it was never created.
             let _ = fs::remove_file(&temporary);
         }
         written
@@ -105,14 +107,14 @@ impl Drop for KeptPipelines {
     }
 }
 
-/// The cache's bytes in a file, if all of it is as it was written.
+/// The cache's bytes in a file, if the checksum matches.
 fn checked(file: &[u8]) -> Option<&[u8]> {
     let (magic, rest) = file.split_first_chunk::<8>()?;
     let (expected, data) = rest.split_first_chunk::<8>()?;
     (magic == MAGIC && u64::from_le_bytes(*expected) == sum(data)).then_some(data)
 }
 
-/// The sum of every byte and its place (64-bit FNV-1a).
+/// Checksum over every byte and its position (64-bit FNV-1a).
 fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,5 @@
-//! What a device does that no driver promises: that neighbours in a workgroup can pass values to each other.
+//! Probes device behaviour that no driver guarantees: that invocations of a workgroup can exchange
+//! values in subgroups.
 
 use hal::Result;
 
@@ -6,11 +7,11 @@ use crate::copies::{map, mapped};
 use crate::gpu::Gpu;
 use crate::shader::Source;
 
-/// How many neighbours pass values to each other: `size`, the smallest size of a subgroup, if a workgroup is cut into
-/// subgroups in the order of its invocations; `None` if the device does otherwise.
+/// The subgroup size for sums: `size`, the smallest subgroup size, if workgroups are split into
+/// subgroups in the order of their invocations; `None` otherwise.
 ///
 /// # Errors
-/// A lost device, a shader that the driver refuses.
+/// A lost device, or a shader that the driver rejects.
 pub(crate) fn near(gpu: &Gpu, size: u32) -> Result<Option<u32>> {
     let row = gpu.facts.tuning.row;
     let near = size.min(row);

@@ -1,4 +1,5 @@
-//! Programs: the dispatches of a step, cut where a hand-off begins and ends, and where they are enough for a submission.
+//! Programs: the dispatches of a step, split at hand-offs and where the work limit of a submission
+//! is reached.
 
 use std::any::Any;
 use std::ops::Range;
@@ -20,7 +21,7 @@ pub(crate) struct WgpuProgram(pub(crate) Arc<Steps>);
 
 impl RawProgram for WgpuProgram {}
 
-/// What is submitted, piece by piece.
+/// The segments of a program.
 #[derive(Debug)]
 pub(crate) struct Steps {
     pub(crate) label: String,
@@ -29,21 +30,21 @@ pub(crate) struct Steps {
     _workspace: Option<Tensor>,
 }
 
-/// What is submitted at once.
+/// The content of one submission.
 #[derive(Debug, Default)]
 pub(crate) struct Segment {
-    /// The mailbox whose answer it begins with, and its number.
+    /// The mailbox whose answer it starts with, and its index.
     pub(crate) merge: Option<(usize, WgpuMailbox)>,
-    /// Each with the number of its op in the program.
+    /// Dispatches, each with the index of its op in the program.
     dispatches: Vec<(usize, Dispatch)>,
-    /// The ops that it runs, or parts of them.
+    /// The ops that it runs, some of them partly.
     pub(crate) ops: Range<usize>,
     /// The post it ends with.
     pub(crate) post: Option<PostCopies>,
 }
 
 impl Segment {
-    /// Op number `op`, or a part of it, is in it.
+    /// Records that op number `op`, or part of it, is in this segment.
     fn runs(&mut self, op: usize) {
         let start = if self.ops.is_empty() { op } else { self.ops.start };
         self.ops = start..op + 1;
@@ -75,7 +76,7 @@ impl Segment {
         encoder.finish()
     }
 
-    /// A pass for each part, with timestamps.
+    /// Encodes a pass for each part, with timestamps.
     fn encode_parts(&self, encoder: &mut wgpu::CommandEncoder, timer: &mut Timer) {
         let mut rest = &self.dispatches[..];
         while let [(op, _), ..] = rest {

@@ -1,4 +1,4 @@
-//! An in-order queue: what cannot be submitted yet waits behind the run that waits for an answer.
+//! An in-order queue: later work is queued behind a run that is blocked on a hand-off.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -16,16 +16,16 @@ use crate::program::WgpuProgram;
 use crate::run::{Progress, WgpuRun};
 use crate::timer::{Stamps, Timer};
 
-/// How long a wait for another thread sleeps before it looks whether the device is lost.
+/// How long a wait for another thread sleeps before it checks for a lost device.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A queue and what it still has to submit; runs and transfers share it.
+/// A queue and its pending work; shared with its runs and transfers.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) gpu: Arc<Gpu>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Room for timestamps that no run uses.
+    /// Timestamp memory that no run uses.
     stamps: Mutex<Vec<Stamps>>,
 }
 
@@ -34,7 +34,7 @@ struct State {
     works: VecDeque<Work>,
 }
 
-/// Work in the order in which it was given.
+/// Work in the order of submission.
 #[derive(Debug)]
 enum Work {
     Run(Arc<Progress>),
@@ -45,14 +45,14 @@ enum Work {
     CopyRows { src: Tensor, dst: Tensor },
 }
 
-/// What became of a copy.
+/// Result of a copy.
 #[derive(Debug, Default)]
 struct CopyState(Mutex<Option<Result<Copied>>>);
 
 #[derive(Debug)]
 struct Copied {
     staging: Box<dyn RawStaging>,
-    /// The copy to the host that is still under way.
+    /// The copy to the host that is still in flight.
     reading: Option<Reading>,
 }
 
@@ -67,7 +67,7 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes back what a timed run needed.
+    /// Takes back the timestamp memory of a run.
     pub(crate) fn keep(&self, stamps: Option<Stamps>) {
         self.stamps.lock().unwrap_or_else(PoisonError::into_inner).extend(stamps);
     }
@@ -78,7 +78,7 @@ impl Core {
         Ok(Timer::new(cuts, stamps))
     }
 
-    /// Adds work and submits what can be.
+    /// Adds work and submits all possible items.
     fn give(&self, work: Work) -> Result<()> {
         self.gpu.health.check()?;
         let mut state = self.lock();
@@ -86,7 +86,7 @@ impl Core {
         self.pump(&mut state)
     }
 
-    /// Submits what can be, from the front.
+    /// Submits all possible items, from the front.
     pub(crate) fn advance(&self) -> Result<()> {
         self.pump(&mut self.lock())
     }
@@ -124,7 +124,8 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until `there` gives something; it is asked again when work was submitted, and told whether all was.
+    /// Waits until `there` returns a value; it is called again after work was submitted, with
+    /// whether all was submitted.
     pub(crate) fn until<T>(&self, mut there: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
         let mut state = self.lock();
         loop {
@@ -139,7 +140,7 @@ impl Core {
     }
 }
 
-/// The queue as the contract sees it.
+/// The queue behind the contract of `hal`.
 #[derive(Debug)]
 pub(crate) struct WgpuQueue {
     core: Arc<Core>,
@@ -215,7 +216,7 @@ impl BackendQueue for WgpuQueue {
     }
 }
 
-/// A copy under way.
+/// A copy in flight.
 #[derive(Debug)]
 struct WgpuTransfer {
     core: Arc<Core>,

@@ -1,4 +1,5 @@
-//! A program under way: segments are submitted as far as answers are there, posts are mapped and shown.
+//! A running program: segments are submitted as answers arrive, posts are mapped and handed to the
+//! host.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;
@@ -14,7 +15,7 @@ use crate::program::{Segment, Steps};
 use crate::queue::Core;
 use crate::timer::Timer;
 
-/// How far a run is; its queue submits, its owner answers.
+/// Progress of a run; its queue submits, its owner answers.
 #[derive(Debug)]
 pub(crate) struct Progress {
     steps: Arc<Steps>,
@@ -25,20 +26,20 @@ pub(crate) struct Progress {
 struct State {
     /// The next segment to submit.
     next: usize,
-    /// It, already encoded.
+    /// The same segment, already encoded.
     encoded: Option<Encoded>,
     /// Present if the run is timed.
     timer: Option<Timer>,
-    /// Mailboxes whose answers are there.
+    /// Mailboxes whose answers have arrived.
     answered: Vec<usize>,
-    /// Posts that were submitted and not yet shown.
+    /// Posts that were submitted and not yet handed to the host.
     posts: VecDeque<Sent>,
     /// The last submission.
     last: Option<wgpu::SubmissionIndex>,
     cancelled: bool,
 }
 
-/// Commands, and how many passes had timestamps before them.
+/// Commands, and the number of passes with timestamps before them.
 #[derive(Debug)]
 struct Encoded {
     commands: wgpu::CommandBuffer,
@@ -52,7 +53,7 @@ impl State {
     }
 }
 
-/// A post on its way.
+/// A post in flight.
 #[derive(Debug)]
 struct Sent {
     segment: usize,
@@ -70,7 +71,7 @@ impl Progress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Submits what can be; whether that was all.
+    /// Submits all possible segments; returns whether none is left.
     pub(crate) fn submit(&self, gpu: &Gpu) -> Result<bool> {
         let mut state = self.lock();
         while let Some(segment) = self.steps.segments.get(state.next) {
@@ -100,7 +101,7 @@ impl Progress {
         Ok(true)
     }
 
-    /// Encodes the segment after the next answer, which takes nothing from it.
+    /// Encodes the segment after the next answer in advance.
     fn prepare(&self, gpu: &Gpu) {
         let mut state = self.lock();
         let segment = self.steps.segments.get(state.next);
@@ -110,7 +111,7 @@ impl Progress {
     }
 }
 
-/// A run as its owner holds it.
+/// A run from its owner's side.
 #[derive(Debug)]
 pub(crate) struct WgpuRun {
     core: Arc<Core>,
@@ -118,21 +119,22 @@ pub(crate) struct WgpuRun {
     open: Option<Open>,
 }
 
-/// A post that was taken from the run's state: its mailbox is the host's until this is closed.
+/// A post that was taken from the run's state: its mailbox belongs to the host until this is
+/// closed.
 #[derive(Debug)]
 struct Open {
     segment: usize,
     shown: Option<Shown>,
 }
 
-/// A post that the host looks at.
+/// A post that the host reads.
 #[derive(Debug)]
 struct Shown {
     view: wgpu::BufferView,
     rows: Option<HostRowSet>,
 }
 
-/// What the next call to `next_post` meets.
+/// The next event for `next_post`.
 enum Next {
     Post(Sent),
     End(Option<wgpu::SubmissionIndex>),
@@ -149,7 +151,7 @@ impl WgpuRun {
         post.ok_or_else(|| driver("next_post", "a segment without a post"))
     }
 
-    /// Gives the mailbox back to the device.
+    /// Returns the mailbox to the device.
     fn close(&mut self) {
         let Some(Open { segment, shown }) = self.open.take() else { return };
         let rows = shown.and_then(|shown| shown.rows);
@@ -161,7 +163,7 @@ impl WgpuRun {
         }
     }
 
-    /// Waits until there is a post or nothing more to come.
+    /// Waits for the next post or the end.
     fn next(&self) -> Result<Next> {
         self.core.until(|_| {
             let mut state = self.progress.lock();
@@ -175,7 +177,7 @@ impl WgpuRun {
             let Some(segment) = segments.get(state.next) else {
                 return Ok(Some(Next::End(state.last.clone())));
             };
-            // Nobody will answer the post before this merge: it was shown and passed over.
+            // The post before this merge can no longer be answered: it was handed out and skipped.
             let waits = segment.merge.as_ref().is_some_and(|(m, _)| !state.answered.contains(m));
             if waits && state.last.is_some() { Err(Error::Cancelled) } else { Ok(None) }
         })
@@ -225,7 +227,7 @@ impl RawRun for WgpuRun {
                 return Ok(None);
             }
         };
-        // From here on every way out gives the mailbox back.
+        // From here on every return path gives the mailbox back.
         self.open = Some(Open { segment: sent.segment, shown: None });
         let gpu = &self.core.gpu;
         self.progress.prepare(gpu);
@@ -283,7 +285,7 @@ impl RawRun for WgpuRun {
         self.close();
         let mut state = self.progress.lock();
         state.encoded = None;
-        // While nobody can see that the run is over: what waits behind it may copy into the same mailboxes.
+        // Done before the run counts as over: later runs may copy into the same mailboxes.
         for sent in std::mem::take(&mut state.posts) {
             if let Ok(post) = self.post(sent.segment) {
                 post.mailbox.out.unmap();
@@ -291,7 +293,7 @@ impl RawRun for WgpuRun {
         }
         state.cancelled = true;
         drop(state);
-        // What waited behind this run goes on; a fault of it is the next caller's.
+        // Submits the work queued behind this run; an error is reported to the next caller.
         let _ = self.core.advance();
     }
 }

@@ -1,4 +1,4 @@
-//! Shader texts: files of `shaders/`, put together by replacing what stands in double braces.
+//! Shader texts: files of `shaders/`, assembled by replacing placeholders in double braces.
 //!
 //! * `{{NAME}}` is a value that the op sets.
 //! * `{{include NAME}}` is a file of `shaders/lib/`, or the file that the op chose for `NAME` (a format). In it,
@@ -92,6 +92,7 @@ files![
     "lib/half",
     "lib/row_sum",
     "lib/row_sum_near",
+    "lib/sequence",
     "lib/sigmoid",
     "lib/sum",
     "lib/sum_near",
@@ -105,6 +106,7 @@ files![
     "matmul_many",
     "matmul_many_float",
     "merge",
+    "mul",
     "norm",
     "patch_word",
     "predict_count",
@@ -128,19 +130,20 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// The file `name` of `shaders/`.
+    /// The shader in file `name` of `shaders/`.
     pub(crate) fn new(name: &'static str) -> Source {
         Source { name, values: Vec::new(), includes: Vec::new() }
     }
 
-    /// What `{{name}}` stands for.
+    /// Sets the value of `{{name}}`.
     #[must_use]
     pub(crate) fn set(mut self, name: &'static str, value: impl Display) -> Source {
         self.values.push((name, value.to_string()));
         self
     }
 
-    /// A file of `shaders/` that `{{include name}}` stands for. Several stand one behind the other, each of them once.
+    /// Sets a file of `shaders/` for `{{include name}}`. Several files are concatenated, each of
+    /// them once.
     #[must_use]
     pub(crate) fn include(mut self, name: &'static str, file: &'static str) -> Source {
         if !self.includes.contains(&(name, file)) {
@@ -149,7 +152,7 @@ impl Source {
         self
     }
 
-    /// With sums among so many neighbours that pass values to each other, for files that sum.
+    /// Sets the subgroup size for files that sum over invocations.
     #[must_use]
     pub(crate) fn near(self, near: Option<u32>) -> Source {
         match near {
@@ -173,11 +176,12 @@ impl Source {
         lines.map(|line| line.contains("read_write>")).collect()
     }
 
-    /// The whole text. `shared` declares all bindings as writable, which wgpu asks for where one buffer is bound for
-    /// reading and for writing. What nobody set stays as it is, and the driver refuses it.
+    /// The whole text. `shared` declares all bindings as writable, which wgpu requires if one
+    /// buffer is bound for reading and for writing. Placeholders without a value remain, and the
+    /// driver rejects them.
     pub(crate) fn text(&self, shared: bool) -> String {
         let mut text = file(self.name).to_owned();
-        // Files that are included may include others.
+        // Included files may include others.
         while let Some((name, at)) = first_include(&text) {
             let chosen = self.includes.iter().filter(|(placeholder, _)| *placeholder == name);
             let mut included: String = chosen.map(|(_, path)| file(path)).collect();
@@ -197,12 +201,12 @@ impl Source {
     }
 }
 
-/// The text of a file; of one that is not there, a line that no driver takes.
+/// The text of a file; for a missing file, a line that no driver accepts.
 fn file(name: &str) -> &'static str {
     FILES.iter().find(|(file, _)| *file == name).map_or("{{no such file}}", |(_, text)| text)
 }
 
-/// Name and place of the first include in a text.
+/// Name and position of the first include in a text.
 fn first_include(text: &str) -> Option<(String, std::ops::Range<usize>)> {
     let start = text.find("{{include ")?;
     let len = text[start..].find("}}")?;

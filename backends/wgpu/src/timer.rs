@@ -1,4 +1,5 @@
-//! When the parts of a run ran: by the device's timestamps where it has them, else by when the host noticed.
+//! When the parts of a run ran: by the device's timestamps if it has them, otherwise by when the
+//! host noticed their end.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -9,11 +10,11 @@ use hal::{Clock, PartTime, Result, Times};
 use crate::copies::{map, mapped};
 use crate::gpu::Gpu;
 
-/// Timestamps of a run; parts beyond are not timed. As many as wgpu lets a set have.
+/// Most timestamps of a run: wgpu's limit for a query set. Later parts are not timed.
 const MOST: u32 = wgpu::QUERY_SET_MAX_QUERIES;
 const SIZE: u64 = MOST as u64 * wgpu::QUERY_SIZE as u64;
 
-/// Room for the timestamps of one run, used by one after the other.
+/// Memory for the timestamps of one run, reused by later runs.
 #[derive(Debug)]
 pub(crate) struct Stamps {
     set: wgpu::QuerySet,
@@ -22,7 +23,7 @@ pub(crate) struct Stamps {
 }
 
 impl Stamps {
-    /// `None` where the device has no timestamps.
+    /// `None` if the device has no timestamps.
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
@@ -40,14 +41,14 @@ impl Stamps {
     }
 }
 
-/// What is known of a segment that was submitted.
+/// Data of a submitted segment.
 #[derive(Debug)]
 struct Submitted {
     parts: Range<usize>,
     /// The passes that have timestamps.
     passes: Range<usize>,
     at: Instant,
-    /// When the host heard of its end.
+    /// When the host noticed its end.
     seen: Arc<OnceLock<Instant>>,
 }
 
@@ -66,7 +67,7 @@ impl Timer {
         Timer { cuts: cuts.into(), stamps, passes: Vec::new(), segments: Vec::new() }
     }
 
-    /// The part of an op.
+    /// The part that an op belongs to.
     pub(crate) fn part(&self, op: usize) -> usize {
         self.cuts.partition_point(|cut| *cut <= op)
     }
@@ -76,7 +77,7 @@ impl Timer {
         self.passes.len()
     }
 
-    /// Where the pass that is begun now writes its timestamps.
+    /// Location for the timestamps of the pass that begins now.
     pub(crate) fn pass(&mut self, part: usize) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
         let stamps = self.stamps.as_ref()?;
         let first = 2 * self.passes.len() as u32;
@@ -91,12 +92,12 @@ impl Timer {
         })
     }
 
-    /// The segment of `ops` whose passes were encoded from `first` on was submitted at this moment.
+    /// Records the submission of the segment of `ops`, whose passes were encoded from `first` on.
     pub(crate) fn submitted(&mut self, gpu: &Gpu, ops: Range<usize>, first: usize, at: Instant) {
         let seen = Arc::new(OnceLock::new());
         let to = Arc::clone(&seen);
         gpu.queue.on_submitted_work_done(move || {
-            // It is called once.
+            // The callback runs once.
             let _ = to.set(Instant::now());
         });
         let parts = match ops.is_empty() {
@@ -106,7 +107,7 @@ impl Timer {
         self.segments.push(Submitted { parts, passes: first..self.passes.len(), at, seen });
     }
 
-    /// When everything ran, once the run is over, and the room for timestamps.
+    /// The times of all parts, once the run is over, and the timestamp memory.
     ///
     /// # Errors
     /// A lost device, [`hal::Error::Driver`].
@@ -139,8 +140,9 @@ impl Timer {
         Ok((Times { clock: Clock::Device, parts: self.placed(&passes) }, Some(stamps)))
     }
 
-    /// Brings the device's seconds, which begin anywhere, to the host's clock: nothing ran before it was submitted, or
-    /// after the host heard of its end. In the middle between what both allow.
+    /// Converts the device's seconds, which have an arbitrary origin, to the host's clock: nothing
+    /// ran before its submission, or after the host noticed its end. Uses the middle of the
+    /// allowed range.
     fn placed(&self, passes: &[[f64; 2]]) -> Vec<PartTime> {
         let Some(base) = self.segments.first().map(|segment| segment.at) else {
             return Vec::new();
@@ -179,7 +181,7 @@ impl Timer {
         times
     }
 
-    /// What the host noticed of the segments.
+    /// The times at which the host noticed the segments.
     fn noticed(&self) -> Times {
         let mut times: Vec<PartTime> = Vec::new();
         for segment in self.segments.iter().filter(|segment| !segment.parts.is_empty()) {
@@ -187,7 +189,7 @@ impl Timer {
             let (after, told) = last.unwrap_or((segment.at, 0));
             let begin = segment.at.max(after);
             let end = segment.seen.get().copied().unwrap_or_else(Instant::now).max(begin);
-            // A segment that goes on with a part begun before it has told of it.
+            // If a segment continues a part, that part is in the list already.
             let parts = segment.parts.start.max(told)..segment.parts.end;
             match times.last_mut() {
                 Some(last) if parts.is_empty() => last.end = end,
@@ -208,8 +210,9 @@ mod tests {
         Submitted { parts, passes, at, seen: Arc::new(lock) }
     }
 
-    /// Two segments: submitted at 0 and 10 ms, seen 6 and 7 ms later; the device says 3 ms each and 9 ms between their
-    /// beginnings. So it began between 1 (the second was not there before) and 3 (the first was seen at 6).
+    /// Two segments: submitted at 0 and 10 ms, seen 6 and 7 ms later; the device measured 3 ms
+    /// each and 9 ms between their beginnings. So the first began between 1 (the second had not
+    /// been submitted before) and 3 (the first was seen at 6).
     #[test]
     fn a_device_clock_is_brought_to_the_hosts() {
         let base = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();

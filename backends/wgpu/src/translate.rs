@@ -1,4 +1,4 @@
-//! What drivers do with a shader's text, as far as it can be done without one: tests only.
+//! Validates and translates shader texts without a driver: tests only.
 
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -6,8 +6,8 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use crate::facts::Tuning;
 use crate::shader::Source;
 
-/// Sizes of workgroups that devices of some class have: those that walk over values, and those that sum a row. The
-/// first are a software driver's.
+/// Workgroup sizes of all device classes: for elementwise shaders, and for the sum of a row. A
+/// software driver's come first.
 pub(crate) fn sizes() -> Vec<[u32; 2]> {
     let mut sizes = Vec::new();
     for Tuning { flat, row, .. } in Tuning::classes() {
@@ -18,10 +18,11 @@ pub(crate) fn sizes() -> Vec<[u32; 2]> {
     sizes
 }
 
-/// Parses and checks a text as wgpu does, and makes SPIR-V, MSL and HLSL of it; also of its variants with subgroups.
+/// Parses and validates a text as wgpu does, and translates it to SPIR-V, MSL and HLSL; also its
+/// variants with subgroups.
 ///
 /// # Errors
-/// The message of what refused it, with the text's line.
+/// The message of the stage that rejected it, with the text's line.
 pub(crate) fn translate(source: &Source, shared: bool) -> Result<(), String> {
     let plain = source.text(shared);
     translate_text(&plain)?;

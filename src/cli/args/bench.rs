@@ -5,17 +5,14 @@ use crate::cli::parse;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// Measure speed. Flags and columns are llama-bench's; lists are `4,8`, `1-8`, `1-9+2` or `1-8*2`,
-/// a flag may be repeated, and every combination is measured, also of --backend and --vram-budget. Memory by device
-/// (device_bytes): on the CPU what is allocated and what is read of the file where it lies, on others the most that was
-/// booked and what is left to the driver, as `plan` has it.
+/// Flags of `bench`.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Tests")]
 pub(crate) struct BenchArgs {
-    /// GGUF file; may be repeated; without it the built-in story model
+    /// GGUF file, may be repeated; default: the built-in story model
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Vec<PathBuf>,
-    /// Prompt lengths to read
+    /// Prompt lengths (prefill tests)
     #[arg(
         short = 'p',
         long,
@@ -24,7 +21,7 @@ pub(crate) struct BenchArgs {
         default_value = "512"
     )]
     pub(crate) n_prompt: Vec<String>,
-    /// Numbers of tokens to generate
+    /// Numbers of tokens to generate (decode tests)
     #[arg(
         short = 'n',
         long,
@@ -33,10 +30,10 @@ pub(crate) struct BenchArgs {
         default_value = "128"
     )]
     pub(crate) n_gen: Vec<String>,
-    /// A prompt and a generation as one test: P,G (-pg)
+    /// Prefill of P tokens and decode of G as one test (-pg)
     #[arg(long, value_name = "P,G", env = "THERMOCLINE_ARG_PG", value_parser = parse::pair)]
     pub(crate) pg: Vec<(u32, u32)>,
-    /// Context lengths to fill before the test
+    /// Context depths to fill before the test
     #[arg(
         short = 'd',
         long,
@@ -45,20 +42,25 @@ pub(crate) struct BenchArgs {
         default_value = "0"
     )]
     pub(crate) n_depth: Vec<String>,
-    /// How often each test is repeated
+    /// Numbers of sequences that decode at once (-np)
+    ///
+    /// Rates are the total of all sequences.
+    #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_N_PARALLEL", default_value = "1")]
+    pub(crate) parallel: Vec<String>,
+    /// Repetitions of each test
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_REPETITIONS", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) repetitions: u32,
-    /// CPU threads; default chosen
+    /// CPU threads
     #[arg(short, long, value_name = "LIST", env = "THERMOCLINE_ARG_THREADS")]
     pub(crate) threads: Vec<String>,
-    /// Tokens of a prompt handled together, logically
+    /// Logical batch sizes
     #[arg(short, long, value_name = "LIST", env = "THERMOCLINE_ARG_BATCH", default_value = "2048")]
     pub(crate) batch_size: Vec<String>,
-    /// Tokens of a prompt computed together (-ub)
+    /// Physical batch sizes (-ub)
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_UBATCH", default_value = "512")]
     pub(crate) ubatch_size: Vec<String>,
-    /// Number formats of the keys in the KV cache (-ctk)
+    /// Formats of the keys in the KV cache (-ctk)
     #[arg(
         long,
         value_name = "LIST",
@@ -67,7 +69,7 @@ pub(crate) struct BenchArgs {
         value_delimiter = ','
     )]
     pub(crate) cache_type_k: Vec<CacheTypeName>,
-    /// Number formats of the values in the KV cache (-ctv)
+    /// Formats of the values in the KV cache (-ctv)
     #[arg(
         long,
         value_name = "LIST",
@@ -76,7 +78,7 @@ pub(crate) struct BenchArgs {
         value_delimiter = ','
     )]
     pub(crate) cache_type_v: Vec<CacheTypeName>,
-    /// Take the prompts from this text instead of the built-in one
+    /// Text for the prompts; default: a built-in text
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_PROMPT_FILE")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Seconds to wait between tests
@@ -88,10 +90,12 @@ pub(crate) struct BenchArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) warmup: bool,
-    /// Build a model in memory and measure it: SHAPE:TYPE:relu, SHAPE:TYPE:silu, SHAPE*EXPERTS/USED:TYPE:silu
+    /// Measure a synthetic model: SHAPE:TYPE:relu or SHAPE:TYPE:silu
+    ///
+    /// SHAPE*EXPERTS/USED:TYPE:silu makes a model with experts.
     #[arg(long, value_name = "SPEC", env = "THERMOCLINE_ARG_SYNTHETIC")]
     pub(crate) synthetic: Option<String>,
-    /// Share of neurons that fire in the synthetic model
+    /// Density of the synthetic model: share of active neurons
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_DENSITY", requires = "synthetic")]
     pub(crate) density: Option<f64>,
     /// Write the synthetic model to a file
@@ -100,14 +104,17 @@ pub(crate) struct BenchArgs {
     /// Seed of the synthetic model
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_SEED", default_value_t = 0)]
     pub(crate) seed: u32,
-    /// Run the same text on each backend and budget and compare the logits; fails where they differ by more than rounding
-    /// explains
+    /// Compare the logits of all backends and budgets
+    ///
+    /// Fails where they differ by more than rounding explains.
     #[arg(long, env = "THERMOCLINE_ARG_CHECK", value_parser = boolish())]
     pub(crate) check: bool,
-    /// Write what ran when on which device to this file, for ui.perfetto.dev or chrome://tracing; timing takes time itself
+    /// Write a timeline for ui.perfetto.dev or chrome://tracing
+    ///
+    /// Recording the timeline slows the run down.
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_TRACE", help_heading = "Report")]
     pub(crate) trace: Option<PathBuf>,
-    /// Draw the comparison to this file, as SVG
+    /// Draw the comparison as an SVG file
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_PLOT", help_heading = "Report")]
     pub(crate) plot: Option<PathBuf>,
     /// Format of the report
@@ -128,10 +135,10 @@ pub(crate) struct BenchArgs {
         help_heading = "Report"
     )]
     pub(crate) output_err: Option<OutputFormat>,
-    /// As -o json
+    /// Same as -o json
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish(), help_heading = "Report")]
     pub(crate) json: bool,
-    /// Name each test on standard error as it begins
+    /// Print each test's name on standard error as it begins
     #[arg(long, env = "THERMOCLINE_ARG_PROGRESS", value_parser = boolish(), help_heading = "Report")]
     pub(crate) progress: bool,
     #[command(flatten)]
@@ -145,11 +152,11 @@ pub(crate) struct BenchArgs {
 pub(crate) enum OutputFormat {
     /// A Markdown table.
     Md,
-    /// Comma-separated, all quoted.
+    /// Comma-separated, every field quoted.
     Csv,
     /// One array.
     Json,
-    /// One object a line.
+    /// One object per line.
     Jsonl,
     /// `CREATE TABLE` and `INSERT`s.
     Sql,

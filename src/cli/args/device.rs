@@ -8,30 +8,34 @@ use clap::{Args, ValueEnum};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
-    /// What devices are reached by: auto takes what is there. `bench` compares several: cpu,cuda,wgpu; the devices of each
-    /// are those of --device that it has, or without --device all but software drivers
+    /// Backend; auto uses whatever is available
+    ///
+    /// `bench` compares several: cpu,cuda,wgpu. Each backend uses the --device entries it provides, or without --device all
+    /// devices except software drivers.
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_BACKEND", default_value = "auto")]
     #[arg(value_delimiter = ',')]
     pub(crate) backend: Vec<BackendName>,
-    /// Devices to use, separated by commas; none or cpu is the CPU alone (-dev)
+    /// Devices to use, separated by commas; none or cpu: only the CPU (-dev)
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE")]
     pub(crate) device: Option<String>,
-    /// Of the devices, use this one alone, counted from 0 (-mg)
+    /// Use only this device, counted from 0 (-mg)
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU")]
     pub(crate) main_gpu: Option<usize>,
-    /// Device memory to use at most, the driver's part included: 8GiB, 8192MiB, 80%, or GiB as a number; -1 is what is free
-    /// less a margin. One for all devices (each may use so much), or with colons one for each: 2:4. Commas are the same,
-    /// but in `bench`, which takes what they part one after the other: 2:4,4:8. Its table tells the budget of each device,
-    /// vram_budget_bytes the sum
+    /// Hard limit of device memory: 8GiB, 8192MiB, 80%, or GiB as a number
+    ///
+    /// The limit includes the driver's own memory; -1 is the free memory less a margin. One value applies to each device;
+    /// colons give one per device: 2:4. `bench` runs each comma-separated value in turn: 2:4,4:8; elsewhere commas mean the
+    /// same as colons. In bench's report, vram_budget_bytes is the sum over devices.
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budgets)]
     #[arg(value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) vram_budget: Vec<Budgets>,
-    /// Place so many whole layers on devices and split none, instead of placing neurons by use: a number, all, or auto
-    /// for placing by use (-ngl)
+    /// Number of whole layers to place on devices, all, or auto (-ngl)
+    ///
+    /// A number or all splits no layer. auto places single neurons by how often they are used.
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_GPU_LAYERS", value_parser = parse::layers)]
     #[arg(alias = "gpu-layers", allow_negative_numbers = true)]
     pub(crate) n_gpu_layers: Option<parse::Layers>,
-    /// Keep the KV cache, and with it attention, on the CPU (-nkvo)
+    /// Keep the KV cache, and therefore attention, on the CPU (-nkvo)
     #[arg(
         long,
         value_name = "on|off",
@@ -44,10 +48,10 @@ pub(crate) struct DeviceArgs {
     /// Keep all feed-forward neurons on the CPU
     #[arg(long, env = "THERMOCLINE_ARG_DISABLE_GPU_INDEX", value_parser = boolish())]
     pub(crate) disable_gpu_index: bool,
-    /// Leave each neuron where the plan has it, instead of letting those that the text uses come to the device
+    /// Do not swap neurons between CPU and device during generation
     #[arg(long, env = "THERMOCLINE_ARG_NO_ADAPT", value_parser = boolish())]
     pub(crate) no_adapt: bool,
-    /// Measure the devices anew for the plan, instead of taking kept figures
+    /// Measure the devices again instead of using cached speeds
     #[arg(long, env = "THERMOCLINE_ARG_RESET_GPU_INDEX", value_parser = boolish())]
     pub(crate) reset_gpu_index: bool,
 }
@@ -55,14 +59,14 @@ pub(crate) struct DeviceArgs {
 /// `--backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackendName {
-    /// What is there.
+    /// Any available device.
     Auto,
-    /// The CPU alone.
+    /// Only the CPU.
     Cpu,
-    /// NVIDIA's cards through CUDA's driver.
+    /// NVIDIA GPUs through the CUDA driver.
     Cuda,
-    /// AMD's cards through ROCm.
+    /// AMD GPUs through ROCm.
     Hip,
-    /// Vulkan, Metal or DX12.
+    /// GPUs through Vulkan, Metal or DX12.
     Wgpu,
 }

@@ -1,9 +1,8 @@
-//! What the user may type. What it means is decided one step later, in [`super::config`].
+//! Commands and flags as clap parses them. [`super::config`] turns them into options.
 //!
-//! Names, values and defaults are llama.cpp's where llama.cpp has them. Multi-letter short flags
-//! (`-ngl`) are made long in [`super::words`] before clap sees them; flags of llama.cpp that stand
-//! for nothing here are in [`super::llama`]. Every argument but the text to work on has its twin in
-//! the environment, named as llama.cpp names it with `THERMOCLINE_` in place of `LLAMA_`.
+//! Names, values and defaults are llama.cpp's where llama.cpp has them. [`super::words`] expands short flags of several
+//! letters (`-ngl`) before clap sees them; [`super::llama`] handles llama.cpp flags without an equivalent here. Every
+//! flag except input text also has an environment variable: llama.cpp's name with `THERMOCLINE_` instead of `LLAMA_`.
 
 mod bench;
 mod chat;
@@ -46,53 +45,69 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
     about = "A language-model engine that computes only the neurons a token needs",
     subcommand_required = true,
     arg_required_else_help = false,
-    after_help = "Without a command, `chat` is meant on a terminal if the model has a chat template, else `run`:\n\
+    after_help = "Without a command, `chat` runs on a terminal if the model has a chat template, otherwise `run`:\n\
                   `thermocline -m model.gguf -p \"Once upon a time\"`.\n\
-                  Without -m, the built-in story model runs.\n\
-                  Flags are llama.cpp's; `thermocline COMMAND --help` lists them."
+                  Without -m, it runs the built-in story model.\n\
+                  Flags are llama.cpp's; `thermocline COMMAND -h` lists them, `--help` explains them."
 )]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// The verbs.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Continue a prompt (the default command); there is never a question back
+    /// Continue a prompt (the default command)
     Run(Box<RunArgs>),
-    /// Talk with a model by its chat template (the default on a terminal, where the model has one)
+    /// Hold a conversation (the default on a terminal for models with a chat template)
     Chat(Box<RunArgs>),
-    /// Show what a model file holds, without running it
+    /// Show what a model file contains, without running it
     Info(InfoArgs),
     /// Measure speed with llama-bench's tests and columns
+    ///
+    /// Lists are `4,8`, `1-8`, `1-9+2` or `1-8*2`; a flag may be repeated. Every combination is measured, including --backend
+    /// and --vram-budget. device_bytes is the memory per device, itemised as in `plan`: on the CPU the allocations and the
+    /// mapped weights that are read, on other devices the peak of the ledger and the driver's reserve.
     Bench(Box<BenchArgs>),
-    /// Show where a model would be placed and how fast it would be, without loading it
+    /// Show where a model would be placed and how fast it would run, without loading it
     Plan(Box<PlanArgs>),
-    /// List the devices that can be used
+    /// List the available devices
     Devices(DevicesArgs),
-    /// Say what was found, what is missing, how to get it, and how fast it is
+    /// Measure the devices; report what is missing and how to install it
     Doctor(DoctorArgs),
-    /// Measure quality: perplexity, and divergence of the skipping path from the dense one
+    /// Measure quality: perplexity, and divergence of the sparse run from the dense one
+    ///
+    /// As llama-perplexity does: chunks of the context size, of which the second half is evaluated.
     Perplexity(Box<PerplexityArgs>),
-    /// Learn from a text which neurons can be skipped, for --sparsity balanced and fast
+    /// Train a predictor of skippable neurons, for --sparsity balanced and fast
+    ///
+    /// Models whose activation has exact zeros get a predictor, others thresholds. An interrupted run continues when it is
+    /// started again.
     Predictor(Box<PredictorArgs>),
-    /// Find out which neurons of a model fire how often, from a text
+    /// Count how often each neuron of a model fires on a text
+    ///
+    /// The profile (counts, contributions, and which neurons fire together) is stored beside the model. An interrupted run
+    /// continues when it is started again.
     Profile(Box<ProfileArgs>),
-    /// Make a GGUF file of a Hugging Face folder
+    /// Convert a Hugging Face folder to GGUF
     Convert(ConvertArgs),
-    /// Copy a model with its weights in another type
+    /// Copy a model with its weights quantised to another type
     Quantize(QuantizeArgs),
     /// Cut a model into several files
+    ///
+    /// They are called PREFIX-00001-of-00003.gguf and so on.
     Split(SplitArgs),
-    /// Join the parts of a model into one file
+    /// Join a split model into one file
     Merge(MergeArgs),
     /// Show the token ids of a text
     Tokenize(TokenizeArgs),
-    /// List or remove the weights that were laid out anew and kept on disk
+    /// List or delete the repacked weights that are cached on disk
     Cache(CacheArgs),
     /// Print a completion script for a shell
+    ///
+    /// For example: `thermocline completions bash > /etc/bash_completion.d/thermocline`
     Completions(CompletionsArgs),
 }
 
@@ -142,18 +157,20 @@ impl Command {
     }
 }
 
-/// What every command understands.
+/// Flags of every command.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Terminal")]
 pub(crate) struct CommonArgs {
-    /// Colour: on, off, or by what the stream is (-co; NO_COLOR and CLICOLOR_FORCE count)
+    /// Colour output (-co)
+    ///
+    /// auto colours terminals only, and respects NO_COLOR and CLICOLOR_FORCE.
     #[arg(long, value_name = "WHEN", env = "THERMOCLINE_ARG_COLOR", default_value = "auto")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) color: ColorWhen,
-    /// Say more on standard error; repeat for yet more
+    /// Print more on standard error; may be repeated
     #[arg(short, long, action = clap::ArgAction::Count, env = "THERMOCLINE_ARG_VERBOSE")]
     pub(crate) verbose: u8,
-    /// No notes on standard error, only errors
+    /// Print only errors on standard error, no notes
     #[arg(long, env = "THERMOCLINE_ARG_LOG_DISABLE", value_parser = boolish())]
     pub(crate) log_disable: bool,
 }

@@ -1,80 +1,92 @@
 //! Which model, where it lives, how it is computed.
 
 use super::{DeviceArgs, ProcessorArgs, boolish};
-use crate::cli::parse::{self, Sparsity};
+use crate::cli::parse;
 use clap::{Args, ValueEnum};
+use runtime::Sparsity;
 use std::path::PathBuf;
 
-/// The model and how it is computed. `bench` has its own, with lists.
+/// The model and how it is computed. `bench` has its own flags, which take lists.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// GGUF file (of a split model, the first part); without it the built-in story model
+    /// GGUF file; default: the built-in story model
+    ///
+    /// For a split model, the first file.
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
-    /// Context in tokens; 0 takes the model's own
+    /// Context size in tokens
+    ///
+    /// 0 uses the model's own size. By default, a size is chosen that fits the memory budget, and printed.
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_CTX_SIZE")]
     pub(crate) ctx_size: Option<u32>,
-    /// Tokens of a prompt handled together, logically
+    /// Logical batch size: tokens of a prompt submitted together
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_BATCH", default_value_t = 2048)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) batch_size: u32,
-    /// Tokens of a prompt computed together (-ub)
+    /// Physical batch size: tokens of a prompt computed together (-ub)
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_UBATCH", default_value_t = 512)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) ubatch_size: u32,
-    /// CPU threads while generating; -1 chooses
+    /// CPU threads for decode; -1 for the default
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_THREADS", default_value_t = -1)]
     #[arg(value_parser = clap::value_parser!(i32).range(..=4096))]
     pub(crate) threads: i32,
-    /// CPU threads while reading the prompt (-tb); default as --threads
+    /// CPU threads for prefill (-tb); default: as --threads
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_THREADS_BATCH")]
     #[arg(value_parser = clap::value_parser!(i32).range(..=4096))]
     pub(crate) threads_batch: Option<i32>,
-    /// Number format of the keys in the KV cache: f16, f32, bf16 or q8_0 (-ctk)
+    /// Format of the keys in the KV cache (-ctk)
     #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_CACHE_TYPE_K", default_value = "f16")]
     pub(crate) cache_type_k: CacheTypeName,
-    /// Number format of the values in the KV cache: f16, f32, bf16 or q8_0 (-ctv)
+    /// Format of the values in the KV cache (-ctv)
     #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_CACHE_TYPE_V", default_value = "f16")]
     pub(crate) cache_type_v: CacheTypeName,
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
 }
 
-/// How the file is held and what of it is computed: the same for every command that runs a model.
+/// Memory and computation: the same flags for every command that runs a model.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Memory and computation")]
 pub(crate) struct PlacementArgs {
-    /// Lock the weights in memory, as far as the system allows (ulimit -l)
+    /// Lock the weights in memory, up to the system's limit (ulimit -l)
     #[arg(long, env = "THERMOCLINE_ARG_MLOCK", value_parser = boolish())]
     pub(crate) mlock: bool,
-    /// Map the file instead of reading it (--no-mmap, or -mmp 0)
+    /// Memory-map the model file instead of reading it (--no-mmap, or -mmp 0)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_MMAP", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) mmap: bool,
-    /// Lay weights out anew where that is faster; else (--no-repack, -nr) the file's own layout is used
+    /// Repack weights where that is faster (--no-repack, -nr)
+    ///
+    /// When off, the file's own layout is used.
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_REPACK", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) repack: bool,
-    /// Folder that keeps weights laid out anew, or off; without it a folder of the user's cache
+    /// Folder for cached repacked weights, or off
+    ///
+    /// Default: a folder in the user's cache.
     #[arg(long, value_name = "DIR|off", env = "THERMOCLINE_ARG_REPACK_CACHE")]
     pub(crate) repack_cache: Option<PathBuf>,
-    /// The feed-forward activation, for a file that does not name it
+    /// The feed-forward activation, for a file that does not state it
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_FFN_ACTIVATION")]
     pub(crate) ffn_activation: Option<FfnActivation>,
-    /// exact skips neurons that cannot count; balanced and fast, or the relative error that a feed-forward block may have
-    /// (0.05), skip more by what `predictor` has learnt, or `run` and `chat` learn the first time; predicted computes what the file's own predictor wants, if it
-    /// has one (PowerInfer's files do), else as exact; off computes all of them
+    /// Which neurons to skip: exact, predicted, balanced, fast, off, or an error
+    ///
+    /// exact skips only neurons that contribute zero. predicted computes what the file's own predictor selects (PowerInfer
+    /// files have one); without a predictor it is exact. balanced and fast, or the relative error that a feed-forward block may
+    /// have (0.05), skip more by a trained predictor or thresholds; `run` and `chat` train them on first use. off computes
+    /// every neuron.
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_SPARSITY", default_value = "predicted")]
     #[arg(value_parser = parse::sparsity)]
     pub(crate) sparsity: Sparsity,
-    /// Least score of a neuron that the predictor wants; default: the file's, else 0
+    /// Lowest predictor score that counts as active; default: the file's, else 0
     #[arg(long, value_name = "SCORE", env = "THERMOCLINE_ARG_SPARSE_THRESHOLD")]
     #[arg(allow_negative_numbers = true, value_parser = parse::number)]
     pub(crate) sparse_threshold: Option<f32>,
-    /// Print the devices this build can use, and leave
+    /// Print the available devices and exit
     #[arg(long, env = "THERMOCLINE_ARG_LIST_DEVICES", value_parser = boolish())]
     pub(crate) list_devices: bool,
     #[command(flatten)]
@@ -92,7 +104,7 @@ pub(crate) enum CacheTypeName {
     F16,
     /// The upper half of 32-bit floats.
     Bf16,
-    /// 8 bits and a scale for 32 values; heads of a multiple of 32 values.
+    /// 8 bits, one scale for 32 values; the head size must be a multiple of 32.
     #[value(name = "q8_0")]
     Q8_0,
     /// Known to llama.cpp.
@@ -119,7 +131,7 @@ pub(crate) enum FfnActivation {
     Relu,
     /// x * sigmoid(x)
     Silu,
-    /// x * Phi(x), by its approximation with tanh
+    /// x * Phi(x), approximated by tanh
     Gelu,
     /// x * Phi(x), exactly
     #[value(name = "gelu_erf")]

@@ -11,19 +11,19 @@ pub(crate) struct ProcessorArgs {
     #[arg(short = 'C', long, value_name = "MASK", env = "THERMOCLINE_ARG_CPU_MASK")]
     #[arg(value_parser = parse::cpu_mask)]
     pub(crate) cpu_mask: Option<parse::Cpus>,
-    /// CPUs for the threads, beside those of --cpu-mask (-Cr)
+    /// CPUs for the threads, in addition to --cpu-mask (-Cr)
     #[arg(long, value_name = "LO-HI", env = "THERMOCLINE_ARG_CPU_RANGE")]
     #[arg(value_parser = parse::cpu_range)]
     pub(crate) cpu_range: Option<parse::Cpus>,
-    /// 1 binds each thread to one CPU
+    /// 1 pins each thread to one CPU
     #[arg(long, value_name = "0|1", env = "THERMOCLINE_ARG_CPU_STRICT", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) cpu_strict: u8,
-    /// Priority: -1 low, 0 normal, 1 medium, 2 high, 3 highest
+    /// Thread priority: -1 low, 0 normal, 1 medium, 2 high, 3 highest
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_PRIO", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(i8).range(-1..=3))]
     pub(crate) prio: i8,
-    /// How long waiting threads keep their core: 0 sleeps at once, 100 waits longest
+    /// How long idle threads poll: 0 sleeps immediately, 100 polls longest
     #[arg(long, value_name = "0..100", env = "THERMOCLINE_ARG_POLL", default_value_t = 50)]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) poll: u8,
@@ -37,8 +37,8 @@ pub(crate) struct ProcessorArgs {
 pub(crate) enum NumaName {
     /// Over all nodes
     Distribute,
-    /// On the node of the start
+    /// On the node where the program started
     Isolate,
-    /// As numactl set it up
+    /// As configured by numactl
     Numactl,
 }

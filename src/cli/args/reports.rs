@@ -5,23 +5,23 @@ use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
 
-/// Show what a model file holds: general facts, metadata, tokenizer, tensors.
+/// Show what a model file contains: summary, metadata, tokenizer, tensors.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct InfoArgs {
-    /// GGUF file; without it the built-in story model
+    /// GGUF file; default: the built-in story model
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
-/// Show the token ids of a text, as llama-tokenize does.
+/// Show the token ids of a text, like llama-tokenize.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TokenizeArgs {
-    /// GGUF file, which may hold a vocabulary only; without it the built-in story model
+    /// GGUF file, a vocabulary is enough; default: the built-in story model
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// The text
@@ -34,37 +34,37 @@ pub(crate) struct TokenizeArgs {
     /// Read the text from standard input
     #[arg(long)]
     pub(crate) stdin: bool,
-    /// Take each line of the text for a text of its own
+    /// Tokenize each line separately
     #[arg(long, env = "THERMOCLINE_ARG_LINES", value_parser = boolish())]
     pub(crate) lines: bool,
-    /// Only the ids: [1, 2, 3]
+    /// Print only the ids: [1, 2, 3]
     #[arg(long, env = "THERMOCLINE_ARG_IDS", value_parser = boolish())]
     pub(crate) ids: bool,
-    /// Add no beginning-of-text token
+    /// Do not add a beginning-of-text token
     #[arg(long, env = "THERMOCLINE_ARG_NO_BOS", value_parser = boolish())]
     pub(crate) no_bos: bool,
-    /// Take the names of special tokens in the text as text
+    /// Treat the names of special tokens as text
     #[arg(long, env = "THERMOCLINE_ARG_NO_PARSE_SPECIAL", value_parser = boolish())]
     pub(crate) no_parse_special: bool,
-    /// Take \n, \t, \", \\ and \xHH in the text as characters (--no-escape)
+    /// Process the escapes \n, \t, \", \\ and \xHH in the text (--no-escape)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_ESCAPE", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) escape: bool,
-    /// End with the number of tokens
+    /// Print the number of tokens at the end
     #[arg(long, env = "THERMOCLINE_ARG_SHOW_COUNT", value_parser = boolish())]
     pub(crate) show_count: bool,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
-/// List or remove the weights that were laid out anew and kept on disk (`run --repack-cache`).
+/// List or delete the repacked weights that are cached on disk (`run --repack-cache`).
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CacheArgs {
-    /// What to do
+    /// Action
     #[arg(value_enum, default_value = "list")]
     pub(crate) action: CacheAction,
-    /// The folder; without it that of the user's cache
+    /// Cache folder; default: in the user's cache
     #[arg(long, value_name = "DIR", env = "THERMOCLINE_ARG_REPACK_CACHE")]
     pub(crate) repack_cache: Option<PathBuf>,
     #[command(flatten)]
@@ -76,7 +76,7 @@ pub(crate) struct CacheArgs {
 pub(crate) enum CacheAction {
     /// Print each file, its size and its model
     List,
-    /// Remove all of them; they are made again when they are needed
+    /// Delete all of them; they are made again when needed
     Clear,
 }
 

@@ -4,20 +4,22 @@ use super::{CommonArgs, ConversationArgs, ModelArgs, SamplingArgs, boolish};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Where text comes from and how it goes on. It goes to standard output, all else to standard error.
+/// Continue a text. The text goes to standard output, everything else to standard error.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Text")]
 pub(crate) struct RunArgs {
     /// The prompt; in a conversation, the first message
     #[arg(short, long, value_name = "TEXT", overrides_with_all = ["file", "binary_file"])]
     pub(crate) prompt: Option<String>,
-    /// Read the prompt from a file, less one line end at its end; - is standard input
+    /// Read the prompt from a file; - is standard input
+    ///
+    /// One line break at the end of the file is removed.
     #[arg(short, long, value_name = "FILE", overrides_with_all = ["prompt", "binary_file"])]
     pub(crate) file: Option<PathBuf>,
-    /// Read the prompt from a file as it is (-bf)
+    /// Read the prompt from a file unchanged (-bf)
     #[arg(long, value_name = "FILE", overrides_with_all = ["prompt", "file"])]
     pub(crate) binary_file: Option<PathBuf>,
-    /// Take \n, \t, \", \\ and \xHH in the prompt as characters (--no-escape)
+    /// Process the escapes \n, \t, \", \\ and \xHH in the prompt (--no-escape)
     #[arg(
         short,
         long,
@@ -28,14 +30,16 @@ pub(crate) struct RunArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) escape: bool,
-    /// Tokens to generate; -1 until the model ends, -2 until the context is full
+    /// Number of tokens to generate
+    ///
+    /// -1 generates until the model ends the text, -2 until the context is full.
     #[arg(short = 'n', long, value_name = "N", env = "THERMOCLINE_ARG_N_PREDICT", default_value_t = -1)]
     #[arg(aliases = ["n-predict"], value_parser = clap::value_parser!(i32).range(-2..))]
     pub(crate) predict: i32,
     /// Stop before this text; may be repeated
     #[arg(short, long, value_name = "TEXT", env = "THERMOCLINE_ARG_STOP", visible_alias = "stop")]
     pub(crate) reverse_prompt: Vec<String>,
-    /// When the context is full, drop the older half of the text and go on
+    /// When the context is full, drop the older half of the text and continue
     #[arg(
         long,
         value_name = "on|off",
@@ -45,7 +49,9 @@ pub(crate) struct RunArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) context_shift: bool,
-    /// Prompt tokens that a context shift keeps; -1 all. In a conversation, what stands before the first message always stays
+    /// Number of prompt tokens that a context shift keeps; -1 keeps all
+    ///
+    /// In a conversation, everything before the first message is always kept.
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_KEEP", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(i32).range(-1..))]
     pub(crate) keep: i32,
@@ -59,26 +65,29 @@ pub(crate) struct RunArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) display_prompt: bool,
-    /// List the tokens of the prompt on standard error
+    /// Print the tokens of the prompt on standard error
     #[arg(long, env = "THERMOCLINE_ARG_VERBOSE_PROMPT", value_parser = boolish())]
     pub(crate) verbose_prompt: bool,
-    /// Print special tokens too (-sp)
+    /// Print special tokens as well (-sp)
     #[arg(long, env = "THERMOCLINE_ARG_SPECIAL", value_parser = boolish())]
     pub(crate) special: bool,
-    /// Timings and density on standard error at the end (--no-perf)
+    /// Print timings and density on standard error at the end (--no-perf)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_PERF", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) perf: bool,
-    /// Timings and density as one JSON object
+    /// Print timings and density as one JSON object
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
     pub(crate) json: bool,
-    /// Write what ran when on which device to this file, for ui.perfetto.dev or chrome://tracing: a row for each device,
-    /// each layer's parts, copies and hand-offs
+    /// Write a timeline for ui.perfetto.dev or chrome://tracing
+    ///
+    /// The timeline has a row for each device, with attention and neurons of each layer, copies and hand-offs.
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_TRACE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Take a short profile of a model that has none from what is done with it, for at most a second after the text; and
-    /// where --sparsity needs a predictor or thresholds that nobody has made, make them first (--no-auto-profile)
+    /// Collect profiles and train predictors automatically (--no-auto-profile)
+    ///
+    /// For a model without a profile, a short one is collected after the text, in at most one second. If --sparsity needs a
+    /// predictor or thresholds that do not exist yet, they are trained first.
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_AUTO_PROFILE", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]

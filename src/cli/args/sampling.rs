@@ -4,7 +4,7 @@ use super::boolish;
 use crate::cli::parse;
 use clap::Args;
 
-/// llama.cpp's sampling flags that are built here. The rest is refused in `llama.rs`.
+/// The supported sampling flags of llama.cpp. `llama.rs` rejects the others.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
@@ -12,7 +12,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "NAMES", env = "THERMOCLINE_ARG_SAMPLERS")]
     #[arg(conflicts_with = "sampling_seq")]
     pub(crate) samplers: Option<String>,
-    /// The same in single letters: ekpmt is the default
+    /// Samplers as single letters; default: ekpmt
     #[arg(
         long,
         value_name = "LETTERS",
@@ -20,11 +20,11 @@ pub(crate) struct SamplingArgs {
         alias = "sampler-seq"
     )]
     pub(crate) sampling_seq: Option<String>,
-    /// Seed of the random draws; -1 takes a random one
+    /// Random seed; -1 for a random one
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_SEED", default_value_t = -1)]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
     pub(crate) seed: i64,
-    /// Temperature; 0 always takes the likeliest token
+    /// Temperature; 0 always picks the most likely token
     #[arg(
         long,
         value_name = "X",
@@ -33,26 +33,26 @@ pub(crate) struct SamplingArgs {
         default_value_t = 0.8
     )]
     pub(crate) temp: f32,
-    /// Keep the N likeliest tokens; 0 keeps all
+    /// Keep the N most likely tokens; 0 keeps all
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_TOP_K", default_value_t = 40)]
     pub(crate) top_k: i32,
-    /// Keep the likeliest tokens up to this share of probability; 1 keeps all
+    /// Keep the most likely tokens up to this total probability; 1 keeps all
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_TOP_P", default_value_t = 0.95)]
     pub(crate) top_p: f32,
-    /// Drop tokens less than this share as likely as the likeliest; 0 keeps all
+    /// Drop tokens below this fraction of the top probability; 0 keeps all
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_MIN_P", default_value_t = 0.05)]
     pub(crate) min_p: f32,
-    /// Penalise repeated tokens; 1 does not
+    /// Penalty for repeated tokens; 1 disables it
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_REPEAT_PENALTY", default_value_t = 1.0)]
     pub(crate) repeat_penalty: f32,
-    /// How many tokens back the penalties look; 0 none, -1 all
+    /// Number of recent tokens to penalise; 0 disables, -1 is all
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_REPEAT_LAST_N", default_value_t = 64)]
     #[arg(value_parser = clap::value_parser!(i32).range(-1..))]
     pub(crate) repeat_last_n: i32,
-    /// Penalise tokens that occurred at all
+    /// Penalty for tokens that occurred at all
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_PRESENCE_PENALTY", default_value_t = 0.0)]
     pub(crate) presence_penalty: f32,
-    /// Penalise tokens by how often they occurred
+    /// Penalty for tokens by how often they occurred
     #[arg(
         long,
         value_name = "X",
@@ -60,11 +60,11 @@ pub(crate) struct SamplingArgs {
         default_value_t = 0.0
     )]
     pub(crate) frequency_penalty: f32,
-    /// Make a token likelier or less likely: 15043+1, 15043-1, 2-inf
+    /// Bias of a token's logit: 15043+1, 15043-1, 2-inf
     #[arg(short, long, value_name = "ID±BIAS", env = "THERMOCLINE_ARG_LOGIT_BIAS", value_parser = parse::logit_bias)]
     #[arg(value_delimiter = ',')]
     pub(crate) logit_bias: Vec<(u32, f32)>,
-    /// Never end of its own accord: the end-of-text tokens are banned
+    /// Ban the end-of-text tokens, so that generation continues
     #[arg(long, env = "THERMOCLINE_ARG_IGNORE_EOS", value_parser = boolish())]
     pub(crate) ignore_eos: bool,
 }

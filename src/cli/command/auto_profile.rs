@@ -1,39 +1,39 @@
-//! A short profile of a model that has none, from what is done with it: after the text is out and for at most a tenth
-//! of the time that it took, so that nobody waits. A few uses add up to a whole one.
+//! Automatic profiles: after a text, its own tokens are profiled for at most a tenth of the time the text took. A few
+//! runs add up to a complete profile.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::cli::config::model::Computation;
 use crate::cli::terminal::Terminal;
 use crate::engine::Engine;
 use crate::learned::{self, Learned, Section};
 use crate::profile::{Gatherer, Profile};
+use runtime::Computation;
 
-/// What such a profile says that it comes from.
+/// Source that an automatic profile states.
 pub(in crate::cli) const SOURCE: &str = "use";
-/// Tokens of a whole one.
+/// Tokens of a complete automatic profile.
 const WANTED: u64 = 2048;
-/// Fewer tokens are not worth a file.
+/// Fewest tokens that are worth a file.
 const FEWEST: usize = 32;
-/// Tokens between two looks at the clock.
+/// Tokens between two checks of the clock.
 const PIECE: usize = 64;
-/// Time that nobody notices.
+/// Time that is always allowed: too short to notice.
 const FREE: Duration = Duration::from_millis(100);
-/// The most time that is taken.
+/// Maximum time allowed.
 const MOST: Duration = Duration::from_secs(1);
 
-/// A use of the model that ended.
+/// A finished run.
 pub(super) struct Use<'a> {
-    /// Its text.
+    /// Its tokens.
     pub(super) tokens: &'a [u32],
-    /// Time it took.
+    /// Its duration.
     pub(super) took: Duration,
 }
 
-/// Looks at some tokens of a use where the model can skip neurons and lacks a profile. What fails is told with `-v` and
-/// has no other effect.
+/// Profiles some tokens of a run if the model can skip neurons and lacks a profile. Failures are printed with `-v` and
+/// have no other effect.
 pub(super) fn after(
     used: &Use<'_>,
     engine: &mut Engine,
@@ -41,20 +41,18 @@ pub(super) fn after(
     interrupt: &AtomicBool,
     terminal: &Terminal,
 ) {
-    let Some(folder) = computation.folder.as_ref().map(|folder| folder.path.as_path()) else {
-        return;
-    };
+    let Some(folder) = computation.folder() else { return };
     let n = affordable(used.tokens.len(), used.took).min(WANTED as usize);
     let model = engine.shared_model();
-    // Where only thresholds drop neurons, a count tells nothing of which are used; of experts it does.
-    let counts = engine.is_sparse() && model.is_exactly_sparse() || model.hyper.experts.is_some();
+    // With thresholds alone, counts say nothing about which neurons are used; with experts they do.
+    let counts = engine.is_sparse() && model.is_exactly_sparse() || model.experts().is_some();
     if !counts || n < FEWEST || interrupt.load(Ordering::Relaxed) {
         return;
     }
     let Some(path) = learned::places(&model.file, Some(folder)).pop() else { return };
     let found = match Learned::find(&model.file, Some(folder), Section::Profile) {
         Ok(None) => None,
-        // What a file beside the model has is not for this command to change.
+        // This command never changes a file beside the model.
         Ok(Some(learned)) if Path::new(learned.name()) != path => return,
         Ok(Some(learned)) => match Profile::read(&learned, &model) {
             Ok(found) => found,
@@ -70,9 +68,9 @@ pub(super) fn after(
     };
     let mut gatherer = Gatherer::counting(&model);
     let mut session = engine.open();
-    // The newest words: those before are the same from use to use, such as a chat's first message.
+    // The newest tokens: earlier ones repeat from run to run, such as a chat's first message.
     let tokens = &used.tokens[used.tokens.len() - n..];
-    // Looking can be slower than the use was: all experts are looked at.
+    // Profiling can be slower than the run: it computes all experts.
     let (began, time) = (Instant::now(), allowed(used.took));
     let mut seen = Ok(());
     for piece in tokens.chunks(PIECE) {
@@ -86,20 +84,20 @@ pub(super) fn after(
     }
     engine.close(session);
     if let Err(error) = seen {
-        return terminal.detail(&format!("no profile was taken: {error}"));
+        return terminal.detail(&format!("no profile was collected: {error}"));
     }
     gatherer.commit(&mut profile);
     let contents = profile.contents(&model);
-    // A profile that another program has saved meanwhile stays.
+    // A profile that another program saved in the meantime stays.
     let same = |now: &Learned| match Profile::read(now, &model) {
         Ok(Some(now)) => now.source() == SOURCE && Some(now.n_tokens()) == before,
         Ok(None) | Err(_) => true,
     };
     match learned::save_if(&path, &model.file, Section::Profile, &contents, true, &same) {
-        Err(error) => terminal.detail(&format!("no profile was kept: {error}")),
-        Ok(false) => terminal.detail("another program has saved a profile meanwhile, which stays"),
+        Err(error) => terminal.detail(&format!("the profile was not saved: {error}")),
+        Ok(false) => terminal.detail("another program saved a profile in the meantime; keeping that one"),
         Ok(true) if is_new => terminal.note(&format!(
-            "which neurons fire is counted after each text, {WANTED} tokens in all, and kept in {}; --no-auto-profile forbids it, `thermocline profile` takes a full profile",
+            "collecting an activation profile ({WANTED} tokens in all) in {}; disable with --no-auto-profile; `thermocline profile` makes a full one",
             path.display()
         )),
         Ok(true) => {
@@ -109,12 +107,12 @@ pub(super) fn after(
     }
 }
 
-/// Time that looking may take after a use.
+/// Time that profiling may take after a run.
 fn allowed(took: Duration) -> Duration {
     (took / 10).clamp(FREE, MOST)
 }
 
-/// Tokens of `n_tokens` that can be looked at in the time there is, if looking is as fast as the use was.
+/// Number of tokens, at most `n_tokens`, that fit the allowed time if profiling is as fast as the run was.
 fn affordable(n_tokens: usize, took: Duration) -> usize {
     let time = allowed(took);
     let rate = n_tokens as f64 / took.as_secs_f64().max(1e-9);
@@ -126,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_waits_for_long() {
+    fn profiling_is_short() {
         let ms = Duration::from_millis;
         assert_eq!(affordable(500, ms(50)), 500, "a tenth of a second is free");
         assert_eq!(affordable(500, ms(1000)), 50);

@@ -1,20 +1,20 @@
 //! `thermocline cache`.
 
 use crate::cli::args::CacheAction;
-use crate::cli::config::model::Folder;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::Output;
 use crate::cli::terminal::printable;
 use crate::converted;
+use runtime::CacheFolder;
 
-/// Lists the files of converted weights, or removes them.
+/// Lists the files of repacked weights, or deletes them.
 ///
 /// # Errors
-/// No folder, one that cannot be read, a file that cannot be removed.
-pub(crate) fn run(action: CacheAction, folder: Option<Folder>) -> Result<(), Failure> {
-    let Some(Folder { path: folder, .. }) = folder else {
-        return Err(Failure::usage("no folder for converted weights is known")
-            .help("name one with --repack-cache"));
+/// No folder is known, it cannot be read, or a file cannot be deleted.
+pub(crate) fn run(action: CacheAction, folder: Option<CacheFolder>) -> Result<(), Failure> {
+    let Some(CacheFolder { path: folder, .. }) = folder else {
+        return Err(Failure::usage("the cache folder for repacked weights is unknown")
+            .help("set one with --repack-cache"));
     };
     let shown = printable(&folder.display().to_string());
     let failed = |what: &str, error: &std::io::Error| {
@@ -27,7 +27,7 @@ pub(crate) fn run(action: CacheAction, folder: Option<Folder>) -> Result<(), Fai
             for entry in &entries {
                 let name = printable(&entry.path.display().to_string());
                 let model = entry.model.as_deref().map_or("damaged".to_owned(), printable);
-                let gone = if entry.is_orphan() { ", which is gone" } else { "" };
+                let gone = if entry.is_orphan() { ", which no longer exists" } else { "" };
                 out.line(&format!("{:>11}  {name}  ({model}{gone})", entry.size.to_string()))?;
             }
             let total: hal::Bytes = entries.iter().map(|entry| entry.size).sum();

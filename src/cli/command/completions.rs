@@ -7,7 +7,7 @@ use clap_complete::Shell;
 /// Prints the completion script for a shell.
 ///
 /// # Errors
-/// Where standard output cannot be written.
+/// Standard output cannot be written.
 pub(crate) fn run(shell: Shell, cli: &mut clap::Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     let name = cli.get_name().to_owned();

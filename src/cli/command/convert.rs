@@ -1,10 +1,10 @@
 //! `thermocline convert`, `quantize`, `split` and `merge`.
 
-use super::engine::bar;
 use crate::cli::args::{ConvertArgs, MergeArgs, QuantizeArgs, SplitArgs};
 use crate::cli::config::convert as config;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
+use crate::cli::observer::bar;
 use crate::cli::output::Output;
 use crate::cli::terminal::{Terminal, printable};
 use crate::convert::{self, Error, Progress, Summary};
@@ -16,7 +16,7 @@ use std::path::Path;
 /// Converts a folder.
 ///
 /// # Errors
-/// What is wrong with it; nothing is left behind.
+/// An invalid folder; no output file is left behind.
 pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Failure> {
     let job = config::conversion(args);
     let summary = with_bar("converting", terminal, |progress| job.run(progress))?;
@@ -26,7 +26,7 @@ pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Fai
 /// Quantises a file.
 ///
 /// # Errors
-/// A type that cannot be made, a file that cannot be read; nothing is left behind.
+/// An unsupported type, a file that cannot be read; no output file is left behind.
 pub(crate) fn quantize(args: &QuantizeArgs, terminal: &Terminal) -> Result<(), Failure> {
     let job = config::quantization(args)?;
     let summary = with_bar("quantising", terminal, |progress| job.run(progress))?;
@@ -36,7 +36,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, terminal: &Terminal) -> Result<(), F
 /// Splits a file.
 ///
 /// # Errors
-/// A file that cannot be read, parts that are there; nothing is left behind.
+/// A file that cannot be read, output files that exist; no output file is left behind.
 pub(crate) fn split(args: &SplitArgs, terminal: &Terminal) -> Result<(), Failure> {
     let limit = config::limit(args)?;
     let (paths, summary) = with_bar("splitting", terminal, |progress| {
@@ -55,10 +55,10 @@ pub(crate) fn split(args: &SplitArgs, terminal: &Terminal) -> Result<(), Failure
     out.flush()
 }
 
-/// Joins parts.
+/// Joins the files of a split model.
 ///
 /// # Errors
-/// A part that is missing, a file that is there; nothing is left behind.
+/// A missing file, an output file that exists; no output file is left behind.
 pub(crate) fn merge(args: &MergeArgs, terminal: &Terminal) -> Result<(), Failure> {
     let summary = with_bar("joining", terminal, |progress| {
         convert::merge(&args.input, &args.outfile, args.force, progress)
@@ -66,14 +66,14 @@ pub(crate) fn merge(args: &MergeArgs, terminal: &Terminal) -> Result<(), Failure
     tell(&args.outfile, &summary, terminal)
 }
 
-/// Runs a job under a bar, which Ctrl-C ends, or a request to end.
+/// Runs a job with a progress bar; Ctrl-C or SIGTERM ends it.
 fn with_bar<T>(
     what: &'static str,
     terminal: &Terminal,
     job: impl FnOnce(Progress<'_>) -> Result<T, Error>,
 ) -> Result<T, Failure> {
     let interrupt = Interrupt::install_with_termination()?;
-    // The size is known when the first bytes are made; a hidden bar would stay hidden.
+    // The size is known with the first progress report; a bar created as hidden would stay hidden.
     let bar = bar(what, Bytes(u64::MAX), terminal);
     let done = job(&|done, of| {
         bar.set_length(of);
@@ -84,7 +84,7 @@ fn with_bar<T>(
     Ok(done?)
 }
 
-/// The path on standard output, all else on standard error.
+/// Prints the path on standard output and the summary on standard error.
 fn tell(path: &Path, summary: &Summary, terminal: &Terminal) -> Result<(), Failure> {
     for note in &summary.notes {
         terminal.note(&printable(note));
@@ -115,12 +115,12 @@ impl From<Error> for Failure {
     }
 }
 
-/// What is wrong with a GGUF file, if that is it.
+/// The problem with a GGUF file, if that is the cause.
 fn problem(error: &Error) -> Option<&Problem> {
     if let Error::Container(error) = error { Some(error.problem()) } else { None }
 }
 
-/// Whether the system is at fault, not a file that was read.
+/// Whether the cause is the operating system and not the contents of a file.
 fn is_of_the_system(error: &Error) -> bool {
     let of_output = |problem: &Problem| {
         matches!(problem, Problem::Disk { .. } | Problem::Io { action: "write" | "create", .. })
@@ -128,10 +128,10 @@ fn is_of_the_system(error: &Error) -> bool {
     matches!(error, Error::Io { .. }) || problem(error).is_some_and(of_output)
 }
 
-/// What may help.
+/// The `help:` line.
 fn help(error: &Error) -> Option<String> {
     if let Error::Architecture { known, .. } = error {
-        return Some(format!("these can be converted: {}", known.join(", ")));
+        return Some(format!("supported: {}", known.join(", ")));
     }
     if let Error::Target { known, .. } = error {
         return Some(format!("types: {}", known.join(", ")));
@@ -139,7 +139,7 @@ fn help(error: &Error) -> Option<String> {
     let help = if let Error::Exists { .. } = error {
         "--force replaces it"
     } else if let Error::SameFile { .. } = error {
-        "name another file to be written"
+        "choose another output file"
     } else if let Error::Requantize { .. } = error {
         "start from the F16 file, or give --allow-requantize"
     } else if let Error::PreTokenizer { .. } = error {
@@ -147,9 +147,9 @@ fn help(error: &Error) -> Option<String> {
     } else if let Error::Pickle { .. } = error {
         "a checkpoint with such content may be an attack; look for the model as safetensors"
     } else if let Error::Parts { .. } = error {
-        "a larger limit makes fewer parts"
+        "a larger limit makes fewer files"
     } else if let Some(Problem::Disk { .. }) = problem(error) {
-        "make room, or name a file on another disk"
+        "free some space, or write to another disk"
     } else {
         return None;
     };

@@ -10,7 +10,7 @@ use serde_json::json;
 /// Prints the devices this build can use, in llama.cpp's form.
 ///
 /// # Errors
-/// Where standard output cannot be written.
+/// Standard output cannot be written.
 pub(crate) fn list() -> Result<(), Failure> {
     let threads = devices::cpu_threads(None);
     let mut out = Output::stdout();
@@ -27,7 +27,7 @@ pub(crate) fn list() -> Result<(), Failure> {
 /// `devices`: the same with memory, and what is missing.
 ///
 /// # Errors
-/// Where standard output cannot be written.
+/// Standard output cannot be written.
 pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
     let (found, missing) = devices::candidates(None);
     let cpu = devices::cpu(None);
@@ -78,22 +78,22 @@ pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
     out.flush()
 }
 
-/// Why a device is used only where it is named, if so.
+/// Why a device is used only when named; `None` if it is used by default.
 pub(super) fn by_name(candidate: &Candidate) -> Option<String> {
     match &candidate.same_as {
-        _ if candidate.software => Some("software, used only by name".to_owned()),
-        Some(other) => Some(format!("the same card as {other}, used only by name")),
+        _ if candidate.software => Some("software, used only when named".to_owned()),
+        Some(other) => Some(format!("the same card as {other}, used only when named")),
         None => None,
     }
 }
 
-/// Memory as far as the platform tells it.
+/// Memory, as far as the platform reports it.
 pub(super) fn words(memory: MemoryReport) -> String {
     let size = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.to_string());
     match (size(memory.free), size(memory.total)) {
         (Some(free), Some(total)) => format!("{free} of {total} free"),
         (Some(free), None) => format!("{free} free"),
-        (None, Some(total)) => format!("{total}, and the platform does not tell how much is free"),
-        (None, None) => "the platform does not tell how much memory it has".to_owned(),
+        (None, Some(total)) => format!("{total}; the platform does not report how much is free"),
+        (None, None) => "the platform does not report its memory".to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! `doctor`: what was found, what is missing and how to get it, and how fast it is.
+//! `doctor`: lists devices, missing drivers and how to install them, and measures speeds.
 
 use super::devices::{by_name, words};
 use crate::bench::{self, Shape};
@@ -13,7 +13,7 @@ use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The format in which devices are compared: the smallest that every one of them has.
+/// The format in which devices are compared: the smallest that all support.
 const FORMAT: Format = Format::Q4_0;
 
 /// One device, measured.
@@ -21,10 +21,10 @@ struct Patient {
     name: String,
     description: String,
     memory: MemoryReport,
-    /// GB/s that the CPU's threads read.
+    /// Read bandwidth of the CPU's threads, in GB/s.
     read: Option<f64>,
     speed: Result<Speed, String>,
-    /// How its backend works with it.
+    /// Features of the device that its backend uses.
     ways: Vec<String>,
     remarks: Vec<String>,
 }
@@ -32,7 +32,7 @@ struct Patient {
 /// Measures and prints.
 ///
 /// # Errors
-/// Where standard output cannot be written.
+/// Standard output cannot be written.
 pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure> {
     let threads = usize::try_from(args.threads).ok().filter(|n| *n > 0);
     let options = CpuOptions { threads, ..CpuOptions::default() };
@@ -96,7 +96,7 @@ fn cpu(options: CpuOptions, n_threads: usize) -> Patient {
         && speed.dense < 0.5 * read * 1e9
     {
         patient.remarks.push(
-            "products reach less than half of what memory delivers: more threads would help, if there are cores for them"
+            "products reach less than half of the memory bandwidth: more threads would help if the machine has more cores"
                 .to_owned(),
         );
     }
@@ -113,10 +113,10 @@ fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> Patient 
     let speed = speed.map_err(|error| error.to_string());
     let mut remarks = Vec::new();
     if backend.info().kind == DeviceKind::Integrated {
-        remarks.push("it shares its memory with the CPU: layers are not split".to_owned());
+        remarks.push("unified memory: layers are not split".to_owned());
     }
     if memory.free.is_none() {
-        remarks.push("--vram-budget limits what is used of its memory".to_owned());
+        remarks.push("--vram-budget limits how much of its memory is used".to_owned());
     }
     let (name, description) = (name.to_owned(), description.to_owned());
     Patient { name, description, memory, read: None, speed, ways: backend.ways(), remarks }
@@ -135,7 +135,7 @@ impl Patient {
             Ok(speed) => {
                 let (dense, sparse) = (speed.dense / 1e9, speed.sparse / 1e9);
                 lines.push(format!(
-                    "  {} products: {dense:.1} GB/s, of single rows {sparse:.1} GB/s; {:.1} us an op",
+                    "  {} products: {dense:.1} GB/s, single rows {sparse:.1} GB/s; {:.1} us per op",
                     FORMAT.name(),
                     speed.op * 1e6
                 ));
@@ -144,13 +144,13 @@ impl Patient {
                 }
                 if speed.prompt > 0.0 {
                     lines.push(format!(
-                        "  prompts: {:.1} GB/s of weights, times tokens",
+                        "  prefill: {:.1} GB/s of weights, times tokens",
                         speed.prompt / 1e9
                     ));
                 }
                 if speed.upload > 0.0 {
                     lines.push(format!(
-                        "  neurons come at {:.2} GB/s, a single row in {:.1} us",
+                        "  neurons are copied at {:.2} GB/s, a single row in {:.1} us",
                         speed.upload / 1e9,
                         speed.refill * 1e6
                     ));

@@ -1,9 +1,8 @@
-//! What `run` and `chat` make first where `--sparsity` asks for something that nobody has learnt yet: a profile, and a
-//! predictor or thresholds, from the text that comes with the program.
+//! First use: when `--sparsity` needs a predictor or thresholds that do not exist yet, `run` and `chat` train them from
+//! the built-in text, with a profile if that is missing too.
 
-use super::engine::{Machine, Opened, is_learnt};
 use super::{predictor, profile};
-use crate::cli::config::model::{ModelOptions, Sparsity};
+use crate::cli::config::model::ModelOptions;
 use crate::cli::config::{PredictorOptions, ProfileOptions};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
@@ -12,37 +11,38 @@ use crate::learned::{self, FIRST_USE, Learned, Section};
 use crate::model::Model;
 use crate::predictor::{Kind, Settings};
 use crate::profile::Profile;
+use runtime::{Opened, Runtime, Sparsity, is_learned};
 use std::path::Path;
 
-/// Tokens of the text that are read: enough for lines, of which signs are made in seconds.
+/// Tokens of the text to use: enough for thresholds, with signs that take seconds to make.
 const TOKENS: usize = 8192;
-/// Error of a block's output for which factors are chosen, as `predictor` has it.
+/// Error of a block's output for which factors are chosen; the default of `predictor`.
 const TARGET: f32 = 0.05;
 
-/// Learns what is missing, once for a model. What cannot be learnt is left to whoever needs it.
+/// Trains what is missing, once per model. If that is impossible, the later user of the predictor reports it.
 ///
 /// # Errors
-/// What reading, learning and saving report; Ctrl-C, after which the same command goes on.
+/// Those of reading, training and saving; Ctrl-C, after which the same command resumes.
 pub(super) fn learn(
     options: &ModelOptions,
     opened: &Opened,
-    machine: &Machine,
+    runtime: &Runtime,
     interrupt: &Interrupt,
     terminal: &Terminal,
 ) -> Result<(), Failure> {
     let model = &opened.model;
-    match options.computation.sparsity {
+    match options.run.computation.sparsity {
         Sparsity::Balanced | Sparsity::Fast | Sparsity::Within(_) => {}
         Sparsity::Exact | Sparsity::Predicted | Sparsity::Off => return Ok(()),
     }
     let kind = [Kind::Signs, Kind::Factors].into_iter();
     let kind = kind.into_iter().find(|kind| predictor::check(model, *kind).is_ok());
-    let folder = options.computation.folder.as_ref().map(|folder| folder.path.as_path());
-    // In the user's folder: beside the model only a command puts files.
+    let folder = options.run.computation.folder();
+    // In the user's cache: only an explicit command writes beside the model.
     let out = folder.and_then(|folder| learned::places(&model.file, Some(folder)).pop());
     let (Some(kind), Some(out)) = (kind, out) else { return Ok(()) };
-    // What is there and damaged is told by whoever reads it next.
-    if is_learnt(model, &options.computation).unwrap_or(true) {
+    // The next reader reports a damaged file.
+    if is_learned(model, &options.run.computation).unwrap_or(true) {
         return Ok(());
     }
     let profiles = model.is_exactly_sparse() && lacks_profile(model, folder);
@@ -52,7 +52,7 @@ pub(super) fn learn(
         (false, _) => "thresholds",
     };
     terminal.note(&format!(
-        "nobody has learnt yet which neurons of this model can be skipped: {made} are made now, once, of {TOKENS} tokens of a text that comes with the program; `thermocline predictor -f TEXT` learns more from yours, --no-auto-profile forbids this"
+        "no predictor for this model yet; making {made} now, once, from {TOKENS} tokens of a built-in text; `thermocline predictor -f TEXT` trains on your text, --no-auto-profile disables this"
     ));
     let profiling = ProfileOptions {
         model: options.clone(),
@@ -66,7 +66,7 @@ pub(super) fn learn(
         json: false,
     };
     if profiles {
-        profile::make(&profiling, FIRST_USE, opened, machine, interrupt, terminal)?;
+        profile::make(&profiling, FIRST_USE, opened, runtime, interrupt, terminal)?;
     }
     let learning = PredictorOptions {
         model: options.clone(),
@@ -77,13 +77,13 @@ pub(super) fn learn(
         n_tokens: TOKENS,
         settings: Settings { kind, target: TARGET, n_steps: 0, rank: None, max_size: None },
     };
-    let machine = Machine::cpu(options, terminal);
-    let made = predictor::make(&learning, FIRST_USE, opened, machine, interrupt, terminal);
+    let runtime = Runtime::cpu(options.run.clone(), terminal.observer());
+    let made = predictor::make(&learning, FIRST_USE, opened, runtime, interrupt, terminal);
     match made {
-        // Another program has learnt it meanwhile, so there is nothing left to do.
+        // Another program finished the same work in the meantime.
         Err(failure)
             if failure.exit == Exit::Failed
-                && is_learnt(model, &options.computation).unwrap_or(false) =>
+                && is_learned(model, &options.run.computation).unwrap_or(false) =>
         {
             terminal.note(&failure.message);
             Ok(())
@@ -92,7 +92,7 @@ pub(super) fn learn(
     }
 }
 
-/// Whether nobody has taken a profile, or begun one. What is there and damaged is told by whoever reads it next.
+/// Whether the model has no requested profile, complete or unfinished. The next reader reports a damaged file.
 fn lacks_profile(model: &Model, folder: Option<&Path>) -> bool {
     match Learned::find(&model.file, folder, Section::Profile) {
         Ok(None) => true,

@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands.
 
 mod auto_profile;
 pub(super) mod bench;
@@ -8,13 +8,12 @@ pub(super) mod completions;
 pub(super) mod convert;
 pub(super) mod devices;
 pub(super) mod doctor;
-mod engine;
 mod first_use;
 pub(super) mod info;
-mod model_file;
 pub(super) mod perplexity;
 pub(super) mod plan;
 pub(super) mod predictor;
 pub(super) mod profile;
 pub(super) mod run;
 pub(super) mod tokenize;
+mod trace;

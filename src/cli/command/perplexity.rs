@@ -1,6 +1,5 @@
 //! `thermocline perplexity`.
 
-use super::engine::{self, Machine, Opened};
 use crate::cli::config::PerplexityOptions;
 use crate::cli::config::perplexity::Reference;
 use crate::cli::failure::{Exit, Failure};
@@ -10,16 +9,17 @@ use crate::cli::terminal::Terminal;
 use crate::engine::{Engine, Placing, Sparsity, StepStats};
 use crate::evaluate::{self, Chunks, Comparison, LogitsReader, LogitsWriter, Perplexity};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use runtime::{Opened, Runtime};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Tokens of a chunk where the user said nothing: llama-perplexity's.
+/// Default chunk size in tokens: llama-perplexity's.
 const DEFAULT_CONTEXT: usize = 512;
 
 /// Measures quality on a text and prints the result.
 ///
 /// # Errors
-/// What loading and measuring report; a text that is too short; where standard output cannot be written.
+/// Those of loading and measuring; a text that is too short; standard output cannot be written.
 pub(crate) fn run(options: &PerplexityOptions, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let job = Job::new(options, terminal)?;
@@ -42,18 +42,18 @@ pub(crate) fn run(options: &PerplexityOptions, terminal: &Terminal) -> Result<()
     out.flush()
 }
 
-/// What is measured, and with what.
+/// A measurement job.
 struct Job<'a> {
     options: &'a PerplexityOptions,
     terminal: &'a Terminal,
-    machine: Machine,
+    runtime: Runtime,
     placing: Placing,
     opened: Opened,
     bos: Option<u32>,
     limit: Option<usize>,
 }
 
-/// Numbers of one run, or of two.
+/// Figures of one run, or of two.
 enum Outcome {
     Alone(Perplexity),
     Compared(Comparison),
@@ -61,13 +61,12 @@ enum Outcome {
 
 impl<'a> Job<'a> {
     fn new(options: &'a PerplexityOptions, terminal: &'a Terminal) -> Result<Self, Failure> {
-        let machine = Machine::new(&options.model, terminal)?;
-        let path = options.model.path.as_deref();
-        let opened = engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
+        let runtime = Runtime::new(options.model.run.clone(), terminal.observer())?;
+        let opened = runtime.open(options.model.path.as_deref())?;
         let bos = opened.tokenizer.bos().filter(|_| opened.tokenizer.adds_bos());
         let limit = options.chunks.map(|n| n as usize);
-        let placing = machine.placing(&opened.model, &options.model.computation, terminal);
-        Ok(Self { options, terminal, machine, placing, opened, bos, limit })
+        let placing = runtime.placing(&opened.model);
+        Ok(Self { options, terminal, runtime, placing, opened, bos, limit })
     }
 
     fn measure(&self, interrupt: &Interrupt) -> Result<(Outcome, Chunks, StepStats), Failure> {
@@ -111,20 +110,21 @@ impl<'a> Job<'a> {
 
     fn tell_what_the_file_decides(&self, chunks: &Chunks) {
         if self.options.text.is_some() {
-            self.terminal.note("the text is the one in the file of probabilities");
+            self.terminal.note("using the text stored with the probabilities");
         }
-        if self.options.model.n_ctx.is_some() {
+        if self.options.model.run.n_ctx.is_some() {
             let n_ctx = chunks.n_ctx();
-            self.terminal.note(&format!("the context is {n_ctx}, as in the file of probabilities"));
+            self.terminal
+                .note(&format!("using a context of {n_ctx}, as stored with the probabilities"));
         }
     }
 
-    /// The user's text in chunks of the user's context.
+    /// The text in chunks of the context size.
     fn chunks(&self) -> Result<Chunks, Failure> {
         let Opened { model, tokenizer } = &self.opened;
-        let n_ctx = match self.options.model.n_ctx {
+        let n_ctx = match self.options.model.run.n_ctx {
             None => DEFAULT_CONTEXT,
-            given @ Some(_) => engine::fixed_context(given, model, self.terminal),
+            given @ Some(_) => self.runtime.fixed_context(given, model),
         };
         let text = self.options.text.as_deref().unwrap_or_default();
         let tokens = tokenizer
@@ -134,11 +134,10 @@ impl<'a> Job<'a> {
     }
 
     fn load(&self, n_ctx: usize, sparsity: Option<Sparsity>) -> Result<Engine, Failure> {
-        let mut settings = engine::settings(&self.options.model, n_ctx);
+        let mut settings = self.runtime.settings(n_ctx);
         settings.sparsity = sparsity.unwrap_or(settings.sparsity);
         settings.placing = self.placing.clone();
-        let computation = &self.options.model.computation;
-        engine::load(&self.opened.model, settings, computation, &self.machine, self.terminal)
+        Ok(self.runtime.load(&self.opened.model, settings)?)
     }
 }
 
@@ -181,7 +180,7 @@ impl Drop for Progress<'_> {
     }
 }
 
-/// What was found out.
+/// The result.
 struct Report<'a> {
     model: &'a str,
     chunks: Chunks,
@@ -212,7 +211,7 @@ impl Report<'_> {
                  Density:        {:.2} %\n",
                 base.value(),
                 base.error(),
-                // Rounding can leave less than nothing.
+                // Rounding can make it slightly negative.
                 kl.value().max(0.0),
                 kl.error(),
                 c.max_divergence,

@@ -1,6 +1,5 @@
 //! `thermocline profile`.
 
-use super::engine::{self, Machine, Opened};
 use crate::cli::config::ProfileOptions;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
@@ -11,27 +10,27 @@ use crate::gguf;
 use crate::learned::{self, Learned, Section};
 use crate::profile::{self, Gatherer, Profile, Text};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use runtime::{Opened, Runtime};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The text that comes with the program.
+/// The built-in text.
 pub(super) const TEXT: &str = include_str!("../../../assets/calibration.txt");
-/// Tokens computed together; as many as are observed at once.
+/// Tokens computed and observed together.
 const BATCH: usize = 64;
-/// How often an unfinished profile is saved.
+/// Interval between saves of an unfinished profile.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
 
-/// Makes the profile, or what is missing of it, and reports.
+/// Makes or completes the profile, and prints a report.
 ///
 /// # Errors
-/// What loading, observing and writing report; Ctrl-C, after which the same command goes on.
+/// Those of loading, observing and writing; Ctrl-C, after which the same command resumes.
 pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install_with_termination()?;
-    let machine = Machine::new(&options.model, terminal)?;
-    let path = options.model.path.as_deref();
-    let opened = engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
-    let (job, profile) = make(options, "", &opened, &machine, &interrupt, terminal)?;
+    let runtime = Runtime::new(options.model.run.clone(), terminal.observer())?;
+    let opened = runtime.open(options.model.path.as_deref())?;
+    let (job, profile) = make(options, "", &opened, &runtime, &interrupt, terminal)?;
     if let Some(path) = &options.plot {
         let name = Path::new(job.opened.model.file.name());
         let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy();
@@ -46,7 +45,7 @@ pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), F
     out.flush()
 }
 
-/// Makes what is missing of the profile of `opened`, and saves it. `why` is a part of its source.
+/// Makes or completes the profile of `opened`, and saves it. `why` is part of its source.
 ///
 /// # Errors
 /// As [`run`].
@@ -54,7 +53,7 @@ pub(super) fn make<'a>(
     options: &'a ProfileOptions,
     why: &'a str,
     opened: &'a Opened,
-    machine: &Machine,
+    runtime: &Runtime,
     interrupt: &Interrupt,
     terminal: &'a Terminal,
 ) -> Result<(Job<'a>, Profile), Failure> {
@@ -66,28 +65,28 @@ pub(super) fn make<'a>(
             job.save(&profile)?;
             profile
         }
-        None => job.measure(found, machine, interrupt)?,
+        None => job.measure(found, runtime, interrupt)?,
     };
     Ok((job, profile))
 }
 
-/// Whether nobody asked for a profile, so that nobody minds when another takes its place.
+/// Whether a profile was made automatically, so that a requested one may replace it.
 pub(super) fn is_unasked(profile: &Profile) -> bool {
     profile.source() == super::auto_profile::SOURCE
         || profile.source().starts_with(learned::FIRST_USE)
 }
 
-/// Where the profile is or shall be.
+/// The file of the profile, existing or new.
 fn place(options: &ProfileOptions, opened: &Opened) -> Result<PathBuf, Failure> {
     if let Some(path) = &options.out {
         learned::check_place(path)?;
         return Ok(path.clone());
     }
-    let folder = options.model.computation.folder.as_ref().map(|folder| folder.path.as_path());
+    let folder = options.model.run.computation.folder();
     Ok(learned::place(&opened.model.file, folder)?)
 }
 
-/// What is to be done, and with what.
+/// A profiling job.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
     options: &'a ProfileOptions,
@@ -98,7 +97,7 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// The profile that is there and counts.
+    /// The existing profile.
     fn found(&self) -> Result<Option<Profile>, Failure> {
         if self.options.restart || self.options.import.is_some() || !self.place.exists() {
             return Ok(None);
@@ -114,7 +113,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// What is gone on with: what was found, or a new one.
+    /// The profile to continue: the existing one or a new one.
     fn begun(&self, found: Option<Profile>, text: &Text) -> Result<Profile, Failure> {
         let model = &self.opened.model;
         match found {
@@ -135,18 +134,18 @@ impl Job<'_> {
                     profile.n_tokens(),
                     profile.n_wanted()
                 );
-                let help = "the same text (-f) and settings go on with it, --restart begins anew";
+                let help = "the same text (-f) and settings resume it, --restart starts again";
                 Err(Failure::usage(message).help(help))
             }
             Some(_) | None => Ok(text.start(model)),
         }
     }
 
-    /// Begins, goes on with or takes what was found.
+    /// Starts, resumes or takes the existing profile.
     fn measure(
         &self,
         found: Option<Profile>,
-        machine: &Machine,
+        runtime: &Runtime,
         interrupt: &Interrupt,
     ) -> Result<Profile, Failure> {
         let Opened { model, tokenizer } = self.opened;
@@ -155,10 +154,10 @@ impl Job<'_> {
             .encode(text, true, false)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
         if tokens.is_empty() {
-            return Err(Failure::usage("the text is empty, so nothing can be observed"));
+            return Err(Failure::usage("the text is empty: nothing to profile"));
         }
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        let n_ctx = engine::fixed_context(self.options.model.n_ctx, model, self.terminal);
+        let n_ctx = runtime.fixed_context(self.options.model.run.n_ctx, model);
         let text = Text::new(&tokens, bos, n_ctx, self.options.tokens).because(self.why);
         let mut profile = self.begun(found, &text)?;
         if profile.is_finished() {
@@ -166,16 +165,15 @@ impl Job<'_> {
         }
         if profile.n_tokens() > 0 {
             let (done, all) = (profile.n_tokens(), profile.n_wanted());
-            self.terminal.note(&format!("going on after {done} of {all} tokens"));
+            self.terminal.note(&format!("resuming after {done} of {all} tokens"));
         }
         let settings = EngineOptions {
             n_ubatch: BATCH.min(text.n_ctx()),
             sparsity: Sparsity::Exact,
-            placing: machine.placing(model, &self.options.model.computation, self.terminal),
-            ..engine::settings(&self.options.model, text.n_ctx())
+            placing: runtime.placing(model),
+            ..runtime.settings(text.n_ctx())
         };
-        let computation = &self.options.model.computation;
-        let mut engine = engine::load(model, settings, computation, machine, self.terminal)?;
+        let mut engine = runtime.load(model, settings)?;
         let mut gatherer = Gatherer::new(model).map_err(crate::engine::Error::from)?;
         let bar = bar(profile.n_wanted(), self.terminal);
         let (mut saved, mut failed) = (Instant::now(), None);
@@ -198,7 +196,7 @@ impl Job<'_> {
             if profile.n_tokens() > 0 {
                 self.save(&profile)?;
                 let (done, all) = (profile.n_tokens(), profile.n_wanted());
-                let note = format!("{done} of {all} tokens are kept; the same command goes on");
+                let note = format!("{done} of {all} tokens are saved; the same command resumes");
                 self.terminal.note(&note);
             }
             return Err(error.into());
@@ -210,16 +208,15 @@ impl Job<'_> {
 
     fn index(&self, path: &Path) -> Result<profile::GpuIndex, Failure> {
         let file = gguf::File::open(path).map_err(profile::ImportError::from)?;
-        let hyper = &self.opened.model.hyper;
-        Ok(profile::gpu_index(&file, hyper.n_layer, hyper.n_ff)?)
+        Ok(profile::gpu_index(&file, &self.opened.model.neurons())?)
     }
 
     fn text(&self, profile: &Profile, index: Option<&profile::GpuIndex>) -> String {
         let summary = profile.summary();
         let mut out = format!(
             "Tokens:            {}\n\
-             Density:           {:.2} % of the neurons fire for a token\n\
-             Hot neurons:       {:.2} % of all carry 80 % of the activations\n\
+             Density:           a token activates {:.2} % of the neurons\n\
+             Hot neurons:       {:.2} % account for 80 % of the activations\n\
              Never fired:       {:.2} %\n",
             profile.n_tokens(),
             100.0 * summary.density,
@@ -234,13 +231,13 @@ impl Job<'_> {
         }
         if let Some(index) = index {
             out += &format!(
-                "PowerInfer's list: {} neurons carry {:.2} % of the activations; the hottest as many carry {:.2} %\n",
+                "PowerInfer's list: {} neurons account for {:.2} % of the activations; as many of the hottest for {:.2} %\n",
                 index.n_neurons(),
                 100.0 * profile.carried(&index.layers),
                 100.0 * profile.carried_by_hottest(index.n_neurons()),
             );
         }
-        out + &format!("Kept in:           {}\n", self.place.display())
+        out + &format!("Stored in:         {}\n", self.place.display())
     }
 
     fn json(&self, profile: &Profile, index: Option<&profile::GpuIndex>) -> serde_json::Value {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::auto_profile::{self, Use};
-use super::engine::{self, Machine, Opened, Trace};
 use super::first_use;
+use super::trace::Trace;
 use crate::cli::config::RunOptions;
 use crate::cli::config::model::ModelOptions;
 use crate::cli::config::run::{Keep, Length};
@@ -16,15 +16,16 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::{PROMPT, Terminal};
 use crate::engine::{Engine, EngineOptions};
-use crate::generate::{Ended, Options, Report, resume};
+use crate::generate::{Ended, Report, Settings, resume};
 use crate::model::Model;
 use crate::sample::{Sampler, SamplerConfig};
 use crate::tokenizer::Tokenizer;
+use runtime::{Opened, Runtime};
 
-/// What the built-in model tells a story from when no prompt is given.
+/// Prompt of the built-in model when none is given.
 const STORY: &str = "Once upon a time";
 
-/// A model that is loaded.
+/// A loaded model.
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) model: Arc<Model>,
@@ -32,38 +33,37 @@ pub(super) struct Ready {
     /// Its context in tokens.
     pub(super) n_ctx: usize,
     pub(super) engine: Engine,
-    /// Time it took.
+    /// Loading time.
     pub(super) load: Duration,
 }
 
-/// Opens and loads a model. With `learning` what `--sparsity` needs and nobody has made is made first.
+/// Opens and loads a model. With `learning`, a missing predictor or thresholds for `--sparsity` are trained first.
 ///
 /// # Errors
-/// What is wrong with it, or too little memory.
+/// The file is invalid or not supported, or memory is too small.
 pub(super) fn ready(
     options: &ModelOptions,
     learning: Option<&Interrupt>,
     terminal: &Terminal,
 ) -> Result<Ready, Failure> {
     let start = Instant::now();
-    let machine = Machine::new(options, terminal)?;
-    let computation = &options.computation;
-    let opened = engine::open(options.path.as_deref(), computation, &machine.cpu, terminal)?;
+    let runtime = Runtime::new(options.run.clone(), terminal.observer())?;
+    let opened = runtime.open(options.path.as_deref())?;
     if let Some(interrupt) = learning {
-        first_use::learn(options, &opened, &machine, interrupt, terminal)?;
+        first_use::learn(options, &opened, &runtime, interrupt, terminal)?;
     }
     let Opened { model, tokenizer } = opened;
-    let placing = machine.placing(&model, computation, terminal);
-    let n_ctx = engine::context(options, &model, &machine, &placing, terminal);
-    let settings = EngineOptions { placing, ..engine::settings(options, n_ctx) };
-    let engine = engine::load(&model, settings, computation, &machine, terminal)?;
+    let placing = runtime.placing(&model);
+    let n_ctx = runtime.context(&model, &placing);
+    let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
+    let engine = runtime.load(&model, settings)?;
     Ok(Ready { model, tokenizer, n_ctx, engine, load: start.elapsed() })
 }
 
 /// Continues a prompt.
 ///
 /// # Errors
-/// A model that cannot be loaded, a prompt that does not fit, Ctrl-C.
+/// The model cannot be loaded, the prompt does not fit, or Ctrl-C.
 pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failure> {
     if options.conversation.once {
         return super::chat::once(options, terminal);
@@ -107,11 +107,11 @@ fn continued(options: &RunOptions, trace: &Trace, terminal: &Terminal) -> Result
     shown.end()?;
     if report.ended == Ended::ContextFull {
         let help = match options.context_shift {
-            true => "a smaller --keep lets --context-shift make room",
-            false => "--context-shift goes on in this one",
+            true => "a smaller --keep leaves --context-shift room",
+            false => "--context-shift drops the oldest text and continues",
         };
         terminal
-            .note(&format!("the context of {n_ctx} tokens is full; -c gives a larger one, {help}"));
+            .note(&format!("the context of {n_ctx} tokens is full; -c sets a larger one, {help}"));
     }
     if options.perf || options.json {
         report_perf(options.json, &report, sampler.seed(), Some(load), terminal);
@@ -120,7 +120,7 @@ fn continued(options: &RunOptions, trace: &Trace, terminal: &Terminal) -> Result
     engine.close(session);
     if options.auto_profile {
         let used = Use { tokens: &tokens, took: report.prompt + report.generated };
-        let computation = &options.model.computation;
+        let computation = &options.model.run.computation;
         auto_profile::after(&used, &mut engine, computation, interrupt.flag(), terminal);
     }
     match report.ended {
@@ -139,9 +139,8 @@ pub(super) fn end_of(report: &Report, special: bool, tokenizer: &Tokenizer) -> S
 
 fn prompt_ids(text: &str, tokenizer: &Tokenizer, n_ctx: usize) -> Result<Vec<u32>, Failure> {
     let encoded = tokenizer.encode(text, true, true);
-    let mut ids = encoded.map_err(|e| {
-        Failure::new(Exit::Failed, "cannot make tokens of the prompt").caused_by(&e)
-    })?;
+    let mut ids = encoded
+        .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the prompt").caused_by(&e))?;
     if ids.is_empty() {
         ids.extend(tokenizer.bos());
     }
@@ -163,7 +162,7 @@ fn prompt_ids(text: &str, tokenizer: &Tokenizer, n_ctx: usize) -> Result<Vec<u32
 /// `--verbose-prompt`.
 ///
 /// # Errors
-/// Ids that the vocabulary does not have.
+/// An id is not in the vocabulary.
 pub(super) fn list_prompt(
     ids: &[u32],
     tokenizer: &Tokenizer,
@@ -182,7 +181,7 @@ pub(super) fn list_prompt(
 /// The sampler, with the tokens that end a text banned if `ignore_eos`.
 ///
 /// # Errors
-/// Numbers and token ids that it refuses.
+/// Invalid values and token ids.
 pub(super) fn sampler(
     config: &SamplerConfig,
     ignore_eos: bool,
@@ -196,9 +195,9 @@ pub(super) fn sampler(
     Sampler::new(&config, tokenizer.n_vocab()).map_err(|e| Failure::usage(e.to_string()))
 }
 
-/// What the flags say of a generation after `n_prompt` tokens.
-pub(super) fn settings(options: &RunOptions, n_prompt: usize) -> Options {
-    Options {
+/// The settings of a generation after `n_prompt` tokens, from the flags.
+pub(super) fn settings(options: &RunOptions, n_prompt: usize) -> Settings {
+    Settings {
         n_predict: match options.length {
             Length::Endless | Length::FillContext => None,
             Length::Tokens(n) => Some(n as usize),
@@ -206,7 +205,7 @@ pub(super) fn settings(options: &RunOptions, n_prompt: usize) -> Options {
         context_shift: options.context_shift && options.length != Length::FillContext,
         n_keep: match options.keep {
             Keep::Prompt => n_prompt,
-            // A start token is always kept: models fall apart without it.
+            // The start token is always kept: models produce nonsense without it.
             Keep::Tokens(n) => (n as usize).clamp(1, n_prompt),
         },
         stops: options.stops.clone(),
@@ -217,7 +216,7 @@ pub(super) fn settings(options: &RunOptions, n_prompt: usize) -> Options {
     }
 }
 
-/// Standard output: the prompt if wanted, then the text, piece by piece.
+/// Standard output: the prompt if requested, then the text token by token.
 struct Shown {
     output: Output,
     color: bool,
@@ -254,7 +253,7 @@ impl Shown {
         }
     }
 
-    /// Ends the line where a person reads it; a file gets the text as it is.
+    /// Ends the line on a terminal; a file gets the text unchanged.
     fn end(&mut self) -> Result<(), Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
@@ -312,14 +311,14 @@ pub(super) fn perf_line(report: &Report) -> String {
     )
 }
 
-/// Of the neurons that were carried through, those that were not on the CPU.
+/// Share of the active neurons that were not on the CPU.
 fn device_share(report: &Report) -> Option<f64> {
     let neurons = &report.neurons;
     (neurons.off_cpu > 0.0 || report.exchanged.is_some())
         .then(|| neurons.off_cpu / neurons.active.max(1.0))
 }
 
-/// The same on standard error, as JSON if wanted. `load` is told where it belongs to this generation.
+/// The same on standard error, as JSON if requested. `load` is given if this generation loaded the model.
 pub(super) fn report_perf(
     json: bool,
     report: &Report,

@@ -1,6 +1,5 @@
 //! `thermocline tokenize`.
 
-use super::model_file;
 use crate::cli::config::TokenizeOptions;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::Output;
@@ -9,10 +8,10 @@ use crate::cli::terminal::Terminal;
 /// Prints the tokens of texts in llama-tokenize's forms.
 ///
 /// # Errors
-/// A model without a usable vocabulary; where standard output cannot be written.
+/// The model has no usable vocabulary, or standard output cannot be written.
 pub(crate) fn run(options: &TokenizeOptions, terminal: &Terminal) -> Result<(), Failure> {
-    let file = model_file::open(options.model.as_deref())?;
-    let tokenizer = model_file::tokenizer(&file)?;
+    let file = runtime::file(options.model.as_deref())?;
+    let tokenizer = runtime::tokenizer(&file)?;
     for warning in tokenizer.warnings() {
         terminal.note(&warning.to_string());
     }
@@ -29,7 +28,7 @@ pub(crate) fn run(options: &TokenizeOptions, terminal: &Terminal) -> Result<(), 
             continue;
         }
         for &id in &ids {
-            // Pieces may be parts of characters: they go out as the bytes they are.
+            // A token may be part of a character, so its bytes are written unchanged.
             out.write(format!("{id:6} -> '"))?;
             out.write(tokenizer.piece(id, true).map_err(failed)?)?;
             out.line("'")?;

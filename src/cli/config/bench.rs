@@ -1,32 +1,35 @@
-//! What `bench` shall do.
+//! Options of `bench`.
 
-use super::device::DeviceOptions;
-use super::model::{CacheType, Computation, threads};
+use super::device::combinations;
+use super::model::{CacheType, computation, threads};
 use super::text::read_file;
 use crate::cli::args::{BenchArgs, CacheTypeName, OutputFormat};
 use crate::cli::failure::Failure;
 use crate::cli::parse;
 use crate::synthetic::Spec;
+use runtime::{Computation, DeviceOptions};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// `thermocline bench`. Lists multiply.
+/// `thermocline bench`. Every combination of the lists is measured.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BenchOptions {
-    /// What is measured, at least one.
+    /// The models to measure, at least one.
     pub(crate) subjects: Vec<Subject>,
-    /// Lengths for prompt tests; 0 is no test.
+    /// Lengths of prefill tests; 0 skips the test.
     pub(crate) n_prompt: Vec<u32>,
-    /// Lengths for generation tests; 0 is no test.
+    /// Lengths of decode tests; 0 skips the test.
     pub(crate) n_gen: Vec<u32>,
-    /// Prompt and generation in one test.
+    /// Prefill and decode in one test.
     pub(crate) pg: Vec<(u32, u32)>,
     /// Tokens in the context before the test.
     pub(crate) n_depth: Vec<u32>,
+    /// Numbers of sequences decoded at once.
+    pub(crate) n_parallel: Vec<NonZeroU32>,
     /// Repetitions of each test.
     pub(crate) repetitions: u32,
-    /// Thread counts; `None` chooses.
+    /// Thread counts; `None` for the default.
     pub(crate) threads: Vec<Option<NonZeroUsize>>,
     /// Logical batch sizes.
     pub(crate) n_batch: Vec<NonZeroU32>,
@@ -36,7 +39,7 @@ pub(crate) struct BenchOptions {
     pub(crate) type_k: Vec<CacheType>,
     /// Formats of the cached values.
     pub(crate) type_v: Vec<CacheType>,
-    /// The text that is read, and where it comes from; `None` is the built-in one.
+    /// The prompt text and its path; `None` for the built-in text.
     pub(crate) prompt: Option<(PathBuf, String)>,
     /// Pause between tests.
     pub(crate) delay: Duration,
@@ -46,17 +49,17 @@ pub(crate) struct BenchOptions {
     pub(crate) output: OutputFormat,
     /// Report on standard error.
     pub(crate) output_err: Option<OutputFormat>,
-    /// Name each test as it begins.
+    /// Print the name of each test as it starts.
     pub(crate) progress: bool,
-    /// Logits of all combinations are compared.
+    /// Compare the logits of all combinations.
     pub(crate) check: bool,
-    /// Where a trace goes.
+    /// Path of the trace.
     pub(crate) trace: Option<PathBuf>,
-    /// Where a picture goes.
+    /// Path of the plot.
     pub(crate) plot: Option<PathBuf>,
-    /// Which devices, at least one entry.
+    /// Device options, at least one entry.
     pub(crate) places: Vec<DeviceOptions>,
-    /// How the models are computed; the devices are those of an entry of `places`.
+    /// How the models are computed; the devices come from an entry of `places`.
     pub(crate) computation: Computation,
 }
 
@@ -71,18 +74,18 @@ pub(crate) enum Subject {
     Synthetic(Synthetic),
 }
 
-/// `--synthetic SHAPE:TYPE:relu|silu` and what belongs to it.
+/// `--synthetic SHAPE:TYPE:relu|silu` and related flags.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Synthetic {
     /// The model.
     pub(crate) spec: Spec,
-    /// Where to write it; it is measured from there.
+    /// Path to write it to; it is then measured from there.
     pub(crate) write: Option<PathBuf>,
 }
 
 impl BenchOptions {
     /// # Errors
-    /// What cannot be meant or is not built.
+    /// Invalid or unsupported values.
     pub(crate) fn resolve(args: &BenchArgs) -> Result<Self, Failure> {
         let mut subjects: Vec<_> = args.model.iter().cloned().map(Subject::File).collect();
         if let Some(spec) = &args.synthetic {
@@ -97,6 +100,7 @@ impl BenchOptions {
             n_gen: counts("-n", &args.n_gen)?,
             pg: args.pg.clone(),
             n_depth: counts("-d", &args.n_depth)?,
+            n_parallel: parallel(&args.parallel)?,
             repetitions: args.repetitions,
             threads: thread_counts(&args.threads)?,
             n_batch: sizes("-b", &args.batch_size)?,
@@ -115,12 +119,14 @@ impl BenchOptions {
             check: args.check,
             trace: args.trace.clone(),
             plot: args.plot.clone(),
-            places: DeviceOptions::combinations(&args.placement.devices),
-            computation: Computation::resolve(&args.placement),
+            places: combinations(&args.placement.devices),
+            computation: computation(&args.placement),
         };
         if options.check && options.places.len() < 2 {
-            let help = "name them: --backend cpu,wgpu, or several budgets";
-            return Err(Failure::usage("--check compares, and there is one way to run").help(help));
+            let help = "name at least two: --backend cpu,wgpu, or several budgets";
+            return Err(
+                Failure::usage("--check needs several configurations to compare").help(help)
+            );
         }
         let lengths = options.n_prompt.iter().chain(&options.n_gen);
         let none = lengths.chain(options.pg.iter().flat_map(|(p, g)| [p, g])).all(|n| *n == 0);
@@ -152,6 +158,17 @@ fn sizes(flag: &str, lists: &[String]) -> Result<Vec<NonZeroU32>, Failure> {
     sizes.ok_or_else(|| Failure::usage(format!("{flag} cannot be 0")))
 }
 
+/// Maximum number of sequences: each has an entry in the batch facts of every step.
+const MOST_PARALLEL: u32 = 256;
+
+fn parallel(lists: &[String]) -> Result<Vec<NonZeroU32>, Failure> {
+    let values = sizes("-np", lists)?;
+    match values.iter().find(|n| n.get() > MOST_PARALLEL) {
+        Some(n) => Err(Failure::usage(format!("-np {n} is more than {MOST_PARALLEL} sequences"))),
+        None => Ok(values),
+    }
+}
+
 fn thread_counts(lists: &[String]) -> Result<Vec<Option<NonZeroUsize>>, Failure> {
     if lists.is_empty() || lists == ["-1"] {
         return Ok(vec![None]);
@@ -165,7 +182,7 @@ fn thread_counts(lists: &[String]) -> Result<Vec<Option<NonZeroUsize>>, Failure>
 
 fn synthetic(spec: &str, args: &BenchArgs) -> Result<Synthetic, Failure> {
     let wrong = |error: &dyn std::error::Error| {
-        Failure::usage(format!("--synthetic {spec} cannot be made"))
+        Failure::usage(format!("invalid --synthetic {spec}"))
             .caused_by(error)
             .help("write it as SHAPE:TYPE:relu or SHAPE:TYPE:silu, such as 1b:q4_0:relu")
     };

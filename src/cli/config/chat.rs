@@ -1,4 +1,4 @@
-//! What a conversation shall be like.
+//! Options of a conversation.
 
 use super::model::user_folder;
 use super::text::{escaped, read_file};
@@ -11,40 +11,40 @@ use std::path::{Path, PathBuf};
 /// The flags about conversations, resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ConversationOptions {
-    /// `run` writes its prompt by the template.
+    /// `run --chat`: format the prompt by the template.
     pub(crate) once: bool,
-    /// Whether to converse; `None` where the user said nothing.
+    /// Whether to start a conversation; `None` if the user did not say.
     pub(crate) wanted: Option<bool>,
     /// End after the first answer.
     pub(crate) single_turn: bool,
-    /// What the model is told about its part, escapes replaced.
+    /// The system message, escapes replaced.
     pub(crate) system: Option<String>,
-    /// Where the template comes from.
+    /// Source of the template.
     pub(crate) template: TemplateChoice,
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
-    /// Tell reasoning from the answer.
+    /// Separate reasoning from the answer.
     pub(crate) splits_reasoning: bool,
-    /// Lines go on unless they end in a backslash; else the reverse.
+    /// Enter inserts a newline and a `\` at the end of a line sends; otherwise the reverse.
     pub(crate) multiline: bool,
-    /// Where what is typed is kept; `None` is nowhere.
+    /// Path of the input history; `None` keeps none.
     pub(crate) history: Option<PathBuf>,
 }
 
-/// Where a template comes from.
+/// Source of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TemplateChoice {
     /// The model file's own, if it has one.
     OfModel,
-    /// One of the model file's by name, else a known layout.
+    /// A template of the model file by name, else a built-in layout.
     Named(String),
-    /// This text.
+    /// This Jinja text.
     Source(String),
 }
 
 impl ConversationOptions {
     /// # Errors
-    /// Files that cannot be read, and variables that are no JSON object.
+    /// Files that cannot be read, and variables that are not a JSON object.
     pub(super) fn resolve(args: &ConversationArgs, escape: bool) -> Result<Self, Failure> {
         Ok(Self {
             once: args.chat,
@@ -88,7 +88,7 @@ fn template(args: &ConversationArgs) -> Result<TemplateChoice, Failure> {
     })
 }
 
-/// Reads no more than a template may have, so that a wrong name (`/dev/zero`) is no hang.
+/// Reads at most the maximum size of a template, so that a wrong path (`/dev/zero`) does not hang.
 fn read_template(path: &Path) -> Result<String, Failure> {
     use std::io::Read;
     let mut text = String::new();
@@ -114,7 +114,7 @@ fn variables(args: &ConversationArgs) -> Result<Map<String, Value>, Failure> {
     }
     if let Some(text) = &args.chat_template_kwargs {
         let given: Map<String, Value> = serde_json::from_str(text).map_err(|e| {
-            Failure::usage("--chat-template-kwargs is no JSON object")
+            Failure::usage("--chat-template-kwargs is not a JSON object")
                 .caused_by(&e)
                 .help(r#"write it as {"enable_thinking": false}"#)
         })?;
@@ -123,14 +123,14 @@ fn variables(args: &ConversationArgs) -> Result<Map<String, Value>, Failure> {
     Ok(variables)
 }
 
-/// The file that keeps what is typed.
+/// The file of the input history.
 fn history() -> Option<PathBuf> {
     #[allow(clippy::disallowed_methods)] // the environment is read on this floor
     let folder = user_state(|name| std::env::var_os(name))?;
     Some(folder.join("thermocline").join("chat_history"))
 }
 
-/// The user's folder for what a program remembers, by each system's rule.
+/// The user's folder for program state, by each system's convention.
 fn user_state(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     user_folder(env, "XDG_STATE_HOME", ".local/state", "Library/Application Support")
 }

@@ -1,4 +1,4 @@
-//! What `convert`, `quantize` and `split` shall do.
+//! Options of `convert`, `quantize` and `split`.
 
 use crate::cli::args::{ContainerName, ConvertArgs, OutTypeName, QuantizeArgs, SplitArgs};
 use crate::cli::failure::Failure;
@@ -7,7 +7,7 @@ use crate::gguf::Container;
 use hal::format::Format;
 use std::str::FromStr;
 
-/// Tensors in a part where no limit is given; llama.cpp's.
+/// Maximum number of tensors per file without a given limit; llama.cpp's default.
 const MAX_TENSORS: usize = 128;
 
 /// `thermocline convert`.
@@ -36,7 +36,7 @@ pub(crate) fn conversion(args: &ConvertArgs) -> Conversion {
 /// `thermocline quantize`.
 ///
 /// # Errors
-/// A type that is none, or cannot be made.
+/// An unknown or unsupported type.
 pub(crate) fn quantization(args: &QuantizeArgs) -> Result<Quantization, Failure> {
     Ok(Quantization {
         input: args.input.clone(),
@@ -51,7 +51,7 @@ pub(crate) fn quantization(args: &QuantizeArgs) -> Result<Quantization, Failure>
     })
 }
 
-/// A type of one tensor: those that a mix is made of.
+/// The type of a single tensor, as opposed to a mix.
 fn format(name: &str) -> Result<Format, Failure> {
     let known: Vec<Format> = Target::all().filter_map(Target::format).collect();
     let found = Format::from_str(name).ok().filter(|format| known.contains(format));
@@ -66,15 +66,16 @@ fn format(name: &str) -> Result<Format, Failure> {
 /// The limit of `thermocline split`.
 ///
 /// # Errors
-/// A size that is none.
+/// An invalid size.
 pub(crate) fn limit(args: &SplitArgs) -> Result<Limit, Failure> {
     let Some(size) = &args.split_max_size else {
         return match args.split_max_tensors.unwrap_or(MAX_TENSORS) {
-            0 => Err(Failure::usage("--split-max-tensors: a part has at least one tensor")),
+            0 => Err(Failure::usage("--split-max-tensors: a file has at least one tensor")),
             n => Ok(Limit::Tensors(n)),
         };
     };
-    let wrong = || Failure::usage(format!("--split-max-size: '{size}' is no number with M or G"));
+    let wrong =
+        || Failure::usage(format!("--split-max-size: '{size}' is not a number with M or G"));
     let unit = match size.chars().last() {
         Some('M' | 'm') => 1_000_000,
         Some('G' | 'g') => 1_000_000_000,

@@ -1,7 +1,7 @@
-//! What we shall do: the arguments, resolved and typed, one struct for each command.
+//! Options: the arguments, resolved and typed, one struct for each command.
 //!
-//! Everything that can be wrong with a command line alone is found here, before a file is opened
-//! for its weights. Text files are read here, so that the commands see text.
+//! All errors of a command line alone are found here, before a model file is opened. Text files
+//! are read here, so that the commands get text.
 
 pub(crate) mod bench;
 pub(crate) mod chat;

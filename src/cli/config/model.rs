@@ -1,49 +1,26 @@
-//! Which model, and how it is held and computed.
+//! Which model to run, and how it is stored and computed.
 
-use super::device::DeviceOptions;
-use super::processor::Processor;
+use super::device::devices;
+use super::processor::processor;
 use crate::cli::args::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs};
 use crate::cli::failure::Failure;
-pub(crate) use crate::cli::parse::Sparsity;
-use hal::Bytes;
 use hal::format::Format;
+use hal::{Bytes, KvCache};
+use runtime::{CacheFolder, Computation, ContextSize, Options};
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
-/// A model to run, and with which sizes.
+/// A model and how to run it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModelOptions {
     /// The file; `None` is the built-in model.
     pub(crate) path: Option<PathBuf>,
-    /// Context in tokens; `None` where the user said nothing.
-    pub(crate) n_ctx: Option<ContextSize>,
-    /// Tokens of a prompt handled together.
-    pub(crate) n_batch: NonZeroU32,
-    /// Tokens of a prompt computed together; at most `n_batch`.
-    pub(crate) n_ubatch: NonZeroU32,
-    /// Threads while generating; `None` chooses.
-    pub(crate) threads: Option<NonZeroUsize>,
-    /// Threads while reading the prompt; `None` chooses.
-    pub(crate) threads_batch: Option<NonZeroUsize>,
-    /// Format of the cached keys.
-    pub(crate) type_k: CacheType,
-    /// Format of the cached values.
-    pub(crate) type_v: CacheType,
-    /// How the rest is done.
-    pub(crate) computation: Computation,
+    /// Sizes, devices, sparsity.
+    pub(crate) run: Options,
 }
 
-/// `-c`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ContextSize {
-    /// What the model was trained with.
-    OfModel,
-    /// So many tokens.
-    Tokens(NonZeroU32),
-}
-
-/// A format of the KV cache that is built.
+/// A supported format of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheType {
     /// 16-bit floats.
@@ -56,63 +33,31 @@ pub(crate) enum CacheType {
     Q8_0,
 }
 
-/// What is computed of the model, and how its file is held.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Computation {
-    /// Lock the weights in memory.
-    pub(crate) mlock: bool,
-    /// Map the file; else read it.
-    pub(crate) mmap: bool,
-    /// Lay weights out anew where that is faster.
-    pub(crate) repack: bool,
-    /// Where such weights are kept; `None` is nowhere.
-    pub(crate) folder: Option<Folder>,
-    /// The activation where the file names none.
-    pub(crate) activation: Option<FfnActivation>,
-    /// What is skipped.
-    pub(crate) sparsity: Sparsity,
-    /// Least score of a predictor; `None` for the file's.
-    pub(crate) sparse_threshold: Option<f32>,
-    /// Which devices, and what goes there.
-    pub(crate) devices: DeviceOptions,
-    /// How the CPU is used.
-    pub(crate) processor: Processor,
-}
-
-/// A folder that keeps weights laid out anew.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Folder {
-    /// Its path; it may not be there yet.
-    pub(crate) path: PathBuf,
-    /// What a model must have of them to be worth a file.
-    pub(crate) least: Bytes,
-}
-
-/// Less is made faster than a file is worth; whoever names a folder gets all.
+/// Minimum size of the cached repacked weights: smaller ones are repacked quickly. A folder named
+/// by the user gets all.
 const LEAST: Bytes = Bytes(64 << 20);
 
-impl Folder {
-    /// The folder the user names, none for `off`, else one in the user's cache if the system tells where that is.
-    pub(crate) fn resolve(named: Option<&Path>) -> Option<Folder> {
-        match named {
-            Some(word) if word == "off" => None,
-            Some(path) => Some(Folder { path: path.to_owned(), least: Bytes(0) }),
-            None => {
-                #[allow(clippy::disallowed_methods)] // the environment is read on this floor
-                let path = user_cache(|name| std::env::var_os(name))?.join("thermocline");
-                Some(Folder { path, least: LEAST })
-            }
+/// The folder that the user names, `None` for `off`, or a folder in the user's cache if the system
+/// has one.
+pub(crate) fn cache_folder(named: Option<&Path>) -> Option<CacheFolder> {
+    match named {
+        Some(word) if word == "off" => None,
+        Some(path) => Some(CacheFolder { path: path.to_owned(), least: Bytes(0) }),
+        None => {
+            #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+            let path = user_cache(|name| std::env::var_os(name))?.join("thermocline");
+            Some(CacheFolder { path, least: LEAST })
         }
     }
 }
 
-/// The user's cache folder, by each system's rule.
+/// The user's cache folder, by each system's convention.
 fn user_cache(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     user_folder(env, "XDG_CACHE_HOME", ".cache", "Library/Caches")
 }
 
-/// A folder of the user's: the one that the variable `xdg` names, else the one below the home folder. A relative path
-/// in the environment counts as none.
+/// A folder of the user: the value of the variable `xdg`, else a folder below the home folder.
+/// Relative paths in the environment are ignored.
 pub(super) fn user_folder(
     env: impl Fn(&str) -> Option<OsString>,
     xdg: &str,
@@ -130,7 +75,7 @@ pub(super) fn user_folder(
 
 impl CacheType {
     /// # Errors
-    /// A format of llama.cpp's that is not built here.
+    /// A format of llama.cpp that is not supported here.
     pub(super) fn resolve(name: CacheTypeName) -> Result<Self, Failure> {
         let other = match name {
             CacheTypeName::F16 => return Ok(Self::F16),
@@ -143,7 +88,7 @@ impl CacheType {
             CacheTypeName::Q5_0 => "q5_0",
             CacheTypeName::Q5_1 => "q5_1",
         };
-        let message = format!("a KV cache in {other} is not built yet");
+        let message = format!("a KV cache in {other} is not supported yet");
         Err(Failure::usage(message).help("-ctk and -ctv take f16, f32, bf16 and q8_0"))
     }
 
@@ -170,44 +115,53 @@ impl CacheType {
 
 impl ModelOptions {
     /// # Errors
-    /// What is known and not built.
+    /// An unsupported cache type.
     pub(super) fn resolve(args: &ModelArgs) -> Result<Self, Failure> {
         let at_least_1 = |n: u32| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
-        let n_batch = at_least_1(args.batch_size);
         let threads_batch = args.threads_batch.unwrap_or(args.threads);
-        Ok(Self {
-            path: args.model.clone(),
+        let cache = |name| CacheType::resolve(name).map(CacheType::format);
+        let run = Options {
             n_ctx: args
                 .ctx_size
                 .map(|n| NonZeroU32::new(n).map_or(ContextSize::OfModel, ContextSize::Tokens)),
-            n_batch,
-            n_ubatch: at_least_1(args.ubatch_size).min(n_batch),
+            n_ubatch: at_least_1(args.ubatch_size).min(at_least_1(args.batch_size)),
             threads: threads(args.threads),
             threads_batch: threads(threads_batch),
-            type_k: CacheType::resolve(args.cache_type_k)?,
-            type_v: CacheType::resolve(args.cache_type_v)?,
-            computation: Computation::resolve(&args.placement),
-        })
+            kv_formats: KvCache { k: cache(args.cache_type_k)?, v: cache(args.cache_type_v)? },
+            computation: computation(&args.placement),
+        };
+        Ok(Self { path: args.model.clone(), run })
     }
 }
 
-impl Computation {
-    pub(super) fn resolve(args: &PlacementArgs) -> Self {
-        Self {
-            mlock: args.mlock,
-            mmap: args.mmap,
-            repack: args.repack,
-            folder: Folder::resolve(args.repack_cache.as_deref()),
-            activation: args.ffn_activation,
-            sparse_threshold: args.sparse_threshold,
-            sparsity: args.sparsity,
-            devices: DeviceOptions::resolve(&args.devices),
-            processor: Processor::resolve(&args.processor),
-        }
+/// Converts the flags.
+pub(super) fn computation(args: &PlacementArgs) -> Computation {
+    Computation {
+        mlock: args.mlock,
+        mmap: args.mmap,
+        repack: args.repack,
+        cache: cache_folder(args.repack_cache.as_deref()),
+        activation: args.ffn_activation.map(|name| activation(name).to_owned()),
+        sparsity: args.sparsity,
+        sparse_threshold: args.sparse_threshold,
+        devices: devices(&args.devices),
+        processor: processor(&args.processor),
     }
 }
 
-/// llama.cpp's thread counts: what is not positive chooses.
+/// The name of an activation in model files.
+fn activation(name: FfnActivation) -> &'static str {
+    match name {
+        FfnActivation::Relu => "relu",
+        FfnActivation::Silu => "silu",
+        FfnActivation::Gelu => "gelu",
+        FfnActivation::GeluErf => "gelu_erf",
+        FfnActivation::Relu2 => "relu2",
+        FfnActivation::Drelu => "drelu",
+    }
+}
+
+/// llama.cpp's thread counts: 0 and negative numbers are the default.
 pub(super) fn threads(n: i32) -> Option<NonZeroUsize> {
     usize::try_from(n).ok().and_then(NonZeroUsize::new)
 }
@@ -235,8 +189,8 @@ mod tests {
 
     #[test]
     fn off_is_nowhere_and_a_named_folder_takes_all() {
-        assert_eq!(Folder::resolve(Some(Path::new("off"))), None);
-        let named = Folder::resolve(Some(Path::new("x"))).unwrap();
+        assert_eq!(cache_folder(Some(Path::new("off"))), None);
+        let named = cache_folder(Some(Path::new("x"))).unwrap();
         assert_eq!((named.path, named.least), (PathBuf::from("x"), Bytes(0)));
     }
 }

@@ -1,4 +1,4 @@
-//! What `perplexity` shall do.
+//! Options of `perplexity`.
 
 use super::model::ModelOptions;
 use super::text::read_file;
@@ -9,24 +9,24 @@ use std::path::PathBuf;
 /// `thermocline perplexity`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PerplexityOptions {
-    /// The model. llama-perplexity's context is 512 where `n_ctx` is `None`.
+    /// The model. If `n_ctx` is `None`, llama-perplexity's default of 512 is used.
     pub(crate) model: ModelOptions,
-    /// The text to measure on, as it is; `None` where the file of probabilities brings it.
+    /// The text, unchanged; `None` if it comes from the file of probabilities.
     pub(crate) text: Option<String>,
-    /// How many chunks; `None` is all.
+    /// Number of chunks; `None` for all.
     pub(crate) chunks: Option<u32>,
-    /// What the probabilities are compared with.
+    /// The reference to compare with.
     pub(crate) reference: Reference,
-    /// The report as JSON.
+    /// Print the report as JSON.
     pub(crate) json: bool,
 }
 
-/// What a run is compared with.
+/// The reference of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reference {
     /// Nothing: perplexity only.
     None,
-    /// The same model with nothing skipped, run beside it.
+    /// The same model without skipping, run in parallel.
     Dense,
     /// Probabilities read from a file.
     Read(PathBuf),
@@ -36,12 +36,12 @@ pub(crate) enum Reference {
 
 impl PerplexityOptions {
     /// # Errors
-    /// No text, or one that cannot be read; what is not built.
+    /// A missing or unreadable text; unsupported values.
     pub(crate) fn resolve(args: &PerplexityArgs) -> Result<Self, Failure> {
         let text = match (&args.prompt, &args.file) {
             (Some(text), _) => Some(text.clone()),
             (None, Some(path)) => {
-                // As llama.cpp reads a prompt file, so that the token counts agree.
+                // Like llama.cpp reads a prompt file, so that the token counts agree.
                 let mut text = read_file(path)?;
                 if text.ends_with('\n') {
                     text.pop();
@@ -50,7 +50,7 @@ impl PerplexityOptions {
             }
             (None, None) if args.kl_divergence => None,
             (None, None) => {
-                let help = "give it with -f FILE";
+                let help = "pass it with -f FILE";
                 return Err(Failure::usage("no text to measure on").help(help));
             }
         };

@@ -1,9 +1,9 @@
-//! What `plan` shall do.
+//! Options of `plan`.
 
 use super::model::ModelOptions;
 use crate::cli::args::PlanArgs;
 use crate::cli::failure::Failure;
-use crate::cli::parse::Assumed;
+use runtime::Assumed;
 use std::path::PathBuf;
 
 /// `thermocline plan`.
@@ -11,19 +11,19 @@ use std::path::PathBuf;
 pub(crate) struct PlanOptions {
     /// The model.
     pub(crate) model: ModelOptions,
-    /// Devices that are not there; none for those that are.
+    /// Devices to assume; empty to use the real ones.
     pub(crate) assumed: Vec<Assumed>,
-    /// The share of the neurons that a token uses.
+    /// Share of the neurons that a token uses.
     pub(crate) density: Option<f64>,
-    /// Where the picture goes.
+    /// Path of the plot.
     pub(crate) svg: Option<PathBuf>,
-    /// JSON instead of tables.
+    /// Print JSON.
     pub(crate) json: bool,
 }
 
 impl PlanOptions {
     /// # Errors
-    /// What cannot be meant or is not built.
+    /// Invalid or unsupported values.
     pub(crate) fn resolve(args: &PlanArgs) -> Result<Self, Failure> {
         Ok(Self {
             model: ModelOptions::resolve(&args.model)?,

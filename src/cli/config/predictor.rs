@@ -1,4 +1,4 @@
-//! What `predictor` shall do.
+//! Options of `predictor`.
 
 use super::model::ModelOptions;
 use super::text::read_file;
@@ -12,27 +12,27 @@ use std::path::PathBuf;
 pub(crate) struct PredictorOptions {
     /// The model.
     pub(crate) model: ModelOptions,
-    /// The user's text; `None` for the one that comes with the program, or for none with an import.
+    /// The user's text; `None` for the built-in text, or for no text with an import.
     pub(crate) text: Option<String>,
-    /// A folder with a predictor that others have trained.
+    /// A folder with a predictor trained elsewhere.
     pub(crate) import: Option<PathBuf>,
-    /// Where the result goes; `None` chooses.
+    /// Output path; `None` for the default.
     pub(crate) out: Option<PathBuf>,
-    /// What an earlier run left is replaced.
+    /// Replace the result of an earlier run.
     pub(crate) restart: bool,
-    /// Most tokens of the text.
+    /// Maximum number of tokens of the text.
     pub(crate) n_tokens: usize,
-    /// How predictors are made.
+    /// Training settings.
     pub(crate) settings: Settings,
 }
 
 impl PredictorOptions {
     /// # Errors
-    /// A text that cannot be read; a rank that is no multiple of blocks.
+    /// A text that cannot be read; a rank that is not a multiple of [`RANK_STEP`].
     pub(crate) fn resolve(args: &PredictorArgs) -> Result<Self, Failure> {
         let rank = args.rank.map(|rank| rank as usize);
         if let Some(rank) = rank.filter(|rank| *rank == 0 || !rank.is_multiple_of(RANK_STEP)) {
-            let message = format!("--rank {rank} is no multiple of {RANK_STEP}");
+            let message = format!("--rank {rank} is not a multiple of {RANK_STEP}");
             return Err(Failure::usage(message));
         }
         Ok(Self {

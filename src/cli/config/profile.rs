@@ -1,4 +1,4 @@
-//! What `profile` shall do.
+//! Options of `profile`.
 
 use super::model::ModelOptions;
 use super::text::read_file;
@@ -11,27 +11,27 @@ use std::path::PathBuf;
 pub(crate) struct ProfileOptions {
     /// The model.
     pub(crate) model: ModelOptions,
-    /// The user's text; `None` for the one that comes with the program.
+    /// The user's text; `None` for the built-in text.
     pub(crate) text: Option<String>,
-    /// Tokens to use, at most.
+    /// Maximum number of tokens.
     pub(crate) tokens: Option<usize>,
-    /// Where the profile is kept; `None` chooses.
+    /// Output path; `None` for the default.
     pub(crate) out: Option<PathBuf>,
-    /// Begin anew.
+    /// Start again.
     pub(crate) restart: bool,
-    /// PowerInfer's folder of counts.
+    /// PowerInfer's folder of counts to import.
     pub(crate) import: Option<PathBuf>,
     /// PowerInfer's file to compare with.
     pub(crate) compare: Option<PathBuf>,
-    /// Where the picture goes.
+    /// Path of the plot.
     pub(crate) plot: Option<PathBuf>,
-    /// The report as JSON.
+    /// Print the report as JSON.
     pub(crate) json: bool,
 }
 
 impl ProfileOptions {
     /// # Errors
-    /// A text that cannot be read; what is not built.
+    /// A text that cannot be read; unsupported values.
     pub(crate) fn resolve(args: &ProfileArgs) -> Result<Self, Failure> {
         Ok(Self {
             model: ModelOptions::resolve(&args.model)?,
@@ -46,7 +46,7 @@ impl ProfileOptions {
         })
     }
 
-    /// Whether the user says what the profile shall be made of.
+    /// Whether the user names a source for the profile.
     pub(crate) fn names_a_text(&self) -> bool {
         self.restart || self.text.is_some() || self.tokens.is_some()
     }

@@ -1,4 +1,4 @@
-//! What `run` and `chat` shall do.
+//! Options of `run` and `chat`.
 
 use super::chat::ConversationOptions;
 use super::model::ModelOptions;
@@ -13,19 +13,19 @@ use std::path::PathBuf;
 pub(crate) struct RunOptions {
     /// The model.
     pub(crate) model: ModelOptions,
-    /// The prompt, escapes replaced; `None` where the user gave none.
+    /// The prompt, escapes replaced; `None` without a prompt.
     pub(crate) prompt: Option<String>,
-    /// When to end, besides the model's own end.
+    /// When to stop, besides the model's own end of text.
     pub(crate) length: Length,
-    /// How a token is chosen.
+    /// Sampling parameters.
     pub(crate) sampler: SamplerConfig,
     /// Ban the tokens that end a text.
     pub(crate) ignore_eos: bool,
     /// Texts that end the generation and are not shown.
     pub(crate) stops: Vec<String>,
-    /// Drop old text when the context is full; else end there.
+    /// Drop old text when the context is full; otherwise stop there.
     pub(crate) context_shift: bool,
-    /// What a context shift keeps.
+    /// The tokens that a context shift keeps.
     pub(crate) keep: Keep,
     /// Print the prompt first.
     pub(crate) display_prompt: bool,
@@ -35,13 +35,13 @@ pub(crate) struct RunOptions {
     pub(crate) special: bool,
     /// Report timings and density at the end, on standard error.
     pub(crate) perf: bool,
-    /// That report as JSON.
+    /// Print the report as JSON.
     pub(crate) json: bool,
-    /// Where a trace of the run goes.
+    /// Path of the trace.
     pub(crate) trace: Option<PathBuf>,
-    /// Take a short profile from the use.
+    /// Collect a short activation profile after the run.
     pub(crate) auto_profile: bool,
-    /// What makes it a conversation.
+    /// Options of the conversation.
     pub(crate) conversation: ConversationOptions,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum Length {
     Endless,
     /// Until the context is full.
     FillContext,
-    /// At most so many tokens.
+    /// At most this number of tokens.
     Tokens(u32),
 }
 
@@ -67,7 +67,7 @@ pub(crate) enum Keep {
 
 impl RunOptions {
     /// # Errors
-    /// What cannot be meant, is not built, or cannot be read.
+    /// Values that are invalid or unsupported, files that cannot be read.
     pub(crate) fn resolve(args: &RunArgs) -> Result<Self, Failure> {
         let stops = args.reverse_prompt.iter();
         let stops = stops.map(|s| escaped(s.clone(), args.escape));
@@ -113,12 +113,11 @@ fn prompt(args: &RunArgs) -> Result<Option<String>, Failure> {
 }
 
 /// # Errors
-/// Numbers and names that [`crate::sample`] refuses; token ids are checked later, against the
-/// vocabulary.
+/// Values that [`crate::sample`] rejects; token ids are checked later, against the vocabulary.
 fn sampler(args: &SamplingArgs) -> Result<SamplerConfig, Failure> {
     let refused = |e: crate::sample::Error| {
         let known: Vec<_> = Stage::DEFAULT_CHAIN.iter().map(|s| s.name()).collect();
-        Failure::usage(e.to_string()).help(format!("samplers here: {}", known.join(";")))
+        Failure::usage(e.to_string()).help(format!("supported samplers: {}", known.join(";")))
     };
     let chain = match (&args.samplers, &args.sampling_seq) {
         (Some(names), _) => Stage::parse_names(names).map_err(refused)?,
@@ -147,6 +146,6 @@ fn finite(flag: &str, value: f32) -> Result<f32, Failure> {
     if value.is_finite() && positive {
         Ok(value)
     } else {
-        Err(Failure::usage(format!("{flag} cannot be {value}")))
+        Err(Failure::usage(format!("invalid value {value} for {flag}")))
     }
 }

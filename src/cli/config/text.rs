@@ -1,4 +1,4 @@
-//! Where text comes from.
+//! Reads texts from arguments, files and standard input.
 
 use crate::cli::args::TokenizeArgs;
 use crate::cli::failure::{Exit, Failure};
@@ -13,26 +13,26 @@ pub(crate) struct TokenizeOptions {
     pub(crate) model: Option<PathBuf>,
     /// The texts, escapes replaced.
     pub(crate) texts: Vec<String>,
-    /// Only the ids, as one list for each text.
+    /// Print only the ids, as one list per text.
     pub(crate) ids: bool,
-    /// Add the tokens the model wants around a text.
+    /// Add the start and end tokens that the model expects.
     pub(crate) add_special: bool,
-    /// Read names of special tokens in the text as these tokens.
+    /// Parse names of special tokens in the text as these tokens.
     pub(crate) parse_special: bool,
-    /// End with the count.
+    /// Print the count at the end.
     pub(crate) show_count: bool,
 }
 
 impl TokenizeOptions {
     /// # Errors
-    /// No text, or one that cannot be read.
+    /// A missing or unreadable text.
     pub(crate) fn resolve(args: &TokenizeArgs) -> Result<Self, Failure> {
         let text = match (&args.prompt, &args.file, args.stdin) {
             (Some(text), _, _) => text.clone(),
             (None, Some(path), _) => read_file(path)?,
             (None, None, true) => read_stdin()?,
             (None, None, false) => {
-                let help = "give it with -p TEXT, -f FILE or --stdin";
+                let help = "pass it with -p TEXT, -f FILE or --stdin";
                 return Err(Failure::usage("no text to tokenize").help(help));
             }
         };
@@ -70,7 +70,7 @@ pub(crate) fn read_file(path: &Path) -> Result<String, Failure> {
 /// Reads all of standard input.
 ///
 /// # Errors
-/// [`Exit::Failed`] where it cannot be read or is not UTF-8.
+/// [`Exit::Failed`] if it cannot be read or is not UTF-8.
 pub(crate) fn read_stdin() -> Result<String, Failure> {
     let mut text = String::new();
     let read = std::io::stdin().lock().read_to_string(&mut text);
@@ -80,16 +80,16 @@ pub(crate) fn read_stdin() -> Result<String, Failure> {
     Ok(text)
 }
 
-/// The text with its escapes replaced, where `escape` says so.
+/// The text, with its escapes replaced if `escape` is set.
 ///
 /// # Errors
-/// [`Exit::Usage`] where `\xHH` makes something that is not text.
+/// [`Exit::Usage`] if `\xHH` produces invalid UTF-8.
 pub(super) fn escaped(text: String, escape: bool) -> Result<String, Failure> {
     if !escape {
         return Ok(text);
     }
     parse::unescape(&text).ok_or_else(|| {
-        Failure::usage("the \\xHH in the text make bytes that are not UTF-8")
-            .help("--no-escape takes backslashes as they are")
+        Failure::usage("the \\xHH escapes in the text produce invalid UTF-8")
+            .help("--no-escape keeps backslashes unchanged")
     })
 }

@@ -1,21 +1,21 @@
-//! Keys that many families share.
+//! Keys shared by many families.
 //!
 //! Source: the key names of llama.cpp's gguf-py.
 
 use super::rope;
-use crate::convert::Error;
-use crate::convert::config::Json;
-use crate::convert::output::{Content, Output};
-use crate::gguf::{TensorType, Value};
+use crate::Error;
+use crate::config::Json;
+use crate::output::{Content, Output};
+use gguf::{TensorType, Value};
 
-/// What `config.json` adds to the file: keys, and tensors that are worked out from it.
-pub(in crate::convert) struct Build<'a> {
-    pub(in crate::convert) config: &'a Json,
-    pub(in crate::convert) arch: &'static str,
-    pub(in crate::convert) keys: Vec<(String, Value)>,
-    pub(in crate::convert) extra: Vec<Output>,
-    /// What the user should know.
-    pub(in crate::convert) notes: Vec<String>,
+/// Output of `config.json`: keys, and tensors computed from it.
+pub(crate) struct Build<'a> {
+    pub(crate) config: &'a Json,
+    pub(crate) arch: &'static str,
+    pub(crate) keys: Vec<(String, Value)>,
+    pub(crate) extra: Vec<Output>,
+    /// Notes for the user.
+    pub(crate) notes: Vec<String>,
 }
 
 pub(super) const HEADS: &[&str] = &["num_attention_heads", "n_head"];
@@ -27,7 +27,7 @@ pub(super) const EPS: &[&str] =
 pub(super) const CONTEXT: &[&str] = &["max_position_embeddings", "n_positions", "seq_length"];
 
 impl<'a> Build<'a> {
-    pub(in crate::convert) fn new(config: &'a Json, arch: &'static str) -> Build<'a> {
+    pub(crate) fn new(config: &'a Json, arch: &'static str) -> Build<'a> {
         Build { config, arch, keys: Vec::new(), extra: Vec::new(), notes: Vec::new() }
     }
 
@@ -41,25 +41,25 @@ impl<'a> Build<'a> {
         self.keys.iter().any(|(set, _)| *set == format!("{}.{key}", self.arch))
     }
 
-    /// A tensor of values, one row.
+    /// Adds a tensor of values, one row.
     pub(super) fn tensor(&mut self, name: &str, values: Vec<f32>) {
         let shape = vec![values.len() as u64];
         let content = Content::Values(values);
         self.extra.push(Output { name: name.to_owned(), shape, ty: TensorType::F32, content });
     }
 
-    pub(in crate::convert) fn n_layer(&self) -> Result<u32, Error> {
+    pub(crate) fn n_layer(&self) -> Result<u32, Error> {
         self.config.count(&["num_hidden_layers", "n_layer", "n_layers"], "the number of layers")
     }
 
-    pub(in crate::convert) fn n_head(&self) -> Result<u32, Error> {
+    pub(crate) fn n_head(&self) -> Result<u32, Error> {
         self.config.count(HEADS, "the number of heads")
     }
 
-    /// Key and value heads; as many as there are heads where it does not say.
-    pub(in crate::convert) fn n_head_kv(&self) -> Result<u32, Error> {
+    /// Number of key and value heads; the number of query heads if the file does not state it.
+    pub(crate) fn n_head_kv(&self) -> Result<u32, Error> {
         let falcon = self.arch == "falcon" && self.config.get(&["n_head_kv"]).is_none();
-        // Falcon names a number of them and means one, unless it is of the newer kind.
+        // Falcon states a number but uses one, except for the newer kind.
         let newer = self.config.bool(&["new_decoder_architecture"])?.unwrap_or(false);
         if falcon && !newer && self.config.bool(&["multi_query"])?.unwrap_or(true) {
             return Ok(1);
@@ -77,25 +77,25 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// Experts of a layer, if the keys are set and say so.
-    pub(in crate::convert) fn n_expert(&self) -> Option<u64> {
+    /// Experts per layer, if the key is set.
+    pub(crate) fn n_expert(&self) -> Option<u64> {
         let (_, n) = self.keys.iter().find(|(key, _)| key.ends_with(".expert_count"))?;
         u64::try_from(n.as_integer()?).ok()
     }
 
-    pub(in crate::convert) fn n_embd(&self) -> Result<u32, Error> {
+    pub(crate) fn n_embd(&self) -> Result<u32, Error> {
         self.config.count(WIDTH, "the width of the residual")
     }
 
     /// Values per head.
-    pub(in crate::convert) fn d_head(&self) -> Result<u32, Error> {
+    pub(crate) fn d_head(&self) -> Result<u32, Error> {
         match self.config.get(&["head_dim"]) {
             Some(_) => self.config.count(&["head_dim"], "the width of a head"),
             None => Ok(self.n_embd()? / self.n_head()?),
         }
     }
 
-    /// Sizes that every family states, with the epsilon of its norms.
+    /// Sizes that every family states, including the epsilon of its norms.
     pub(super) fn sizes(&mut self) -> Result<(), Error> {
         let n_ctx = self.config.count(CONTEXT, "the trained context")?;
         self.set("context_length", n_ctx);
@@ -135,7 +135,7 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// Widths of keys and values, where the file says that heads do not simply share the width.
+    /// Sizes of key and value heads, if the file states that they differ from `n_embd / n_head`.
     pub(super) fn heads(&mut self) -> Result<(), Error> {
         if self.config.get(&["head_dim"]).is_some() {
             let d_head = self.d_head()?;
@@ -145,7 +145,7 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// Number of experts and of those used for a token.
+    /// Number of experts, and number of experts used per token.
     pub(super) fn experts(&mut self) -> Result<(), Error> {
         let all = &["num_local_experts", "num_experts", "moe_num_primary_experts"];
         let used =
@@ -157,7 +157,7 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// Rotary positions: how many values turn, the base, and the scaling.
+    /// RoPE: number of rotated values, base, and scaling.
     pub(super) fn rope(&mut self, n_rot: u32) -> Result<(), Error> {
         self.set("rope.dimension_count", n_rot);
         rope::set(self, n_rot)

@@ -1,6 +1,7 @@
-//! The families that can be converted: a table of names, and what is done to which tensor.
+//! The supported families: a table of names, and the rule for each tensor.
 //!
-//! Adding one: a [`Family`] in `table.rs`, made of rules that others share, and a function that sets its keys.
+//! To add one: a [`Family`] in `table.rs`, with shared rules where possible, and a function that
+//! sets its keys.
 
 mod keys;
 mod rope;
@@ -14,27 +15,27 @@ pub(super) use rules::{How, Rule};
 use super::Error;
 use super::config::Json;
 
-/// A family of models as Hugging Face holds it, and what its file will say.
+/// A family of models, in Hugging Face's and in GGUF's terms.
 pub(super) struct Family {
     /// `general.architecture`.
     pub(super) arch: &'static str,
     /// Names in `architectures` of `config.json`.
     pub(super) classes: &'static [&'static str],
-    /// The activation that a file of this architecture means where it does not say; empty where it never says.
+    /// The default activation of a file with this architecture; empty if there is none.
     pub(super) activation: &'static str,
-    /// What each tensor becomes, groups of rules that families share.
+    /// The rule for each tensor, in groups that families share.
     pub(super) rules: &'static [&'static [Rule]],
-    /// Sets the keys that only `config.json` knows.
+    /// Sets the keys that depend on `config.json`.
     pub(super) keys: fn(&mut Build<'_>) -> Result<(), Error>,
-    /// Whether a `llama` vocabulary puts a space in front of a text, where the family decides.
+    /// Whether a `llama` vocabulary prepends a space to a text, if the family determines it.
     pub(super) space_prefix: Option<bool>,
-    /// PowerInfer's container knows it.
+    /// Whether PowerInfer's container supports it.
     pub(super) power_infer: bool,
-    /// What `transformers` takes for settings that `config.json` leaves out.
+    /// Defaults of `transformers` for settings missing in `config.json`.
     pub(super) defaults: &'static [(&'static str, u32)],
 }
 
-/// Class names of everything that can be converted.
+/// Class names of all supported models.
 #[must_use]
 pub fn classes() -> Vec<&'static str> {
     table::ALL.iter().flat_map(|family| family.classes).copied().collect()
@@ -43,7 +44,7 @@ pub fn classes() -> Vec<&'static str> {
 /// The family of a checkpoint.
 ///
 /// # Errors
-/// One that is not in the table.
+/// An unsupported family.
 pub(super) fn find(config: &Json) -> Result<&'static Family, Error> {
     let named = config.list("architectures")?.and_then(|list| list.first()?.as_str());
     let Some(found) = named else {
@@ -65,12 +66,12 @@ mod tests {
     use serde_json::{Value as Setting, json};
 
     use super::*;
-    use crate::gguf::{Array, Value};
+    use gguf::{Array, Value};
 
     /// Keys by their names without the architecture, and notes.
     type Keys = (BTreeMap<String, Value>, Vec<String>);
 
-    /// What the family `class` makes of settings that hold `more` besides the usual ones.
+    /// The keys of family `class` for settings with `more` besides the usual ones.
     fn keys_of(class: &str, more: &Setting) -> Result<Keys, Error> {
         let mut config = json!({
             "architectures": [class], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,

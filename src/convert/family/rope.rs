@@ -1,17 +1,17 @@
-//! Scalings of rotary positions, as keys or as tensors of factors.
+//! RoPE scalings, as keys or as tensors of factors.
 //!
 //! Source: `rope_scaling` (later `rope_parameters`) of `transformers`, the keys of llama.cpp's gguf-py.
 
 use std::f64::consts::TAU;
 
 use super::keys::{Build, CONTEXT};
-use crate::convert::Error;
-use crate::convert::config::Json;
+use crate::Error;
+use crate::config::Json;
 
 const TYPE: &[&str] = &["rope_type", "type"];
 const ORIGINAL: &[&str] = &["original_max_position_embeddings"];
 
-/// The scaling of a checkpoint, wherever it says it.
+/// The scaling settings of a checkpoint, from whichever key has them.
 pub(super) fn settings(config: &Json) -> Result<Json, Error> {
     let newer = config.inner("rope_parameters")?;
     let newer = if newer.get(&["full_attention"]).is_some() {
@@ -25,8 +25,8 @@ pub(super) fn settings(config: &Json) -> Result<Json, Error> {
     config.inner("rope_scaling")
 }
 
-/// Values of a head that turn, in families where only a share of them does, by `transformers` `default` where the
-/// settings do not say.
+/// Number of rotated values per head, in families that rotate only a part of it; `default` is the
+/// share that `transformers` uses if the settings do not state it.
 pub(super) fn n_turning(build: &Build<'_>, default: f32) -> Result<u32, Error> {
     let keys = &["partial_rotary_factor", "rope_pct", "rope_percent"];
     let d_head = build.d_head()?;
@@ -61,7 +61,7 @@ pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
         }
         "longrope" | "su" => long(build, &scaling, n_rot),
         "dynamic" => {
-            build.notes.push("the dynamic scaling of positions has no form in a file: beyond the trained context the model is not scaled".to_owned());
+            build.notes.push("GGUF has no key for dynamic RoPE scaling: beyond the trained context the model is not scaled".to_owned());
             Ok(())
         }
         other => Err(scaling.wrong(
@@ -96,7 +96,7 @@ fn yarn(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
     if let Some(original) = original {
         build.set("rope.scaling.original_context_length", original);
     }
-    // Readers of the file multiply by the magnitude that the factor alone gives.
+    // Readers of the file multiply by the magnitude that follows from the factor alone.
     let attention = magnitude(build, scaling, factor)? / usual_magnitude(factor, 1.0);
     if (attention - 1.0).abs() > 1e-6 {
         build.set("rope.scaling.attn_factor", attention);
@@ -114,13 +114,13 @@ fn yarn(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
     Ok(())
 }
 
-/// What all turned values are multiplied by, as `transformers` works it out.
+/// Factor on all rotated values, computed as in `transformers`.
 fn magnitude(build: &mut Build<'_>, scaling: &Json, factor: f32) -> Result<f32, Error> {
     let number = |key: &str| Ok::<_, Error>(scaling.f32(&[key])?.filter(|&number| number != 0.0));
     let stated = scaling.f32(&["attention_factor"])?;
     let (one, all) = (number("mscale")?, number("mscale_all_dim")?);
     if build.arch == "plm" && all.is_some() {
-        // Latent attention would scale its scores by it, too.
+        // Latent attention would also scale its scores by it.
         let found = all.unwrap_or_default();
         return Err(scaling.wrong("rope_scaling.mscale_all_dim", "none in this family", found));
     }
@@ -133,11 +133,11 @@ fn magnitude(build: &mut Build<'_>, scaling: &Json, factor: f32) -> Result<f32, 
     for (name, _) in names.iter().filter(|(_, number)| number.is_some()) {
         if stated.is_some() || one.is_none() || all.is_none() {
             let why = if stated.is_some() {
-                "attention_factor says the magnitude"
+                "attention_factor gives the magnitude"
             } else {
-                "it counts only beside the other of mscale and mscale_all_dim"
+                "mscale and mscale_all_dim are used only together"
             };
-            build.notes.push(format!("rope_scaling.{name} is left out: {why}"));
+            build.notes.push(format!("rope_scaling.{name} is ignored: {why}"));
         }
     }
     match magnitude > 0.0 && magnitude.is_finite() {
@@ -148,12 +148,13 @@ fn magnitude(build: &mut Build<'_>, scaling: &Json, factor: f32) -> Result<f32, 
     }
 }
 
-/// YaRN's magnitude for positions stretched by `factor`, which is at least 1.
+/// YaRN's magnitude for positions scaled by `factor`, which is at least 1.
 fn usual_magnitude(factor: f32, mscale: f32) -> f32 {
     0.1 * mscale * factor.ln() + 1.0
 }
 
-/// What the frequency of each pair is divided by (Llama 3.1): slow ones by the factor, fast ones by 1, a mix between.
+/// Divisor of each pair's frequency (Llama 3.1): the factor for slow pairs, 1 for fast ones,
+/// interpolated between.
 fn llama3(config: &Json, scaling: &Json, base: f64, n_rot: u32) -> Result<Vec<f32>, Error> {
     let number = |key: &str, default: f32| -> Result<f64, Error> {
         match scaling.f32(&[key])?.unwrap_or(default) {

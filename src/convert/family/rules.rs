@@ -1,47 +1,48 @@
-//! What a tensor of a checkpoint becomes.
+//! Rules that map a checkpoint's tensors to the file's.
 //!
-//! Names stand without `model.` or `transformer.` in front and without `.weight` or `.bias` behind; `*` is a number, the
-//! first that of the layer, the second that of the expert.
+//! Names are given without the prefixes `model.` and `transformer.` and without the suffixes
+//! `.weight` and `.bias`; `*` is a number, the first one the layer, the second one the expert.
 //!
 //! Source: the tensor names of llama.cpp's gguf-py and of PowerInfer's converters.
 
 /// One line of the table.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::convert) struct Rule {
+pub(crate) struct Rule {
     /// The name in the checkpoint.
-    pub(in crate::convert) from: &'static str,
+    pub(crate) from: &'static str,
     /// The name in the file; `*` is the layer.
-    pub(in crate::convert) to: &'static str,
-    pub(in crate::convert) how: How,
+    pub(crate) to: &'static str,
+    pub(crate) how: How,
 }
 
-/// What is done on the way.
+/// Transformation of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::convert) enum How {
-    /// Nothing.
+pub(crate) enum How {
+    /// Unchanged.
     Same,
-    /// Not needed.
+    /// Dropped.
     Drop,
-    /// An output that is the embedding again, unless it differs and `config.json` says that it may.
+    /// An output matrix that equals the embedding and is dropped, unless it differs and
+    /// `config.json` allows that.
     Tied,
-    /// Rows of query heads, or of key heads, are put into the order of adjacent pairs.
+    /// Rows of query or key heads are reordered so that RoPE pairs are adjacent.
     RopeQuery,
     RopeKey,
-    /// Norms that are stored less one.
+    /// Norm weights that are stored minus one.
     PlusOne,
     /// Falcon's fused queries, keys and values.
     FalconQkv,
     /// The first or second half of each matrix's rows.
     FirstHalf,
     SecondHalf,
-    /// Rows of even or odd number.
+    /// Rows with even or odd index.
     Even,
     Odd,
-    /// As those two and as nothing, of matrices that are stored by columns.
+    /// The same two and unchanged, for matrices that are stored by columns.
     EvenColumns,
     OddColumns,
     Columns,
-    /// 4-bit blocks with their scales beside them, of all, even or odd rows.
+    /// 4-bit blocks with separate scales, for all, even or odd rows.
     Mxfp4,
     Mxfp4Even,
     Mxfp4Odd,
@@ -88,7 +89,7 @@ pub(super) const MIXTRAL: &[Rule] = &[
     same("layers.*.block_sparse_moe.experts.*.w2", "blk.*.ffn_down_exps"),
     same("layers.*.block_sparse_moe.experts.*.w3", "blk.*.ffn_up_exps"),
 ];
-/// Qwen's names, each expert by itself or all in one tensor; Mixtral's too in newer checkpoints.
+/// Qwen's names, with a tensor per expert or one for all; also Mixtral's in newer checkpoints.
 pub(super) const EXPERTS: &[Rule] = &[
     same("layers.*.mlp.gate", "blk.*.ffn_gate_inp"),
     same("layers.*.mlp.experts.*.gate_proj", "blk.*.ffn_gate_exps"),
@@ -128,7 +129,7 @@ pub(super) const EMBEDDINGS_PLUS_ONE: &[Rule] = &[
     how("norm", "output_norm", How::PlusOne),
     same("lm_head", "output"),
 ];
-/// The output is the embedding again; some tools write it out.
+/// The output matrix equals the embedding; some tools store it nevertheless.
 pub(super) const TIED_PLUS_ONE: &[Rule] = &[
     same("embed_tokens", "token_embd"),
     how("norm", "output_norm", How::PlusOne),
@@ -180,7 +181,7 @@ pub(super) const GPT_OSS: &[Rule] = &[
     same("layers.*.post_attention_layernorm", "blk.*.post_attention_norm"),
     same("layers.*.self_attn.sinks", "blk.*.attn_sinks"),
     same("layers.*.mlp.router", "blk.*.ffn_gate_inp"),
-    // Packed weights come as two tensors, `_blocks` and `_scales`; the rule stands at the first.
+    // Packed weights are two tensors, `_blocks` and `_scales`; the rule applies to the first.
     how("layers.*.mlp.experts.gate_up_proj_blocks", "blk.*.ffn_gate_exps", How::Mxfp4Even),
     how("layers.*.mlp.experts.gate_up_proj_blocks", "blk.*.ffn_up_exps", How::Mxfp4Odd),
     how("layers.*.mlp.experts.down_proj_blocks", "blk.*.ffn_down_exps", How::Mxfp4),

@@ -1,11 +1,11 @@
-//! The table.
+//! The table of families.
 
 use super::keys::Build;
 use super::rules::*;
 use super::{Family, rope, window};
-use crate::convert::Error;
+use crate::Error;
 
-/// Everything that can be converted.
+/// All supported families.
 pub(super) const ALL: &[Family] = &[
     Family {
         classes: &[
@@ -168,7 +168,7 @@ pub(super) const ALL: &[Family] = &[
     },
 ];
 
-/// What most families share.
+/// Defaults shared by most families.
 const LLAMA: Family = Family {
     arch: "llama",
     classes: &[],
@@ -201,7 +201,7 @@ fn falcon(build: &mut Build<'_>) -> Result<(), Error> {
             return Err(config.wrong(key, "false, as in Falcon 7B and 40B", true));
         }
     }
-    // The context is not in the settings of the published models.
+    // The settings of the published models do not state the context.
     let n_ctx = config.u32(&["max_position_embeddings"])?.unwrap_or(2048);
     build.set("context_length", n_ctx);
     build.shape()?;
@@ -219,7 +219,7 @@ fn opt(build: &mut Build<'_>) -> Result<(), Error> {
     }
     build.sizes()?;
     build.feed_forward()?;
-    // PyTorch's own; the settings do not say.
+    // PyTorch's default; the settings do not state it.
     build.set("attention.layer_norm_epsilon", config.f32(super::keys::EPS)?.unwrap_or(1e-5));
     Ok(())
 }
@@ -246,8 +246,8 @@ fn plm(build: &mut Build<'_>) -> Result<(), Error> {
     build.rms()?;
     let config = build.config;
     let rank = config.count(&["kv_lora_rank"], "the width of the latent keys and values")?;
-    let turning = config.count(&["qk_rope_head_dim"], "the values of a head that turn")?;
-    let still = config.count(&["qk_nope_head_dim"], "the values of a head that do not turn")?;
+    let turning = config.count(&["qk_rope_head_dim"], "the values of a head with RoPE")?;
+    let still = config.count(&["qk_nope_head_dim"], "the values of a head without RoPE")?;
     let value = config.count(&["v_head_dim"], "the width of a value head")?;
     build.set("attention.kv_lora_rank", rank);
     build.set("attention.key_length", turning + still);
@@ -270,7 +270,7 @@ fn smallthinker(build: &mut Build<'_>) -> Result<(), Error> {
     let windowed = window::layout(build, "sliding_window_layout")?;
     let windowed = windowed.filter(|layers| layers.contains(&true));
     let turning = window::layout(build, "rope_layout")?;
-    // Where there is a window, positions turn in the layers that have it, else in all.
+    // If there is a window, RoPE is applied in the layers that have it, otherwise in all layers.
     let n_layer = build.n_layer()? as usize;
     let expected = windowed.clone().unwrap_or_else(|| vec![true; n_layer]);
     if turning.is_some_and(|turning| turning != expected) {
@@ -292,13 +292,13 @@ fn qwen(build: &mut Build<'_>) -> Result<(), Error> {
     build.rope(build.d_head()?)
 }
 
-/// The layers from a certain one on have a window, if it is used at all.
+/// The layers from a certain one on have a sliding window, if it is enabled.
 fn qwen_window(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
     let listed = window::layer_types(build)?;
     if config.bool(&["use_sliding_window"])? != Some(true) {
         return match listed.is_some_and(|layers| layers.contains(&true)) {
-            true => Err(config.wrong("use_sliding_window", "true, as layer_types has it", "false")),
+            true => Err(config.wrong("use_sliding_window", "true, as in layer_types", "false")),
             false => Ok(()),
         };
     }
@@ -331,7 +331,7 @@ fn phi3(build: &mut Build<'_>) -> Result<(), Error> {
     build.rms()?;
     window::set(build, |_| true)?;
     if !build.has("attention.sliding_window") {
-        // Says that there is none.
+        // 0 means no window.
         build.set("attention.sliding_window", 0_u32);
     }
     build.rope(rope::n_turning(build, 1.0)?)
@@ -352,7 +352,7 @@ fn gemma2(build: &mut Build<'_>) -> Result<(), Error> {
     softcaps(build)
 }
 
-/// What scores are scaled by, where it is not the width of a head.
+/// Scale of the attention scores, if it does not follow from the head size.
 fn scale(build: &mut Build<'_>) -> Result<(), Error> {
     let d_head = build.d_head()? as f32;
     match build.config.f32(&["query_pre_attn_scalar"])? {
@@ -375,7 +375,7 @@ fn softcaps(build: &mut Build<'_>) -> Result<(), Error> {
 
 fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
-    // Some published settings leave these to the code's own.
+    // Some published settings rely on the code's defaults for these.
     build.set("context_length", config.u32(&["max_position_embeddings"])?.unwrap_or(131_072));
     build.shape()?;
     build.feed_forward()?;

@@ -1,24 +1,25 @@
-//! Windows of attention, and which layers have one.
+//! Sliding windows, and the layers that have one.
 //!
-//! Source: `sliding_window`, `layer_types` and their like of `transformers`; the key names of llama.cpp's gguf-py.
+//! Source: `sliding_window`, `layer_types` and similar settings of `transformers`; the key names
+//! of llama.cpp's gguf-py.
 
 use serde_json::Value as Setting;
 
 use super::keys::Build;
-use crate::convert::Error;
-use crate::gguf::{Array, Value};
+use crate::Error;
+use gguf::{Array, Value};
 
 const WINDOW: &[&str] = &["sliding_window", "sliding_window_size"];
 const PATTERN: &str = "attention.sliding_window_pattern";
 
-/// Sets the window, if there is one, and which layers have it, where these are others than a file means that does not
-/// say: layer `i` if `usual(i)`.
+/// Sets the window, if there is one, and the layers that have it if they differ from a file's
+/// default: layer `i` if `usual(i)`.
 pub(super) fn set(build: &mut Build<'_>, usual: impl Fn(usize) -> bool) -> Result<(), Error> {
     let layers = layer_types(build)?;
     set_layers(build, layers, usual)
 }
 
-/// As [`set`], where `layers` says which layers have it, if anything does.
+/// As [`set`]; `layers` lists the layers that have a window, if any setting does.
 pub(super) fn set_layers(
     build: &mut Build<'_>,
     layers: Option<Vec<bool>>,
@@ -32,7 +33,7 @@ pub(super) fn set_layers(
         }
         (None, _) => Ok(()),
         (Some(window), Some(layers)) => {
-            // 0 says that there is none.
+            // 0 means no window.
             build.set("attention.sliding_window", if has_some { window } else { 0 });
             if has_some && layers.iter().enumerate().any(|(i, &has)| has != usual(i)) {
                 build.set(PATTERN, Value::Array(Array::Bool(layers)));
@@ -46,19 +47,22 @@ pub(super) fn set_layers(
     }
 }
 
-/// As [`set`], where the last of each run of `usual` layers sees all positions, or of as many as the settings say.
+/// As [`set`], for a global-attention layer at the end of each run of `usual` layers, or of the
+/// number in the settings.
 pub(super) fn set_period(build: &mut Build<'_>, usual: u32) -> Result<(), Error> {
     const PERIOD: &[&str] = &["sliding_window_pattern"];
     let layers = layer_types(build)?;
     let first = layers.as_ref().and_then(|layers| layers.iter().position(|has| !has));
-    let period = match first {
-        // There are no more layers than 32 bits count.
-        Some(first) => Some(first as u32 + 1),
-        None if build.config.get(PERIOD).is_some() => {
-            Some(build.config.count(PERIOD, "the layers from one that sees all to the next")?)
-        }
-        None => None,
-    };
+    let period =
+        match first {
+            // The number of layers fits in 32 bits.
+            Some(first) => Some(first as u32 + 1),
+            None if build.config.get(PERIOD).is_some() => Some(build.config.count(
+                PERIOD,
+                "the number of layers from one global-attention layer to the next",
+            )?),
+            None => None,
+        };
     let run = period.unwrap_or(usual) as usize;
     set_layers(build, layers, |i| (i + 1) % run != 0)?;
     if let Some(period) = period.filter(|_| !build.has(PATTERN)) {
@@ -67,7 +71,7 @@ pub(super) fn set_period(build: &mut Build<'_>, usual: u32) -> Result<(), Error>
     Ok(())
 }
 
-/// Which layers have a window by `layer_types`.
+/// The layers with a window by `layer_types`.
 pub(super) fn layer_types(build: &Build<'_>) -> Result<Option<Vec<bool>>, Error> {
     of_layers(build, "layer_types", "full_attention or sliding_attention", |kind| {
         match kind.as_str() {
@@ -78,7 +82,7 @@ pub(super) fn layer_types(build: &Build<'_>) -> Result<Option<Vec<bool>>, Error>
     })
 }
 
-/// Which layers have a 1 in the list under `key`.
+/// The layers with a 1 in the list `key`.
 pub(super) fn layout(build: &Build<'_>, key: &str) -> Result<Option<Vec<bool>>, Error> {
     of_layers(build, key, "0 or 1", |flag| match flag.as_u64() {
         Some(flag @ 0..=1) => Some(flag == 1),
@@ -86,7 +90,7 @@ pub(super) fn layout(build: &Build<'_>, key: &str) -> Result<Option<Vec<bool>>, 
     })
 }
 
-/// What `read` makes of the list under `key`, which has an entry for each layer.
+/// The list `key`, with one entry per layer, converted by `read`.
 fn of_layers(
     build: &Build<'_>,
     key: &str,

@@ -1,26 +1,27 @@
-//! Which tensor gets how many bits.
+//! Chooses the type of each tensor.
 //!
-//! Source: the choices of llama.cpp's quantiser without an importance matrix, so that a mix of a name is the same mix.
+//! Source: the choices of llama.cpp's quantiser without an importance matrix, so that the same
+//! name means the same mix.
 
 use super::target::Extra;
 use super::{Quantization, format_of};
-use crate::convert::Error;
-use crate::gguf::{Container, File, TensorInfo, TensorType};
+use crate::Error;
+use gguf::{Container, File, TensorInfo, TensorType};
 
-/// Small matrices that decide much.
+/// Small sensitive matrices.
 const SENSITIVE: [&str; 3] =
     ["ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"];
 
-/// What the choices depend on.
+/// Inputs of the choices.
 pub(super) struct Mix<'a> {
     job: &'a Quantization,
     is_falcon: bool,
     container: Container,
     n_layer: u64,
     n_expert: u64,
-    /// The embedding is the output, too.
+    /// Whether the embedding is also the output matrix.
     is_tied: bool,
-    /// 80 layers with few key and value heads: small value matrices that many heads share.
+    /// 80 layers with few key and value heads: value matrices are small and shared by many heads.
     is_70b: bool,
 }
 
@@ -28,7 +29,7 @@ impl<'a> Mix<'a> {
     pub(super) fn new(file: &File, job: &'a Quantization) -> Result<Mix<'a>, Error> {
         let metadata = file.metadata();
         let arch = metadata.str("general.architecture")?.unwrap_or_default();
-        // Some files have a list, one number per layer: of no consequence here.
+        // Some files have a list, one number per layer, which does not matter here.
         let number = |key: &str| metadata.u64(&format!("{arch}.{key}")).ok().flatten();
         let n_layer = number("block_count").unwrap_or(0);
         let heads = (number("attention.head_count"), number("attention.head_count_kv"));
@@ -43,7 +44,7 @@ impl<'a> Mix<'a> {
         })
     }
 
-    /// The type of a tensor in the copy, and the type that it should have, which its shape may forbid.
+    /// The type of a tensor in the copy, and the preferred type, which its shape may not allow.
     pub(super) fn choose(&self, tensor: &TensorInfo) -> (TensorType, TensorType) {
         let name = tensor.name.as_str();
         let is_matrix =
@@ -94,7 +95,7 @@ impl<'a> Mix<'a> {
         let extra = self.job.target.extra;
         let is_many = layer < n / 8 || layer >= 7 * n / 8 || layer.wrapping_sub(n / 8) % 3 == 2;
         match part {
-            // PowerInfer quantises predictors so.
+            // As PowerInfer quantises predictors.
             "fc1.weight" | "fc2.weight"
                 if self.container == Container::PowerInfer && base != TensorType::Q4_0 =>
             {

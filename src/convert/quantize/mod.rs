@@ -1,4 +1,4 @@
-//! A file in other types: which tensor gets which, and the copy.
+//! Quantises a file: the type of each tensor, and the copy.
 
 mod mix;
 mod target;
@@ -11,45 +11,46 @@ use hal::format::Format;
 use super::output::{Content, Output, Piece, format_of};
 use super::write::{self, Progress};
 use super::{Error, Summary};
-use crate::gguf::{File, Metadata, TensorInfo, TensorType, Writer};
+use gguf::{File, Metadata, TensorInfo, TensorType, Writer};
 
 use mix::Mix;
 use target::Extra;
 pub use target::Target;
 
-/// Keys that the copy states anew.
+/// Keys that are set for the copy.
 const OWN_KEYS: &[&str] = &["general.file_type", "general.quantization_version"];
-/// Keys of one part among several.
+/// Keys of a part of a split model.
 const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
 
-/// What to quantise, and how.
+/// A quantisation.
 #[derive(Clone, Debug)]
 pub struct Quantization {
-    /// A file, or the first of several.
+    /// A file, or the first part of a split model.
     pub input: PathBuf,
-    /// The file to be.
+    /// The output file.
     pub output: PathBuf,
     /// The mix of types.
     pub target: Target,
-    /// Every tensor in the mix's first type.
+    /// Use the mix's base type for every tensor.
     pub pure: bool,
     /// The type of the output matrix, instead of the mix's.
     pub output_type: Option<Format>,
     /// The type of the embedding, instead of the mix's.
     pub embedding_type: Option<Format>,
-    /// The output matrix stays as it is.
+    /// Keep the output matrix unchanged.
     pub leave_output: bool,
-    /// Take what is quantised already, too.
+    /// Allow tensors that are quantised already.
     pub requantize: bool,
-    /// Replace a file of that name.
+    /// Overwrite an existing file.
     pub force: bool,
 }
 
 impl Quantization {
-    /// Quantises the file. The copy is there when it is complete.
+    /// Quantises the file. The copy appears when it is complete.
     ///
     /// # Errors
-    /// A file that cannot be read, tensors that are quantised already, what the system says, [`Error::Interrupted`].
+    /// A file that cannot be read, tensors that are quantised already, the system's error,
+    /// [`Error::Interrupted`].
     pub fn run(&self, progress: Progress<'_>) -> Result<Summary, Error> {
         let file = File::open(&self.input)?;
         let inputs: Vec<_> = file.paths().iter().map(PathBuf::as_path).collect();
@@ -61,17 +62,17 @@ impl Quantization {
             let (ty, wanted) = mix.choose(tensor);
             if ty != wanted {
                 let misfit =
-                    format!("rows of {} values do not fit {wanted}, {ty} is", tensor.shape[0]);
+                    format!("rows of {} values do not fit {wanted}; {ty}", tensor.shape[0]);
                 *misfits.entry(misfit).or_default() += 1;
             }
             outputs.push(self.output_of(&file, tensor, ty)?);
         }
         let mut notes: Vec<_> =
-            misfits.iter().map(|(why, n)| format!("{why} taken for {n} tensors")).collect();
+            misfits.iter().map(|(why, n)| format!("{why} used for {n} tensors")).collect();
         let base = self.target.base();
         if self.target.extra == Extra::Experts && outputs.iter().all(|output| output.ty != base) {
             notes.push(format!(
-                "{base} is for the matrices of experts, and there are none: Q8_0 taken; --pure takes {base} for all"
+                "{base} applies only to expert matrices, and this model has none: using Q8_0; --pure uses {base} for all"
             ));
         }
         let mut writer = Writer::new(file.container());
@@ -106,14 +107,14 @@ impl Quantization {
         if format.quants().is_some() && !self.requantize {
             return Err(Error::Requantize { tensor: name, found: tensor.ty.to_string() });
         }
-        // The file's length holds all of it, so its sizes fit.
+        // The whole tensor is in the file, so its sizes fit.
         let (n_rows, n_cols) = (tensor.n_rows() as usize, tensor.row_len() as usize);
         let content = Content::Rows(vec![Piece::stored(bytes, format, n_rows, n_cols)]);
         Ok(Output { name, shape, ty: wanted, content })
     }
 }
 
-/// Copies all keys but some, and those of a split.
+/// Copies all keys except some and those of a split.
 pub(super) fn copy_keys(
     metadata: &Metadata,
     but: &[&str],

@@ -1,13 +1,13 @@
-//! The mixes by name.
+//! The named mixes.
 
 use std::str::FromStr;
 
 use hal::format::Format;
 
-use crate::convert::Error;
-use crate::gguf::{Container, TensorType};
+use crate::Error;
+use gguf::{Container, TensorType};
 
-/// A mix of types: the one of most tensors, and how much more the sensitive ones get.
+/// A mix of types: the base type of most tensors, and the extra precision of sensitive ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     name: &'static str,
@@ -17,18 +17,18 @@ pub struct Target {
     pub(super) extra: Extra,
 }
 
-/// How much more the sensitive tensors get.
+/// Extra precision of sensitive tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extra {
-    /// All alike: floats.
+    /// None: floats.
     None,
-    /// The output alone.
+    /// The output matrix only.
     Output,
-    /// The first layers' values and down matrices.
+    /// Value and down matrices of the first layers.
     Some,
-    /// Those of about half of the layers, and more.
+    /// Those of about half of the layers, and others.
     More,
-    /// Experts get the type and all else 8 bits.
+    /// Experts get the base type and all else 8 bits.
     Experts,
 }
 
@@ -49,7 +49,7 @@ const TARGETS: &[Target] = &[
     target("MXFP4", TensorType::MXFP4, 38, Extra::Experts),
 ];
 
-/// Other names of some.
+/// Aliases.
 const ALIASES: &[(&str, &str)] = &[("Q4_K", "Q4_K_M"), ("Q5_K", "Q5_K_M"), ("MXFP4_MOE", "MXFP4")];
 
 const fn target(name: &'static str, base: TensorType, file_type: u32, extra: Extra) -> Target {
@@ -57,7 +57,7 @@ const fn target(name: &'static str, base: TensorType, file_type: u32, extra: Ext
 }
 
 impl Target {
-    /// Every mix whose types can be made.
+    /// All mixes whose types can be written.
     pub fn all() -> impl Iterator<Item = Target> {
         TARGETS.iter().copied().filter(|target| format(target.base).is_some())
     }
@@ -74,7 +74,7 @@ impl Target {
         self.file_type
     }
 
-    /// The format of most tensors; `None` only for a mix that [`Target::all`] leaves out.
+    /// The format of most tensors; `None` only for a mix that is not in [`Target::all`].
     #[must_use]
     pub fn format(self) -> Option<Format> {
         format(self.base)

@@ -1,21 +1,21 @@
-//! Finds the files of a checkpoint in a folder and reads all their tensors' places.
+//! Finds the files of a checkpoint in a folder and reads the locations of all tensors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Tensor, safetensors, torch};
-use crate::convert::Error;
-use crate::convert::config::Json;
-use crate::gguf::Bytes;
+use crate::Error;
+use crate::config::Json;
+use gguf::Bytes;
 
-/// All tensors of a model by their names, mapped, not read.
+/// All tensors of a model by name, mapped and not yet read.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     pub(crate) tensors: BTreeMap<String, Tensor>,
 }
 
-/// An index of shards, how single files begin, how they end.
+/// For each type of checkpoint: the index of shards, prefix and suffix of the files.
 const KINDS: [(&str, &str, &str); 2] = [
     ("model.safetensors.index.json", "model", ".safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model", ".bin"),
@@ -25,7 +25,7 @@ impl Checkpoint {
     /// Opens the checkpoint in `folder`; safetensors are preferred.
     ///
     /// # Errors
-    /// None there, a shard that is missing, anything wrong in a file.
+    /// No checkpoint, a missing shard, errors in a file.
     pub(crate) fn open(folder: &Path) -> Result<Checkpoint, Error> {
         for (index, start, end) in KINDS {
             let mut files = match indexed(&folder.join(index))? {
@@ -63,7 +63,7 @@ fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
     parse(path, &Bytes::open(path)?)
 }
 
-/// The tensors of the file `path` that `bytes` are, safetensors or PyTorch's by its name.
+/// The tensors of file `path` with content `bytes`: safetensors or PyTorch, depending on the name.
 pub(super) fn parse(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
     if path.extension().is_some_and(|end| end == "safetensors") {
         let file = || path.display().to_string();
@@ -73,7 +73,7 @@ pub(super) fn parse(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
     torch::read(path, bytes)
 }
 
-/// The files that an index names.
+/// The files listed in an index.
 fn indexed(path: &Path) -> Result<Option<BTreeSet<PathBuf>>, Error> {
     let Some(index) = Json::open_if_there(path)? else { return Ok(None) };
     let mut files = BTreeSet::new();
@@ -82,7 +82,7 @@ fn indexed(path: &Path) -> Result<Option<BTreeSet<PathBuf>>, Error> {
         .ok_or_else(|| index.missing("weight_map", "the file of each tensor"))?;
     for shard in map.values() {
         let name = shard.as_str().unwrap_or_default();
-        // A name with a path in it would let an index read any file of the machine.
+        // A name with a path would allow an index to read any file of the machine.
         if name.is_empty() || Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(Error::Shard {
                 file: path.display().to_string(),
@@ -94,7 +94,7 @@ fn indexed(path: &Path) -> Result<Option<BTreeSet<PathBuf>>, Error> {
     Ok(Some(files))
 }
 
-/// The files of `folder` whose names begin and end so.
+/// The files of `folder` with this prefix and suffix.
 fn matching(folder: &Path, start: &str, end: &str) -> Result<BTreeSet<PathBuf>, Error> {
     let refused = |reason| Error::Io { file: folder.display().to_string(), action: "list", reason };
     let mut files = BTreeSet::new();

@@ -1,7 +1,7 @@
-//! Checkpoints as people share them: safetensors and PyTorch's zipped pickles, whole or in shards.
+//! Checkpoint formats: safetensors and PyTorch's zipped pickles, whole or in shards.
 //!
-//! Everything is hostile until checked: after [`Checkpoint::open`], each tensor's bytes are known to lie inside their
-//! file and to be as many as its shape needs. Nothing in a pickle is run.
+//! All input is treated as hostile: after [`Checkpoint::open`], each tensor's bytes are known to
+//! lie inside their file and to match its shape. Nothing in a pickle is executed.
 
 mod checkpoint;
 pub(super) mod pickle;
@@ -19,21 +19,21 @@ use std::path::Path;
 use hal::format::Format;
 
 use super::Error;
-use crate::gguf::Bytes;
+use gguf::Bytes;
 
 /// Most axes of a tensor.
 const MAX_AXES: usize = 8;
 
-/// How a tensor's numbers are stored.
+/// Format of a tensor's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
-    /// A format that the engine knows: floats in a checkpoint, anything in a GGUF file.
+    /// A format of the engine: floats in a checkpoint, any in a GGUF file.
     Plain(Format),
     /// 64-bit floats.
     F64,
-    /// Bytes that are no numbers by themselves (packed 4-bit weights and their scales).
+    /// Bytes that are not numbers (packed 4-bit weights and their scales).
     U8,
-    /// Anything else, by its name: never a weight.
+    /// Any other type, by name; not usable as a weight.
     Other(&'static str),
 }
 
@@ -49,7 +49,8 @@ impl Encoding {
     }
 }
 
-/// The kinds of numbers that checkpoints hold: name in a safetensors header, storage class in a pickle, bytes.
+/// The number types of checkpoints: name in a safetensors header, storage class in a pickle,
+/// bytes.
 const KINDS: &[(&str, &str, Encoding, u64)] = &[
     ("F32", "FloatStorage", Encoding::Plain(Format::F32), 4),
     ("F16", "HalfStorage", Encoding::Plain(Format::F16), 2),
@@ -74,25 +75,25 @@ const KINDS: &[(&str, &str, Encoding, u64)] = &[
 pub(super) struct Tensor {
     pub(super) name: String,
     pub(super) encoding: Encoding,
-    /// Values along each axis, slowest first, as PyTorch has it.
+    /// Values along each axis, slowest first, as in PyTorch.
     pub(super) shape: Vec<u64>,
-    /// Its values, rows first.
+    /// Its values in row-major order.
     pub(super) bytes: Bytes,
-    /// The bytes hold the columns of a matrix, not its rows.
+    /// Whether the bytes hold the columns of a matrix instead of its rows.
     pub(super) transposed: bool,
 }
 
-/// Names and shapes (slowest axis first) of the tensors in the checkpoint file that `bytes` are: safetensors by the name
-/// `file`, PyTorch's otherwise.
+/// Names and shapes (slowest axis first) of the tensors in a checkpoint file: safetensors if the
+/// name `file` says so, otherwise PyTorch's.
 ///
 /// # Errors
-/// Anything wrong in the file.
+/// Errors in the file.
 pub fn tensors(file: &str, bytes: Vec<u8>) -> Result<Vec<(String, Vec<u64>)>, Error> {
     let found = checkpoint::parse(Path::new(file), &Bytes::from(bytes))?;
     Ok(found.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect())
 }
 
-/// Bytes of a tensor of `shape`, if 64 bits can count them.
+/// Bytes of a tensor of `shape`; `None` on overflow.
 fn n_bytes(shape: &[u64], each: u64) -> Option<u64> {
     shape.iter().try_fold(each, |product, &n| product.checked_mul(n))
 }

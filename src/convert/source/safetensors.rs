@@ -9,49 +9,49 @@ use std::ops::Range;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::{Encoding, KINDS, MAX_AXES, Tensor, n_bytes};
-use crate::gguf::Bytes;
+use gguf::Bytes;
 
-/// Longest header; the format's own limit.
+/// Longest header; the format's limit.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// What is wrong with a safetensors file.
+/// A problem with a safetensors file.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// Shorter than its own header.
+    /// The file is shorter than its header.
     #[error("its header needs {expected} bytes, and the file has {found}")]
     Truncated {
-        /// Bytes that the header announces.
+        /// Size of the header.
         expected: u64,
         /// Bytes of the file.
         found: u64,
     },
-    /// A header beyond any sensible length.
+    /// A header that is too long.
     #[error("its header claims {found} bytes, expected at most {MAX_HEADER}")]
     HeaderLength {
         /// The length in the file.
         found: u64,
     },
-    /// A header that is no such JSON.
+    /// A header that is not valid JSON of this form.
     #[error("its header cannot be read: {reason}")]
     Header {
-        /// What is wrong, and where.
+        /// The error and its position.
         reason: serde_json::Error,
     },
-    /// A tensor that stands twice.
-    #[error("tensor `{tensor}` stands twice")]
+    /// A tensor that occurs twice.
+    #[error("tensor `{tensor}` occurs twice")]
     Duplicate {
         /// The tensor.
         tensor: String,
     },
-    /// A kind of numbers that is not known.
-    #[error("tensor `{tensor}` is of the unknown kind `{found}`")]
+    /// An unknown number type.
+    #[error("tensor `{tensor}` has the unknown type `{found}`")]
     Kind {
         /// The tensor.
         tensor: String,
-        /// Its kind.
+        /// Its type.
         found: String,
     },
-    /// A tensor of more axes than any model has.
+    /// A tensor with too many axes.
     #[error("tensor `{tensor}` has {found} axes, expected at most {MAX_AXES}")]
     Axes {
         /// The tensor.
@@ -59,8 +59,11 @@ pub enum Problem {
         /// Its axes.
         found: usize,
     },
-    /// Offsets that do not fit the shape.
-    #[error("tensor `{tensor}` takes bytes {start} to {end}, its shape and kind need {expected:?}")]
+    /// Offsets that do not match the shape.
+    #[error(
+        "tensor `{tensor}` has bytes {start} to {end}, but its shape and type need {}",
+        .expected.map_or_else(|| "more than 2^64".to_owned(), |bytes| bytes.to_string())
+    )]
     Size {
         /// The tensor.
         tensor: String,
@@ -68,10 +71,10 @@ pub enum Problem {
         start: u64,
         /// Byte after the last.
         end: u64,
-        /// Bytes by shape and kind; `None` beyond 64 bits.
+        /// Bytes by shape and type; `None` on overflow.
         expected: Option<u64>,
     },
-    /// A tensor that reaches past the end of the file.
+    /// A tensor that extends past the end of the file.
     #[error("tensor `{tensor}` ends at byte {end} of the data, which has {found}")]
     BeyondEnd {
         /// The tensor.
@@ -81,17 +84,17 @@ pub enum Problem {
         /// Bytes of data in the file.
         found: u64,
     },
-    /// Two tensors that share bytes.
+    /// Two overlapping tensors.
     #[error("tensors `{first}` and `{second}` overlap")]
     Overlap {
-        /// The one that starts earlier.
+        /// The tensor with the lower start offset.
         first: String,
-        /// The other.
+        /// The other tensor.
         second: String,
     },
 }
 
-/// The header's entries in file order, a name that stands twice included.
+/// The header's entries in file order, including duplicate names.
 struct Entries(Vec<(String, Entry)>);
 
 #[derive(serde::Deserialize)]
@@ -127,7 +130,7 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// The tensors of the file that `bytes` are.
+/// The tensors in a file's `bytes`.
 pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
     let found = bytes.len() as u64;
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
@@ -171,7 +174,7 @@ pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
     Ok(tensors)
 }
 
-/// Proves that an entry lies inside the data and has the size of its shape.
+/// Checks that an entry lies inside the data and has the size of its shape.
 fn check(
     name: &str,
     entry: &Entry,

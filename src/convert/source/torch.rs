@@ -1,16 +1,17 @@
-//! A PyTorch checkpoint: an archive of one pickle, which names the tensors, and one member for each storage.
+//! A PyTorch checkpoint: an archive of one pickle, which describes the tensors, and one member per
+//! storage.
 
 use std::ops::Range;
 use std::path::Path;
 
 use super::{KINDS, Tensor, n_bytes, pickle, zip};
-use crate::convert::Error;
-use crate::gguf::Bytes;
+use crate::Error;
+use gguf::Bytes;
 
 /// The tensors of the checkpoint at `path`.
 ///
 /// # Errors
-/// What is wrong with archive, pickle or a tensor in it.
+/// Errors of the archive, the pickle or a tensor in it.
 pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
     let file = path.display().to_string();
     let archive = |problem| Error::Archive { file: file.clone(), problem };
@@ -36,7 +37,7 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
         .collect()
 }
 
-/// The bytes of a view, proved to lie inside the member at `member`.
+/// The bytes of a view, after checking that they lie inside the member at `member`.
 fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Tensor, Error> {
     let kind = KINDS.iter().find(|(_, class, ..)| *class == view.class);
     let &(_, _, encoding, each) =
@@ -58,13 +59,13 @@ fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Te
     let end = start.zip(n).and_then(|(start, n)| start.checked_add(n));
     let stored = n_stored.checked_mul(each).map_or(0, |n| n.min(member.len() as u64));
     let (Some(start), Some(end)) = (start, end.filter(|&end| end <= stored)) else {
-        return Err(wrong(format!("a part of a storage of {stored} bytes")));
+        return Err(wrong(format!("a range within a storage of {stored} bytes")));
     };
     let bytes = bytes.slice(member.start + start as usize..member.start + end as usize);
     Ok(Tensor { name, encoding, shape, bytes, transposed })
 }
 
-/// Strides of a tensor whose rows stand one after the other; those beyond 64 bits are no tensor's anyway.
+/// Strides of a tensor in row-major order; strides that overflow match no tensor.
 fn strides_of(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1u64; shape.len()];
     for axis in (1..shape.len()).rev() {

@@ -1,15 +1,15 @@
-//! A file that holds one list of numbers, as `torch.save` writes a tensor of one axis.
+//! A file with one list of numbers, as `torch.save` writes a tensor of one axis.
 
 use std::path::Path;
 
 use super::{Encoding, torch};
-use crate::convert::Error;
-use crate::gguf::Bytes;
+use crate::Error;
+use gguf::Bytes;
 
-/// The numbers of the PyTorch file `path` that `bytes` are.
+/// The numbers in the PyTorch file `path` with content `bytes`.
 ///
 /// # Errors
-/// Anything wrong in the file; more than one tensor or more than one axis.
+/// Errors in the file; more than one tensor or more than one axis.
 pub fn vector(path: &Path, bytes: &Bytes) -> Result<Vec<f64>, Error> {
     let name = || path.display().to_string();
     let tensors = torch::read(path, bytes)?;

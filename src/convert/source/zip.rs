@@ -1,70 +1,71 @@
-//! The zip archive around a PyTorch checkpoint: stored members only, so that each is a range of the file.
+//! The zip archive of a PyTorch checkpoint: only uncompressed members, so that each is a range of
+//! the file.
 //!
-//! `torch.save` never compresses. An archive that does is refused, and with it every archive that unpacks to more than
-//! it is.
+//! `torch.save` never compresses. Compressed archives are rejected, which excludes zip bombs.
 //!
 //! Source: PKWARE's APPNOTE, sections 4.3 and 4.5.3.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A central directory's end without its comment, its 64-bit locator and its 64-bit form.
+/// Size of the central directory's end without its comment, of its 64-bit locator and of its
+/// 64-bit form.
 const END: usize = 22;
 const LOCATOR: usize = 20;
 const END64: usize = 56;
-/// A directory entry and a local header without their names.
+/// Size of a directory entry and of a local header without their names.
 const ENTRY: usize = 46;
 const LOCAL: usize = 30;
-/// What stands in a 32-bit field whose value is in the 64-bit extra field.
+/// Value of a 32-bit field whose actual value is in the 64-bit extra field.
 const ELSEWHERE: u64 = 0xffff_ffff;
 
-/// What is wrong with an archive.
+/// A problem with an archive.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// No directory where one must be.
+    /// No directory was found.
     #[error(
-        "it is no zip archive (checkpoints from before PyTorch 1.6 are none; load and save it with a newer one)"
+        "it is not a zip archive (PyTorch writes zip archives since 1.6: load an older checkpoint in a newer PyTorch and save it again)"
     )]
     NotZip,
     /// The file ends inside its directory, or the directory points outside.
     #[error("it is truncated at {place}")]
     Truncated {
-        /// What was being read.
+        /// The structure being read.
         place: &'static str,
     },
     /// A field without its signature.
     #[error("{place} does not begin with its signature")]
     Signature {
-        /// What was being read.
+        /// The structure being read.
         place: &'static str,
     },
     /// A compressed or encrypted member.
-    #[error("member `{member}` is {how}, expected stored as it is")]
+    #[error("member `{member}` is {how}, expected uncompressed")]
     Packed {
         /// The member.
         member: String,
-        /// What was done to it.
+        /// `compressed` or `encrypted`.
         how: &'static str,
     },
-    /// A member that stands twice.
-    #[error("member `{member}` stands twice")]
+    /// A member that occurs twice.
+    #[error("member `{member}` occurs twice")]
     Duplicate {
         /// The member.
         member: String,
     },
-    /// Members that share bytes.
+    /// Overlapping members.
     #[error("member `{member}` overlaps another")]
     Overlap {
         /// The later one.
         member: String,
     },
-    /// A member that a checkpoint has is not there.
+    /// A required member is missing.
     #[error("it has no member `{member}`")]
     Missing {
         /// The member.
         member: String,
     },
-    /// A checkpoint from a machine with the high byte first.
+    /// A checkpoint from a big-endian machine.
     #[error("its numbers are big-endian")]
     BigEndian,
 }
@@ -83,10 +84,10 @@ fn signature(bytes: &[u8], at: usize, expected: &[u8], place: &'static str) -> R
     }
 }
 
-/// Where each member's bytes are.
+/// The byte range of each member.
 pub(crate) fn members(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, Problem> {
     let (n, mut at) = directory(bytes)?;
-    // The smallest entry for each of `n`: nothing is reserved for a count that cannot be.
+    // Based on the smallest entry size: nothing is allocated for an impossible count.
     if n > (bytes.len() / ENTRY) as u64 {
         return Err(Problem::Truncated { place: "the directory" });
     }
@@ -108,9 +109,9 @@ pub(crate) fn members(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, Pro
     }
 }
 
-/// How many entries the directory has and where it begins.
+/// Number of entries and offset of the directory.
 fn directory(bytes: &[u8]) -> Result<(u64, usize), Problem> {
-    // The end stands before a comment of up to 65,535 bytes.
+    // The end record comes before a comment of up to 65,535 bytes.
     let last = bytes.len().checked_sub(END).ok_or(Problem::NotZip)?;
     let first = last.saturating_sub(usize::from(u16::MAX));
     let fits = |&at: &usize| {
@@ -137,7 +138,7 @@ fn directory(bytes: &[u8]) -> Result<(u64, usize), Problem> {
     Ok((le(bytes, end64 + 32, 8, place)?, start.map_err(|_| Problem::Truncated { place })?))
 }
 
-/// Name and bytes of the member whose entry is at `at`, and where the next entry is.
+/// Name and bytes of the member whose entry is at `at`, and the offset of the next entry.
 fn member(bytes: &[u8], at: usize) -> Result<(String, Range<usize>, usize), Problem> {
     let place = "a directory entry";
     signature(bytes, at, b"PK\x01\x02", place)?;
@@ -157,7 +158,8 @@ fn member(bytes: &[u8], at: usize) -> Result<(String, Range<usize>, usize), Prob
     if number(10, 2)? != 0 {
         return Err(packed("compressed"));
     }
-    // The 64-bit extra field holds those of size, stored size and offset that do not fit 32 bits, in this order.
+    // The 64-bit extra field has those of size, stored size and offset that do not fit 32 bits, in
+    // this order.
     let mut wide = wide_fields(extra)?;
     let mut resolve = |value: u64| match value == ELSEWHERE {
         true => wide.next().ok_or(Problem::Truncated { place }),

@@ -1,14 +1,15 @@
-//! Tokens that were added to a vocabulary after it was learned, and tokens with a role.
+//! Tokens that were added to a vocabulary after training, and special tokens.
 
 use std::path::Path;
 
 use serde_json::Value;
 
 use super::{ADDED_SCORE, MAX_TOKENS, Vocab, kind};
-use crate::convert::Error;
-use crate::convert::config::Json;
+use crate::Error;
+use crate::config::Json;
 
-/// Adds what `added_tokens.json`, `tokenizer_config.json` and `tokenizer.json` list, the later above the earlier.
+/// Adds the tokens in `added_tokens.json`, `tokenizer_config.json` and `tokenizer.json`; later
+/// files override earlier ones.
 pub(super) fn add(
     folder: &Path,
     json: Option<&Json>,
@@ -49,14 +50,14 @@ fn put(
 ) -> Result<(), Error> {
     let id = id.and_then(|id| usize::try_from(id).ok()).filter(|&id| id < MAX_TOKENS);
     let (Some(id), Some(text)) = (id, text) else {
-        let what = "an added token has no text or an id that cannot be".to_owned();
+        let what = "an added token has no text or an invalid id".to_owned();
         return Err(Error::Tokenizer { file: file.to_owned(), what });
     };
     if id >= vocab.tokens.len() {
         vocab.grow(id + 1);
     }
     let kept = [kind::UNKNOWN, kind::CONTROL, kind::BYTE];
-    // A vocabulary of SentencePiece knows best what its own tokens are.
+    // A SentencePiece vocabulary has the correct types of its own tokens.
     if kept.contains(&vocab.types[id]) && vocab.tokens[id] == text {
         return Ok(());
     }
@@ -70,7 +71,8 @@ fn put(
             ADDED_SCORE,
         );
     } else {
-        // The mark of a space is one inside a vocabulary only; added tokens are cut out of the text itself.
+        // The space mark applies only inside a vocabulary; added tokens are matched in the text
+        // itself.
         vocab.set(id, text.replace('\u{2581}', " "), kind::USER_DEFINED, ADDED_SCORE);
     }
     Ok(())

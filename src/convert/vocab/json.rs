@@ -1,4 +1,4 @@
-//! `tokenizer.json`, and its elder, `vocab.json` with `merges.txt`.
+//! `tokenizer.json`, and its predecessor, `vocab.json` with `merges.txt`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{MAX_TOKENS, Vocab, kind, normalizer, pre};
-use crate::convert::Error;
-use crate::convert::config::Json;
-use crate::convert::read::text_limited;
+use crate::Error;
+use crate::config::Json;
+use crate::read::text_limited;
 
 /// Longest `merges.txt`; real ones take a tenth of it.
 const MAX_MERGES: u64 = 64 << 20;
@@ -21,7 +21,7 @@ pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
     let kind = model.text(&["type"])?;
     match kind.as_deref() {
         Some("Unigram") => unigram(json, &model),
-        // Older files do not say; a list of merges says it.
+        // Older files have no type; a list of merges implies BPE.
         Some("BPE") | None if model.get(&["merges"]).is_some() => bpe(json, &model, pre),
         Some(other) => Err(wrong(&format!("its model is `{other}`, expected BPE or Unigram"))),
         None => Err(wrong("its model has no merges")),
@@ -40,7 +40,7 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
     let merges = merges.iter().map(merge).collect::<Option<Vec<_>>>();
     let merges =
         merges.ok_or_else(|| wrong("a merge is neither `left right` nor a list of two"))?;
-    // Made from SentencePiece: text of characters, with bytes for what has none.
+    // Converted from SentencePiece: tokens are text, with byte tokens for other characters.
     let is_llama = model.bool(&["byte_fallback"])?.unwrap_or(false);
     let (name, pre) = match (is_llama, pre_name) {
         (true, _) => ("llama", "default".to_owned()),
@@ -51,12 +51,12 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
     };
     let mut vocab = Vocab { model: name, pre, ..Vocab::default() };
     place(&mut vocab, ids.iter().map(|(text, id)| (text.as_str(), id.as_u64())))
-        .ok_or_else(|| wrong("a token has an id that cannot be"))?;
+        .ok_or_else(|| wrong("a token has an invalid id"))?;
     if is_llama {
         scores(&mut vocab, &merges);
         vocab.space_prefix = Some(prepends(json)?);
     } else {
-        // A space inside a token stands as the character that the byte-level alphabet has for it.
+        // A space inside a token is written as its character in the byte-level alphabet.
         let part = |text: &str| text.replace(' ', "\u{120}");
         vocab.merges =
             merges.iter().map(|(left, right)| format!("{} {}", part(left), part(right))).collect();
@@ -74,7 +74,7 @@ fn merge(value: &Value) -> Option<(String, String)> {
     Some((left.as_str()?.to_owned(), right.as_str()?.to_owned()))
 }
 
-/// Puts tokens at their ids.
+/// Stores tokens at their ids.
 fn place<'a>(
     vocab: &mut Vocab,
     tokens: impl Iterator<Item = (&'a str, Option<u64>)>,
@@ -89,7 +89,8 @@ fn place<'a>(
     Some(())
 }
 
-/// Scores that merge in the same order as the list: the earlier the merge that makes a token, the higher.
+/// Scores that merge in the same order as the list: the earlier the merge of a token, the higher
+/// its score.
 fn scores(vocab: &mut Vocab, merges: &[(String, String)]) {
     let ids: HashMap<&str, usize> =
         vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
@@ -113,7 +114,7 @@ fn scores(vocab: &mut Vocab, merges: &[(String, String)]) {
     }
 }
 
-/// Whether the normaliser or the pre-tokenizer puts a space in front.
+/// Whether the normaliser or the pre-tokenizer prepends a space.
 fn prepends(json: &Json) -> Result<bool, Error> {
     let has = |value: Option<&serde_json::Map<String, Value>>| {
         let text = value.map(|value| Value::Object(value.clone()).to_string()).unwrap_or_default();
@@ -132,7 +133,7 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
         .list("vocab")?
         .ok_or_else(|| model.missing("model.vocab", "tokens with their scores"))?;
     if list.len() > MAX_TOKENS {
-        return Err(wrong("it holds more tokens than any vocabulary"));
+        return Err(wrong("it has too many tokens"));
     }
     let mut vocab = Vocab { model: "t5", pre: "default".to_owned(), ..Vocab::default() };
     vocab.grow(list.len());
@@ -140,7 +141,7 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
         let pair = entry
             .as_array()
             .and_then(|pair| Some((pair.first()?.as_str()?, pair.get(1)?.as_f64()?)));
-        let (text, score) = pair.ok_or_else(|| wrong("a token is no pair of text and score"))?;
+        let (text, score) = pair.ok_or_else(|| wrong("a token is not a pair of text and score"))?;
         let is_byte = text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
         vocab.set(
             id,
@@ -158,7 +159,7 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
     Ok(vocab)
 }
 
-/// Reads `vocab.json` and `merges.txt`, the form of GPT-2 and OPT.
+/// Reads `vocab.json` and `merges.txt`, the format of GPT-2 and OPT.
 pub(super) fn read_pair(folder: &Path, pre: Option<&str>) -> Result<Vocab, Error> {
     let ids = Json::open(&folder.join("vocab.json"))?;
     let mut vocab =
@@ -166,7 +167,7 @@ pub(super) fn read_pair(folder: &Path, pre: Option<&str>) -> Result<Vocab, Error
     let wrong =
         |what: &str| Error::Tokenizer { file: ids.file().to_owned(), what: what.to_owned() };
     place(&mut vocab, ids.entries().map(|(text, id)| (text, id.as_u64())))
-        .ok_or_else(|| wrong("a token has an id that cannot be"))?;
+        .ok_or_else(|| wrong("a token has an invalid id"))?;
     let path = folder.join("merges.txt");
     let text = text_limited(&path, MAX_MERGES)?;
     let lines = text.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());

@@ -1,7 +1,8 @@
-//! From a tokenizer as Hugging Face holds it to the `tokenizer.*` keys of a file.
+//! Converts a Hugging Face tokenizer to the `tokenizer.*` keys of a file.
 //!
-//! `tokenizer.model` (SentencePiece) is preferred where there is one: it holds scores, which a `tokenizer.json` made
-//! from it only implies. Else `tokenizer.json`, else `vocab.json` with `merges.txt`.
+//! `tokenizer.model` (SentencePiece) is preferred: it has scores, which a `tokenizer.json`
+//! converted from it only implies. Otherwise `tokenizer.json`, otherwise `vocab.json` with
+//! `merges.txt`.
 
 mod added;
 mod json;
@@ -14,9 +15,9 @@ use std::path::Path;
 
 use super::Error;
 use super::config::Json;
-use crate::gguf::{Array, Strings, Value};
+use gguf::{Array, Strings, Value};
 
-/// What a token is, in the numbers of the file.
+/// Token types, by their numbers in the file.
 pub(super) mod kind {
     pub(crate) const NORMAL: i32 = 1;
     pub(crate) const UNKNOWN: i32 = 2;
@@ -31,28 +32,28 @@ const ADDED_SCORE: f32 = -1000.0;
 /// Most tokens: four times the largest vocabulary.
 const MAX_TOKENS: usize = 1 << 20;
 
-/// A vocabulary on its way into the file.
+/// A vocabulary to be written.
 #[derive(Debug, Default)]
 struct Vocab {
     /// `llama`, `gpt2` or `t5`.
     model: &'static str,
     pre: String,
     tokens: Vec<String>,
-    /// None for `gpt2`.
+    /// Empty for `gpt2`.
     scores: Vec<f32>,
     types: Vec<i32>,
     merges: Vec<String>,
     space_prefix: Option<bool>,
     remove_spaces: Option<bool>,
-    /// How SentencePiece normalises text, as it stores it.
+    /// SentencePiece's normalisation table, in its stored form.
     charsmap: Vec<u8>,
     unk: Option<u32>,
-    /// What the user should know.
+    /// Notes for the user.
     notes: Vec<String>,
 }
 
 impl Vocab {
-    /// Room for `n` tokens, holes so far.
+    /// Adds unused tokens up to a size of `n`.
     fn grow(&mut self, n: usize) {
         for id in self.tokens.len()..n {
             self.tokens.push(format!("[PAD{id}]"));
@@ -72,22 +73,22 @@ impl Vocab {
     }
 }
 
-/// What is asked of a vocabulary.
+/// Requirements for a vocabulary.
 pub(super) struct Wanted<'a> {
     pub(super) folder: &'a Path,
     pub(super) config: &'a Json,
     /// Rows of the embedding.
     pub(super) n_vocab: usize,
-    /// The name of the pre-tokenizer, if the user knows better.
+    /// The name of the pre-tokenizer, if the user gave one.
     pub(super) pre: Option<&'a str>,
-    /// Whether a space is put in front of a text, if the family decides.
+    /// Whether a space is prepended to a text, if the family determines it.
     pub(super) space_prefix: Option<bool>,
 }
 
 /// Keys of a file with their values.
 type Keys = Vec<(String, Value)>;
 
-/// The `tokenizer.*` keys, and what the user should know.
+/// The `tokenizer.*` keys, and notes for the user.
 pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
     if wanted.n_vocab > MAX_TOKENS {
         let file = wanted.config.file().to_owned();
@@ -104,7 +105,7 @@ pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
     notes.append(&mut vocab.notes);
     if let Some(pre) = wanted.pre.filter(|pre| *pre != vocab.pre) {
         notes.push(format!(
-            "--pre {pre} is left out: a tokenizer of the kind `{}` needs no pre-tokenizer",
+            "--pre {pre} is ignored: a `{}` tokenizer needs no pre-tokenizer",
             vocab.model
         ));
     }
@@ -112,7 +113,7 @@ pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
     if vocab.tokens.len() > wanted.n_vocab {
         let (n, n_vocab) = (vocab.tokens.len(), wanted.n_vocab);
         notes.push(format!(
-            "the tokenizer has {n} tokens and the model {n_vocab}: those beyond are left out"
+            "the tokenizer has {n} tokens and the model {n_vocab}: dropping the tokens beyond that"
         ));
         vocab.tokens.truncate(n_vocab);
         vocab.types.truncate(n_vocab);
@@ -136,7 +137,8 @@ fn read(wanted: &Wanted<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
     if model.is_file() {
         match (sentencepiece::read(&model), json) {
             (Ok(vocab), _) => return Ok(vocab),
-            // Some models call another kind of file by this name, and have the other beside it.
+            // Some models use this name for another kind of file, and have a second tokenizer
+            // file.
             (Err(_), Some(_)) => {}
             (Err(error), None) => return Err(error),
         }
@@ -146,7 +148,7 @@ fn read(wanted: &Wanted<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
         None if wanted.folder.join("vocab.json").is_file() => json::read_pair(wanted.folder, wanted.pre),
         None => Err(Error::Tokenizer {
             file: wanted.folder.display().to_string(),
-            what: "holds no tokenizer, expected tokenizer.model, tokenizer.json or vocab.json with merges.txt".to_owned(),
+            what: "contains no tokenizer, expected tokenizer.model, tokenizer.json or vocab.json with merges.txt".to_owned(),
         }),
     }
 }

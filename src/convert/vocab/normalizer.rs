@@ -1,17 +1,18 @@
-//! How a unigram tokenizer's `tokenizer.json` changes text before it is cut, as far as a file can say it.
+//! The normaliser of a unigram tokenizer in `tokenizer.json`, as far as GGUF can represent it.
 
 use serde_json::Value;
 
 use super::Vocab;
-use crate::convert::Error;
-use crate::convert::config::Json;
+use crate::Error;
+use crate::config::Json;
 
-/// Deepest nesting that is looked into.
+/// Deepest nesting that is read.
 const MAX_DEPTH: usize = 8;
 /// Most notes: no known tokenizer has as many steps.
 const MAX_NOTES: usize = 16;
 
-/// Reads the normaliser: the table of characters to replace, and whether runs of spaces become one. Notes tell the rest.
+/// Reads the normaliser: the table of characters to replace, and whether runs of spaces are
+/// merged. Notes list the other steps.
 pub(super) fn add(json: &Json, vocab: &mut Vocab) -> Result<(), Error> {
     match json.object("normalizer")? {
         Some(normalizer) => step(json, &Value::Object(normalizer.clone()), 0, vocab),
@@ -33,7 +34,7 @@ fn step(json: &Json, value: &Value, depth: usize, vocab: &mut Vocab) -> Result<(
             let map = text("precompiled_charsmap").unwrap_or_default();
             vocab.charsmap = base64(map).ok_or_else(|| Error::Tokenizer {
                 file: json.file().to_owned(),
-                what: "normalizer.precompiled_charsmap is no base64".to_owned(),
+                what: "normalizer.precompiled_charsmap is not valid base64".to_owned(),
             })?;
             Ok(())
         }
@@ -41,12 +42,12 @@ fn step(json: &Json, value: &Value, depth: usize, vocab: &mut Vocab) -> Result<(
             vocab.remove_spaces = Some(true);
             Ok(())
         }
-        // Spaces and their mark, which every reader of the file puts there.
+        // Spaces and their mark, which every reader of the file adds.
         ("Prepend", _) | ("Replace", Some(" ")) => Ok(()),
         (other, _) => {
             let other: String = other.chars().take(40).collect();
             let note = format!(
-                "left out: the step `{other}` of the normalizer in tokenizer.json, for which files have no key"
+                "skipped: the step `{other}` of the normalizer in tokenizer.json, for which GGUF has no key"
             );
             if vocab.notes.len() < MAX_NOTES && !vocab.notes.contains(&note) {
                 vocab.notes.push(note);
@@ -79,7 +80,7 @@ fn base64(text: &str) -> Option<Vec<u8>> {
             2 => 1,
             _ => return None,
         };
-        // The characters' bits stand on top of 24.
+        // The characters' bits are the upper ones of 24.
         let bits = bits << (6 * (4 - four.len()));
         bytes.extend_from_slice(&bits.to_be_bytes()[1..=n]);
     }

@@ -1,16 +1,17 @@
-//! The name of a pre-tokenizer, from how `tokenizer.json` splits text.
+//! Finds the name of a pre-tokenizer from the steps in `tokenizer.json`.
 //!
-//! A file names it; the JSON spells it out as steps. The names are told apart by these steps alone, so that a model
-//! trained anew on an old tokenizer is recognised. Names that split alike are one here.
+//! A GGUF file has its name; the JSON has its steps. Names are identified by these steps alone, so
+//! that a model retrained on an old tokenizer is recognised. Names with the same steps are treated
+//! as one.
 //!
-//! Source: `tokenizer.json` of the models that the names stand for; names as llama.cpp knows them.
+//! Source: `tokenizer.json` of the models with these names; names as in llama.cpp.
 
 use serde_json::Value;
 
-use crate::convert::Error;
-use crate::convert::config::Json;
+use crate::Error;
+use crate::config::Json;
 
-/// GPT-2's own pattern, which the byte-level step has built in.
+/// GPT-2's own pattern, which is built into the byte-level step.
 const BYTES: &str = "bytes";
 const DIGIT: &str = "digit";
 const DIGITS: &str = "digits";
@@ -25,7 +26,7 @@ const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 const HAN_KANA: &str = "[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+";
 
-/// Names by their steps.
+/// Names and their steps.
 const NAMES: &[(&str, &[&str])] = &[
     ("gpt-2", &[BYTES]),
     ("gpt-2", &[GPT2]),
@@ -48,14 +49,14 @@ pub(super) fn name(json: &Json, whole_words: bool) -> Result<&'static str, Error
     flatten(&Value::Object(root.clone()), 0, &mut steps);
     let known = NAMES.iter().find(|(_, known)| steps.iter().eq(known.iter()));
     match known.map(|(name, _)| *name).or_else(|| by_mark(&steps)) {
-        // Words that are tokens are not merged: the same pattern under another name.
+        // Words that equal tokens are not merged: the same pattern under another name.
         Some("smaug-bpe") if whole_words => Ok("llama-bpe"),
         Some(name) => Ok(name),
         None => Err(unknown(json, &steps)),
     }
 }
 
-/// Names whose steps hold long lists of characters, by what only they have.
+/// Names whose steps contain long lists of characters, identified by a unique part of them.
 fn by_mark(steps: &[String]) -> Option<&'static str> {
     let has = |mark: &str| steps.iter().any(|step| step.contains(mark));
     let is_last = |name: &str| steps.last().is_some_and(|step| step == name);
@@ -77,7 +78,8 @@ fn by_mark(steps: &[String]) -> Option<&'static str> {
     None
 }
 
-/// The steps in their order, each a pattern or a word for it. Deeper nesting than any real file's is left out.
+/// The steps in order, each a pattern or a word for it. Nesting deeper than in real files is
+/// ignored.
 fn flatten(value: &Value, depth: usize, steps: &mut Vec<String>) {
     let text = |key: &str| value.get(key).and_then(Value::as_str);
     let is = |key: &str, default: bool| value.get(key).and_then(Value::as_bool).unwrap_or(default);
@@ -89,7 +91,7 @@ fn flatten(value: &Value, depth: usize, steps: &mut Vec<String>) {
             }
         }
         "ByteLevel" if is("use_regex", true) => steps.push(BYTES.to_owned()),
-        // Only a change of alphabet.
+        // Changes only the alphabet.
         "ByteLevel" => {}
         "Digits" => {
             steps.push(if is("individual_digits", false) { DIGIT } else { DIGITS }.to_owned())

@@ -1,14 +1,15 @@
-//! `tokenizer.model`: SentencePiece's protocol buffer, the few fields that a vocabulary needs.
+//! `tokenizer.model`: SentencePiece's protocol buffer, with the few fields that a vocabulary
+//! needs.
 //!
 //! Source: `sentencepiece_model.proto` and the wire format of protocol buffers.
 
 use std::path::Path;
 
 use super::{MAX_TOKENS, Vocab};
-use crate::convert::Error;
-use crate::convert::read::read_limited;
+use crate::Error;
+use crate::read::read_limited;
 
-/// The largest are a few megabytes.
+/// Largest file; the largest real ones have a few megabytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// A field of a message: its number and value.
@@ -28,14 +29,14 @@ pub(super) fn read(path: &Path) -> Result<Vocab, Error> {
 /// Reads the message `bytes`.
 fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
     let mut vocab = Vocab { model: "llama", pre: "default".to_owned(), ..Vocab::default() };
-    // The kind of model is stated after the pieces; unigram where it is not.
+    // The model type comes after the pieces; the default is unigram.
     let mut is_unigram = true;
     fields(bytes, |number, field| {
         match (number, field) {
             (1, Field::Bytes(piece)) => {
                 let (text, score, kind) = piece_of(piece)?;
                 if vocab.tokens.len() >= MAX_TOKENS {
-                    return Err("holds more tokens than any vocabulary");
+                    return Err("has too many tokens");
                 }
                 vocab.tokens.push(text);
                 vocab.scores.push(score);
@@ -46,7 +47,7 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
                     (3, Field::Number(kind @ 1..=2)) => is_unigram = kind == 1,
                     (3, Field::Number(_)) => {
                         return Err(
-                            "is of SentencePiece's kind `word` or `char`, expected bpe or unigram",
+                            "has SentencePiece's model type `word` or `char`, expected bpe or unigram",
                         );
                     }
                     (_, _) => {}
@@ -67,20 +68,20 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
         Ok(())
     })?;
     if vocab.tokens.is_empty() {
-        return Err("holds no tokens");
+        return Err("has no tokens");
     }
     if is_unigram {
         vocab.model = "t5";
     } else {
-        // Only unigram vocabularies are normalised by these.
+        // Only unigram vocabularies are normalised by this table.
         if !vocab.charsmap.is_empty() {
             let n = vocab.charsmap.len();
-            vocab.notes.push(format!("left out: tokenizer.model's table of characters to replace ({n} bytes), which files of this kind of tokenizer cannot hold"));
+            vocab.notes.push(format!("skipped: tokenizer.model's table of characters to replace ({n} bytes), for which GGUF has no key in this kind of tokenizer"));
         }
         vocab.charsmap.clear();
         vocab.remove_spaces = None;
     }
-    // SentencePiece's own default.
+    // SentencePiece's default.
     vocab.space_prefix.get_or_insert(true);
     Ok(vocab)
 }
@@ -95,7 +96,7 @@ fn piece_of(bytes: &[u8]) -> Result<(String, f32, i32), &'static str> {
                     .to_owned();
             }
             (2, Field::Float(value)) => score = value,
-            // Its numbers of kinds are those of the file.
+            // Its type numbers are those of the file.
             (3, Field::Number(value @ 1..=6)) => kind = value as i32,
             (_, _) => {}
         }
@@ -109,7 +110,7 @@ fn fields<'a>(
     mut bytes: &'a [u8],
     mut each: impl FnMut(u64, Field<'a>) -> Result<(), &'static str>,
 ) -> Result<(), &'static str> {
-    const TRUNCATED: &str = "is no SentencePiece model: it ends inside a field";
+    const TRUNCATED: &str = "is not a SentencePiece model: it ends inside a field";
     while !bytes.is_empty() {
         let tag = varint(&mut bytes).ok_or(TRUNCATED)?;
         let field = match tag & 7 {
@@ -127,7 +128,7 @@ fn fields<'a>(
                 let value = bytes.split_off(..4).and_then(|value| value.first_chunk::<4>());
                 Field::Float(f32::from_le_bytes(*value.ok_or(TRUNCATED)?))
             }
-            _ => return Err("is no SentencePiece model: it has a field of an unknown kind"),
+            _ => return Err("is not a SentencePiece model: it has a field of an unknown type"),
         };
         each(tag >> 3, field)?;
     }
@@ -162,7 +163,8 @@ mod tests {
 
     #[test]
     fn a_small_model_is_read() {
-        // One piece `a`, score -1, kind 1; trainer of kind 2; a normaliser without a space in front.
+        // One piece `a`, score -1, type 1; trainer of type 2; a normaliser without a leading
+        // space.
         let bytes = [10, 10, 10, 1, b'a', 21, 0, 0, 128, 191, 24, 1, 18, 2, 24, 2, 26, 2, 24, 0];
         let vocab = parse(&bytes).unwrap();
         assert_eq!((vocab.model, vocab.tokens.as_slice()), ("llama", ["a".to_owned()].as_slice()));

@@ -1,4 +1,4 @@
-//! Tokens with a role, what stands around a text, and chat templates.
+//! Special tokens, begin and end tokens, and chat templates.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -6,17 +6,17 @@ use std::path::Path;
 use serde_json::Value as Setting;
 
 use super::{Vocab, Wanted};
-use crate::convert::Error;
-use crate::convert::config::Json;
-use crate::convert::read::text_if_there;
-use crate::gguf::{Array, Strings, Value};
+use crate::Error;
+use crate::config::Json;
+use crate::read::text_if_there;
+use gguf::{Array, Strings, Value};
 
 /// Role in the settings, key in the file.
 const ROLES: &[(&str, &str)] = &[
     ("bos", "bos_token_id"),
     ("eos", "eos_token_id"),
     ("unk", "unknown_token_id"),
-    // The missing letter is the format's.
+    // The spelling is the format's.
     ("sep", "seperator_token_id"),
     ("pad", "padding_token_id"),
     ("mask", "mask_token_id"),
@@ -24,7 +24,7 @@ const ROLES: &[(&str, &str)] = &[
 /// Longest chat template; real ones take a twentieth of it.
 const MAX_TEMPLATE: u64 = 1 << 20;
 
-/// Ids of roles, and whether begin and end are put around a text.
+/// Ids of special tokens, and whether begin and end tokens are added to a text.
 pub(super) fn keys(
     wanted: &Wanted<'_>,
     vocab: &Vocab,
@@ -62,7 +62,7 @@ pub(super) fn keys(
     Ok(keys)
 }
 
-/// The text of a role: a text, or an object with one.
+/// The text of a special token: a string, or an object that contains one.
 fn token_text(settings: &Json, role: &str) -> Option<String> {
     let key = format!("{role}_token");
     let (_, token) = settings.get(&[&key])?;
@@ -70,7 +70,7 @@ fn token_text(settings: &Json, role: &str) -> Option<String> {
     text.map(str::to_owned)
 }
 
-/// The id of a role: a number, or a list that begins with it.
+/// The id of a special token: a number, or a list that begins with it.
 fn token_id(settings: &Json, role: &str) -> Option<usize> {
     let key = format!("{role}_token_id");
     let (_, id) = settings.get(&[&key])?;
@@ -78,7 +78,8 @@ fn token_id(settings: &Json, role: &str) -> Option<usize> {
     id.and_then(|id| usize::try_from(id).ok())
 }
 
-/// Whether the template of `tokenizer.json` begins with the begin token and ends with the end token.
+/// Whether the template in `tokenizer.json` begins with the begin token and ends with the end
+/// token.
 fn around(json: &Json, texts: &HashMap<&str, &str>) -> Result<(Option<bool>, Option<bool>), Error> {
     let Some(processor) = json.object("post_processor")? else { return Ok((None, None)) };
     let kind = |value: &Setting| {
@@ -105,7 +106,7 @@ fn around(json: &Json, texts: &HashMap<&str, &str>) -> Result<(Option<bool>, Opt
     ))
 }
 
-/// The chat template and those with a name.
+/// The default chat template and those with a name.
 pub(super) fn templates(
     folder: &Path,
     settings: Option<&Json>,
@@ -142,7 +143,7 @@ pub(super) fn templates(
     if let Some(text) = default {
         keys.push(("tokenizer.chat_template".to_owned(), Value::from(text)));
     }
-    // In a key, a name is of letters, digits and the underscore.
+    // In a key, a name consists of letters, digits and underscores.
     let clean = |name: &str| {
         name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_', "_").to_lowercase()
     };

@@ -1,4 +1,5 @@
-//! A piece on its way: neurons picked out of the file, packed as the device wants them, sent.
+//! A chunk being streamed: neurons gathered from the file, packed in the device's layout,
+//! uploaded.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use hal::{
     Transfer,
 };
 
-use crate::placement::Neurons;
+use placement::Neurons;
 
 use super::super::Result;
 use super::super::build::Plan;
@@ -17,11 +18,11 @@ use super::super::ffn::chosen;
 use super::super::predict::vector;
 use super::slots::{Part, PieceSize, Places};
 
-/// Host memory of one tensor of a set of slots.
+/// Staging memory of one tensor of a set of slots.
 #[derive(Debug)]
 pub(super) struct Fill {
     len: usize,
-    /// Whether the tensor is a pack, and no plain vector.
+    /// Whether the tensor is a pack rather than a plain vector.
     is_pack: bool,
     state: State,
 }
@@ -30,7 +31,7 @@ pub(super) struct Fill {
 enum State {
     Idle(Staging),
     Flying(Transfer),
-    /// Its device was lost with it.
+    /// Lost together with its device.
     Gone,
 }
 
@@ -45,7 +46,7 @@ impl Fill {
         Ok(Fill { len, is_pack, state: State::Idle(staging) })
     }
 
-    /// The bytes, once what they were sent to has them.
+    /// The staging bytes, after the upload that used them has ended.
     fn bytes_mut(&mut self, device: &Device) -> hal::Result<&mut [u8]> {
         self.land()?;
         if !matches!(self.state, State::Idle(_)) {
@@ -57,7 +58,7 @@ impl Fill {
         }
     }
 
-    /// Sends them to `tensor`.
+    /// Uploads them to `tensor`.
     pub(super) fn launch(&mut self, queue: &mut Queue, tensor: &Tensor) -> hal::Result<()> {
         let state = std::mem::replace(&mut self.state, State::Gone);
         self.state = match (state, self.is_pack) {
@@ -68,7 +69,7 @@ impl Fill {
         Ok(())
     }
 
-    /// Waits until they are there.
+    /// Waits until the upload has ended.
     pub(super) fn land(&mut self) -> hal::Result<()> {
         let state = std::mem::replace(&mut self.state, State::Gone);
         self.state = match state {
@@ -78,9 +79,9 @@ impl Fill {
         Ok(())
     }
 
-    /// The same after an error, whatever became of them.
+    /// The same after an error; ignores the result.
     pub(super) fn settle(&mut self) {
-        // A lost device is told by the next call for it.
+        // The next call to a lost device reports the loss.
         let _ = self.land();
     }
 }
@@ -93,7 +94,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Room for a piece of any of these layers, booked at the host.
+    /// Room for a chunk of any of these layers, booked on the host.
     pub(super) fn new<'a>(
         host: &Arc<Ledger>,
         layers: impl Iterator<Item = &'a Sources>,
@@ -104,7 +105,8 @@ impl Columns {
         Ok(Columns { bytes: Arc::new(Vec::with_capacity(len)), _booked: booked })
     }
 
-    /// The blocks `blocks` of these rows of `source`, filled up to `n_cols` columns with zeros.
+    /// Gathers the blocks `blocks` of these rows of `source`, padded to `n_cols` columns with
+    /// zeros.
     fn take(
         &mut self,
         source: &HostRows,
@@ -116,10 +118,10 @@ impl Columns {
         let block = desc.format.block_bytes();
         let row = desc.format.row_bytes(n_cols).unwrap_or_default();
         let from = source.rows(rows)?;
-        // Packs are made before the next piece is, and let go of this.
+        // The pack of the previous chunk is finished and no longer shares these bytes.
         let to = Arc::make_mut(&mut self.bytes);
         to.resize(row * n_rows, 0);
-        // Neighbours are copied together.
+        // Adjacent blocks are copied together.
         let runs: Vec<&[u32]> = blocks.chunk_by(|a, b| a + 1 == *b).collect();
         let rows =
             from.chunks_exact(source.row_bytes().max(1)).zip(to.chunks_exact_mut(row.max(1)));
@@ -137,7 +139,7 @@ impl Columns {
     }
 }
 
-/// What the neurons of a layer are picked out of.
+/// The tensors from which the neurons of a layer are gathered.
 #[derive(Debug)]
 pub(super) struct Sources {
     gate: Option<HostRows>,
@@ -145,9 +147,9 @@ pub(super) struct Sources {
     down: HostRows,
     transpose: bool,
     orientation: Down,
-    /// Rows of a predictor's last matrix, one for each neuron.
+    /// Rows of a predictor's last matrix, one per neuron.
     scores: Option<HostRows>,
-    /// Values for all neurons, and what a slot has that holds none.
+    /// Per-neuron values, and the value of an empty slot.
     vectors: Vec<(Part, HostRows, f32)>,
     /// Neurons of an expert, or of the layer.
     n_each: usize,
@@ -155,13 +157,13 @@ pub(super) struct Sources {
 
 impl Sources {
     pub(super) fn new(plan: &Plan<'_>, device: &Device, index: usize) -> Sources {
-        let ffn = &plan.model.layers[index].ffn;
+        let ffn = plan.block(index);
         let packs = plan.mode.packs(device, ffn, &Neurons::All);
         let transpose = packs.last().is_some_and(|down| down.pack.transpose);
-        let bias = |part: &crate::model::Affine| part.bias.clone();
-        let n_ff = plan.model.hyper.n_ff;
+        let bias = |part: &model::Affine| part.bias.clone();
+        let n_ff = ffn.n_ff();
         let chosen = plan.mode.chosen(plan.model, plan.options, index);
-        // The same op for all: where nothing is added to scores, 0 is.
+        // All layers use the same op: a predictor without a bias gets zeros.
         let offsets = chosen.map(|chosen| match chosen.bias {
             Some(bias) => vector(bias),
             None => vector(&vec![0.0; n_ff]),
@@ -169,13 +171,13 @@ impl Sources {
         let vectors = [
             (Part::BiasGate, ffn.gate.as_ref().and_then(bias), 0.0),
             (Part::BiasUp, bias(&ffn.up), 0.0),
-            // What no activation reaches.
+            // A threshold that no activation reaches.
             (
                 Part::Threshold,
                 super::super::ffn::cuts(plan.options, index, &Neurons::All),
                 f32::MAX,
             ),
-            // Nobody wants it.
+            // A score that is never selected.
             (Part::Offset, offsets, f32::MIN),
         ];
         Sources {
@@ -185,7 +187,7 @@ impl Sources {
             transpose,
             orientation: plan.mode.orientation(ffn),
             scores: chosen.map(|chosen| chosen.fc2.clone()),
-            n_each: n_ff / ffn.n_expert.unwrap_or(1),
+            n_each: ffn.n_each(),
             vectors: vectors
                 .into_iter()
                 .filter_map(|(part, all, none)| Some((part, all?, none)))
@@ -198,12 +200,12 @@ impl Sources {
         self.scores.is_some()
     }
 
-    /// Neurons of which none comes in one piece with others: an expert's, or the layer's.
+    /// Number of neurons in the unit that chunks do not cross: an expert's, or the layer's.
     pub(super) fn n_each(&self) -> usize {
         self.n_each
     }
 
-    /// Neurons whose columns of down come together.
+    /// Number of neurons whose columns of down are gathered together.
     pub(super) fn block(&self) -> usize {
         match self.by_columns() {
             true => self.down.desc().format.block_values(),
@@ -211,12 +213,12 @@ impl Sources {
         }
     }
 
-    /// Whether down is picked by columns.
+    /// Whether down is gathered by columns.
     fn by_columns(&self) -> bool {
         self.transpose || self.orientation == Down::AcrossNeurons
     }
 
-    /// Columns of down that a piece takes.
+    /// Columns of down per chunk.
     fn n_columns(&self, size: PieceSize) -> usize {
         if self.transpose { size.width(self.block()) } else { size.n }
     }
@@ -227,7 +229,7 @@ impl Sources {
         if self.by_columns() { row * self.up.desc().n_cols } else { 0 }
     }
 
-    /// Packs `neurons` into the host memory of the slots at `places`.
+    /// Packs `neurons` into the staging memory of the slots at `places`.
     pub(super) fn fill(
         &self,
         device: &Device,
@@ -243,7 +245,7 @@ impl Sources {
             let pack = PackDesc { select, spare, ..PackDesc::whole(source.desc()) };
             device.pack_into(&pack, source, fill.bytes_mut(device)?)
         };
-        let at = |part| places.of(part).expect("a layer's kind has its parts");
+        let at = |part| places.of(part).expect("the shape of a layer has its tensors");
         if let Some(gate) = &self.gate {
             pack_rows(gate, &mut fills[at(Part::Gate)])?;
         }
@@ -256,7 +258,7 @@ impl Sources {
             false => pack_rows(&self.down, down)?,
             true => {
                 let (block, n_each) = (self.block() as u32, self.n_each as u32);
-                // Experts' matrices lie one below the other, each with columns of its own.
+                // Experts' matrices are stacked, each with its own columns.
                 let (expert, n_out) = (neurons[0] / n_each, self.up.desc().n_cols);
                 let matrix = expert as usize * n_out..(expert as usize + 1) * n_out;
                 let neurons = || neurons.iter().map(|&n| n % n_each);

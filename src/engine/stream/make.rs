@@ -1,10 +1,11 @@
-//! What streams is made at load: slots, the programs over them, and what of each layer comes.
+//! Sets up streaming at load: slots, the programs over them, and the streamed neurons of each
+//! layer.
 
 use std::ops::Range;
 
 use hal::{Operand, Tensor};
 
-use crate::placement::{CPU, DeviceIndex, LayerPlacement, Placement};
+use placement::{CPU, DeviceIndex, LayerPlacement, Placement};
 
 use super::super::build::{Layer, Plan};
 use super::super::lane::Lane;
@@ -16,19 +17,20 @@ use super::fill::{Columns, Fill, Sources};
 use super::slots::{Kind, PieceSize, Slots};
 use super::{Side, Stream, Streamed};
 
-/// What the programs over slots of one shape differ in.
+/// The differences between programs over slots of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// All neurons of a piece are computed.
+    /// All neurons of a chunk are computed.
     All,
     /// For the tokens that use the expert of this number.
     Expert(usize),
-    /// Those that the predictor of this layer wants.
+    /// For the neurons that the predictor of this layer selects.
     Listed(usize),
 }
 
 impl Plan<'_> {
-    /// What streams to each device. Where a device has no room for it, that is told, and nothing streams there.
+    /// Sets up streaming to each device. A device without enough memory is reported and does not
+    /// stream.
     ///
     /// # Errors
     /// A lost device, a driver fault.
@@ -41,7 +43,7 @@ impl Plan<'_> {
         told: &mut Vec<String>,
     ) -> Result<Vec<Option<Stream>>> {
         let mut streams = Vec::new();
-        // What is on the CPU goes to the first.
+        // Layers on the CPU are streamed to the first device with streaming.
         let there = |device: DeviceIndex| from[device].filter(|_| device != CPU);
         let first = (0..from.len()).find(|&device| there(device).is_some());
         for device in 0..from.len() {
@@ -54,7 +56,9 @@ impl Plan<'_> {
             };
             streams.push(match made {
                 Err(Error::Device(error @ hal::Error::OutOfMemory { .. })) => {
-                    told.push(format!("prompts leave the CPU's neurons on the CPU: {error}"));
+                    told.push(format!(
+                        "weights on the CPU are not streamed during prefill: {error}"
+                    ));
                     None
                 }
                 made => made?,
@@ -63,11 +67,11 @@ impl Plan<'_> {
         Ok(streams)
     }
 
-    /// What streams to `device`, of the layers at `homes`, from steps of `from` tokens on. `None` where no layer's neurons
-    /// would.
+    /// Streaming of the layers in `homes` to `device`, from steps of `from` tokens on. `None` if
+    /// no layer can be streamed.
     ///
     /// # Errors
-    /// Those of the device: no room for the slots.
+    /// Those of the device: not enough memory for the slots.
     pub(super) fn stream(
         &self,
         recording: &Recording<'_>,
@@ -120,8 +124,9 @@ impl Plan<'_> {
         }))
     }
 
-    /// What streams of a layer, its kind and its ways, which are added to the known ones if they are new. `None` where
-    /// nothing does: where all is at home on a device, where a third device takes part, or where what down adds is elsewhere.
+    /// Streaming of a layer, with its shape and programs, which are added to the known ones if
+    /// they are new. `None` if it is not streamed: all neurons are resident, a third device has a
+    /// share, or `bias_down` is on another device.
     fn streamed(
         &self,
         lane: &Lane,
@@ -131,17 +136,18 @@ impl Plan<'_> {
         (kinds, ways): (&mut Vec<Kind>, &mut Vec<(usize, Way)>),
     ) -> Option<Streamed> {
         let (weights, afar) = (&self.model.layers[index], placed.home == CPU);
+        let ffn = weights.ffn.as_ref()?;
         match &layer.remotes[..] {
             [] if afar && self.streams_afar(index) => {}
             [remote] if !afar && remote.device == CPU => {
-                if weights.ffn.down.bias.is_some() && remote.ffn.bias_down.is_some() {
+                if ffn.down.bias.is_some() && remote.ffn.bias_down.is_some() {
                     return None;
                 }
             }
             _ => return None,
         }
         let kind = number(kinds, self.kind(&lane.device, index, size));
-        let parallel = self.model.spec.block == crate::model::BlockKind::Parallel;
+        let parallel = self.model.spec.block == model::BlockKind::Parallel;
         let mut at = Streamed {
             kind,
             ways: Vec::new(),
@@ -153,22 +159,22 @@ impl Plan<'_> {
             from: Sources::new(self, &lane.device, index),
             works: [Work::Neurons(index)],
         };
-        at.place(placed, self.model.hyper.n_ff, size);
-        let way = |neurons: &Range<usize>| match (weights.ffn.n_expert, &layer.predictor) {
+        at.place(placed, ffn.n_ff(), size);
+        let way = |neurons: &Range<usize>| match (&ffn.experts, &layer.predictor) {
             (Some(_), _) => Way::Expert(at.absent[neurons.start] as usize / at.from.n_each()),
             (None, Some(_)) => Way::Listed(index),
             (None, None) => Way::All,
         };
         let all: Vec<Way> = at.pieces.iter().map(way).collect();
         at.ways = all.into_iter().map(|way| number(ways, (kind, way))).collect();
-        if weights.ffn.n_expert.is_none() {
+        if ffn.experts.is_none() {
             at.ways.dedup();
         }
         Some(at)
     }
 }
 
-/// Where `what` is among the known ones; behind them, and known from then on, if it is new.
+/// Index of `what` among the known ones; adds it at the end if it is new.
 fn number<T: PartialEq>(known: &mut Vec<T>, what: T) -> usize {
     let at = known.iter().position(|other| *other == what).unwrap_or(known.len());
     if at == known.len() {
@@ -177,22 +183,22 @@ fn number<T: PartialEq>(known: &mut Vec<T>, what: T) -> usize {
     at
 }
 
-/// What sets of slots are made with.
+/// Parameters of the sets of slots.
 struct Making<'a> {
     recording: &'a Recording<'a>,
     lane: &'a Lane,
-    /// The least rung.
+    /// The smallest rung.
     from: usize,
     layers: &'a [Layer],
     lists: Option<&'a PieceLists>,
-    /// Whether some programs write y.
+    /// Whether some programs overwrite y.
     first: bool,
 }
 
 impl Making<'_> {
     /// A set of slots with the programs over them.
     fn side(&self, kinds: &[Kind], ways: &[(usize, Way)]) -> Result<Side> {
-        let (plan, lane) = (&self.recording.plan, self.lane);
+        let lane = self.lane;
         let slots = Slots::new(&lane.device, kinds)?;
         let mut programs = Vec::new();
         for &(kind, way) in ways {
@@ -200,7 +206,9 @@ impl Making<'_> {
             let mut predictor = None;
             match way {
                 Way::All => {}
-                Way::Expert(number) => share.groups = plan.groups(number, share.up.desc().n_rows),
+                Way::Expert(number) => {
+                    share.groups = kinds[kind].groups(number, share.up.desc().n_rows);
+                }
                 Way::Listed(layer) => {
                     let lists = self.lists.zip(self.layers[layer].predictor.as_ref());
                     predictor = lists.map(|(lists, of)| slots.predictor(kind, of, lists));

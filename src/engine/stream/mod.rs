@@ -1,11 +1,13 @@
-//! Prompts bring the CPU's neurons to the device: from some number of tokens on, a home computes a split layer's absent
-//! neurons itself, in pieces that come through two sets of slots, one after the other.
+//! Streams weights to the GPU during prefill: from some number of tokens on, a home device
+//! computes a split layer's absent neurons itself, in chunks that are uploaded into two
+//! alternating sets of slots.
 //!
-//! A hand-off sends x to where the weights are, which suits few tokens: their weights are read once and multiplied once.
-//! With hundreds of tokens the CPU multiplies for much longer than it takes to bring the weights to the device. So the
-//! programs for many tokens are cut at split layers into legs, and behind a leg the layer's pieces run: the host packs one
-//! into staging while the device computes the one before. One queue keeps them in order, so nothing waits for anything
-//! but for a set of slots that is still in use. A layer that is on the CPU sends x along and gets y back.
+//! A hand-off sends x to where the weights are, which suits decode: the weights are read once and
+//! multiplied once. With hundreds of tokens the CPU takes much longer to multiply than to upload
+//! the weights. So the prefill programs are cut at split layers into legs, and after a leg the
+//! layer's chunks run: the host packs a chunk into staging while the device computes the previous
+//! one. One queue keeps them in order, so the only wait is for a set of slots that is still in
+//! use. For a layer on the CPU, x is uploaded too and y is downloaded.
 
 mod fill;
 mod make;
@@ -18,8 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hal::op::MOST_COUNTED;
 use hal::{Bytes, Program, Run};
 
-use crate::model::Model;
-use crate::placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement};
+use model::Model;
+use placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement};
 
 use super::build::{Layer, Plan};
 use super::lane::Lane;
@@ -33,57 +35,59 @@ use super::{Error, Result};
 use fill::{Columns, Fill, Sources};
 use slots::{PieceSize, Slots};
 
-/// A part of a segment whose programs are cut at layers that stream.
+/// A run of layers of a segment whose programs are cut at streamed layers.
 #[derive(Debug)]
 pub(super) struct Leg {
     pub(super) program: Program,
-    /// Layer behind each mailbox of the program, in order.
+    /// The layer of each mailbox of the program, in order.
     pub(super) handed: Vec<usize>,
-    /// What the parts of the program are.
+    /// The work of each timed span of the program.
     pub(super) works: Vec<Work>,
-    /// The layer whose pieces run behind it.
+    /// The layer whose chunks run after it.
     pub(super) then: Option<usize>,
 }
 
-/// What lets neurons come to one device in pieces: the absent ones of layers at home there, and all of layers on the CPU.
+/// Streaming to one device: the absent neurons of layers whose home it is, and all neurons of
+/// layers on the CPU.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// The least rung of the ladder that is cut into legs.
+    /// The smallest rung of the ladder that is cut into legs.
     pub(super) from: usize,
     device: DeviceIndex,
     size: PieceSize,
-    /// Layers in order; `None` for those that do not stream.
+    /// Layers in order; `None` for those that are not streamed.
     layers: Vec<Option<Streamed>>,
-    /// What predictors choose among the neurons of a piece through, one piece after the other.
+    /// Lists for the predictors' selection within a chunk, reused by every chunk.
     _lists: Option<PieceLists>,
-    /// Two sets of slots, in turn.
+    /// Two sets of slots, used alternately.
     sides: [Side; 2],
     next: usize,
-    /// Columns of a down matrix on their way into a pack.
+    /// Buffer for columns of a down matrix on their way into a pack.
     columns: Columns,
-    /// Slots of the step so far that held no neuron, where every slot is counted.
+    /// Empty slots of the step so far, where every slot is counted.
     padded: usize,
     counts_all: bool,
-    /// Neurons that came to predictors in the step so far.
+    /// Neurons that predictors scored in the step so far.
     scored: usize,
 }
 
-/// A layer whose neurons stream: those that are not at home or, where that is the CPU, all.
+/// A streamed layer: its absent neurons or, if its home is the CPU, all of them.
 #[derive(Debug)]
 struct Streamed {
-    /// Which of the shares of a side is of its shape.
+    /// Index of its shape among the shares of a side.
     kind: usize,
-    /// Which of a side's programs runs over each piece; the only one over all.
+    /// Index of the program for each chunk; a single entry holds for all chunks.
     ways: Vec<usize>,
-    /// Neurons that are not at home, ascending, and which of them each piece has. Whole experts have the order of their
-    /// numbers, whatever these mean by now.
+    /// Absent neurons, ascending, and the range of each chunk. Whole experts are ordered by
+    /// number, whatever expert a number means now.
     absent: Vec<u32>,
     pieces: Vec<Range<usize>>,
-    /// The layer is on the CPU, and all of its neurons come: x is brought here, and y back.
+    /// The layer is on the CPU and all of its neurons are streamed: x is uploaded, and y
+    /// downloaded.
     afar: bool,
-    /// Whether the leg leaves something in the y that it is brought back to.
+    /// Whether y is added to existing output when it is copied back.
     joins: bool,
-    /// Whether the leg leaves something in y that the first piece is added to.
+    /// Whether the leg has written y, so that the first chunk is added to it.
     adds: bool,
     from: Sources,
     works: [Work; 1],
@@ -93,13 +97,13 @@ struct Streamed {
 #[derive(Debug)]
 struct Side {
     slots: Slots,
-    /// By kind and way: programs that add to y, and those that write it.
+    /// By shape and program: programs that add to y, and programs that overwrite it.
     programs: Vec<[Ladder; 2]>,
-    /// Of each slot's tensor, the host memory that it is filled from.
+    /// For each tensor of the slots, its staging memory.
     fills: Vec<Fill>,
 }
 
-/// Work that was given to the queue and not waited for.
+/// Submitted work that has not been waited for.
 struct Flight<'a> {
     device: DeviceIndex,
     run: Run,
@@ -108,7 +112,7 @@ struct Flight<'a> {
     side: Option<usize>,
 }
 
-/// What a streamed step works with besides its weights.
+/// Context of a streamed step besides its weights.
 pub(super) struct Stepping<'a> {
     pub(super) lanes: &'a mut [Option<Lane>],
     pub(super) layers: &'a [Layer],
@@ -121,21 +125,23 @@ pub(super) struct Stepping<'a> {
 }
 
 impl Plan<'_> {
-    /// Whether the neurons of layer `index` can stream, wherever they are: a predictor's lists over experts stay with the
-    /// hand-off.
+    /// Whether the neurons of layer `index` can be streamed at all: a predictor's lists over
+    /// experts need the hand-off.
     pub(super) fn streams(&self, index: usize) -> bool {
         let listed = self.mode.chosen(self.model, self.options, index).is_some();
-        !listed || self.model.layers[index].ffn.n_expert.is_none()
+        let ffn = self.model.layers[index].ffn.as_ref();
+        ffn.is_some_and(|ffn| !listed || ffn.experts.is_none())
     }
 
-    /// Whether the neurons of layer `index` can go to a device if the layer itself is on the CPU: what a predictor begins
-    /// with and what down adds would have to be there.
+    /// Whether the neurons of layer `index` can be streamed to a device if the layer itself is on
+    /// the CPU: the predictor's first matrix or `bias_down` would have to be on the device.
     pub(super) fn streams_afar(&self, index: usize) -> bool {
         let listed = self.mode.chosen(self.model, self.options, index).is_some();
-        self.streams(index) && !listed && self.model.layers[index].ffn.down.bias.is_none()
+        self.streams(index) && !listed && self.block(index).down.bias.is_none()
     }
 
-    /// The least rung of the ladder from which on steps of `from` tokens and more stream; `None` if there is none.
+    /// The smallest rung of the ladder at which steps of at least `from` tokens are streamed;
+    /// `None` if there is none.
     pub(super) fn first_streamed(&self, from: usize) -> Option<usize> {
         self.streamed_rungs().into_iter().find(|&n| n >= from)
     }
@@ -146,8 +152,8 @@ impl Plan<'_> {
         ladder.into_iter().filter(|&n| n > MOST_COUNTED).collect()
     }
 
-    /// From how many tokens on absent neurons stream to each device, if they do: as it is forced, or as was planned. Says
-    /// why not where memory is short.
+    /// Number of tokens from which absent neurons are streamed to each device, if they are: as
+    /// forced, or as planned. Reports why not where memory is short.
     pub(super) fn streams_from(
         &self,
         placement: &Placement,
@@ -163,11 +169,11 @@ impl Plan<'_> {
         if from.iter().all(Option::is_none) {
             return from;
         }
-        // Pieces are packed out of the file again and again.
+        // Chunks are packed from the file again and again.
         let absent = |(index, placed): (usize, &LayerPlacement)| {
-            let ffn = &self.model.layers[index].ffn;
+            let Some(ffn) = &self.model.layers[index].ffn else { return 0 };
             let bytes = ffn.matrices().map(|(_, rows)| rows.desc().bytes().unwrap_or_default().0);
-            let n_ff = self.model.hyper.n_ff;
+            let n_ff = ffn.n_ff();
             let elsewhere = placed.shares.iter().filter(|s| s.device != placed.home);
             let afar = placed.home == CPU && !placed.is_split() && self.streams_afar(index);
             let n = match afar {
@@ -181,7 +187,7 @@ impl Plan<'_> {
         match free.filter(|free| *free < host) {
             None => from,
             Some(free) => {
-                told.push(format!("prompts leave the CPU's neurons on the CPU: to stream them, {host} of the model have to be in the host's memory, and {free} are free"));
+                told.push(format!("weights on the CPU are not streamed during prefill: that needs {host} of the model in host memory, and {free} are free"));
                 vec![None; n_devices]
             }
         }
@@ -189,7 +195,7 @@ impl Plan<'_> {
 }
 
 impl Streamed {
-    /// Takes the neurons that are not at home, as they are placed now.
+    /// Updates the absent neurons to the current placement.
     fn place(&mut self, placed: &LayerPlacement, n_ff: usize, size: PieceSize) {
         self.absent.clear();
         if self.afar {
@@ -201,7 +207,7 @@ impl Streamed {
                 Neurons::List(list) => self.absent.extend_from_slice(list),
             }
         }
-        // Experts change places by number, and programs know numbers; neurons come in order.
+        // Experts are swapped by number, and programs refer to numbers; neurons are in order.
         let n_each = self.from.n_each();
         let expert = |neuron: u32| neuron as usize / n_each;
         let runs = self.absent.chunk_by_mut(|&a, &b| expert(a) == expert(b));
@@ -209,7 +215,7 @@ impl Streamed {
         self.pieces = size.pieces(&self.absent, self.from.block(), n_each);
     }
 
-    /// Which of a side's programs runs over a piece.
+    /// The index of the program that runs over a chunk.
     fn way(&self, piece: usize) -> usize {
         match self.ways[..] {
             [one] => one,
@@ -219,39 +225,40 @@ impl Streamed {
 }
 
 impl Stream {
-    /// The device that neurons come to.
+    /// The device that neurons are streamed to.
     pub(super) fn device(&self) -> DeviceIndex {
         self.device
     }
 
-    /// Whether the absent neurons of a layer come here.
+    /// Whether the absent neurons of a layer are streamed here.
     pub(super) fn has(&self, layer: usize) -> bool {
         self.layers.get(layer).is_some_and(Option::is_some)
     }
 
-    /// Whether all neurons of a layer that is on the CPU do.
+    /// Whether all neurons of a layer on the CPU are streamed here.
     pub(super) fn is_afar(&self, layer: usize) -> bool {
         self.layers.get(layer).is_some_and(|at| at.as_ref().is_some_and(|at| at.afar))
     }
 
-    /// A layer's neurons live elsewhere from now on.
+    /// Updates the placement of a layer.
     pub(super) fn place(&mut self, layer: usize, placed: &LayerPlacement, model: &Model) {
         if let Some(Some(at)) = self.layers.get_mut(layer) {
-            at.place(placed, model.hyper.n_ff, self.size);
+            at.place(placed, model.layers[layer].n_ff(), self.size);
         }
     }
 
-    /// Begins a step.
+    /// Starts a step.
     pub(super) fn begin(&mut self) {
         (self.padded, self.scored) = (0, 0);
     }
 
-    /// Neurons that the step brought to predictors; more of them are wanted by some token than not.
+    /// Number of neurons that predictors scored in the step; most of them are active for some
+    /// token.
     pub(super) fn scored(&self) -> usize {
         self.scored
     }
 
-    /// Slots that the step counted although they held nothing.
+    /// Number of empty slots that the step counted.
     pub(super) fn padded(&self) -> usize {
         self.padded
     }
@@ -260,8 +267,8 @@ impl Stream {
         self.sides[0].programs.iter().flatten()
     }
 
-    /// Runs the legs of a segment at `home` with the pieces between them. On any error what is under way is given up, and nothing
-    /// is in flight any more.
+    /// Runs the legs of a segment at `home` with the chunks between them. On an error all work in
+    /// flight is dropped and waited for.
     pub(super) fn run(
         &mut self,
         home: DeviceIndex,
@@ -270,7 +277,7 @@ impl Stream {
     ) -> Result<()> {
         let ran = self.run_legs(home, legs, step);
         if ran.is_err() {
-            // The runs are gone by now, so these waits end.
+            // The runs were dropped, so these waits end.
             self.sides.iter_mut().flat_map(|side| &mut side.fills).for_each(Fill::settle);
         }
         ran
@@ -307,7 +314,8 @@ impl Stream {
                 side.fill(at, neurons, (columns, *size), step, device)?;
                 *padded += if *counts_all { size.n - neurons.len() } else { 0 };
                 *scored += if at.from.is_scored() { neurons.len() } else { 0 };
-                // Two pieces are in flight: what reads these slots is to be over before they are filled again.
+                // Two chunks are in flight: the program that reads these slots must end before
+                // they are filled again.
                 if let Some(last) = flights.iter().rposition(|flight| flight.side == Some(used)) {
                     land(&mut flights, last + 1, step.buffers)?;
                 }
@@ -328,7 +336,7 @@ impl Stream {
     }
 }
 
-/// Waits for the first `n` of what is under way, or for all.
+/// Waits for the first `n` submissions in flight.
 fn land(flights: &mut VecDeque<Flight<'_>>, n: usize, buffers: &mut Buffers) -> Result<()> {
     let n = n.min(flights.len());
     for Flight { device, run, works, .. } in flights.drain(..n) {
@@ -338,7 +346,8 @@ fn land(flights: &mut VecDeque<Flight<'_>>, n: usize, buffers: &mut Buffers) -> 
 }
 
 impl Side {
-    /// Packs some neurons of a layer into the host memory of the slots, which what was there before has left.
+    /// Packs some neurons of a layer into the staging memory of the slots, whose previous upload
+    /// has ended.
     fn fill(
         &mut self,
         at: &Streamed,
@@ -356,7 +365,7 @@ impl Side {
         Ok(())
     }
 
-    /// Sends it to the slots and starts the program over them.
+    /// Uploads it to the slots and starts the program over them.
     fn start(
         &mut self,
         (at, number): (&Streamed, usize),

@@ -1,4 +1,4 @@
-//! What pieces come into: sets of slots, their shapes and what they take.
+//! Sets of slots for streamed chunks: their shapes and sizes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use hal::{
     TensorDesc,
 };
 
-use crate::placement::{DeviceIndex, Neurons, StreamFacts};
+use model::Ffn;
+use placement::{DeviceIndex, Neurons, StreamFacts};
 
 use super::super::Result;
 use super::super::build::Plan;
@@ -18,27 +19,27 @@ use super::super::ffn::{FfnPlace, FfnShare, FfnTensors};
 use super::super::options::Streaming;
 use super::super::predict::{PieceLists, Predictor, list_desc};
 
-/// What a piece brings, at most: long enough that starting it costs little, short enough that two sets of slots are a
-/// small part of a device.
+/// Maximum size of a chunk: large enough that the launch overhead is small, small enough that two
+/// sets of slots are a small part of a device's memory.
 const PIECE: Bytes = Bytes(8 << 20);
-/// A piece is at most such a part of a layer.
+/// A layer has at least this many chunks.
 const PARTS: usize = 16;
-/// A piece of a transposed matrix takes its neurons out of so many times as many, since the tables of all of them come
-/// along.
+/// A chunk of a transposed matrix takes its neurons out of this many times as many columns, since
+/// the scale tables of all of them are uploaded too.
 const REACH: usize = 2;
 
-/// How large pieces are, the same for all layers.
+/// Size of chunks, the same for all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct PieceSize {
-    /// Neurons, at most; whole blocks of every down matrix that lies across them.
+    /// Maximum number of neurons; whole blocks of every down matrix that is not transposed.
     pub(in super::super) n: usize,
-    /// Columns of a transposed matrix in blocks that come along.
+    /// Columns of a transposed matrix in blocks that are uploaded for a chunk.
     pub(super) reach: usize,
 }
 
 impl PieceSize {
-    /// Cuts neurons into pieces, of which none touches more blocks of `block` neurons than come along, and none has neurons
-    /// of two experts of `n_each`. Neurons of one expert are ascending.
+    /// Divides neurons into chunks. No chunk touches more blocks of `block` neurons than fit, or
+    /// has neurons of two experts of `n_each`. Neurons of one expert are ascending.
     pub(super) fn pieces(self, neurons: &[u32], block: usize, n_each: usize) -> Vec<Range<usize>> {
         let mut pieces: Vec<Range<usize>> = Vec::new();
         let (mut n_blocks, mut last) = (0, None);
@@ -65,7 +66,7 @@ impl PieceSize {
         pieces
     }
 
-    /// Columns of a matrix in blocks of `block` that a piece takes its neurons out of.
+    /// Columns of a matrix in blocks of `block` from which a chunk takes its neurons.
     pub(super) fn width(self, block: usize) -> usize {
         if block > 1 { self.reach } else { self.n }
     }
@@ -80,19 +81,30 @@ pub(super) enum Part {
     BiasGate,
     BiasUp,
     Threshold,
-    /// A predictor's last matrix, and what is added to what it gives.
+    /// A predictor's last matrix and its bias.
     Scores,
     Offset,
 }
 
-/// The shape of a share whose neurons come in pieces: which tensors, and how each is packed.
+/// The shape of a share whose neurons are streamed: its tensors, and how each is packed.
 #[derive(Clone, Debug, PartialEq)]
 pub(in super::super) struct Kind {
     parts: Vec<(Part, PackDesc)>,
     orientation: Down,
+    /// Number of experts, and how many a token uses; `None` in dense blocks.
+    experts: Option<(usize, usize)>,
 }
 
-/// Where the tensors of a kind are among those of a set of slots.
+impl Kind {
+    /// A group of all rows of a chunk, of expert `number`; `None` in dense blocks.
+    pub(super) fn groups(&self, number: usize, n: usize) -> Option<Groups> {
+        let (n_expert, n_used) = self.experts?;
+        let start = |group: usize| if group > number { n as u32 } else { 0 };
+        Some(Groups { starts: (0..=n_expert).map(start).collect(), n_used })
+    }
+}
+
+/// Indices of a share's tensors in a set of slots.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     parts: Vec<Part>,
@@ -109,18 +121,18 @@ impl Places {
     }
 }
 
-/// A set of slots on a device, with one share for each kind.
+/// A set of slots on a device, with one share for each shape.
 #[derive(Debug)]
 pub(super) struct Slots {
     pub(super) tensors: Vec<Tensor>,
-    /// Which of them are values for each neuron.
+    /// Whether each of them is a per-neuron vector.
     pub(super) vectors: Vec<bool>,
     pub(super) shares: Vec<FfnTensors>,
     pub(super) places: Vec<Places>,
 }
 
 impl Part {
-    /// Whether it is a value for each neuron.
+    /// Whether it is a per-neuron vector.
     fn is_vector(self) -> bool {
         match self {
             Part::Gate | Part::Up | Part::Down | Part::Scores => false,
@@ -129,7 +141,7 @@ impl Part {
     }
 }
 
-/// The distinct tensors of some kinds.
+/// The distinct tensors of some shapes.
 fn distinct(kinds: &[Kind]) -> Vec<(Part, PackDesc)> {
     let mut all: Vec<(Part, PackDesc)> = Vec::new();
     for part in kinds.iter().flat_map(|kind| &kind.parts) {
@@ -179,7 +191,7 @@ impl Slots {
 }
 
 impl Slots {
-    /// The predictor of a layer over the neurons in the slots of this kind.
+    /// The predictor of a layer over the neurons in the slots of this shape.
     pub(super) fn predictor(
         &self,
         kind: usize,
@@ -204,32 +216,33 @@ impl Plan<'_> {
             Streaming::Forced { piece, .. } => piece,
             Streaming::Measured | Streaming::Off => PIECE,
         };
-        let n_ff = self.model.hyper.n_ff;
-        let layers = || self.model.layers.iter().map(|layer| &layer.ffn);
+        let blocks = || self.model.blocks().map(|(_, ffn)| ffn);
+        let n_ff = self.model.max_n_ff();
         let size = |rows: &HostRows| rows.desc().bytes().unwrap_or_default().0;
-        let bytes = layers().map(|ffn| ffn.matrices().map(|(_, rows)| size(rows)).sum::<u64>());
-        let neuron = (bytes.max().unwrap_or(0) / n_ff.max(1) as u64).max(1);
-        let blocks = layers().map(|ffn| match ffn.down_by_neuron {
+        let neuron = |ffn: &Ffn| {
+            ffn.matrices().map(|(_, rows)| size(rows)).sum::<u64>() / ffn.n_ff().max(1) as u64
+        };
+        let neuron = blocks().map(neuron).max().unwrap_or(0).max(1);
+        let columns = blocks().map(|ffn| match ffn.down_by_neuron {
             true => 1,
             false => ffn.down.w.desc().format.block_values(),
         });
-        let block = blocks.max().unwrap_or(1);
-        let experts = self.model.hyper.experts;
-        let n_each = n_ff / experts.map_or(1, |experts| experts.n);
+        let block = columns.max().unwrap_or(1);
+        let n_each = blocks().map(Ffn::n_each).min().unwrap_or(0);
         let most = ((most.0 / neuron) as usize).min(n_ff.div_ceil(PARTS)).min(n_each) / block;
         let mut whole = (1..=most).rev().map(|n| n * block);
-        let n = match experts {
+        let n = match self.model.experts() {
             None => whole.next(),
-            // Pieces of one size: what fills a smaller one up would be computed for all who use the expert.
+            // Chunks of equal size: padding would be computed for all tokens that use the expert.
             Some(_) => whole.find(|&n| n_each.is_multiple_of(n)),
         };
         let n = n.unwrap_or(block).min(n_each);
         PieceSize { n, reach: (REACH * n).min(n_each) }
     }
 
-    /// The kind of layer `index` on `device`.
+    /// The shape of layer `index` on `device`.
     pub(in super::super) fn kind(&self, device: &Device, index: usize, size: PieceSize) -> Kind {
-        let ffn = &self.model.layers[index].ffn;
+        let ffn = self.block(index);
         let n = size.n;
         let mut parts = Vec::new();
         let n_out = ffn.up.w.desc().n_cols;
@@ -263,10 +276,11 @@ impl Plan<'_> {
             parts.push((Part::Scores, PackDesc::whole(TensorDesc::new(n, n_cols, format))));
             parts.push((Part::Offset, vector));
         }
-        Kind { parts, orientation: self.mode.orientation(ffn) }
+        let experts = ffn.experts.as_ref().map(|experts| (experts.n, experts.n_used));
+        Kind { parts, orientation: self.mode.orientation(ffn), experts }
     }
 
-    /// What streaming would take on `device`; `None` where nothing can stream there.
+    /// Memory for streaming to `device`; `None` if nothing can be streamed there.
     pub(in super::super) fn stream_facts(&self, device: DeviceIndex) -> Option<StreamFacts> {
         let (on, size) = (&self.devices[device], self.piece_size());
         let mut kinds: Vec<Kind> = Vec::new();
@@ -288,7 +302,7 @@ impl Plan<'_> {
             };
             bytes += size + Bytes(len as u64);
         }
-        // Two sets, with the host memory that each is filled from; lists are used by one after the other.
+        // Two sets, with their staging memory; the lists are shared.
         let lists = match self.mode.predicts() {
             true => PieceLists::size(on, size.n, &self.streamed_rungs()),
             false => Bytes(0),
@@ -297,13 +311,13 @@ impl Plan<'_> {
         (!kinds.is_empty()).then_some(StreamFacts { bytes, piece: size.n })
     }
 
-    /// Whether a device can run pieces of a layer in the largest step.
+    /// Whether a device supports chunks of a layer in the largest step.
     fn runs(&self, on: &Device, index: usize, kind: &Kind) -> bool {
         let ops = self.piece_ops(index, kind, self.options.n_ubatch);
         !ops.is_empty() && ops.iter().all(|op| matches!(on.plan(op), Answer::Yes { .. }))
     }
 
-    /// The ops over a piece of a layer, in a step of `n_tokens`.
+    /// The ops over a chunk of a layer, in a step of `n_tokens`.
     pub(in super::super) fn piece_ops(
         &self,
         index: usize,
@@ -326,13 +340,12 @@ impl Plan<'_> {
             bias_up: shape(Part::BiasUp),
             bias_down: None,
             threshold: shape(Part::Threshold),
-            groups: self.groups(0, up.n_rows),
-            orientation: self.mode.orientation(&self.model.layers[index].ffn),
+            groups: kind.groups(0, up.n_rows),
+            orientation: kind.orientation,
         };
-        let experts = self.model.hyper.experts;
         let place = FfnPlace {
             x: f32(n_tokens, self.model.hyper.n_embd),
-            weights: experts.map(|experts| f32(n_tokens, experts.n)),
+            weights: kind.experts.map(|(n_expert, _)| f32(n_tokens, n_expert)),
             y: f32(n_tokens, self.model.hyper.n_embd),
             active: f32(1, n_tokens),
             hits: None,
@@ -352,13 +365,6 @@ impl Plan<'_> {
         }
         ops.push(self.mode.op(&share, rows, place).into());
         ops
-    }
-
-    /// Rows of a piece that are all of expert `number`; `None` where neurons fall into none.
-    pub(super) fn groups(&self, number: usize, n: usize) -> Option<Groups> {
-        let experts = self.model.hyper.experts?;
-        let start = |group: usize| if group > number { n as u32 } else { 0 };
-        Some(Groups { starts: (0..=experts.n).map(start).collect(), n_used: experts.n_used })
     }
 }
 
@@ -384,7 +390,7 @@ mod tests {
             }
         }
         assert!(size.pieces(&[], 32, 1024).is_empty());
-        // Whole experts, in whatever order they have come to be.
+        // Whole experts, in any order.
         let neurons: Vec<u32> = (128..192).chain(0..64).collect();
         let half = PieceSize { n: 32, reach: 32 };
         assert_eq!(half.pieces(&neurons, 32, 64), [0..32, 32..64, 64..96, 96..128]);

@@ -3,7 +3,7 @@
 use hal::op::{Activation, FfnKind};
 
 use super::llama::LLAMA;
-use crate::model::ArchSpec;
+use crate::ArchSpec;
 
 pub(super) const BAMBOO: ArchSpec = ArchSpec {
     name: "bamboo",

@@ -3,7 +3,7 @@
 use hal::op::{Activation, FfnKind, NormKind, Pairing};
 
 use super::llama::LLAMA;
-use crate::model::{ArchSpec, BlockKind, Positions};
+use crate::{ArchSpec, BlockKind, Positions};
 
 pub(super) const FALCON: ArchSpec = ArchSpec {
     name: "falcon",

@@ -3,7 +3,7 @@
 use hal::op::{Activation, Pairing};
 
 use super::llama::LLAMA;
-use crate::model::{ArchSpec, BlockKind, GlobalLayers, Positions};
+use crate::{ArchSpec, BlockKind, GlobalLayers, Positions};
 
 pub(super) const GEMMA: ArchSpec = ArchSpec {
     name: "gemma",

@@ -1,9 +1,10 @@
-//! gpt-oss: attention with sinks, every other layer with a window; a clamped SwiGLU; offsets everywhere.
+//! gpt-oss: attention with sinks, a sliding window in every other layer, a clamped SwiGLU, biases
+//! everywhere.
 
 use hal::op::{Activation, Pairing, Scoring};
 
 use super::llama::LLAMA;
-use crate::model::{ArchSpec, GlobalLayers, Positions, Routing};
+use crate::{ArchSpec, GlobalLayers, Positions, Routing};
 
 pub(super) const GPT_OSS: ArchSpec = ArchSpec {
     name: "gpt-oss",

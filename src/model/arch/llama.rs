@@ -2,7 +2,10 @@
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
-use crate::model::{ArchSpec, BlockKind, KvKind, Positions, PredictorInput, RouterInput, Routing};
+use crate::{
+    ArchSpec, BlockKind, Error, KvKind, LayerReader, Mixer, Positions, PredictorInput, RouterInput,
+    Routing,
+};
 
 /// Most other families differ from this one in a few fields.
 pub(super) const LLAMA: ArchSpec = ArchSpec {
@@ -11,8 +14,10 @@ pub(super) const LLAMA: ArchSpec = ArchSpec {
     norm: NormKind::Rms,
     eps: None,
     block: BlockKind::Sequential,
+    mixer: attention,
     kv: KvKind::Direct,
     qk_norm: false,
+    gated_attention: false,
     positions: Positions::Rotary(Pairing::Adjacent),
     window: None,
     global_layers: None,
@@ -27,5 +32,10 @@ pub(super) const LLAMA: ArchSpec = ArchSpec {
     sparse_activation: Activation::Relu,
     predictor_input: PredictorInput::Residual,
     ffn_norm: "ffn_norm",
+    output_norm: "output_norm",
     routing: Routing { input: RouterInput::Ffn, scoring: Scoring::Softmax, renormalise: true },
 };
+
+fn attention(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+    layer.attention()
+}

@@ -4,16 +4,18 @@ mod bamboo;
 mod falcon;
 mod gemma;
 mod gpt_oss;
+mod lfm2;
 mod llama;
 mod opt;
 mod phi3;
 mod qwen;
+mod qwen35;
 mod relu2;
 mod smallthinker;
 
 use super::ArchSpec;
 
-/// Everything that runs.
+/// All supported families.
 pub const ALL: &[ArchSpec] = &[
     llama::LLAMA,
     bamboo::BAMBOO,
@@ -27,6 +29,8 @@ pub const ALL: &[ArchSpec] = &[
     qwen::QWEN3,
     qwen::QWEN2MOE,
     qwen::QWEN3MOE,
+    qwen35::QWEN35,
+    lfm2::LFM2,
     gpt_oss::GPT_OSS,
     smallthinker::SMALLTHINKER,
     phi3::PHI3,
@@ -41,7 +45,7 @@ pub fn find(name: &str) -> Option<&'static ArchSpec> {
     ALL.iter().find(|spec| spec.name == name)
 }
 
-/// [`ALL`] as README shows it.
+/// [`ALL`] as the table of `docs/models.md`.
 #[must_use]
 pub fn table() -> String {
     let mut out = "| architecture | models | skips neurons |\n| --- | --- | --- |\n".to_owned();

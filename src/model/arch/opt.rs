@@ -1,9 +1,9 @@
-//! OPT (125M and 1.3B to 66B: those whose norms stand before attention and feed-forward block).
+//! OPT (125M and 1.3B to 66B: the sizes with norms before attention and feed-forward block).
 
 use hal::op::{Activation, FfnKind, NormKind};
 
 use super::llama::LLAMA;
-use crate::model::{ArchSpec, Positions};
+use crate::{ArchSpec, Positions};
 
 pub(super) const OPT: ArchSpec = ArchSpec {
     name: "opt",

@@ -3,7 +3,7 @@
 use hal::op::Pairing;
 
 use super::llama::LLAMA;
-use crate::model::{ArchSpec, Positions};
+use crate::{ArchSpec, Positions};
 
 pub(super) const PHI3: ArchSpec = ArchSpec {
     name: "phi3",

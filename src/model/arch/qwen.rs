@@ -1,9 +1,10 @@
-//! Qwen 2, 2.5 (offsets on queries, keys and values) and 3 (their norms instead), dense and with experts.
+//! Qwen 2, 2.5 (biases on queries, keys and values) and 3 (norms of queries and keys instead),
+//! dense and MoE.
 
 use hal::op::Pairing;
 
 use super::llama::LLAMA;
-use crate::model::{ArchSpec, Positions, Routing};
+use crate::{ArchSpec, Positions, Routing};
 
 pub(super) const QWEN2: ArchSpec = ArchSpec {
     name: "qwen2",
@@ -12,7 +13,7 @@ pub(super) const QWEN2: ArchSpec = ArchSpec {
     ..LLAMA
 };
 
-/// A shared expert beside the chosen ones.
+/// A shared expert in addition to the chosen ones.
 pub(super) const QWEN2MOE: ArchSpec = ArchSpec {
     name: "qwen2moe",
     models: "Qwen 1.5 and 2 with experts",

@@ -3,7 +3,7 @@
 use hal::op::{Activation, FfnKind, NormKind, Pairing};
 
 use super::llama::LLAMA;
-use crate::model::{ArchSpec, KvKind, Positions};
+use crate::{ArchSpec, KvKind, Positions};
 
 /// AFM (Arcee).
 pub(super) const ARCEE: ArchSpec = ArchSpec {

@@ -1,9 +1,10 @@
-//! SmallThinker: experts with a ReLU, chosen before attention; layers that see everything have no positions.
+//! SmallThinker: experts with a ReLU, chosen before attention; no positions in global-attention
+//! layers.
 
 use hal::op::{Activation, Pairing, Scoring};
 
 use super::llama::LLAMA;
-use crate::model::{ArchSpec, GlobalLayers, Positions, RouterInput, Routing};
+use crate::{ArchSpec, GlobalLayers, Positions, RouterInput, Routing};
 
 pub(super) const SMALLTHINKER: ArchSpec = ArchSpec {
     name: "smallthinker",

@@ -47,13 +47,13 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Whether so many values of keys and of values are whole blocks.
+/// Whether rows of these numbers of key and value columns are whole blocks.
 fn fits(formats: KvCache<Format>, n_cols: [usize; 2]) -> bool {
     let halves = [formats.k, formats.v].into_iter().zip(n_cols);
     halves.into_iter().all(|(format, n)| n.is_multiple_of(format.block_values()))
 }
 
-/// A batch of two sequences, padded.
+/// A padded batch of two sequences.
 fn rope(rig: &mut Rig, pairing: Pairing, head: [usize; 3], n: usize) -> Result<()> {
     let [d_head, first, n_rot] = head;
     let (n_head, max_tokens) = (3, n + 3);
@@ -71,7 +71,7 @@ fn rope(rig: &mut Rig, pairing: Pairing, head: [usize; 3], n: usize) -> Result<(
     rig.watch("x", &x.rows(0..n))
 }
 
-/// Only the rows of real tokens change.
+/// Only the rows of real tokens may change.
 fn store(rig: &mut Rig, formats: KvCache<Format>, n_cols: usize) -> Result<()> {
     let (n_blocks, max_tokens) = (6, 9);
     let facts = rig.facts(&[(70, 4), (3, 2)], n_blocks);
@@ -90,7 +90,7 @@ fn store(rig: &mut Rig, formats: KvCache<Format>, n_cols: usize) -> Result<()> {
 struct Shape {
     name: &'static str,
     d_head: usize,
-    /// Values per head of values; 0 for as many as of keys.
+    /// Values per value head; 0 for the same as key heads.
     d_value: usize,
     n_head: usize,
     n_head_kv: usize,
@@ -114,7 +114,7 @@ const PLAIN: Shape = Shape {
 };
 
 impl Shape {
-    /// Values per head of keys and of values.
+    /// Values per key head and per value head.
     fn heads(&self) -> [usize; 2] {
         [self.d_head, if self.d_value == 0 { self.d_head } else { self.d_value }]
     }
@@ -160,7 +160,7 @@ fn shapes() -> Vec<Shape> {
             seqs: &[(300, 37)],
             ..PLAIN
         },
-        // Latent attention: one key for many heads, wider than others.
+        // Latent attention (MLA): one key for many heads, wider than usual.
         Shape {
             name: "latent",
             d_head: 576,
@@ -195,7 +195,7 @@ fn shapes() -> Vec<Shape> {
     ]
 }
 
-/// Up to 16 tokens, nobody's values depend on who else is in the step.
+/// Up to 16 tokens, a token's values do not depend on its neighbours.
 fn alone(rig: &mut Rig, formats: KvCache<Format>) -> Result<()> {
     let (n_head, n_head_kv, d_head, n_blocks) = (6, 2, 32, 28);
     let n_cols = n_head * d_head;
@@ -236,7 +236,8 @@ fn alone(rig: &mut Rig, formats: KvCache<Format>) -> Result<()> {
     Ok(())
 }
 
-/// Positions that a token must not see hold NaN, in its own blocks too where the sequence ends.
+/// Positions that a token must not attend to hold NaN, including those after the end in its own
+/// blocks.
 fn attention(rig: &mut Rig, formats: KvCache<Format>, shape: &Shape) -> Result<()> {
     let n_blocks = shape.seqs.iter().map(|(len, _)| len.div_ceil(32)).sum::<usize>() + 2;
     let facts = rig.facts(shape.seqs, n_blocks);
@@ -258,7 +259,7 @@ fn attention(rig: &mut Rig, formats: KvCache<Format>, shape: &Shape) -> Result<(
         y: y.clone(),
         n_head: shape.n_head,
         n_head_kv: shape.n_head_kv,
-        // Larger than usual, so that the weights differ.
+        // Larger than usual, so that the softmax weights differ.
         scale: 3.0 / (shape.d_head as f32).sqrt(),
         window: shape.window,
         softcap: shape.softcap,

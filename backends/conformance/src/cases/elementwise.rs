@@ -1,8 +1,9 @@
-//! GetRows, AddPositions, Gather, Norm, Add, SoftCap, CopyHeads.
+//! GetRows, AddPositions, Gather, Norm, Add, Mul, SoftCap, CopyHeads.
 
 use hal::format::Format;
 use hal::op::{
-    Add, AddPositions, CopyHeads, Gather, GetRows, HeadColumns, Norm, NormKind, SoftCap,
+    Add, AddPositions, CopyHeads, GateActivation, Gather, GetRows, HeadColumns, Mul, Norm,
+    NormKind, SoftCap,
 };
 use hal::{BatchShape, Result};
 
@@ -10,6 +11,14 @@ use super::widths;
 use crate::Case;
 use crate::rig::Rig;
 use crate::weights::weight_formats;
+
+const GATE_ACTIVATIONS: [GateActivation; 5] = [
+    GateActivation::None,
+    GateActivation::Sigmoid,
+    GateActivation::Silu,
+    GateActivation::Softplus,
+    GateActivation::Gelu,
+];
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -47,7 +56,20 @@ pub(super) fn cases() -> Vec<Case> {
         let body = move |rig: &mut Rig| add(rig, n_tokens, n_cols);
         cases.push(Case::new(format!("Add/t{n_tokens}x{n_cols}"), body));
     }
-    for kind in [NormKind::Rms, NormKind::Layer] {
+    for activation in GATE_ACTIVATIONS {
+        for (n_tokens, n, k, shared) in [
+            (1, 9000, 9000, false),
+            (5, 66, 33, false),
+            (40, 96, 3, false),
+            (7, 35, 1, false),
+            (6, 40, 40, true),
+        ] {
+            let body = move |rig: &mut Rig| mul(rig, activation, [n_tokens, n, k], shared);
+            let name = if shared { "/shared" } else { "" };
+            cases.push(Case::new(format!("Mul/{activation:?}/t{n_tokens}x{n}/{k}{name}"), body));
+        }
+    }
+    for kind in [NormKind::Rms, NormKind::Layer, NormKind::L2] {
         for (n_tokens, n_cols, width) in
             [(1, 257, 257), (3, 64, 64), (17, 240, 40), (2, 5, 1), (2, 2500, 2500), (1, 9000, 9000)]
         {
@@ -95,9 +117,29 @@ fn add(rig: &mut Rig, n_tokens: usize, n_cols: usize) -> Result<()> {
     rig.watch_bits("x", &x)
 }
 
+/// Some gates lie where a power overflows or vanishes.
+fn mul(
+    rig: &mut Rig,
+    activation: GateActivation,
+    [n_tokens, n, k]: [usize; 3],
+    shared: bool,
+) -> Result<()> {
+    let g_rows = if shared { 1 } else { n_tokens };
+    let mut gates = rig.rng.floats(g_rows * k);
+    gates.iter_mut().for_each(|g| *g *= 8.0);
+    for (g, far) in gates.iter_mut().zip([-120.0, 120.0, 0.0, -18.0]) {
+        *g = far;
+    }
+    let g = rig.tensor(g_rows, k, &gates)?;
+    let values = rig.rng.floats(n_tokens * n);
+    let x = rig.updated(n_tokens, n, &values)?;
+    rig.run([Mul { g, x: x.clone(), activation }.into()])?;
+    rig.watch("x", &x)
+}
+
 fn norm(rig: &mut Rig, kind: NormKind, size: [usize; 3], affine: bool) -> Result<()> {
     let [n_tokens, n_cols, width] = size;
-    // One token so small that eps matters, one far from 0 in the mean.
+    // One token so small that eps matters, one with a mean far from 0.
     let mut values = rig.rng.floats(n_tokens * n_cols);
     values[..n_cols].iter_mut().for_each(|v| *v *= 3e-3);
     if n_tokens > 1 {
@@ -113,7 +155,7 @@ fn norm(rig: &mut Rig, kind: NormKind, size: [usize; 3], affine: bool) -> Result
     rig.watch("y", &y)
 }
 
-/// One token stands past the table.
+/// One token is past the end of the table.
 fn add_positions(rig: &mut Rig, format: Format, n_tokens: usize, offset: usize) -> Result<()> {
     let (n_cols, max_tokens) = (widths(format)[1], n_tokens + 3);
     let n_rows = offset + 9 + n_tokens;
@@ -135,7 +177,7 @@ fn soft_cap(rig: &mut Rig, n_tokens: usize, n_cols: usize, cap: f32) -> Result<(
     rig.watch("x", &x)
 }
 
-/// What is not copied over stays.
+/// Values that are not copied over stay unchanged.
 fn copy_heads(
     rig: &mut Rig,
     n_tokens: usize,

@@ -1,4 +1,4 @@
-//! SparseFfn: every format in every layout, and which rows are listed.
+//! SparseFfn: every format in every layout, with different row lists.
 
 use hal::format::Format;
 use hal::op::{Activation, Down, FfnKind, MOST_COUNTED, Skip, SparseFfn};
@@ -11,38 +11,39 @@ use crate::rig::{POISON, Rig, f32_bytes};
 use crate::weights::weight_formats;
 
 /// Why [`Lie::Across`] of a quantised format has a wider tolerance.
-pub(super) const ROUNDED: &str = "a value of h between two steps of Q8 may be rounded either way";
+pub(super) const ROUNDED: &str =
+    "a value of h halfway between two steps of Q8 may be rounded either way";
 
-/// How the down matrix lies on the device.
+/// Orientation of the down matrix on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lie {
-    /// Stored by neuron.
+    /// Stored with one row per neuron.
     Stored,
-    /// Made so by a transposing pack.
+    /// Transposed by the pack.
     Transposed,
-    /// By output, as in ordinary files.
+    /// One row per output, as in ordinary files.
     Across,
 }
 
 pub(super) const LIES: [Lie; 3] = [Lie::Stored, Lie::Transposed, Lie::Across];
 
-/// Which rows are listed.
+/// The listed rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Listed {
     /// No list: all rows for every token.
     All,
-    /// A list that has room for no row.
+    /// A list with capacity 0.
     NoRoom,
     Empty,
     First,
     Last,
-    /// Some, each for some tokens.
+    /// Some rows, each wanted by some tokens.
     Some,
     /// Every row, for every token.
     Every,
 }
 
-/// A block to build.
+/// Parameters of a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spec {
     pub(super) format: Format,
@@ -56,12 +57,12 @@ pub(super) struct Spec {
     pub(super) biases: bool,
     pub(super) experts: Option<Experts>,
     pub(super) accumulate: bool,
-    /// Rows of [`WIDEST`] values in all matrices.
+    /// All matrices have rows of [`WIDEST`] values.
     pub(super) widest: bool,
 }
 
 impl Spec {
-    /// Gated ReLU over all rows, one format.
+    /// Gated ReLU over all rows, in one format.
     pub(super) fn new(format: Format, lie: Lie) -> Spec {
         Spec {
             format,
@@ -107,7 +108,7 @@ impl Spec {
         }
     }
 
-    /// A case of this block.
+    /// The case for this block.
     pub(super) fn case(self, name: String) -> Case {
         let rounded = self.lie == Lie::Across && self.down.quants().is_some();
         let case = Case::new(name, move |rig| run(rig, &self));
@@ -143,7 +144,7 @@ pub(super) fn cases() -> Vec<Case> {
             }
         }
         let mut mixed = vec![(format, Format::F32)];
-        // With F32 the pair would come twice.
+        // With F32 the same pair would occur twice.
         if format != Format::F32 {
             mixed.push((Format::BF16, format));
         }
@@ -163,7 +164,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Down of this lie on the device.
+/// Imports down in this orientation.
 pub(super) fn import_down(rig: &mut Rig, spec: &Spec) -> Result<Tensor> {
     let (n_rows, n_out) = (spec.n_rows(), spec.n_out());
     let source = match spec.lie {
@@ -179,7 +180,7 @@ pub(super) fn import_down(rig: &mut Rig, spec: &Spec) -> Result<Tensor> {
     rig.device.import("down", &pack, &source)
 }
 
-/// The op over fresh random data.
+/// The op with new random data.
 pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
     let (n_rows, n_out, n_tokens) = (spec.n_rows(), spec.n_out(), spec.n_tokens);
     let gate = match spec.kind {
@@ -213,7 +214,7 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         true => rig.rng.floats(n_tokens * n_out),
         false => vec![POISON; n_tokens * n_out],
     };
-    // Wider than the rows: one tensor may serve shares of different sizes.
+    // Wider than the number of rows, since one tensor may serve shares of different sizes.
     let hits = match n_tokens <= MOST_COUNTED {
         true => Some(rig.updated(1, n_rows + 3, &vec![5.0; n_rows + 3])?),
         false => None,
@@ -257,7 +258,7 @@ fn rows(rig: &mut Rig, spec: &Spec) -> Result<Rows<Tensor>> {
         Listed::First | Listed::Last | Listed::Every => vec![true; ids.len() * n],
     };
     let capacity = if spec.listed == Listed::NoRoom { 0 } else { n_rows };
-    // Room for more tokens than there are: rows of more words than the step needs.
+    // Capacity for more tokens than the step has, so that rows have more words than it needs.
     Ok(Rows::Active(rig.row_set(capacity, n + 16, &ids, n, &|i, t| wanted[i * n + t])?))
 }
 
@@ -266,7 +267,7 @@ pub(super) fn run(rig: &mut Rig, spec: &Spec) -> Result<()> {
     finish(rig, op)
 }
 
-/// Runs the op and reads what it wrote.
+/// Runs the op and reads its outputs.
 pub(super) fn finish(rig: &mut Rig, op: SparseFfn<Tensor>) -> Result<()> {
     rig.run([Op::SparseFfn(op.clone())])?;
     rig.watch("y", &op.y)?;
@@ -274,17 +275,17 @@ pub(super) fn finish(rig: &mut Rig, op: SparseFfn<Tensor>) -> Result<()> {
     op.hits.as_ref().map_or(Ok(()), |hits| rig.watch("hits", hits))
 }
 
-/// How a token of a batch is run on its own.
+/// How a token of a batch is run alone.
 #[derive(Clone, Copy, PartialEq)]
 enum Alone {
     Dense,
-    /// With the batch's list, in which it wants only some rows.
+    /// With the batch's list, of which it wants only some rows.
     SameList,
-    /// With a list of its rows only, as its own step would have.
+    /// With a list of its own rows only, as a separate step would have.
     OwnList,
 }
 
-/// Up to 16 tokens, nobody's values depend on who else is in the step.
+/// Up to 16 tokens, a token's values do not depend on its neighbours.
 fn alone(rig: &mut Rig, format: Format, how: Alone) -> Result<()> {
     let spec = Spec { n_tokens: 16, ..Spec::new(format, Lie::Transposed) };
     let (n_rows, n_out, n) = (spec.n_rows(), spec.n_out(), spec.n_tokens);

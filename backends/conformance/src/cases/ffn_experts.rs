@@ -1,4 +1,4 @@
-//! SparseFfn with experts: who uses which, in few and in many tokens.
+//! SparseFfn with experts, in decode and in prefill, with different uses of the experts.
 
 use hal::format::Format;
 use hal::op::{Activation, Groups, Skip};
@@ -9,53 +9,53 @@ use crate::Case;
 use crate::rig::{Rig, f32_bytes};
 use crate::weights::weight_formats;
 
-/// Who uses which experts.
+/// Which tokens use which experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// Each token some, up to as many as it may; some experts have no token.
+    /// Each token uses up to `n_used` experts; some experts have no token.
     Mixed,
-    /// Every token as many as it may.
+    /// Every token uses `n_used` experts.
     Full,
-    /// All tokens the last one.
+    /// All tokens use the last expert only.
     One,
-    /// Nobody any.
+    /// No token uses any expert.
     None,
 }
 
-/// The experts of a block. The second has no rows, as in a share of one that is elsewhere.
+/// The experts of a block. The second has no rows, as in a share of a split block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Experts {
     pub(super) n_group: usize,
     n_used: usize,
-    /// Rows of an expert; more where they must be whole blocks.
+    /// Rows of an expert; rounded up if they must be whole blocks.
     rows: usize,
     uses: Use,
 }
 
 impl Experts {
-    /// Each token uses some of `n_group` experts, up to `n_used`.
+    /// Each token uses up to `n_used` of `n_group` experts.
     pub(super) fn mixed(n_group: usize, n_used: usize, rows: usize) -> Experts {
         Experts { n_group, n_used, rows, uses: Use::Mixed }
     }
 
-    /// Experts that have rows.
+    /// Number of experts that have rows.
     pub(super) fn n_filled(&self) -> usize {
         self.n_group - 1
     }
 
-    /// Rows of all, where an expert's are multiples of `block`.
+    /// Rows of all experts, each a multiple of `block`.
     pub(super) fn n_rows(&self, block: usize) -> usize {
         self.n_filled() * self.rows.next_multiple_of(block)
     }
 
-    /// What the op is told, for `n_rows`.
+    /// The `groups` parameter of the op, for `n_rows`.
     pub(super) fn groups(&self, n_rows: usize) -> Groups {
         let each = (n_rows / self.n_filled()) as u32;
         let start = |g: usize| (g - usize::from(g > 1)) as u32 * each;
         Groups { starts: (0..=self.n_group).map(start).collect(), n_used: self.n_used }
     }
 
-    /// What each expert weighs for each token.
+    /// The weight of each expert for each token.
     pub(super) fn weights(&self, rig: &mut Rig, n_tokens: usize) -> Result<Tensor> {
         let mut weights = vec![0.0; n_tokens * self.n_group];
         for weights in weights.chunks_exact_mut(self.n_group) {
@@ -75,7 +75,7 @@ impl Experts {
         rig.tensor(n_tokens, self.n_group, &weights)
     }
 
-    /// With uneven rows: only where down lies by neuron.
+    /// Makes the numbers of rows uneven, for a down matrix with one row per neuron.
     fn uneven(op: &mut Groups, rig: &mut Rig) {
         let mut starts = op.starts.to_vec();
         let n_rows = starts.last().map_or(0, |&end| end as usize);
@@ -90,7 +90,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in weight_formats() {
         for lie in LIES {
-            // SiLU carries everything through, ReLU about half.
+            // With SiLU all neurons are active, with ReLU about half.
             let silu = Spec {
                 skip: Skip::Never,
                 activation: Activation::Silu,
@@ -148,7 +148,7 @@ fn uneven(rig: &mut Rig, spec: &Spec) -> Result<()> {
     finish(rig, op)
 }
 
-/// Up to 16 tokens, nobody's values depend on who else uses an expert.
+/// Up to 16 tokens, a token's values do not depend on which experts its neighbours use.
 fn alone(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
     let experts = Some(Experts::mixed(4, 3, 64));
     let spec = Spec { n_tokens: 16, experts, ..Spec::new(format, lie) };

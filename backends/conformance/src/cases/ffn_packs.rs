@@ -1,5 +1,5 @@
-//! SparseFfn over parts of matrices: selected neurons, spare slots that are refilled, shares of a down matrix
-//! that stays as stored, views.
+//! SparseFfn over selections of matrices: selected neurons, refilled spare slots, shares of a down
+//! matrix in its original orientation, views.
 
 use std::sync::Arc;
 
@@ -42,7 +42,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Some neurons are resident, two spare slots and one full slot are refilled, and a list names them all.
+/// Some neurons are resident; two spare slots and one occupied slot are refilled, and a list names
+/// them all.
 fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
     let spec = Spec::new(format, lie);
     let (n_ff, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
@@ -56,7 +57,7 @@ fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
     let chosen = rig.rng.choose(n_ff / 2, n_ff);
     let n_chosen = chosen.len();
     let absent: Vec<u32> = (0..n_ff as u32).filter(|id| !chosen.contains(id)).collect();
-    // Two spare slots at once, and one that was full.
+    // Two consecutive spare slots, and one occupied slot.
     let refills = [(n_chosen, absent[0]..absent[0] + 2), (4, absent[9]..absent[9] + 1)];
     let packed = |rig: &mut Rig, source: &HostRows, transpose: bool| -> Result<Tensor> {
         let select = Select::Rows(chosen.clone().into());
@@ -85,8 +86,8 @@ fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
     finish(rig, op)
 }
 
-/// Neurons come in pieces through slots that are packed anew between two runs of one program, in the order of the queue;
-/// the last piece is shorter, and slots that hold none add nothing.
+/// Neurons are streamed through slots that are repacked between two runs of one program, in queue
+/// order; the last chunk is shorter, and unused slots add nothing.
 fn repacked(rig: &mut Rig, format: Format, lie: Lie, n_tokens: usize) -> Result<()> {
     let spec = Spec { accumulate: true, n_tokens, ..Spec::new(format, lie) };
     let (n_ff, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
@@ -118,7 +119,7 @@ fn repacked(rig: &mut Rig, format: Format, lie: Lie, n_tokens: usize) -> Result<
         for (from, slots) in sources.into_iter().zip(&slots) {
             let pack = pack(from, piece);
             let Some(len) = rig.device.packed_len(&pack.packed()?) else {
-                return Err(rig.not_here("repack", "packs are not replaced"));
+                return Err(rig.not_here("repack", "the device does not replace packs"));
             };
             let mut staging = rig.device.staging(Bytes(len as u64))?;
             staging.bytes_mut().fill(0xA5);
@@ -131,13 +132,14 @@ fn repacked(rig: &mut Rig, format: Format, lie: Lie, n_tokens: usize) -> Result<
     copies.into_iter().try_for_each(|copy| copy.wait().map(drop))?;
     let short = rig.device.staging(Bytes(4))?;
     if rig.queue.repack(short, &slots[0]).is_ok() {
-        rig.faults.push("bytes of another length were taken for a pack".to_owned());
+        rig.faults.push("bytes of another length were accepted as a pack".to_owned());
     }
     rig.watch("y", &base.y)?;
     rig.watch("active", &base.active)
 }
 
-/// Gate, up and down are columns of one matrix, where the device takes such, and a list names some rows.
+/// Gate, up and down are columns of one matrix, on devices that support it, and a list names some
+/// rows.
 fn side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()> {
     let spec = Spec { n_tokens, ..Spec::new(format, Lie::Stored) };
     let (n_rows, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
@@ -173,7 +175,7 @@ fn side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()> {
     finish(rig, op)
 }
 
-/// Down comes from bytes that were packed before, where the device can keep such.
+/// Down is adopted from bytes that were packed earlier, on devices that support it.
 fn adopted(rig: &mut Rig, format: Format) -> Result<()> {
     let spec = Spec::new(format, Lie::Transposed);
     let base = build(rig, &spec)?;
@@ -191,7 +193,7 @@ fn adopted(rig: &mut Rig, format: Format) -> Result<()> {
             }
             let tensor = rig.device.adopt(&pack, Arc::new(kept))?;
             if rig.device.ledger().used() != used {
-                rig.faults.push("kept bytes were booked".to_owned());
+                rig.faults.push("adopted bytes were booked".to_owned());
             }
             tensor
         }
@@ -199,7 +201,7 @@ fn adopted(rig: &mut Rig, format: Format) -> Result<()> {
     finish(rig, SparseFfn { down, ..base })
 }
 
-/// Bytes at the address of a mapped page, as far as a device can tell, and poisoned.
+/// Bytes aligned like a mapped page, with poison around them.
 #[derive(Debug)]
 struct Kept {
     bytes: Vec<u8>,
@@ -239,7 +241,8 @@ fn views(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
     finish(rig, op)
 }
 
-/// Two shares of one block, by whole blocks of the down matrix, added up: as a split layer that stays as stored.
+/// Two shares of one block, split at whole blocks of the down matrix and added up: as a split
+/// layer in the original orientation.
 fn shares(rig: &mut Rig, format: Format) -> Result<()> {
     let spec = Spec { accumulate: true, ..Spec::new(format, Lie::Across) };
     let (n_ff, block) = (spec.n_rows(), format.block_values());

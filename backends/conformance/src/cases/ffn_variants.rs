@@ -1,4 +1,4 @@
-//! SparseFfn: activations, kinds, skips, biases, groups.
+//! SparseFfn: activations, FFN kinds, skip rules, biases, groups.
 
 use hal::format::Format;
 use hal::op::{Activation, FfnKind, Skip};
@@ -100,7 +100,8 @@ fn each_lie(cases: &mut Vec<Case>, name: &str, spec: &dyn Fn(Lie) -> Spec) {
     cases.extend(LIES.map(|lie| spec(lie).case(format!("{name}/{lie:?}"))));
 }
 
-/// Only the exact activations may drop what is not positive; gpt-oss's is defined with a gate.
+/// Only exactly sparse activations may skip non-positive values; gpt-oss's activation is defined
+/// with a gate.
 fn makes_sense(activation: Activation, kind: FfnKind, skip: Skip) -> bool {
     let oai = matches!(activation, Activation::SwigluOai { .. });
     (skip != Skip::NotPositive || activation.is_exactly_sparse())

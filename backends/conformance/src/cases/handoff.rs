@@ -1,9 +1,9 @@
-//! Post and Merge: the host's half of a layer.
+//! Post and Merge: the host's side of a split layer.
 
 use std::time::Instant;
 
 use hal::op::{Add, Merge, Post};
-use hal::{Batch, MailboxShape, Program, Result, Run, Tensor};
+use hal::{Batch, BatchShape, KV_BLOCK, MailboxShape, Program, Result, Run, Tensor};
 
 use crate::Case;
 use crate::rig::{Data, Rig};
@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
         let name = format!("HandOff/t{n_tokens}of{max_tokens}/weights");
         cases.push(Case::new(name, move |rig: &mut Rig| one(rig, weighted, true)));
     }
-    // A mailbox serves programs of all sizes, whose lists have room for their own tokens.
+    // A mailbox serves programs of all sizes, whose lists are sized for their own tokens.
     for (n_tokens, list, mailbox) in [(3, 8, 100), (40, 64, 64), (40, 64, 130)] {
         let sizes = Sizes { n_layers: 2, list, mailbox, ..Sizes::new(n_tokens, n_tokens) };
         let name = format!("HandOff/t{n_tokens}/list-of{list}/mailbox-of{mailbox}");
@@ -45,25 +45,33 @@ pub(super) fn cases() -> Vec<Case> {
 #[derive(Clone, Copy)]
 struct Sizes {
     n_tokens: usize,
-    /// Tokens of the program, for which its list has room, and its mailbox.
+    /// Tokens of the program, of its list, and of its mailbox.
     max_tokens: usize,
     list: usize,
     mailbox: usize,
     n_layers: usize,
     n_weights: usize,
-    /// The mailboxes of all layers are made together.
+    /// Whether the mailboxes of all layers are allocated together.
     together: bool,
 }
 
 impl Sizes {
-    /// One layer without weights, whose list has room for more tokens than the mailbox.
+    /// One layer without weights, whose list has capacity for more tokens than the mailbox.
     fn new(n_tokens: usize, max_tokens: usize) -> Sizes {
         let (list, mailbox) = (max_tokens + 32, max_tokens);
         Sizes { n_tokens, max_tokens, list, mailbox, n_layers: 1, n_weights: 0, together: false }
     }
 }
 
-/// `n_layers` times: post `x`, do something meanwhile, merge into `y`, and let `y` count for what follows.
+/// A batch with alternating tokens of two sequences, if there are at least two tokens.
+fn two_sequences(rig: &mut Rig, n_tokens: usize, max_tokens: usize) -> Result<Batch<Tensor>> {
+    let (n_blocks, second) = (max_tokens.div_ceil(KV_BLOCK) + 1, n_tokens / 2);
+    let shape = BatchShape { max_tokens, max_seqs: 2, max_blocks: n_blocks };
+    let facts = rig.facts(&[(n_tokens - second, n_tokens - second), (second, second)], n_blocks);
+    rig.batch(shape, &facts, n_blocks, 1 << 20)
+}
+
+/// `n_layers` times: post `x`, do other work, merge into `y`, and use `y` in the following ops.
 struct Layers {
     program: Program,
     y: Tensor,
@@ -74,9 +82,9 @@ struct Layers {
 fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
     let Sizes { n_tokens, max_tokens, list, mailbox, n_layers, n_weights, together } = sizes;
     if !rig.device.info().hand_off {
-        return Err(rig.not_here("Post", "the device has no hand-offs"));
+        return Err(rig.not_here("Post", "the device does not support hand-offs"));
     }
-    let batch = rig.simple_batch(n_tokens, max_tokens)?;
+    let batch = two_sequences(rig, n_tokens, max_tokens)?;
     let y_values = rig.rng.floats(max_tokens * N_OUT);
     let y = rig.updated(max_tokens, N_OUT, &y_values)?;
     let a = rig.input(max_tokens, N_OUT)?;
@@ -95,7 +103,7 @@ fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
     for (layer, mailbox) in mailboxes.iter().enumerate() {
         let mailbox = recorder.mailbox(mailbox)?;
         let x = rig.input(max_tokens, N_IN)?;
-        // The third answer replaces what was there.
+        // The third answer overwrites `y`.
         let accumulate = layer != 2;
         let rows = match ids {
             Some(ids) => {
@@ -121,7 +129,7 @@ fn merge(batch: &Batch<Tensor>, y: &Tensor, mailbox: usize, accumulate: bool) ->
     Merge { batch: batch.clone(), y: y.clone(), mailbox, accumulate }
 }
 
-/// Answers the next post by a formula over all that was posted; false at the end.
+/// Answers the next post with a function of all posted data; false at the end.
 fn serve(rig: &mut Rig, run: &mut Run) -> Result<bool> {
     let Some(posted) = run.next_post()? else { return Ok(false) };
     let (n_tokens, mailbox) = (posted.n_tokens, posted.mailbox);
@@ -153,7 +161,7 @@ fn one(rig: &mut Rig, sizes: Sizes, list: bool) -> Result<()> {
     serve_all(rig, &layers)
 }
 
-/// A list without rows is still posted: the other side answers zeros.
+/// A list without rows is still posted; the host answers zeros.
 fn empty(rig: &mut Rig) -> Result<()> {
     let layers = build(rig, Sizes::new(2, 4), Some(&[]))?;
     serve_all(rig, &layers)
@@ -167,7 +175,7 @@ fn layers(rig: &mut Rig) -> Result<()> {
     serve_all(rig, &layers)
 }
 
-/// The same of those that may share their room.
+/// The same with mailboxes that may share memory.
 fn together(rig: &mut Rig) -> Result<()> {
     let ids = rig.rng.choose(5, 50);
     let sizes = Sizes { n_layers: 4, n_weights: 3, together: true, ..Sizes::new(5, 8) };
@@ -176,7 +184,8 @@ fn together(rig: &mut Rig) -> Result<()> {
     serve_all(rig, &layers)
 }
 
-/// A step that is dropped before, at and after an answer leaves nobody waiting, and the next one works.
+/// A step that is dropped before, at and after an answer leaves no thread waiting, and the next
+/// one works.
 fn given_up(rig: &mut Rig, together: bool) -> Result<()> {
     let layers = build(rig, Sizes { n_layers: 3, together, ..Sizes::new(3, 4) }, None)?;
     let fresh = rig.rng.floats(4 * N_OUT);
@@ -186,7 +195,7 @@ fn given_up(rig: &mut Rig, together: bool) -> Result<()> {
             serve(rig, &mut run)?;
         }
         if answers == 1 {
-            // Looked at, never answered.
+            // Received but never answered.
             let posted = run.next_post()?.map(|posted| posted.n_tokens as u32);
             rig.note("left open", Data::Words(posted.into_iter().collect()));
         }
@@ -198,7 +207,7 @@ fn given_up(rig: &mut Rig, together: bool) -> Result<()> {
     Ok(())
 }
 
-/// A run that is timed: the same bits, and times of the parts in their order.
+/// A timed run has the same bits, and times of the parts in order.
 fn timed(rig: &mut Rig, together: bool) -> Result<()> {
     let layers = build(rig, Sizes { n_layers: 3, together, ..Sizes::new(2, 4) }, None)?;
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! MatMul, and through it what importing makes of a matrix.
+//! MatMul, and through it the import of matrices.
 
 use hal::format::Format;
 use hal::op::MatMul;
@@ -23,7 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
             let body = move |rig: &mut Rig| plain(rig, format, [33, WIDEST], n_tokens, false);
             cases.push(Case::new(format!("MatMul/{format}/33x{WIDEST}/t{n_tokens}"), body));
         }
-        // More tokens than one stretch of work takes, and a stretch of columns with a rest.
+        // More tokens than one tile has, and columns with a remainder.
         for (n_tokens, blocks) in [(33, 3), (100, 5), (515, 3)] {
             let cols = blocks * format.block_values().max(128);
             let body = move |rig: &mut Rig| plain(rig, format, [45, cols], n_tokens, true);
@@ -68,7 +68,7 @@ fn view(rig: &mut Rig, format: Format) -> Result<()> {
     rig.watch("y", &y)
 }
 
-/// Activations of zero, and of very different size from block to block.
+/// Activations of zero, and of very different magnitudes in different blocks.
 fn zeros(rig: &mut Rig, format: Format) -> Result<()> {
     let cols = widths(format)[1];
     let w = rig.weight(7, cols, format)?;
@@ -84,7 +84,7 @@ fn zeros(rig: &mut Rig, format: Format) -> Result<()> {
     rig.watch("y", &y)
 }
 
-/// Up to 16 tokens, nobody's values depend on who else is in the step.
+/// Up to 16 tokens, a token's values do not depend on its neighbours.
 fn alone(rig: &mut Rig, format: Format) -> Result<()> {
     let cols = widths(format)[1];
     let w = rig.weight(67, cols, format)?;
@@ -107,7 +107,7 @@ fn alone(rig: &mut Rig, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// Every selection without transposing, from memory that may be used in place or fetched row by row.
+/// Every selection without transposing, from memory that may be used in place or read row by row.
 fn packs(rig: &mut Rig, format: Format, origin: Origin) -> Result<()> {
     let (rows, cols) = (35, 5 * format.block_values());
     let source = rig.matrix_from(rows, cols, format, origin)?;
@@ -131,7 +131,7 @@ fn packs(rig: &mut Rig, format: Format, origin: Origin) -> Result<()> {
     Ok(())
 }
 
-/// Spare slots are filled and a full one is replaced; its neighbours stay.
+/// Spare slots are filled and an occupied one is replaced; its neighbours stay unchanged.
 fn refill(rig: &mut Rig, format: Format) -> Result<()> {
     let cols = widths(format)[0];
     let source = rig.matrix(20, cols, format)?;

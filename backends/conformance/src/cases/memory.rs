@@ -1,4 +1,4 @@
-//! Memory: copies in and out, rows of state, the budget.
+//! Memory: copies to and from the device, rows of state, the budget.
 
 use hal::format::Format;
 use hal::{Bytes, Error, Result, TensorDesc};
@@ -18,7 +18,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Writes through views that overlap, and shorter than their tensor.
+/// Writes through overlapping views, shorter than their tensor.
 fn views(rig: &mut Rig, format: Format) -> Result<()> {
     let (n_rows, n_cols, size) = (9, 7, format.block_bytes());
     let tensor = rig.device.alloc("memory", TensorDesc::new(n_rows, n_cols, format))?;
@@ -31,7 +31,7 @@ fn views(rig: &mut Rig, format: Format) -> Result<()> {
     rig.watch_bits("view", &tensor.rows(3..8))
 }
 
-/// Snapshot and restore: only the named rows move.
+/// Snapshot and restore: only the named rows are copied.
 fn copy_rows(rig: &mut Rig) -> Result<()> {
     let state = rig.input(6, 37)?;
     let store = rig.tensor(4, 37, &[POISON; 4 * 37])?;
@@ -44,7 +44,7 @@ fn copy_rows(rig: &mut Rig) -> Result<()> {
     rig.watch_bits("state", &state)
 }
 
-/// Copies in flight own their memory; a dropped one is carried out.
+/// Copies in flight own their memory; a dropped one completes.
 fn flight(rig: &mut Rig) -> Result<()> {
     let tensor = rig.input(4, 33)?;
     let row = 33 * 4;
@@ -60,25 +60,25 @@ fn flight(rig: &mut Rig) -> Result<()> {
         let staging = transfer.wait()?;
         let got = staging.bytes().len() as u64;
         if got != row {
-            rig.faults.push(format!("staging came back with {got} bytes instead of {row}"));
+            rig.faults.push(format!("staging returned with {got} bytes instead of {row}"));
         }
     }
     rig.watch_bits("tensor", &tensor)
 }
 
-/// What does not fit is refused, and nothing stays booked.
+/// Allocations past the budget are refused, and nothing stays booked.
 fn budget(rig: &mut Rig) -> Result<()> {
     let ledger = rig.device.ledger().clone();
     let used = ledger.used();
     let free = ledger.budget() - used;
     if free > Bytes(1 << 60) {
-        return Err(rig.not_here("alloc", "the device was given no budget"));
+        return Err(rig.not_here("alloc", "the device has an unlimited budget"));
     }
     let rows = (free.0 / 4096) as usize + 1;
     match rig.device.alloc("too much", TensorDesc::new(rows, 1024, Format::F32)) {
         Err(Error::OutOfMemory { .. }) => {}
         Err(error) => rig.faults.push(format!("past the budget: {error}")),
-        Ok(_) => rig.faults.push("a tensor larger than the budget was made".to_owned()),
+        Ok(_) => rig.faults.push("a tensor larger than the budget was allocated".to_owned()),
     }
     if ledger.used() != used {
         rig.faults.push(format!("{} are booked instead of {used}", ledger.used()));

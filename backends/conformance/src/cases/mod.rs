@@ -14,6 +14,7 @@ mod predict;
 mod program;
 mod recurrent;
 mod route;
+mod sequences;
 
 use hal::format::Format;
 
@@ -31,6 +32,7 @@ pub(crate) fn all() -> Vec<Case> {
         predict::cases(),
         route::cases(),
         recurrent::cases(),
+        sequences::cases(),
         program::cases(),
         neighbours::cases(),
         handoff::cases(),
@@ -41,10 +43,10 @@ pub(crate) fn all() -> Vec<Case> {
     .collect()
 }
 
-/// Values of the widest rows: of many blocks in every format.
+/// Values of the widest rows: several blocks in every format.
 const WIDEST: usize = 512;
 
-/// A narrow and a wide row length: whole blocks, and nothing that a SIMD width divides where there is a choice.
+/// A narrow and a wide row length: whole blocks, and if possible not a multiple of a SIMD width.
 fn widths(format: Format) -> [usize; 2] {
     match format.block_values() {
         1 => [33, 257],

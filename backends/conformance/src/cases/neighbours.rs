@@ -1,5 +1,5 @@
-//! Ops that follow each other in every layer, in one program and each in one of its own: the same bits. A device may launch
-//! neighbours together, or keep what one has made for the next.
+//! Ops that follow each other in every layer, in one program and in separate programs: the bits
+//! are the same. A device may fuse neighbouring ops, or reuse intermediate results.
 
 use hal::format::Format;
 use hal::op::{Add, Attention, MatMul, Norm, NormKind, Pairing, Rope, StoreKv};
@@ -14,7 +14,7 @@ use crate::rig::{Rig, f32_bytes};
 const D_HEAD: usize = 64;
 
 pub(super) fn cases() -> Vec<Case> {
-    let rounded = "activations that are rounded again and again may tip over";
+    let rounded = "repeated rounding of activations may amplify a difference";
     let mut cases = Vec::new();
     // The first width is whole blocks, but not of 256.
     for (format, kv, n_embd) in [
@@ -30,7 +30,7 @@ pub(super) fn cases() -> Vec<Case> {
             let case = Case::new(name, move |rig| neighbours(rig, format, kv, [n_embd, n_tokens]));
             cases.push(match (format, kv) {
                 (Format::F32, Format::F32) => case,
-                (Format::F32 | Format::F16, _) => case.within(1e-4, "what is cached is rounded"),
+                (Format::F32 | Format::F16, _) => case.within(1e-4, "cached values are rounded"),
                 _ => case.within(2e-3, rounded),
             });
         }
@@ -38,7 +38,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// What a layer works on, in the order in which it is written.
+/// Tensors of a layer, in the order in which they are written.
 struct Values {
     n_embd: usize,
     all: Vec<(&'static str, Tensor, Vec<f32>)>,
@@ -52,7 +52,7 @@ impl Values {
         Ok(tensor)
     }
 
-    /// As at first.
+    /// Restores the initial values.
     fn reset(&self, rig: &mut Rig) -> Result<()> {
         for (_, tensor, values) in &self.all {
             rig.queue.write(tensor, &f32_bytes(values))?;

@@ -14,7 +14,8 @@ const N_FF: usize = 131;
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in weight_formats() {
-        // A score at the threshold may fall to either side; with these numbers of tokens none is there.
+        // A score at the threshold may be decided either way; with these numbers of tokens none
+        // occurs.
         for n_tokens in [1, 5, 17, 41, 515] {
             let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Nothing);
             cases.push(Case::new(format!("Predict/{format}/t{n_tokens}"), body));
@@ -22,7 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
                 let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Widest);
                 cases.push(Case::new(format!("Predict/{format}/widest/t{n_tokens}"), body));
             }
-            // Without ReLU scores lie closer to the threshold: of many tokens some are there.
+            // Without ReLU scores lie closer to the threshold; among enough tokens some reach it.
             if n_tokens < 100 {
                 let body = move |rig: &mut Rig| predict(rig, format, n_tokens, Odd::Linear);
                 cases.push(Case::new(format!("Predict/{format}/linear/t{n_tokens}"), body));
@@ -50,17 +51,17 @@ pub(super) fn cases() -> Vec<Case> {
 #[derive(Clone, Copy, PartialEq)]
 enum Odd {
     Nothing,
-    /// Rows of [`WIDEST`] values in both matrices.
+    /// Both matrices have rows of [`WIDEST`] values.
     Widest,
     /// No ReLU, and a bias for each neuron.
     Linear,
-    /// The second matrix meets the input itself; with a bias.
+    /// The second matrix is multiplied with the input itself; with a bias.
     OneMatrix,
     AllResident,
     Threshold(f32),
-    /// One row of the second matrix scores no number.
+    /// One row of the second matrix gives NaN scores.
     NanWeight,
-    /// One token has no numbers at all: it wants everything.
+    /// One token is all NaN, so all neurons are active for it.
     NanInput,
 }
 
@@ -112,7 +113,7 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
         | Odd::NanWeight
         | Odd::NanInput => Some(rig.row_set(N_FF, n_tokens, &[], 0, &|_, _| false)?),
     };
-    // The count must be written even where nothing is wanted.
+    // The count must be written even if no neuron is active.
     for set in [Some(&resident), absent.as_ref()].into_iter().flatten() {
         rig.queue.write(&set.count, &[9, 0, 0, 0])?;
     }

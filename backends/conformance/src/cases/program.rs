@@ -1,4 +1,4 @@
-//! Whole programs: order, replay with other facts, room for more tokens than there are.
+//! Whole programs: order, replay with other batches, capacity for more tokens than the step has.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ const N_EMBD: usize = 96;
 const N_HEAD: usize = 3;
 
 pub(super) fn cases() -> Vec<Case> {
-    let rounded = "activations that are rounded again and again may tip over";
+    let rounded = "repeated rounding of activations may amplify a difference";
     let mut cases = vec![
         Case::new("Program/F32/steps", |rig| steps(rig, Format::F32)),
         Case::new("Program/Q8_0/steps", |rig| steps(rig, Format::Q8_0)).within(1e-4, rounded),
@@ -33,8 +33,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// A layer of a language model, recorded once and replayed for a prompt, for a longer one beside it, and for
-/// single tokens.
+/// A layer of a language model, recorded once and replayed for a prompt, for a longer one in
+/// parallel, and for single tokens.
 fn steps(rig: &mut Rig, format: Format) -> Result<()> {
     let batch = rig.device.batch(SHAPE)?;
     let cache = rig.device.kv_cache(N_BLOCKS, KvCache::both(N_EMBD), KvCache::both(Format::F16))?;
@@ -62,7 +62,7 @@ fn steps(rig: &mut Rig, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// The layer once more, timed in parts.
+/// The same layer, timed by parts.
 fn timed(rig: &mut Rig) -> Result<()> {
     let batch = rig.device.batch(SHAPE)?;
     let cache = rig.device.kv_cache(N_BLOCKS, KvCache::both(N_EMBD), KvCache::both(Format::F16))?;
@@ -154,7 +154,7 @@ fn layer(
     Ok(ops)
 }
 
-/// The block with matrices of a model's width, from `x` to `y`.
+/// The block with a model's matrix sizes, from `x` to `y`.
 pub(super) fn resized(
     rig: &mut Rig,
     op: SparseFfn<Tensor>,
@@ -174,7 +174,7 @@ pub(super) fn resized(
     Ok(SparseFfn { gate: Some(gate), up, down, x: x.clone(), y: y.clone(), hits, ..op })
 }
 
-/// The list goes from the predictor to the block without the host.
+/// The list goes from the predictor to the block on the device.
 fn predicted(rig: &mut Rig) -> Result<()> {
     let spec = Spec { n_tokens: 3, ..Spec::new(Format::F32, Lie::Transposed) };
     let op = build(rig, &spec)?;
@@ -199,7 +199,8 @@ fn predicted(rig: &mut Rig) -> Result<()> {
     rig.watch("active", &op.active)
 }
 
-/// Replays, writes and copies take effect in the order in which they were given, waited for or not.
+/// Replays, writes and copies take effect in the order of submission, whether the host waits or
+/// not.
 fn in_order(rig: &mut Rig) -> Result<()> {
     let a = rig.input(3, 33)?;
     let x = rig.updated(3, 33, &[1.0; 99])?;

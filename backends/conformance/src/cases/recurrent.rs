@@ -1,6 +1,6 @@
-//! ShortConv, GatedDelta, SsmScan: state per sequence, starting over at position 0.
+//! ShortConv, GatedDelta, SsmScan: state per sequence, reset at position 0.
 
-use hal::op::{GatedDelta, ShortConv, SsmScan};
+use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 use hal::{Batch, BatchShape, Result, Tensor};
 
 use crate::Case;
@@ -11,7 +11,7 @@ const MAX_SEQS: usize = 3;
 
 type Steps = &'static [(usize, usize)];
 
-/// Sequences that go on, that begin, both, and a long one.
+/// Sequences that continue, that begin, both, and a long one.
 const STEPS: [(&str, Steps); 4] = [
     ("goes-on", &[(9, 1)]),
     ("begins", &[(3, 3)]),
@@ -26,9 +26,15 @@ pub(super) fn cases() -> Vec<Case> {
             let body = move |rig: &mut Rig| short_conv(rig, seqs, taps);
             cases.push(Case::new(format!("ShortConv/{taps}/{name}"), body));
         }
-        for (n_head, d_k, d_v) in [(2, 16, 16), (3, 5, 7), (2, 96, 40), (1, 160, 33)] {
-            let body = move |rig: &mut Rig| gated_delta(rig, seqs, [n_head, d_k, d_v]);
-            cases.push(Case::new(format!("GatedDelta/{n_head}x{d_k}x{d_v}/{name}"), body));
+        for (n_head_k, n_head_v, d_k, d_v) in
+            [(2, 2, 16, 16), (3, 3, 5, 7), (2, 6, 96, 40), (2, 4, 160, 33), (1, 3, 128, 64)]
+        {
+            for heads in [HeadMapping::Modulo, HeadMapping::Grouped] {
+                let size = [n_head_k, n_head_v, d_k, d_v];
+                let body = move |rig: &mut Rig| gated_delta(rig, seqs, size, heads);
+                let id = format!("GatedDelta/{n_head_k}-{n_head_v}x{d_k}x{d_v}/{heads:?}/{name}");
+                cases.push(Case::new(id, body));
+            }
         }
         for (n_head, n_group, d_head, d_state) in
             [(4, 2, 8, 16), (3, 1, 5, 7), (2, 2, 5, 128), (1, 1, 3, 200)]
@@ -40,7 +46,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The batch, and the states before it: random where a sequence goes on, poison where one begins.
+/// The batch, and the states before it: random for a continued sequence, poison for a new one.
 fn before(rig: &mut Rig, seqs: Steps, n_cols: usize) -> Result<(Batch<Tensor>, Tensor)> {
     let facts = rig.facts(seqs, 4);
     let shape = BatchShape { max_tokens: MAX_TOKENS, max_seqs: MAX_SEQS, max_blocks: 2 };
@@ -53,7 +59,7 @@ fn before(rig: &mut Rig, seqs: Steps, n_cols: usize) -> Result<(Batch<Tensor>, T
     Ok((batch, state))
 }
 
-/// Reads what a step made; states of absent sequences must not have moved.
+/// Reads the outputs of a step; states of absent sequences must be unchanged.
 fn after(rig: &mut Rig, seqs: Steps, y: &Tensor, state: &Tensor) -> Result<()> {
     let n_tokens = seqs.iter().map(|(_, new)| new).sum();
     rig.watch("y", &y.rows(0..n_tokens))?;
@@ -74,26 +80,35 @@ fn short_conv(rig: &mut Rig, seqs: Steps, taps: usize) -> Result<()> {
     after(rig, seqs, &y, &state)
 }
 
-fn gated_delta(rig: &mut Rig, seqs: Steps, [n_head, d_k, d_v]: [usize; 3]) -> Result<()> {
-    let (batch, state) = before(rig, seqs, n_head * d_k * d_v)?;
-    let (q, k) = (rig.input(MAX_TOKENS, n_head * d_k)?, rig.input(MAX_TOKENS, n_head * d_k)?);
-    let v = rig.input(MAX_TOKENS, n_head * d_v)?;
-    let negative: Vec<f32> = rig.rng.floats(MAX_TOKENS * n_head).iter().map(|v| -v.abs()).collect();
-    let decay = rig.tensor(MAX_TOKENS, n_head, &negative)?;
-    let positive: Vec<f32> = rig.rng.floats(MAX_TOKENS * n_head).iter().map(|v| v.abs()).collect();
-    let small: Vec<f32> = positive.iter().map(|v| v / d_k as f32).collect();
-    let beta = rig.tensor(MAX_TOKENS, n_head, &small)?;
-    let y = rig.output(MAX_TOKENS, n_head * d_v)?;
+fn gated_delta(rig: &mut Rig, seqs: Steps, size: [usize; 4], heads: HeadMapping) -> Result<()> {
+    let [n_head_k, n_head_v, d_k, d_v] = size;
+    let (batch, state) = before(rig, seqs, n_head_v * d_k * d_v)?;
+    let q = rig.input(MAX_TOKENS, n_head_k * d_k)?;
+    // Keys of about unit length, as a norm before this op makes them: the state stays bounded.
+    let shrink = 1.0 / (d_k as f32).sqrt();
+    let keys: Vec<f32> =
+        rig.rng.floats(MAX_TOKENS * n_head_k * d_k).iter().map(|v| v * shrink).collect();
+    let k = rig.tensor(MAX_TOKENS, n_head_k * d_k, &keys)?;
+    let v = rig.input(MAX_TOKENS, n_head_v * d_v)?;
+    let (decay, beta) = (rig.input(MAX_TOKENS, n_head_v)?, rig.input(MAX_TOKENS, n_head_v)?);
+    let dt_bias = rig.input(1, n_head_v)?;
+    let rates: Vec<f32> = rig.rng.floats(n_head_v).iter().map(|v| -0.1 - v.abs()).collect();
+    let a = rig.tensor(1, n_head_v, &rates)?;
+    let y = rig.output(MAX_TOKENS, n_head_v * d_v)?;
     let op = GatedDelta {
         q,
         k,
         v,
         decay,
         beta,
+        dt_bias,
+        a,
         batch,
         state: state.clone(),
         y: y.clone(),
-        n_head,
+        n_head_k,
+        n_head_v,
+        heads,
         scale: 0.25,
     };
     rig.run([op.into()])?;

@@ -4,7 +4,7 @@ use hal::op::{Activation, FfnKind};
 
 use crate::simd::ActivateFn;
 
-/// How a neuron's value comes from its test value (the gate, or up where there is none) and up.
+/// How a neuron's value follows from its test value (the gate, or up without a gate) and up.
 #[derive(Debug)]
 pub(super) struct Neurons {
     pub(super) kind: FfnKind,
@@ -20,7 +20,7 @@ impl Neurons {
         x[0]
     }
 
-    /// Turns test values into the neurons' values. What is no number stays none.
+    /// Converts test values to the neurons' values. NaN stays NaN.
     pub(super) fn values(&self, tests: &mut [f32], ups: &mut [f32]) {
         (self.activate)(self.activation, tests);
         if self.kind == FfnKind::GatedBoth {
@@ -37,7 +37,7 @@ impl Neurons {
     }
 }
 
-/// Not `f32::clamp`, which panics where a limit is no number.
+/// Not `f32::clamp`, which panics if a limit is NaN.
 fn clamped(x: f32, limit: f32) -> f32 {
     if x > limit {
         limit

@@ -1,10 +1,11 @@
 //! Attention over the paged cache: softmax over fixed spans of positions, merged in their order.
 //!
-//! A block is up to eight query heads that share a key head; a tile is some tokens of one sequence, up to 32 queries
-//! of a block in all, whose keys and values are read once. Few tokens: one chunk per token, span and some blocks, then
-//! a merge (flash decoding). Many: a chunk is a tile that walks its spans itself. Both ways do the same arithmetic,
-//! and a token's sums are those it has alone: spans begin at fixed positions, and what a token does not see adds
-//! nothing to them.
+//! A block is up to eight query heads that share a key head; a tile is some tokens of one
+//! sequence, up to 32 queries of a block in all, whose keys and values are read once. Decode: one
+//! chunk per token, span and group of blocks, then a merge (flash decoding). Prefill: a chunk is a
+//! tile that processes all of its spans. Both use the same arithmetic, and a token's sums do not
+//! depend on its neighbours: spans begin at fixed positions, and positions that a token does not
+//! attend to add nothing.
 
 use std::ops::Range;
 
@@ -62,25 +63,25 @@ impl Attention {
         }
     }
 
-    /// Positions that token `t` sees.
+    /// Positions that token `t` attends to.
     fn seen(&self, t: usize) -> Range<usize> {
         let end = self.step.view().positions()[t] as usize + 1;
         self.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// Spans that hold some positions of the tokens.
+    /// Spans that overlap the positions of the tokens.
     fn spans(&self, tokens: &Range<usize>) -> Range<usize> {
         let (first, last) = (self.seen(tokens.start), self.seen(tokens.end - 1));
         first.start / SPAN..last.end.div_ceil(SPAN)
     }
 
-    /// The longest list of spans of the step's tokens.
+    /// The largest number of spans of any token of the step.
     fn n_spans(&self) -> usize {
         let n_tokens = self.step.n_tokens(self.cut.n_tokens);
         (0..n_tokens).map(|t| self.spans(&(t..t + 1)).len()).max().unwrap_or(0)
     }
 
-    /// Queries of a block of the tile, and of some of its tokens, by their numbers.
+    /// Indices of the queries of a block, for some tokens of the tile.
     fn queries(&self, tile: &Tile, block: usize, tokens: &Range<usize>) -> Range<usize> {
         let n_heads = self.cut.heads(block).1.len();
         let first = (block - tile.blocks.start) * self.cut.queries();
@@ -88,7 +89,7 @@ impl Attention {
         of(tokens.start)..of(tokens.end)
     }
 
-    /// A worker's memory, with the tile's queries in it.
+    /// A worker's scratch memory, with the tile's queries loaded.
     fn work(&self, tile: &Tile, worker: usize) -> Work<'_> {
         let [q, scores, softmax, sums, widened] = self.tiles.each_ref().map(|of| of.row(worker));
         let (d_head, width) = (self.cut.d_head, self.cut.width);
@@ -107,14 +108,15 @@ impl Attention {
         Work { q, scores, softmax, sums, widened }
     }
 
-    /// Softmax over one span for those of the tile's tokens that see some of it, which are returned.
+    /// Softmax over one span for those tokens of the tile that attend to part of it; returns these
+    /// tokens.
     fn span(&self, tile: &Tile, span: usize, work: &mut Work<'_>) -> Range<usize> {
         let first = span * SPAN;
         let seen = |t: usize| {
             let seen = self.seen(t);
             seen.start.max(first) - first..seen.end.min(first + SPAN).max(first) - first
         };
-        // Neither end of what a token sees comes before that of the token before it.
+        // Both ends of a token's range are at or after those of the previous token.
         let mut tokens = tile.tokens.clone();
         while seen(tokens.start).is_empty() && tokens.len() > 1 {
             tokens.start += 1;
@@ -148,7 +150,8 @@ impl Attention {
         tokens
     }
 
-    /// A half of the cache as F32, if so many queries meet it that this is worth it.
+    /// One half of the cache (keys or values) as F32, if enough queries use it to pay for the
+    /// conversion.
     fn widened<'a>(
         &self,
         half: &Half,
@@ -169,7 +172,7 @@ impl Attention {
         Some(HeadRows { bytes, row_bytes, at: 0, len, n_cols, ids, next: &[] })
     }
 
-    /// The scores of the tokens' queries with keys.
+    /// Multiplies the tokens' queries with keys.
     fn score(
         &self,
         tile: &Tile,
@@ -195,7 +198,7 @@ impl Attention {
         }
     }
 
-    /// The sums of the values by the weights that scores have become.
+    /// Adds up the values, weighted by the softmax of the scores.
     fn sum(
         &self,
         tile: &Tile,
@@ -225,7 +228,7 @@ impl Attention {
                 };
                 let rows = self.queries(tile, block, tokens);
                 let n_heads = self.cut.heads(block).1.len();
-                // Of the piece, what query r sees.
+                // The positions of this range that query r attends to.
                 let part = |r: usize| {
                     let seen = seen(tokens.start + (r - rows.start) / n_heads);
                     let start = seen.start.clamp(at.start, at.end);
@@ -240,8 +243,8 @@ impl Attention {
         work.widened = memory;
     }
 
-    /// Adds values, of which the first is that of position `first`, to the sums of a group of queries; each takes
-    /// those of the positions `part` of it.
+    /// Adds values, the first of which is at position `first`, to the sums of a group of queries;
+    /// each query takes the positions `part` of it.
     fn weigh(
         &self,
         group: Range<usize>,
@@ -307,7 +310,8 @@ impl Attention {
         self.y.part(t, head * d_value..(head + 1) * d_value)
     }
 
-    /// One span of one token and some blocks, each into its row of the parts from row `first` on.
+    /// Computes one span of one token and some blocks, each into its row of the partial results
+    /// from row `first` on.
     fn hand_out(&self, tile: &Tile, span: usize, worker: usize, first: usize) {
         let mut work = self.work(tile, worker);
         self.span(tile, span, &mut work);
@@ -322,7 +326,7 @@ impl Attention {
         }
     }
 
-    /// Merges the spans of token `t` and a block, whose parts begin at row `first`.
+    /// Merges the spans of token `t` and a block, whose partial results begin at row `first`.
     fn collect(&self, t: usize, block: usize, first: usize) {
         let (heads, width) = (self.cut.heads(block).1, self.cut.value_width);
         let n_spans = self.spans(&(t..t + 1)).len();
@@ -338,7 +342,7 @@ impl Attention {
         }
     }
 
-    /// All spans of a tile of one block.
+    /// Processes all spans of a tile of one block.
     fn walk(&self, tile: &Tile, worker: usize) {
         let (block, width) = (tile.blocks.start, self.cut.value_width);
         let heads = self.cut.heads(block).1;
@@ -364,7 +368,7 @@ impl Attention {
         }
     }
 
-    /// The neighbours among `tokens` that belong to one sequence, run by run.
+    /// Calls `f` for each run of adjacent `tokens` of one sequence.
     fn runs(&self, tokens: Range<usize>, mut f: impl FnMut(Range<usize>)) {
         let view = self.step.view();
         let seqs = &view.seqs()[tokens.clone()];
@@ -393,7 +397,7 @@ impl Kernel for Attention {
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
         let n_blocks = self.cut.n_blocks;
         if phase == 0 {
-            // Pieces of the same rows follow each other.
+            // Chunks that share cache rows are adjacent.
             let (at, piece) = (chunk / self.cut.pieces(), chunk % self.cut.pieces());
             let (t, index) = (at / self.n_spans(), at % self.n_spans());
             let first = piece * self.cut.together;

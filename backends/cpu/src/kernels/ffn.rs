@@ -1,9 +1,10 @@
-//! The feed-forward block that computes only the neurons that count.
+//! The feed-forward block that computes only the active neurons.
 //!
-//! Tokens are worked on in tiles. A tile takes four steps: round x and find out who uses which group; the neurons'
-//! values; sums of groups; the result. Few tokens go slice by slice (`few`), many that want all rows another way
-//! through the same steps (`prompt`). A block without groups is one group that every token uses: of rows that nobody
-//! uses nothing is read.
+//! Tokens are processed in tiles. A tile takes four steps: quantise x and find which tokens use
+//! which group; compute the neurons' values; sum up groups; write the result. Small batches go slice
+//! by slice (`few`). Larger batches that use all rows go through the same steps by panels
+//! (`prompt`). A block without groups is one group that every token uses. Rows that no token uses
+//! are not read.
 
 use std::ops::Range;
 
@@ -30,16 +31,16 @@ use groups::{Groups, Part};
 use list::List;
 use prompt::Prompt;
 
-/// Phases of a tile.
+/// Phases per tile.
 const STEPS: usize = 4;
 
-/// Why an op is left to the reference, if it is.
+/// Why an op falls back to the reference, if it does.
 pub(super) fn unsupported<T: Operand>(op: &op::SparseFfn<T>) -> Option<&'static str> {
     let cut = matches!(op.skip, Skip::GaussianCut(_));
-    cut.then_some("with a cut by mean and deviation has no fast kernel")
+    cut.then_some("with a Gaussian cut has no fast kernel")
 }
 
-/// What becomes of a neuron's value.
+/// Destination of the neurons' values.
 #[derive(Debug)]
 enum Output {
     ByNeuron { down: ByNeuron, partial: Writes<f32> },
@@ -127,7 +128,8 @@ impl SparseFfn {
         piece(tile, self.cut.tile, self.cut.n_tokens)
     }
 
-    /// Some columns of y of token `t` as they are before anything is added: what was there, and the offsets.
+    /// Initialises some columns of y of token `t`: the previous contents if they accumulate, and
+    /// the biases.
     fn begin(&self, t: usize, slot: usize, cols: &Range<usize>) -> &mut [f32] {
         let y = self.y.part(t, cols.clone());
         if !self.accumulate {
@@ -143,12 +145,12 @@ impl SparseFfn {
         y
     }
 
-    /// The first row of a group's matrix where down lies across neurons.
+    /// The first row of a group's matrix if down has one row per output.
     fn matrix_of(&self, part: &Part<'_>) -> usize {
         part.rows.start / self.cut.group_rows.max(1) * self.cut.n_out
     }
 
-    /// Chunks that the tokens of a group are cut into, for so many pairs and rows.
+    /// Number of chunks for a group with this number of pairs and rows.
     fn group_chunks(&self, n_pairs: usize, n_rows: usize) -> usize {
         match self.prompt {
             Some(_) => PanelCut::new(n_pairs, n_rows).n_chunks(),

@@ -1,4 +1,5 @@
-//! Dense matrices: round the activations, then rows against a few tokens, or panels of rows against many.
+//! Dense matrix products: quantise the activations, then GEMV by rows for a few tokens, or GEMM by
+//! panels of rows.
 
 use hal::op;
 use hal::{Operand, Tensor};
@@ -37,7 +38,7 @@ pub(super) struct MatMul {
     bias: Option<Reads<f32>>,
     y: Writes<f32>,
     rows: usize,
-    /// With many tokens.
+    /// For prefill.
     cut: Option<PanelCut>,
     panels: Panels,
 }

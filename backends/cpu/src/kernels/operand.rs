@@ -1,4 +1,4 @@
-//! What several kernels have in common: the step's facts, weights, rounded activations.
+//! Code shared by several kernels: the batch, weights, quantised activations.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::Context;
 use crate::buffer::{Reads, Scratch, Span, Writes};
 use crate::simd::{ActView, Kernels, Q8View, RowIds, RowRun, RowsFn, TokenRows};
 
-/// The step's facts.
+/// The batch of the step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     words: Reads<u32>,
@@ -25,7 +25,7 @@ impl Step {
         BatchView::new(self.words.all(), self.shape)
     }
 
-    /// Real tokens of a program of `n_rows`.
+    /// Real tokens in a program recorded for `n_rows`.
     pub(super) fn n_tokens(&self, n_rows: usize) -> usize {
         self.view().n_tokens().min(n_rows)
     }
@@ -36,7 +36,7 @@ pub(super) fn maybe(tensor: Option<&Tensor>, context: &Context<'_>) -> Option<Re
     tensor.map(|tensor| context.bind.read(tensor))
 }
 
-/// A matrix in rows with its products.
+/// A matrix in rows with its kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Weight {
     pub(super) rows: Reads<u8>,
@@ -59,8 +59,8 @@ impl Weight {
         }
     }
 
-    /// Calls `f(i, products)` for the first `n` of the rows `ids`, each times one to four tokens. Rows that follow
-    /// in `ids` are those that will be read next.
+    /// Calls `f(i, products)` for the first `n` of the rows `ids`, each times one to four tokens.
+    /// The rows of `ids` after those are prefetched.
     #[inline(always)]
     pub(super) fn for_rows(
         &self,
@@ -96,7 +96,8 @@ impl Weight {
         }
     }
 
-    /// One row, or whole blocks of one, times one to four tokens; unused places of the result are unspecified.
+    /// One row, or whole blocks of one, times one to four tokens; unused entries of the result are
+    /// unspecified.
     #[inline]
     pub(super) fn times_row(&self, row: &[u8], xs: &[ActView<'_>]) -> [f32; 4] {
         let run = RowRun::one(row);
@@ -110,7 +111,8 @@ impl Weight {
     }
 }
 
-/// Rows per chunk of a matrix: some tens of kilobytes, so that handing out costs nothing and all get some.
+/// Rows per chunk of a matrix: some tens of kilobytes, large enough to outweigh the scheduling and
+/// small enough for all threads to get some.
 pub(super) fn rows_per_chunk(row_bytes: usize) -> usize {
     const CHUNK_BYTES: usize = 32 << 10;
     (CHUNK_BYTES / row_bytes.max(1)).clamp(4, 512).next_multiple_of(4)
@@ -125,7 +127,7 @@ pub(super) struct Q8Span {
 }
 
 impl Q8Span {
-    /// Room for `n_rows` of `n_cols`, if any of `formats` takes Q8 activations.
+    /// Memory for `n_rows` of `n_cols`, if any of `formats` takes Q8 activations.
     pub(super) fn new(
         formats: &[Option<Format>],
         n_rows: usize,
@@ -144,7 +146,7 @@ impl Q8Span {
     }
 }
 
-/// Rows of activations as they are and, where a weight wants them so, in Q8 blocks.
+/// Rows of activations in F32 and, if a weight takes them, in Q8 blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acts {
     x: Reads<f32>,
@@ -159,19 +161,19 @@ impl Acts {
         Acts { x, q8, simd: context.simd }
     }
 
-    /// Whether there is anything to round.
+    /// Whether there is anything to quantise.
     pub(super) fn rounds(&self) -> bool {
         self.q8.is_some()
     }
 
-    /// Rounds row `row` of x into slot `slot`.
+    /// Quantises row `row` of x into slot `slot`.
     pub(super) fn round(&self, row: usize, slot: usize) {
         if let Some((q, d, sum)) = &self.q8 {
             self.simd.quantize(self.x.row(row), q.row(slot), d.row(slot), sum.row(slot));
         }
     }
 
-    /// Rounds `values`, which begin at block `block` of a row, into slot `slot`.
+    /// Quantises `values`, which begin at block `block` of a row, into slot `slot`.
     pub(super) fn round_part(&self, values: &[f32], slot: usize, block: usize) {
         if let Some((q, d, sum)) = &self.q8 {
             let blocks = block..block + values.len().div_ceil(Q8_BLOCK);
@@ -181,7 +183,7 @@ impl Acts {
         }
     }
 
-    /// Neighbouring rows from `row` on, or their rounded forms in `slots`, as `kind` has them.
+    /// Consecutive rows from `row` on, or their quantised forms in `slots`, depending on `kind`.
     pub(super) fn rows(
         &self,
         kind: Activation,
@@ -195,13 +197,13 @@ impl Acts {
                 d: d.reads_rows(slots.clone()),
                 sum: sum.reads_rows(slots),
             }),
-            (Activation::Q8, None) => unreachable!("room for rounded activations was planned"),
+            (Activation::Q8, None) => unreachable!("memory for quantised activations was planned"),
             (Activation::F32, _) => ActView::F32(self.x.rows(row..row + slots.len())),
         };
         TokenRows { all, n_cols, ids: RowIds::From(0) }
     }
 
-    /// Row `row`, or its rounded form in `slot`, as `kind` has it.
+    /// Row `row`, or its quantised form in `slot`, depending on `kind`.
     #[inline]
     pub(super) fn view(&self, kind: Activation, row: usize, slot: usize) -> ActView<'_> {
         match (kind, &self.q8) {
@@ -210,12 +212,12 @@ impl Acts {
                 d: d.reads_row(slot),
                 sum: sum.reads_row(slot),
             }),
-            (Activation::Q8, None) => unreachable!("room for rounded activations was planned"),
+            (Activation::Q8, None) => unreachable!("memory for quantised activations was planned"),
             (Activation::F32, _) => ActView::F32(self.x.row(row)),
         }
     }
 
-    /// The views of up to four neighbouring rows, of which only the first `rows.len()` count.
+    /// The views of up to four consecutive rows; only the first `rows.len()` are valid.
     pub(super) fn four(
         &self,
         kind: Activation,

@@ -1,4 +1,4 @@
-//! Products of a matrix with many tokens: a panel of rows is taken apart once for a tile of tokens.
+//! Matrix products in prefill: a panel of rows is unpacked once for a tile of tokens.
 
 use std::ops::Range;
 
@@ -7,18 +7,18 @@ use super::{Context, piece};
 use crate::buffer::{Scratch, Span, Writes};
 use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_stretch, prefetch};
 
-/// Programs of up to so many tokens go row by row, which gives a token the bits that it has alone (see the
-/// contract); larger ones go by panels.
+/// Up to this number of tokens, programs go row by row, so that a token's bits do not depend on its
+/// neighbours (see the contract); larger ones go by panels.
 pub(super) const FEW_TOKENS: usize = 16;
 
-/// Most tokens of a tile: enough that taking a panel apart costs next to nothing.
+/// Most tokens of a tile: enough to make the cost of unpacking a panel negligible.
 pub(super) const TILE: usize = 512;
-/// Tokens below which that cost is felt.
+/// Below this number of tokens the cost of unpacking matters.
 const SMALL_TILE: usize = 64;
-/// Chunks that make tiles small enough for all threads to have some.
+/// Tiles are made smaller until there are this many chunks, so that all threads get some.
 const ENOUGH_CHUNKS: usize = 64;
 
-/// How a product of so many tokens and rows is cut: tile after tile, panel after panel.
+/// How a product of some tokens and rows is split: by tile, then by panel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PanelCut {
     n_tokens: usize,
@@ -59,7 +59,7 @@ pub(super) struct PanelSpans {
 }
 
 impl PanelSpans {
-    /// Room for `n_sums` products at once with up to `n_tokens`; none if they are few.
+    /// Memory for `n_sums` simultaneous products with up to `n_tokens`; none for small batches.
     pub(super) fn new(
         n_tokens: usize,
         n_sums: usize,
@@ -74,7 +74,7 @@ impl PanelSpans {
     }
 }
 
-/// The same, ready to use.
+/// The same, bound to memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Panels {
     panel: Writes<f32>,
@@ -92,13 +92,14 @@ impl Panels {
         }
     }
 
-    /// Room for sums with `n` tokens, in place `at` of those planned.
-    #[allow(clippy::mut_from_ref, reason = "a worker's own: see `crate::buffer`")]
+    /// Memory for sums with `n` tokens, at index `at` of the planned ones.
+    #[allow(clippy::mut_from_ref, reason = "used by one worker only: see `crate::buffer`")]
     pub(super) fn sums(&self, n: usize, worker: usize, at: usize) -> &mut [[f32; PANEL_ROWS]] {
         self.sums.part(worker, at * n..(at + 1) * n)
     }
 
-    /// [`Panels::times`] for a few tokens, row by row: taking the rows apart would cost more than the products.
+    /// [`Panels::times`] for a few tokens, row by row: unpacking the rows would cost more than the
+    /// products.
     pub(super) fn times_few(
         &self,
         weight: &Weight,
@@ -120,8 +121,8 @@ impl Panels {
         sums
     }
 
-    /// The products of rows `rows`, at most a panel, with `n` tokens: a row of sums for each,
-    /// in place `at`.
+    /// The products of rows `rows`, at most a panel, with `n` tokens: a row of sums for each, at
+    /// index `at`.
     pub(super) fn times(
         &self,
         weight: &Weight,

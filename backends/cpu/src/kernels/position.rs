@@ -1,4 +1,4 @@
-//! Positions, learned and rotary, and writing keys and values to the paged cache.
+//! Learned and rotary position embeddings, and writing keys and values to the paged cache.
 
 use hal::op::{self, Pairing};
 use hal::{KvCache, Operand, Tensor, TensorDesc};
@@ -8,10 +8,11 @@ use super::{Context, Kernel, cheap_rows, piece};
 use crate::buffer::{Reads, Writes};
 use crate::simd::StoreFn;
 
-/// Frequencies turned at a time, with their sines on the stack.
+/// Frequencies processed at a time, with their sines on the stack.
 const PAIRS: usize = 64;
 
-/// Values of a table's row that are decoded at a time, on the stack: a multiple of all formats' blocks.
+/// Values of a table row that are dequantised at a time, on the stack: a multiple of all formats'
+/// blocks.
 const PIECE: usize = 256;
 
 #[derive(Debug)]
@@ -128,7 +129,7 @@ impl Kernel for Rope {
     }
 }
 
-/// One half of the cache, to write.
+/// One half of the cache (keys or values), for writing.
 #[derive(Debug)]
 struct CacheRows {
     rows: Writes<u8>,

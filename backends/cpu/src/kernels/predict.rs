@@ -1,8 +1,9 @@
-//! Which neurons a step wants: two small matrices, a comparison, and lists.
+//! Predicts the active neurons of a step: two small matrices, a comparison, and lists.
 //!
-//! Five phases: round x; the first matrix; round what comes of it (or x, where there is one matrix); the second matrix,
-//! whose scores become membership bits; the lists. Each chunk of neurons fills a part of the lists that begins where the chunks before
-//! it end, so that the lists are ascending whoever fills them. With many tokens both matrices go by panels.
+//! Five phases: quantise x; the first matrix; quantise its output (or x, if there is one matrix);
+//! the second matrix, whose scores become membership bits; the lists. Each chunk of neurons fills
+//! the range of the lists after the earlier chunks, so that the lists are ascending whichever
+//! thread runs a chunk. In prefill both matrices go by panels.
 
 use std::ops::Range;
 
@@ -18,11 +19,11 @@ use crate::simd::{PANEL_ROWS, RowIds};
 /// Workspace of the op.
 pub(super) struct Spans {
     first: Option<FirstSpans>,
-    /// Of what the second matrix meets.
+    /// Quantised input of the second matrix.
     q8: Option<Q8Span>,
     /// `[n_ff, words]`: bit `t % 32` of word `t / 32` of a neuron: token `t` wants it.
     bits: Span<u32>,
-    /// `[chunks, 2]`: neurons of each chunk that are wanted and here, and wanted and elsewhere.
+    /// `[chunks, 2]`: wanted neurons of each chunk, resident and absent.
     counts: Span<u32>,
     panels: PanelSpans,
 }
@@ -81,7 +82,7 @@ impl List {
         }
     }
 
-    /// Entry `at`: the row and who wants it.
+    /// Writes entry `at`: the row and its membership bits.
     fn put(&self, at: usize, row: u32, bits: &[u32]) {
         self.ids.part(0, at..at + 1)[0] = row;
         let (members, more) = self.members.row(at).split_at_mut(bits.len());
@@ -99,7 +100,7 @@ struct First {
     rows: usize,
     hidden: Writes<f32>,
     hidden_is: Hidden,
-    /// With many tokens.
+    /// For prefill.
     cut: Option<PanelCut>,
 }
 
@@ -107,9 +108,9 @@ struct First {
 pub(super) struct Predict {
     first: Option<First>,
     n_tokens: usize,
-    /// What the second matrix meets.
+    /// Input of the second matrix.
     acts: Acts,
-    /// Width of that.
+    /// Its width.
     rank: usize,
     fc2: Weight,
     bias: Option<Reads<f32>>,
@@ -144,7 +145,7 @@ impl First {
     }
 
     fn run(&self, chunk: usize, worker: usize, n_tokens: usize, panels: &Panels) {
-        // A value that is no number stays none, so that it reaches the scores.
+        // Keeps NaN, so that it reaches the scores.
         let activate = |v: f32| match self.hidden_is {
             Hidden::Relu if v <= 0.0 => 0.0,
             Hidden::Relu | Hidden::Linear => v,
@@ -212,7 +213,7 @@ impl Predict {
     fn score(&self, chunk: usize, worker: usize) {
         let rows = piece(chunk, self.neurons, self.bits.n_rows());
         rows.clone().for_each(|row| self.bits.row(row).fill(0));
-        // Written so that a score that is no number counts as wanted.
+        // Written so that NaN scores count as active.
         let wants = |row: usize| {
             let bias = self.bias.as_ref().map_or(0.0, |bias| bias.all()[row]);
             move |(t, &score): (usize, &f32)| {
@@ -248,7 +249,7 @@ impl Predict {
         self.counts.row(chunk).copy_from_slice(&counts);
     }
 
-    /// Calls `f` for each neuron of `rows` that some token wants, in order.
+    /// Calls `f` for each neuron of `rows` that any token wants, in order.
     fn wanted(&self, rows: &Range<usize>, mut f: impl FnMut(Slot, &[u32])) {
         let slots = &self.slots.all()[rows.clone()];
         for (row, &slot) in rows.clone().zip(slots) {

@@ -1,4 +1,4 @@
-//! Mixture-of-experts routing: the router's products, then a choice per token.
+//! Mixture-of-experts routing: the router's products, then top-k per token.
 
 use hal::op::{self, Scoring};
 use hal::{Operand, Tensor};
@@ -82,7 +82,7 @@ impl Route {
         let chosen = self.chosen.row(t);
         let mut n = 0;
         for g in 0..products.len() {
-            // Only a larger one comes before those that are there, so that the lower id wins a tie.
+            // Only a larger product goes before earlier entries, so that the lower id wins a tie.
             let behind = |&other: &u32| products[g].total_cmp(&products[other as usize]).is_gt();
             let at = chosen[..n].iter().rposition(|other| !behind(other)).map_or(0, |i| i + 1);
             if at == chosen.len() {

@@ -1,12 +1,12 @@
-//! Rows in, rows out: embedding, choosing outputs, norms, sums, soft caps, parts of heads.
+//! Ops on rows: embedding, output selection, norms, sums, soft caps, copies of heads.
 
-use hal::op::{self, HeadColumns, NormKind};
+use hal::op::{self, GateActivation, HeadColumns, NormKind};
 use hal::{Tensor, TensorDesc};
 
 use super::operand::{Step, maybe};
 use super::{CHEAP_CHUNK, Context, Kernel, cheap_rows, piece};
 use crate::buffer::{Reads, Writes};
-use crate::simd::Kernels;
+use crate::simd::{GateFn, Kernels};
 
 #[derive(Debug)]
 pub(super) struct GetRows {
@@ -113,7 +113,11 @@ impl Norm {
             let mean = y.iter().sum::<f32>() / n;
             y.iter_mut().for_each(|y| *y -= mean);
         }
-        let factor = 1.0 / (self.simd.sum_squares(y) / n + self.eps).sqrt();
+        let squares = self.simd.sum_squares(y);
+        let factor = match self.kind {
+            NormKind::Rms | NormKind::Layer => 1.0 / (squares / n + self.eps).sqrt(),
+            NormKind::L2 => 1.0 / squares.sqrt().max(self.eps),
+        };
         match &self.weight {
             Some(weight) => {
                 y.iter_mut().zip(weight.all()).for_each(|(y, w)| *y = *y * factor * w);
@@ -166,6 +170,58 @@ impl Kernel for Add {
 }
 
 #[derive(Debug)]
+pub(super) struct Mul {
+    g: Reads<f32>,
+    x: Writes<f32>,
+    activation: GateActivation,
+    activate: GateFn,
+}
+
+/// Gate values that are activated together.
+const GATES: usize = 256;
+
+impl Mul {
+    pub(super) fn new(op: &op::Mul<Tensor>, context: &Context<'_>) -> Mul {
+        Mul {
+            g: context.bind.read(&op.g),
+            x: context.bind.write(&op.x),
+            activation: op.activation,
+            activate: context.simd.gate(),
+        }
+    }
+
+    /// Scales runs of one row by some of its gates.
+    fn scale(&self, gates: &[f32], x: &mut [f32]) {
+        let mut factors = [0.0; GATES];
+        let factors = &mut factors[..gates.len()];
+        factors.copy_from_slice(gates);
+        (self.activate)(self.activation, factors);
+        if x.len() == factors.len() {
+            return x.iter_mut().zip(factors).for_each(|(x, factor)| *x *= *factor);
+        }
+        for (run, factor) in x.chunks_exact_mut(x.len() / factors.len()).zip(factors) {
+            run.iter_mut().for_each(|x| *x *= *factor);
+        }
+    }
+}
+
+impl Kernel for Mul {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.x.n_rows().div_ceil(cheap_rows(self.x.n_cols()))
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        let per_gate = self.x.n_cols() / self.g.n_cols();
+        for t in piece(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
+            let gates = self.g.row(t.min(self.g.n_rows() - 1)).chunks(GATES);
+            for (gates, x) in gates.zip(self.x.row(t).chunks_mut(GATES * per_gate)) {
+                self.scale(gates, x);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
 pub(super) struct SoftCap {
     x: Writes<f32>,
     cap: f32,
@@ -176,7 +232,7 @@ impl SoftCap {
         SoftCap { x: context.bind.write(&op.x), cap: op.cap }
     }
 
-    /// Chunks of a row: there are few rows, and they are as long as a vocabulary.
+    /// Chunks per row: there are few rows, and they are as long as a vocabulary.
     fn per_row(&self) -> usize {
         self.x.n_cols().div_ceil(CHEAP_CHUNK)
     }

@@ -1,13 +1,13 @@
-//! The activation functions of feed-forward blocks.
+//! The activation functions of feed-forward blocks and gates.
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-use hal::op::{Activation, FfnKind};
+use hal::op::{Activation, FfnKind, GateActivation};
 
 /// `act(x)` of one value.
 pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
-        // Written so that a value that is no number stays none.
+        // Written so that NaN stays NaN.
         Activation::Relu => {
             if x <= 0.0 {
                 0.0
@@ -36,7 +36,7 @@ pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
     }
 }
 
-/// The value of a neuron from its test value (the gate, or up where there is none) and up.
+/// The value of a neuron from its test value (the gate, or up without a gate) and up.
 pub(super) fn neuron(kind: FfnKind, activation: Activation, test: f64, up: f64) -> f64 {
     let limit = match activation {
         Activation::SwigluOai { limit, .. } => Some(f64::from(limit)),
@@ -52,12 +52,28 @@ pub(super) fn neuron(kind: FfnKind, activation: Activation, test: f64, up: f64) 
     }
 }
 
+/// `act(g)` of one gate value.
+pub(crate) fn gate(activation: GateActivation, g: f64) -> f64 {
+    match activation {
+        GateActivation::None => g,
+        GateActivation::Sigmoid => sigmoid(g),
+        GateActivation::Silu => activate(Activation::Silu, g),
+        GateActivation::Softplus => softplus(g),
+        GateActivation::Gelu => activate(Activation::Gelu, g),
+    }
+}
+
+/// `ln(1 + exp(x))`, without overflow.
+pub(super) fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
 pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The error function by its series of positive terms, `2 / sqrt(pi) * exp(-x^2) * sum of
-/// 2^n x^(2n+1) / (2n+1)!!`, which loses nothing to cancellation.
+/// The error function by its series of positive terms, `2 / sqrt(pi) * exp(-x^2) * sum of 2^n
+/// x^(2n+1) / (2n+1)!!`, which has no cancellation.
 fn erf(x: f64) -> f64 {
     if x.abs() > 6.0 {
         return x.signum();

@@ -1,4 +1,4 @@
-//! Positions, the paged cache, and attention over it.
+//! RoPE, the paged KV cache, and attention over it.
 
 use hal::op::{Attention, Pairing, Rope, StoreKv};
 use hal::{BatchView, Operand, Tensor};
@@ -62,14 +62,14 @@ pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
     }
 }
 
-/// The cache rows of the positions that token `t` sees, ascending.
+/// The cache rows of the positions that token `t` attends to, ascending.
 fn visible_rows(view: &BatchView<'_>, t: usize, window: Option<usize>) -> Vec<usize> {
     let (seq, pos) = (view.seqs()[t] as usize, view.positions()[t] as usize);
     let first = window.map_or(0, |window| (pos + 1).saturating_sub(window));
     (first..=pos).map(|p| view.kv_row(seq, p)).collect()
 }
 
-/// Capped scores of token `t`: `[n_head][positions]`.
+/// Soft-capped scores of token `t`: `[n_head][positions]`.
 fn scores(op: &Attention<Tensor>, memory: &dyn Memory, t: usize, rows: &[usize]) -> Vec<Vec<f64>> {
     let q = row(memory, &op.q, t);
     let d_head = q.len() / op.n_head;
@@ -88,7 +88,7 @@ fn scores(op: &Attention<Tensor>, memory: &dyn Memory, t: usize, rows: &[usize])
     scores
 }
 
-/// Scores to weights; a sink takes its share of the sum.
+/// Converts scores to softmax weights; a sink adds its share to the denominator.
 fn softmax(scores: &mut [f64], sink: Option<f64>) {
     let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     scores.iter_mut().for_each(|s| *s = (*s - max).exp());

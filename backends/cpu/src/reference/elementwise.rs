@@ -1,9 +1,10 @@
-//! Rows in, rows out.
+//! Ops on rows.
 
-use hal::op::{Add, AddPositions, CopyHeads, Gather, GetRows, Norm, NormKind, SoftCap};
+use hal::op::{Add, AddPositions, CopyHeads, Gather, GetRows, Mul, Norm, NormKind, SoftCap};
 use hal::{Operand, Tensor};
 
 use super::Memory;
+use super::activation::gate;
 use super::operands::{Step, maybe_floats, row, write_row};
 
 pub(super) fn get_rows(op: &GetRows<Tensor>, memory: &dyn Memory) {
@@ -31,11 +32,14 @@ pub(super) fn norm(op: &Norm<Tensor>, memory: &dyn Memory) {
         for run in values.chunks_exact_mut(op.width) {
             let n = op.width as f64;
             let mean = match op.kind {
-                NormKind::Rms => 0.0,
+                NormKind::Rms | NormKind::L2 => 0.0,
                 NormKind::Layer => run.iter().map(|&v| f64::from(v)).sum::<f64>() / n,
             };
-            let square = run.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
-            let root = (square + f64::from(op.eps)).sqrt();
+            let square = run.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>();
+            let root = match op.kind {
+                NormKind::Rms | NormKind::Layer => (square / n + f64::from(op.eps)).sqrt(),
+                NormKind::L2 => square.sqrt().max(f64::from(op.eps)),
+            };
             for (i, v) in run.iter_mut().enumerate() {
                 let factor = weight.as_ref().map_or(1.0, |w| f64::from(w[i]));
                 let offset = bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
@@ -51,6 +55,20 @@ pub(super) fn add(op: &Add<Tensor>, memory: &dyn Memory) {
         let mut values = row(memory, &op.x, t);
         for (v, a) in values.iter_mut().zip(row(memory, &op.a, t)) {
             *v += a;
+        }
+        write_row(memory, &op.x, t, &values);
+    }
+}
+
+pub(super) fn mul(op: &Mul<Tensor>, memory: &dyn Memory) {
+    let g = op.g.desc();
+    for t in 0..op.x.desc().n_rows {
+        let gates = row(memory, &op.g, t.min(g.n_rows - 1));
+        let mut values = row(memory, &op.x, t);
+        let per_gate = values.len() / gates.len();
+        for (run, g) in values.chunks_exact_mut(per_gate).zip(gates) {
+            let factor = gate(op.activation, f64::from(g));
+            run.iter_mut().for_each(|v| *v = (f64::from(*v) * factor) as f32);
         }
         write_row(memory, &op.x, t, &values);
     }

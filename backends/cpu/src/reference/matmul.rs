@@ -1,4 +1,4 @@
-//! Dense matrices.
+//! Dense matrix products.
 
 use hal::op::MatMul;
 use hal::{Operand, Tensor};
@@ -23,7 +23,7 @@ pub(super) fn products(memory: &dyn Memory, w: &Tensor, x: &Tensor) -> Vec<Vec<f
     times(memory, w, &activation_rows(memory, x, w.desc().format))
 }
 
-/// [`products`] with activations that are already what `w` meets.
+/// [`products`] with activations that are already rounded for `w`.
 pub(super) fn times(memory: &dyn Memory, w: &Tensor, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let n_out = w.desc().n_rows;
     let mut y = vec![vec![0.0; n_out]; x.len()];

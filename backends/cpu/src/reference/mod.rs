@@ -1,7 +1,7 @@
-//! The oracle: every op as plain loops, no threads, no cleverness. One file per op family.
+//! The oracle: every op as plain loops, without threads or optimisations. One file per op family.
 //!
-//! Sums are in f64, so that what a fast kernel is compared with is the formula and not another order of
-//! rounding. Weights are read row by row through [`Memory`], which never sees two calls nested.
+//! Sums are in f64, so that a fast kernel is compared with the formula and not with another order
+//! of rounding. Weights are read row by row through [`Memory`], whose calls are never nested.
 
 mod activation;
 mod attention;
@@ -14,25 +14,25 @@ mod route;
 mod sparse_ffn;
 
 #[cfg(test)]
-pub(crate) use activation::activate;
+pub(crate) use activation::{activate, gate};
 use hal::{Op, Result, Tensor};
 
-/// Memory of a device as the reference sees it: whole buffers, in the plain layout of [`hal::pack`].
+/// Memory of a device for the reference: whole buffers, in the plain layout of [`hal::pack`].
 pub trait Memory {
     /// Calls `f` with all bytes of the buffer that `tensor` is a view of.
     fn read(&self, tensor: &Tensor, f: &mut dyn FnMut(&[u8]));
 
-    /// Calls `f` with all bytes of the buffer that `tensor` is a view of, to change.
+    /// Calls `f` with all bytes, writable, of the buffer that `tensor` is a view of.
     fn write(&self, tensor: &Tensor, f: &mut dyn FnMut(&mut [u8]));
 }
 
-/// Runs one op. Rows of padded tokens keep what they held where the op has a batch.
+/// Runs one op. If the op has a batch, rows of padded tokens keep their contents.
 ///
 /// # Errors
-/// None today; kept so that a failing memory can be reported.
+/// None today; reserved for failing memory.
 ///
 /// # Panics
-/// On `Post` and `Merge`: the device runs the hand-offs itself.
+/// For `Post` and `Merge`: the device itself runs the hand-offs.
 pub fn execute(op: &Op, memory: &dyn Memory) -> Result<()> {
     match op {
         Op::GetRows(op) => elementwise::get_rows(op, memory),
@@ -40,6 +40,7 @@ pub fn execute(op: &Op, memory: &dyn Memory) -> Result<()> {
         Op::Gather(op) => elementwise::gather(op, memory),
         Op::Norm(op) => elementwise::norm(op, memory),
         Op::Add(op) => elementwise::add(op, memory),
+        Op::Mul(op) => elementwise::mul(op, memory),
         Op::SoftCap(op) => elementwise::soft_cap(op, memory),
         Op::CopyHeads(op) => elementwise::copy_heads(op, memory),
         Op::MatMul(op) => matmul::matmul(op, memory),

@@ -1,4 +1,4 @@
-//! Reading and writing operands, and the dot product of all weights.
+//! Reading and writing operands, and the dot product of all formats.
 
 use hal::format::{Activation, Format, Q8_BLOCK, Q8Row};
 use hal::pack::row_plain;
@@ -69,7 +69,7 @@ pub(super) fn write_words(memory: &dyn Memory, tensor: &Tensor, words: &[u32]) {
     });
 }
 
-/// The facts of the step.
+/// The batch of the step.
 pub(super) struct Step {
     words: Vec<u32>,
     shape: hal::BatchShape,
@@ -84,13 +84,13 @@ impl Step {
         BatchView::new(&self.words, self.shape)
     }
 
-    /// Real tokens among the `n_rows` that the program has room for.
+    /// Real tokens in a program recorded for `n_rows`.
     pub(super) fn n_tokens(&self, n_rows: usize) -> usize {
         self.view().n_tokens().min(n_rows)
     }
 }
 
-/// `x` as weights of `format` meet it: as it is, or rounded to Q8 blocks.
+/// `x` as an input of weights in `format`: unchanged, or rounded to Q8 blocks.
 pub(super) fn activations(x: &[f32], format: Format) -> Vec<f64> {
     match format.activation() {
         Activation::F32 => x.iter().map(|&v| f64::from(v)).collect(),
@@ -103,7 +103,7 @@ pub(super) fn activations(x: &[f32], format: Format) -> Vec<f64> {
     }
 }
 
-/// All rows of `x` as weights of `format` meet them.
+/// All rows of `x` as inputs of weights in `format`.
 pub(super) fn activation_rows(memory: &dyn Memory, x: &Tensor, format: Format) -> Vec<Vec<f64>> {
     (0..x.desc().n_rows).map(|t| activations(&row(memory, x, t), format)).collect()
 }

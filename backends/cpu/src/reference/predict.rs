@@ -1,4 +1,4 @@
-//! Which neurons this token needs.
+//! Predicts the active neurons of each token.
 
 use hal::op::{Hidden, Predict};
 use hal::{Operand, RowSet, Slot, Tensor};
@@ -10,7 +10,7 @@ use super::operands::{activations, maybe_floats, words, write_words};
 pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
     let n_tokens = op.x.desc().n_rows;
     let format = op.fc2.desc().format;
-    // A value that is no number stays none, so that it reaches the scores.
+    // Keeps NaN, so that it reaches the scores.
     let activate = |v: f64| match op.hidden {
         Hidden::Relu if v <= 0.0 => 0.0,
         Hidden::Relu | Hidden::Linear => v as f32,
@@ -59,7 +59,10 @@ impl<'a> List<'a> {
     }
 
     fn push(&mut self, id: u32, wanted: &[bool]) {
-        assert!(self.ids.len() < self.set.ids.desc().n_cols, "more wanted rows than the set holds");
+        assert!(
+            self.ids.len() < self.set.ids.desc().n_cols,
+            "more active rows than the set's capacity"
+        );
         let first = self.members.len();
         self.ids.push(id);
         self.members.resize(first + self.set.members.desc().n_cols, 0);

@@ -1,13 +1,13 @@
-//! Layers that carry a state per sequence.
+//! Recurrent layers, with a state per sequence.
 
 use hal::op::{GatedDelta, ShortConv, SsmScan};
 use hal::{Batch, Operand, Tensor};
 
 use super::Memory;
-use super::activation::sigmoid;
+use super::activation::{sigmoid, softplus};
 use super::operands::{Step, floats, maybe_floats, row, write_row};
 
-/// Calls `step` with each real token and the state of its sequence, and puts the state back.
+/// Calls `step` with each real token and the state of its sequence, and stores the state.
 fn each_token(
     batch: &Batch<Tensor>,
     n_rows: usize,
@@ -45,19 +45,23 @@ pub(super) fn short_conv(op: &ShortConv<Tensor>, memory: &dyn Memory) {
 }
 
 pub(super) fn gated_delta(op: &GatedDelta<Tensor>, memory: &dyn Memory) {
-    let (d_k, d_v) = (op.q.desc().n_cols / op.n_head, op.v.desc().n_cols / op.n_head);
+    let [d_k, d_v] = op.head_dims();
+    let [dt_bias, a] = [&op.dt_bias, &op.a].map(|v| floats(memory, v));
     each_token(&op.batch, op.q.desc().n_rows, &op.state, memory, |t, state| {
         let [q, k, v, decay, beta] =
             [&op.q, &op.k, &op.v, &op.decay, &op.beta].map(|x| row(memory, x, t));
-        let mut y = vec![0.0; op.n_head * d_v];
+        let mut y = vec![0.0; op.n_head_v * d_v];
         for (h, state) in state.chunks_exact_mut(d_k * d_v).enumerate() {
-            let (q, k) = (&q[h * d_k..][..d_k], &k[h * d_k..][..d_k]);
-            let factor = f64::from(decay[h]).exp();
+            let key_head = op.heads.key_head(h, op.n_head_k, op.n_head_v);
+            let (q, k) = (&q[key_head * d_k..][..d_k], &k[key_head * d_k..][..d_k]);
+            let dt = softplus(f64::from(decay[h]) + f64::from(dt_bias[h]));
+            let factor = (f64::from(a[h]) * dt).exp();
+            let strength = sigmoid(f64::from(beta[h]));
             for j in 0..d_v {
                 let mut column: Vec<f64> =
                     (0..d_k).map(|i| factor * f64::from(state[i * d_v + j])).collect();
                 let known: f64 = column.iter().zip(k).map(|(s, &k)| s * f64::from(k)).sum();
-                let change = f64::from(beta[h]) * (f64::from(v[h * d_v + j]) - known);
+                let change = strength * (f64::from(v[h * d_v + j]) - known);
                 column.iter_mut().zip(k).for_each(|(s, &k)| *s += change * f64::from(k));
                 let sum: f64 = column.iter().zip(q).map(|(s, &q)| s * f64::from(q)).sum();
                 y[h * d_v + j] = (f64::from(op.scale) * sum) as f32;
@@ -91,9 +95,4 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, memory: &dyn Memory) {
         }
         write_row(memory, &op.y, t, &y);
     });
-}
-
-/// `ln(1 + exp(x))`, without overflow.
-fn softplus(x: f64) -> f64 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }

@@ -1,4 +1,4 @@
-//! The feed-forward block that computes only the neurons that count.
+//! The feed-forward block that computes only the active neurons.
 
 use hal::op::{Down, Skip, SparseFfn};
 use hal::{Operand, Rows, Tensor};
@@ -10,7 +10,7 @@ use super::operands::{
     activation_rows, activations, dot, floats, maybe_floats, row, words, write_row,
 };
 
-/// The rows to compute, and who wants them.
+/// The rows to compute, and the tokens that want them.
 struct Listed {
     ids: Vec<usize>,
     /// `[ids][n_tokens]` factor of the row for the token; 0: not computed.
@@ -54,13 +54,13 @@ pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
     }
 }
 
-/// What becomes of the listed rows.
+/// Values of the listed rows.
 struct Hidden {
-    /// `factor * h` of every listed row and token, 0 where it was dropped.
+    /// `factor * h` of every listed row and token, 0 if it was skipped.
     h: Vec<Vec<f64>>,
-    /// How many rows were carried through for each token.
+    /// Number of active rows for each token.
     carried: Vec<usize>,
-    /// For how many tokens each listed row was.
+    /// Number of tokens for which each listed row was active.
     hits: Vec<usize>,
 }
 
@@ -129,7 +129,8 @@ fn hidden(op: &SparseFfn<Tensor>, memory: &dyn Memory, listed: &Listed) -> Hidde
     Hidden { h, carried, hits }
 }
 
-/// `h` times down where that lies across neurons: a matrix for all rows, or one for each group that has some.
+/// `h` times a down matrix with one row per output: a matrix for all rows, or one for each group
+/// that has rows.
 fn across(op: &SparseFfn<Tensor>, memory: &dyn Memory, h: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let (n_tokens, n_out, n_cols) = (op.y.desc().n_rows, op.y.desc().n_cols, op.down.desc().n_cols);
     let mut sums = vec![vec![0.0; n_out]; n_tokens];
@@ -145,7 +146,7 @@ fn across(op: &SparseFfn<Tensor>, memory: &dyn Memory, h: &[Vec<f64>]) -> Vec<Ve
     sums
 }
 
-/// What [`Skip::GaussianCut`] lowers the test values of token `t` by.
+/// The cut that [`Skip::GaussianCut`] subtracts from the test values of token `t`.
 fn cut(skip: Skip, listed: &Listed, tests: &[Vec<f64>], t: usize) -> f64 {
     let Skip::GaussianCut(factor) = skip else { return 0.0 };
     let computed = listed.factor.iter().zip(tests).filter(|(factor, _)| factor[t] != 0.0);
@@ -169,7 +170,7 @@ fn add_bias(op: &SparseFfn<Tensor>, memory: &dyn Memory, sums: &mut [Vec<f64>]) 
     }
 }
 
-/// One of the two matrices in front, with the input as it meets it.
+/// Gate or up, with its rounded input.
 struct Projection<'a> {
     weight: &'a Tensor,
     bias: Option<Vec<f32>>,

@@ -1,27 +1,35 @@
-//! Activation functions, written once for all levels, and the exponential that they and softmax are made of.
+//! Activation functions, written once for all levels, and the exponential that they and softmax
+//! use.
 //!
-//! A value comes out the same wherever in a slice it stands, and all levels with vectors give the same bits. Plain
-//! Rust has the same formula without fused products: SiLU differs by up to 4 units in the last place, the others by so
-//! many (GELU by the error function by 12) above -1, and by more in their tails, where the value is next to nothing.
+//! A value does not depend on its position in a slice, and all vector levels give the same bits.
+//! Plain Rust uses the same formula without fused multiply-add: SiLU differs by up to 4 units in
+//! the last place, the others by up to 4 (GELU by the error function by 12) above -1, and by more
+//! in their tails, where the value is close to zero.
 
-use hal::op::Activation;
+use hal::op::{Activation, GateActivation};
 
-/// `act(x)` of each value. What is no number stays none.
+/// `act(x)` of each value. NaN stays NaN.
 pub type ActivateFn = fn(activation: Activation, x: &mut [f32]);
+/// `act(x)` of each gate value. NaN stays NaN.
+pub type GateFn = fn(activation: GateActivation, x: &mut [f32]);
 
-/// `e^x = 2^n * e^r`: adding this leaves n, the nearest whole number, in the last bits.
+/// `e^x = 2^n * e^r`: adding this rounds to the nearest integer n, in the low mantissa bits.
 pub(super) const WHOLE: f32 = 12_582_912.0;
-/// ln 2 in two parts, of which the first has few enough bits that n times it is exact.
+/// ln 2 as a sum; the first term has few enough bits that n times it is exact.
 pub(super) const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
-/// Here n is -127, which is the exponent of zero.
+/// For this x, n is -127, whose exponent bits are zero.
 pub(super) const EXP_MIN: f32 = -88.1;
-/// `1 / k!` from the highest on.
+/// `1 / k!`, highest k first.
 pub(super) const EXP: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 /// `1 - erf(a) = (ERFC[0] * t^5 + ... + ERFC[4] * t) * exp(-a^2)` to 1.5e-7, with `t = 1 / (1 + ERFC_T * a)` for a from
 /// 0 up. Source: Abramowitz and Stegun, 7.1.26.
 pub(super) const ERFC: [f32; 5] =
     [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
+/// `ln(1 + e) = 2 s * (1 + s^2 / 3 + s^4 / 5 + ...)` with `s = e / (2 + e)`, at most 1/3 for e up to 1: the factors from
+/// the highest on, to 2e-8 of the value.
+pub(super) const LN_1P: [f32; 7] =
+    [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 0.2, 1.0 / 3.0, 1.0];
 /// See [`ERFC`].
 pub(super) const ERFC_T: f32 = 0.327_591_1;
 
@@ -30,15 +38,20 @@ macro_rules! activation_kernels {
     ($(#[$level:meta])*) => {
         use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_PI, LOG2_E};
 
-        use hal::op::Activation;
+        use hal::op::{Activation, GateActivation};
 
-        use super::super::activation::{ActivateFn, ERFC, ERFC_T, EXP, EXP_MIN, LN_2, WHOLE};
+        use super::super::activation::{
+            ActivateFn, ERFC, ERFC_T, EXP, EXP_MIN, GateFn, LN_1P, LN_2, WHOLE,
+        };
         use super::super::tile::padded;
 
-        // SAFETY: `Kernels::select` hands out this level only where it was detected.
+        // SAFETY: `Kernels::select` returns this level only if it was detected.
         pub(in super::super) const ACTIVATE: ActivateFn = |kind, x| unsafe { activate(kind, x) };
 
-        /// `e^x` for x up to 0 to 3e-7 of the value, 0 below -88; what is no number stays none.
+        // SAFETY: the same.
+        pub(in super::super) const GATE: GateFn = |kind, x| unsafe { gate(kind, x) };
+
+        /// `e^x` for x <= 0 with a relative error of 3e-7, 0 below -88; NaN stays NaN.
         #[inline]
         $(#[$level])*
         pub(super) fn exp(x: V) -> V {
@@ -60,13 +73,35 @@ macro_rules! activation_kernels {
             min(x, mul(x, splat(-1.0)))
         }
 
-        /// `x / (1 + e^-y)`, by a power that cannot overflow.
+        /// `x / (1 + e^-y)`, with an exponential that cannot overflow.
         #[inline]
         $(#[$level])*
         fn times_sigmoid(x: V, y: V) -> V {
             let power = exp(below_zero(y));
             let above = where_negative(y, power, splat(1.0));
             mul(x, div(above, add(splat(1.0), power)))
+        }
+
+        /// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`, of which `(1 + tanh y) / 2` is the sigmoid of 2y.
+        #[inline]
+        $(#[$level])*
+        fn gelu(x: V) -> V {
+            let factor = fmadd(splat(0.044_715), mul(x, x), splat(1.0));
+            times_sigmoid(x, mul(mul(splat(2.0 * FRAC_2_PI.sqrt()), x), factor))
+        }
+
+        /// `ln(1 + e^x)`
+        #[inline]
+        $(#[$level])*
+        fn softplus(x: V) -> V {
+            let power = exp(below_zero(x));
+            let s = div(power, add(splat(2.0), power));
+            let square = mul(s, s);
+            let mut sum = splat(LN_1P[0]);
+            for factor in &LN_1P[1..] {
+                sum = fmadd(sum, square, splat(*factor));
+            }
+            fmadd(mul(splat(2.0), s), sum, where_negative(x, zero(), x))
         }
 
         /// `x / 2 * (1 + erf(x / sqrt 2))`
@@ -84,7 +119,7 @@ macro_rules! activation_kernels {
             mul(x, mul(splat(0.5), both))
         }
 
-        /// `f` of each value, of which the last few are padded.
+        /// Applies `f` to each value; the last vector is padded.
         #[inline]
         $(#[$level])*
         fn each(x: &mut [f32], f: impl Fn(V) -> V) {
@@ -111,16 +146,23 @@ macro_rules! activation_kernels {
                     x.iter_mut().for_each(|x| *x = if *x <= 0.0 { 0.0 } else { *x * *x });
                 }
                 Activation::Silu => each(x, |x| times_sigmoid(x, x)),
-                // (1 + tanh y) / 2 is the sigmoid of 2y.
-                Activation::Gelu => each(x, |x| {
-                    let factor = fmadd(splat(0.044_715), mul(x, x), splat(1.0));
-                    times_sigmoid(x, mul(mul(splat(2.0 * FRAC_2_PI.sqrt()), x), factor))
-                }),
+                Activation::Gelu => each(x, |x| gelu(x)),
                 Activation::GeluErf => each(x, |x| gelu_erf(x)),
                 Activation::SwigluOai { alpha, limit } => each(x, |x| {
                     let x = min(splat(limit), x);
                     times_sigmoid(x, mul(splat(alpha), x))
                 }),
+            }
+        }
+
+        $(#[$level])*
+        fn gate(activation: GateActivation, x: &mut [f32]) {
+            match activation {
+                GateActivation::None => {}
+                GateActivation::Sigmoid => each(x, |x| times_sigmoid(splat(1.0), x)),
+                GateActivation::Silu => each(x, |x| times_sigmoid(x, x)),
+                GateActivation::Softplus => each(x, |x| softplus(x)),
+                GateActivation::Gelu => each(x, |x| gelu(x)),
             }
         }
     };

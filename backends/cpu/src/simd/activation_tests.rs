@@ -1,10 +1,10 @@
-//! The activation functions of every level against the oracle's, in f64.
+//! The activation functions of every level against the reference in f64.
 
-use hal::op::Activation;
+use hal::op::{Activation, GateActivation};
 
 use super::tests::all_kernels;
 use super::{Kernels, Level};
-use crate::reference::activate;
+use crate::reference::{activate, gate};
 
 const SMOOTH: [Activation; 4] = [
     Activation::Silu,
@@ -14,7 +14,7 @@ const SMOOTH: [Activation; 4] = [
 ];
 const RELUS: [Activation; 2] = [Activation::Relu, Activation::Relu2];
 
-/// A fine grid, every magnitude that a float can have, and what lies at the ends.
+/// A fine grid, every magnitude of a float, and the values at the ends of the range.
 fn inputs() -> Vec<f32> {
     let grid = (-110_000..110_000).map(|i| i as f32 * 1e-3 + 1e-5);
     let any = (0..200_000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_769)));
@@ -29,19 +29,19 @@ fn activated(kernels: &Kernels, activation: Activation, x: &[f32]) -> Vec<f32> {
     y
 }
 
-/// What is lost by rounding: some last bits of the value, those of what stands in the exponent, and values below the
-/// normal numbers, times x, for which there is zero.
+/// Allowed rounding error: some units in the last place of the value and of the exponent's
+/// argument, and subnormal values times x, which are flushed to zero.
 fn allowed(activation: Activation, x: f32, y: f64) -> f64 {
     let x = f64::from(x);
     let exponent = match activation {
         Activation::Relu | Activation::Relu2 => return 6e-8 * y + 1e-45,
-        // The formula's own error, and that of its alternating sum.
+        // The formula's own error, and the cancellation in its alternating sum.
         Activation::GeluErf => return 5e-7 * x.abs() + 1e-45,
         Activation::Silu => 0.0,
         Activation::Gelu => 1.6 * x * (1.0 + 0.045 * x * x),
         Activation::SwigluOai { alpha, limit } => f64::from(alpha) * x.min(f64::from(limit)),
     };
-    // The oracle takes GELU's tail from 1.
+    // The reference computes GELU's tail by subtraction from 1.
     let oracle = if activation == Activation::Gelu { 1e-15 } else { 1.2e-38 };
     5e-7 * (1.0 + exponent.abs().min(100.0)) * y.abs() + oracle * x.abs() + 3e-45
 }
@@ -54,12 +54,45 @@ fn activations_are_the_oracles() {
             for (x, y) in x.iter().zip(activated(&kernels, activation, &x)) {
                 let expected = activate(activation, f64::from(*x));
                 let error = (f64::from(y) - expected).abs();
-                // Squares leave the range of floats.
+                // Squares overflow.
                 let overflow = expected > f64::from(f32::MAX) && y == f32::INFINITY;
                 let ok = error <= allowed(activation, *x, expected) || overflow;
                 assert!(ok, "{:?} {activation:?} {x:e}: {y:e}, not {expected:e}", kernels.level());
             }
         }
+    }
+}
+
+#[test]
+fn gates_are_the_oracles() {
+    let x = inputs();
+    for kernels in all_kernels() {
+        for activation in [GateActivation::Sigmoid, GateActivation::Softplus] {
+            let mut y = x.clone();
+            kernels.gate()(activation, &mut y);
+            for (x, y) in x.iter().zip(y) {
+                let expected = gate(activation, f64::from(*x));
+                let error = (f64::from(y) - expected).abs();
+                // The last bits may differ, and subnormal values may be 0.
+                let ok = error <= 6e-7 * expected + 1.2e-38;
+                assert!(ok, "{:?} {activation:?} {x:e}: {y:e}, not {expected:e}", kernels.level());
+            }
+            let mut y = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+            kernels.gate()(activation, &mut y);
+            let top = if activation == GateActivation::Sigmoid { 1.0 } else { f32::INFINITY };
+            assert!(y[0].is_nan() && y[1] == top && y[2] == 0.0, "{activation:?}: {y:?}");
+        }
+        for (of_gates, of_neurons) in
+            [(GateActivation::Silu, Activation::Silu), (GateActivation::Gelu, Activation::Gelu)]
+        {
+            let mut y = x.clone();
+            kernels.gate()(of_gates, &mut y);
+            let neurons = activated(&kernels, of_neurons, &x);
+            assert!(y.iter().zip(&neurons).all(|(a, b)| a.to_bits() == b.to_bits()));
+        }
+        let mut y = x.clone();
+        kernels.gate()(GateActivation::None, &mut y);
+        assert_eq!(y, x);
     }
 }
 
@@ -73,7 +106,7 @@ fn what_is_no_number_stays_none() {
             assert!(y[0].is_nan() && y[3].is_nan(), "{what}");
             let expected = activate(activation, f64::from(up));
             assert!((f64::from(y[1]) - expected).abs() < 1e-5 || y[1] == up, "{what}: {}", y[1]);
-            // Infinity times nothing, in the oracle as here.
+            // Infinity times zero, in the reference too.
             assert_eq!(y[2].is_nan(), activate(activation, f64::from(down)).is_nan(), "{what}");
         }
     }
@@ -111,7 +144,7 @@ fn vector_levels_agree_to_the_bit_and_plain_rust_closely() {
         }
         let mut most = 0;
         for ((x, a), b) in x.iter().zip(activated(&plain, activation, &x)).zip(expected) {
-            // In the tails the exponent's last bit is many of the value's.
+            // In the tails the last bit of the exponent's argument is many units of the value.
             if x.abs() < 1.0 || *x > 0.0 || activation == Activation::Silu {
                 most = most.max(a.to_bits().abs_diff(b.to_bits()));
             }

@@ -1,11 +1,12 @@
-//! Dots of the formats whose codes are places in a table, written once for all levels with vectors (see `plain.rs`).
+//! Dot products of the formats whose codes are table indices, written once for all vector levels
+//! (see `plain.rs`).
 //!
-//! A block is taken apart by [`hal::format::Quants`] into bytes and scales, next to the processor, and these are
-//! multiplied as those of any other format. Instructions that look up in tables of this size are slower than plain
-//! loads, so taking apart is the same at every level.
+//! A block is unpacked by [`hal::format::Quants`] into bytes and scales that stay in cache, which
+//! are then multiplied as those of any other format. SIMD lookups in tables of this size are
+//! slower than plain loads, so unpacking is the same at every level.
 
-/// The module `apart` of a level whose instructions are `$features`, over its `Sixteens` and `totals`; `$zero` is a
-/// register of sums.
+/// The module `apart` of a level with instructions `$features`, over its `Sixteens` and `totals`;
+/// `$zero` is a register of sums.
 macro_rules! apart_kernels {
     ($features:literal, $zero:expr) => {
         use hal::format::{Format, Unpacked};
@@ -54,7 +55,7 @@ macro_rules! apart_kernels {
 }
 pub(super) use apart_kernels;
 
-/// The dot of one such format.
+/// The dot product of one such format.
 macro_rules! dot_apart {
     ($features:literal, $format:ident) => {{
         #[inline]

@@ -1,11 +1,11 @@
 //! Attention over rows of the cache, written once for all levels: products of several queries with every key
 //! row, softmax, weighted sums of value rows.
 //!
-//! A row is read once for all its queries, and the accumulators of a tile (queries by keys, or queries by
-//! columns) fill registers. A query's numbers come out the same in any tile: its products are summed along the
-//! row in one order, its values in the order of positions.
+//! A row is read once for all its queries, and the accumulators of a tile (queries by keys, or
+//! queries by columns) fill the registers. A query's results are the same in any tile: its
+//! products are summed along the row in one order, its values in the order of positions.
 //!
-//! The text is compiled against each level's module `vector`, hence a macro.
+//! A macro, because the code is compiled against each level's module `vector`.
 
 use std::ops::Range;
 
@@ -16,14 +16,14 @@ use super::rows::prefetch_line;
 /// Queries and sums are padded with zeros to a multiple of this many values.
 pub const PAD: usize = 16;
 
-/// One head's part of the cache rows of consecutive positions.
+/// One head's columns of the cache rows of consecutive positions.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRows<'a> {
     /// The cache.
     pub bytes: &'a [u8],
     /// Bytes of one of its rows.
     pub row_bytes: usize,
-    /// Where the head begins in a row, in bytes.
+    /// Offset of the head in a row, in bytes.
     pub at: usize,
     /// Bytes of the head in a row.
     pub len: usize,
@@ -31,7 +31,7 @@ pub struct HeadRows<'a> {
     pub n_cols: usize,
     /// The rows, in the order of their positions.
     pub ids: &'a [u32],
-    /// Rows to ask for meanwhile, one with each row that is read.
+    /// Rows to prefetch, one for each row that is read.
     pub next: &'a [u32],
 }
 
@@ -46,8 +46,8 @@ impl<'a> HeadRows<'a> {
         &self.bytes[id as usize * self.row_bytes + self.at..][..self.len]
     }
 
-    /// Asks for `bytes` of the row that belongs to row `i` in `next`: the next position's part lies a whole row of the
-    /// cache further on, which no processor guesses.
+    /// Prefetches `bytes` of row `i` of `next`: the next position is a whole cache row further on,
+    /// which hardware prefetchers do not predict.
     #[inline]
     pub(super) fn ask(&self, i: usize, bytes: Range<usize>) {
         if let Some(&id) = self.next.get(i) {
@@ -73,33 +73,34 @@ pub type ScoresFn = fn(q: &[f32], keys: &HeadRows<'_>, scores: &mut [f32], strid
 pub type WeighFn = fn(weights: &[f32], stride: usize, values: &HeadRows<'_>, sums: &mut [f32]);
 /// Rows as F32, each padded with zeros: `out` `[n, width]`.
 pub type WidenFn = fn(rows: &HeadRows<'_>, out: &mut [f32]);
-/// Rounds values to a row of the cache, with the bits of [`Format::quantize`].
+/// Quantises values to a row of the cache, with the bits of [`Format::quantize`].
 pub type StoreFn = fn(values: &[f32], row: &mut [u8]);
 
-/// What attention needs of one format of the cache.
+/// Attention kernels for one cache format.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheKernels {
     /// Products with keys.
     pub scores: ScoresFn,
-    /// Sums of values.
+    /// Weighted sums of values.
     pub weigh: WeighFn,
-    /// Rows as F32.
+    /// Rows converted to F32.
     pub widen: WidenFn,
-    /// New rows.
+    /// Stores new rows.
     pub store: StoreFn,
 }
 
 /// Largest score and sum of weights: `scores` `[n]`, n a multiple of [`PAD`], become `exp(score - largest)`.
 pub type SoftmaxFn = fn(scores: &mut [f32]) -> [f32; 2];
 
-/// One level's part of this subject.
+/// Attention kernels of one level.
 pub(super) struct Attention {
-    /// `None` for formats that a cache does not have.
+    /// `None` for formats that the cache does not support.
     pub(super) cache: fn(Format) -> Option<CacheKernels>,
     pub(super) softmax: SoftmaxFn,
 }
 
-/// Positions after which the scores go on to the next queries: the keys stay in the nearest cache.
+/// Positions after which the loop moves on to the next queries, so that the keys stay in the L1
+/// cache.
 pub(super) const PANEL: usize = 16;
 
 /// The module `attention` of a level; `$level` are the attributes of its functions.
@@ -113,7 +114,7 @@ macro_rules! attention_kernels {
 
         pub(in super::super) const ATTENTION: Attention = Attention {
             cache,
-            // SAFETY: `Kernels::select` hands out this level only where it was detected.
+            // SAFETY: `Kernels::select` returns this level only if it was detected.
             softmax: |scores| unsafe { softmax(scores) },
         };
 
@@ -122,7 +123,7 @@ macro_rules! attention_kernels {
             macro_rules! entry {
                 ($name:ident, $store:expr) => {
                     Some(CacheKernels {
-                        // SAFETY: `Kernels::select` hands out this level only where it was detected.
+                        // SAFETY: `Kernels::select` returns this level only if it was detected.
                         scores: |q, keys, out, stride| unsafe { $name::scores(q, keys, out, stride) },
                         // SAFETY: the same.
                         weigh: |w, stride, values, sums| unsafe {
@@ -184,12 +185,12 @@ macro_rules! cache_kernels {
         mod $name {
             use super::*;
 
-            /// The byte at which vector `e` of a row begins, or its block.
+            /// Offset of vector `e` in a row, or of its block.
             fn start(e: usize) -> usize {
                 if $size == 0 { LANES * e / 32 * 34 } else { LANES * e * $size }
             }
 
-            /// Vector `e` of a row, which holds all of it.
+            /// Vector `e` of a row, if the row contains all of it.
             #[inline]
             $(#[$level])*
             fn load(row: &[u8], e: usize) -> V {
@@ -200,7 +201,7 @@ macro_rules! cache_kernels {
                 $widen(row, start(e))
             }
 
-            /// The last vector of a row, with zeros behind its end. Blocks have none.
+            /// The last vector of a row, padded with zeros. Blocks have no such rest.
             #[inline]
             $(#[$level])*
             fn load_rest(row: &[u8], e: usize) -> V {
@@ -234,7 +235,7 @@ macro_rules! cache_kernels {
                 }
             }
 
-            /// The products of `R` queries with `K` keys, query by query.
+            /// The products of `R` queries with `K` keys, by query.
             #[inline]
             $(#[$level])*
             fn products<const R: usize, const K: usize>(
@@ -255,7 +256,8 @@ macro_rules! cache_kernels {
                 out
             }
 
-            /// A panel of keys, from `first` on, with `R` queries; the first ask for what is read next.
+            /// A panel of keys, from `first` on, with `R` queries; the first queries prefetch the
+            /// next rows.
             #[inline]
             $(#[$level])*
             fn panel<const R: usize, const K: usize>(

@@ -1,11 +1,11 @@
-//! The fast kernels, chosen once at run time: one binary serves every processor.
+//! The SIMD kernels, selected once at run time: one binary for every processor.
 //!
-//! A level is a set of instructions with a folder of its own; `Scalar` is plain Rust and what other
-//! processors than x86-64 and AArch64 run. All levels take the same activations and sum
-//! integers exactly, so they differ only in the order of f32 sums. That order is fixed: it depends on
-//! the lengths alone, never on addresses or threads.
+//! A SIMD level is an instruction set with a folder of its own; `Scalar` is plain Rust for
+//! processors other than x86-64 and AArch64. All levels take the same activations and sum integers
+//! exactly, so they differ only in the order of f32 sums. That order depends on the lengths alone,
+//! never on addresses or threads.
 //!
-//! Absent on purpose: threads, tensors, and any choice by size. The team above splits the work.
+//! Absent on purpose: threads, tensors, and any choice by size. The caller splits the work.
 #![allow(unsafe_code, reason = "instructions and loads that the compiler cannot vouch for")]
 
 mod activation;
@@ -25,6 +25,7 @@ mod panel_rows;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod plain;
 mod portable;
+mod recurrent;
 mod rows;
 mod scalar;
 mod scalar_panel;
@@ -39,23 +40,28 @@ mod activation_tests;
 #[cfg(test)]
 mod panel_tests;
 #[cfg(test)]
+mod recurrent_tests;
+#[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
 use hal::format::{Format, Q8Row, TransposedLayout};
 
-pub use activation::ActivateFn;
+pub use activation::{ActivateFn, GateFn};
 pub use attention::{CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WeighFn, WidenFn};
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
+pub use recurrent::{
+    DeltaColumns, DeltaFn, DeltaToken, MOST_DELTA_COLUMNS, MultiplyAddFn, ScanFn, ScanToken,
+};
 pub use rows::{Matrix, RowIds, RowRun, RowsFn, prefetch};
 
 /// `y += sum of h * row(id)` over a list of `(id, h)`: `matrix` `[n_rows, n]`, `y` `[n]`.
 pub type SumRowsFn = fn(matrix: Matrix<'_>, list: &[(u32, f32)], y: &mut [f32]);
 /// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` `[n_out]`.
 ///
-/// Neighbours in the list that belong to the same group of neurons share the reading of its scales,
-/// so a list in the order of neurons is the fastest. Nothing is read of slots that are not listed.
+/// Consecutive entries of the same group of neurons share the read of its scales, so a list in the
+/// order of neurons is fastest. Slots that are not listed are not read.
 pub type TransposedFn =
     fn(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]);
 
@@ -94,7 +100,7 @@ impl<'a> From<&'a [f32]> for ActView<'a> {
     }
 }
 
-/// A set of instructions that kernels are written for.
+/// A SIMD level: an instruction set that kernels are written for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Level {
     /// Plain Rust.
@@ -108,7 +114,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// Every level; of those that one processor can have, slowest first.
+    /// Every level; those of one processor are ordered from slowest to fastest.
     pub const ALL: [Level; 4] = [Level::Scalar, Level::Avx2, Level::Avx512, Level::Neon];
 
     /// The level's name for reports.
@@ -123,7 +129,7 @@ impl Level {
     }
 }
 
-/// What a level provides. Its functions may be called only where its instructions exist.
+/// The kernels of a level. They may be called only if the processor has its instructions.
 struct Table {
     dot: fn(Format) -> Dot,
     sum_rows: fn(Format) -> SumRowsFn,
@@ -133,9 +139,11 @@ struct Table {
     sum_squares: fn(&[f32]) -> f32,
     attention: &'static attention::Attention,
     activate: ActivateFn,
+    gate: GateFn,
+    recurrent: &'static recurrent::Recurrent,
 }
 
-/// How panels are made and multiplied.
+/// How panels are filled and multiplied.
 struct Panel {
     fill: FillFn,
     times: PanelFn,
@@ -147,7 +155,7 @@ struct Dot {
     four: RowsFn<4>,
 }
 
-/// The kernels of one level that this processor has.
+/// The kernels of one level that this processor supports.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     level: Level,
@@ -193,8 +201,8 @@ impl Kernels {
         self.level
     }
 
-    /// The products of weight rows with one token's activations, which must be of the kind
-    /// [`Format::activation`] names and as long as a row; the function panics if they are not.
+    /// The products of weight rows with one token's activations, in the format given by
+    /// [`Format::activation`] and of the length of a row; otherwise the function panics.
     #[must_use]
     pub fn rows(&self, format: Format) -> RowsFn<1> {
         (self.table.dot)(format).one
@@ -214,7 +222,7 @@ impl Kernels {
         out[0][0]
     }
 
-    /// Adds multiples of rows in the ordinary layout.
+    /// Adds multiples of rows in the plain layout.
     #[must_use]
     pub fn sum_rows(&self, format: Format) -> SumRowsFn {
         (self.table.sum_rows)(format)
@@ -229,14 +237,14 @@ impl Kernels {
     /// Fills a panel with rows of weights.
     ///
     /// # Panics
-    /// If there are more than [`PANEL_ROWS`] rows, or longer ones than [`panel_stretch`].
+    /// If there are more than [`PANEL_ROWS`] rows, or rows longer than [`panel_stretch`].
     pub fn fill_panel(&self, format: Format, rows: &[&[u8]], panel: &mut [f32]) {
         (self.table.panel.fill)(format, rows, panel);
     }
 
     /// Adds the products of a panel with several tokens to `sums`, a row for each.
     ///
-    /// `k` are the columns that the panel was filled with.
+    /// `k` is the range of columns that the panel was filled with.
     pub fn times_panel(
         &self,
         format: Format,
@@ -259,10 +267,10 @@ impl Kernels {
         (self.table.sum_squares)(x)
     }
 
-    /// What attention needs of a cache in `format`, one of [`hal::op::KV_FORMATS`].
+    /// Attention kernels for a cache in `format`, one of [`hal::op::KV_FORMATS`].
     ///
     /// # Panics
-    /// For another format.
+    /// For any other format.
     #[must_use]
     pub fn cache(&self, format: Format) -> CacheKernels {
         (self.table.attention.cache)(format).expect("checked by hal: a format of the cache")
@@ -278,5 +286,35 @@ impl Kernels {
     #[must_use]
     pub fn activate(&self) -> ActivateFn {
         self.table.activate
+    }
+
+    /// Activation functions of gates.
+    #[must_use]
+    pub fn gate(&self) -> GateFn {
+        self.table.gate
+    }
+
+    /// A token of the gated delta rule.
+    #[must_use]
+    pub fn delta(&self) -> DeltaFn {
+        self.table.recurrent.delta
+    }
+
+    /// Number of columns at which a call of [`Kernels::delta`] is fastest.
+    #[must_use]
+    pub fn delta_columns(&self) -> usize {
+        self.table.recurrent.delta_columns
+    }
+
+    /// A token of the Mamba-2 recurrence.
+    #[must_use]
+    pub fn scan(&self) -> ScanFn {
+        self.table.recurrent.scan
+    }
+
+    /// A tap of a convolution.
+    #[must_use]
+    pub fn multiply_add(&self) -> MultiplyAddFn {
+        self.table.recurrent.multiply_add
     }
 }

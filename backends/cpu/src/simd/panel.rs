@@ -1,20 +1,21 @@
-//! Panels: 32 weight rows of a stretch of k, taken apart once and multiplied with many tokens.
+//! Panels: a range of columns of 32 weight rows, unpacked once and multiplied with a batch of tokens.
 //!
-//! A panel lies across the rows, so that a vector holds one place of k for many rows and no sum is taken
-//! across lanes. A row is first taken apart by itself into words (`Rows`): that is all that a format has to
-//! say, and one without an arm in [`unpack`] goes through [`hal::format::Quants`]. Then the words are
-//! transposed, by the level's own instructions and whatever they mean:
+//! A panel is transposed, so that a vector holds one column of several rows and sums are not taken
+//! across lanes. Each row is first unpacked into words (`Rows`): this is the only code that
+//! depends on the format, and a format without an arm in [`unpack`] goes through
+//! [`hal::format::Quants`]. Then the words are transposed by the level's own instructions,
+//! independent of their meaning:
 //!
 //! ```text
 //! quantised  [128][32] words of four codes, [32][32] scales, [32][32] minimums (one for each group of values)
 //! plain      [256][32] values
 //! ```
 //!
-//! Codes are shifted up by [`BIAS`], because `vpdpbusd` wants one unsigned side. Sums of integers begin at what
-//! that adds, so they are exact.
+//! Codes are shifted up by [`BIAS`], because `vpdpbusd` needs one unsigned operand. Integer sums
+//! start at the negated shift, so they are exact.
 //!
-//! The order of f32 sums: within a stretch by group, then stretch by stretch. A token's values depend on nothing
-//! but its own activations.
+//! The order of f32 sums: within a range by group, then range by range. A token's values depend
+//! only on its own activations.
 
 use std::ops::Range;
 
@@ -26,20 +27,22 @@ use super::{ActView, Q8View, RowIds};
 
 /// Weight rows of a panel.
 pub const PANEL_ROWS: usize = 32;
-/// Floats that a panel takes, of any format.
+/// Floats per panel, for any format.
 pub const PANEL_LEN: usize = WORDS * PANEL_ROWS;
 
 /// Words per row of a panel.
 pub(super) const WORDS: usize = 256;
-/// Where the scales of a quantised row begin among its words, and its minimums.
+/// Offset of the scales of a quantised row among its words, and of its minimums.
 pub(super) const SCALES: usize = 128;
 pub(super) const MINS: usize = 160;
-/// What is added to codes.
+/// Added to codes.
 pub(super) const BIAS: i32 = 128;
 
-/// Takes `rows` apart, the same stretch of up to 32 rows in blocks of the format, into `panel` `[PANEL_LEN]`.
+/// Unpacks `rows`, the same columns of up to 32 rows in blocks of the format, into `panel`
+/// `[PANEL_LEN]`.
 pub type FillFn = fn(format: Format, rows: &[&[u8]], panel: &mut [f32]);
-/// Adds the products of a panel, the stretch `k` of its rows, to `sums`, one row of them for each token of `x`.
+/// Adds the products of a panel, columns `k` of its rows, to `sums`, one row of them for each
+/// token of `x`.
 pub type PanelFn = fn(
     format: Format,
     panel: &[f32],
@@ -86,13 +89,14 @@ impl<'a> TokenRows<'a> {
         }
     }
 
-    /// The rows of tokens `first..` by `N`, the last of `n` standing in for those that are not there.
+    /// The rows of tokens `first..` by `N`; the last of `n` replaces missing ones.
     #[inline(always)]
     pub(super) fn group<const N: usize>(&self, first: usize, n: usize) -> [usize; N] {
         std::array::from_fn(|i| self.row((first + i).min(n - 1)))
     }
 
-    /// Whether there are activations for `n` tokens, and the stretch `k` of them fits into a panel.
+    /// Checks that there are activations for `n` tokens, and that columns `k` of them fit into a
+    /// panel.
     pub(super) fn check(&self, n: usize, k: &Range<usize>, panel: &[f32]) {
         assert!(k.start <= k.end && k.end <= self.n_cols && panel.len() == PANEL_LEN);
         let n = match self.ids {
@@ -112,7 +116,7 @@ impl<'a> TokenRows<'a> {
     }
 }
 
-/// Values of a row that a panel holds.
+/// Values of a row per panel.
 #[must_use]
 pub const fn panel_stretch(format: Format) -> usize {
     match format.quants() {
@@ -121,12 +125,13 @@ pub const fn panel_stretch(format: Format) -> usize {
     }
 }
 
-/// Some rows taken apart.
+/// Some unpacked rows.
 #[repr(C, align(64))]
 pub(super) struct Rows<const L: usize>(pub [[u32; WORDS]; L]);
 
-/// Fills a panel, `L` rows at a time: `widen` makes floats of plain bytes, `look_up` bytes of the nibbles of 16
-/// others, `transpose` sets `[L][L]` words, of all rows from column `at` on, into the panel from row `first` on.
+/// Fills a panel, `L` rows at a time: `widen` converts plain bytes to floats, `look_up` maps the
+/// nibbles of 16 bytes to codes, `transpose` writes `[L][L]` words, of all rows from column `at`
+/// on, to the panel from row `first` on.
 ///
 /// Always inlined: compiled for the caller's instructions.
 #[inline(always)]
@@ -150,7 +155,7 @@ pub(super) fn fill_panel<const L: usize>(
     };
     let mut words = Rows([[0; WORDS]; L]);
     for first in (0..PANEL_ROWS).step_by(L) {
-        // Rows that are not there keep the values of others: nobody looks at their products.
+        // Missing rows keep the values of others; their products are not used.
         for (row, words) in rows.iter().skip(first).zip(&mut words.0) {
             unpack(format, row, words, widen, look_up);
         }
@@ -160,21 +165,23 @@ pub(super) fn fill_panel<const L: usize>(
     }
 }
 
-/// What the kernels need of the activations of one token and stretch besides their codes.
+/// Factors of the activations of one token and range of columns that the kernels use besides the
+/// codes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Factors {
-    /// `[group]` where sums of integers begin: what [`BIAS`] adds, with its sign turned.
+    /// `[group]` initial integer sums: the negated contribution of [`BIAS`].
     pub start: [i32; 32],
     /// `[block]`
     pub d: [f32; 16],
-    /// `[group]` `-d * sum of codes`: what meets the minimums.
+    /// `[group]` `-d * sum of codes`: multiplied with the minimums.
     pub offset: [f32; 32],
 }
 
 impl Factors {
-    /// Sets the factors of the token in row `t`; `sums_of_16` adds up the codes of every 16 values. In place: copies of
-    /// this stood out in a profile. What comes after the stretch is unspecified.
+    /// Sets the factors of the token in row `t`; `sums_of_16` adds up the codes of every 16
+    /// values. In place, because copies of this struct were visible in a profile. Entries past the
+    /// range are unspecified.
     #[inline(always)]
     pub(super) fn set<const GROUP: usize, const MIN: bool>(
         &mut self,
@@ -200,7 +207,7 @@ impl Factors {
     }
 }
 
-/// The first 16 values, or fewer and zeros: a copy whose length is known.
+/// The first 16 values, padded with zeros if there are fewer: a copy of constant length.
 #[inline(always)]
 fn sixteen<T: Copy + Default>(from: &[T]) -> [T; 16] {
     from.first_chunk().copied().unwrap_or_else(|| padded(from))
@@ -214,11 +221,12 @@ pub(super) fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
     }
 }
 
-/// The function `fill` of a level whose instructions are `$features`, over its `vector` and `transpose`.
+/// The function `fill` of a level with instructions `$features`, over its `vector` and
+/// `transpose`.
 macro_rules! panel_kernels {
     ($features:literal) => {
         pub(super) const FILL: FillFn = |format, rows, panel| {
-            // SAFETY: `Kernels::select` hands out this level only where it was detected.
+            // SAFETY: `Kernels::select` returns this level only if it was detected.
             unsafe { fill(format, rows, panel) }
         };
 
@@ -269,7 +277,7 @@ macro_rules! panel_kernels {
             if format == Format::BF16 { widen_bf16(bytes, at) } else { widen_f16(bytes, at) }
         }
 
-        /// The products by the kind of the format.
+        /// The products by the class of the format.
         #[target_feature(enable = $features)]
         fn times(
             format: Format,

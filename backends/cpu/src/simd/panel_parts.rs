@@ -1,9 +1,10 @@
-//! Panels times tokens where registers hold 16 rows of them: four tokens at a time, part by part.
+//! Panels times tokens on levels whose registers hold 16 rows: four tokens at a time, 16 rows at a
+//! time.
 //!
-//! Compiled for each such level over its module `vector`, hence a macro; the level brings `group`, the products of
-//! quantised rows.
+//! A macro, because it is compiled for each such level over its module `vector`; the level
+//! provides `group`, the products of quantised rows.
 
-/// The functions `quantised` and `plain` of a level whose instructions are `$features`.
+/// The functions `quantised` and `plain` of a level with instructions `$features`.
 macro_rules! panel_parts {
     ($features:literal) => {
         /// Tokens at a time.
@@ -29,7 +30,8 @@ macro_rules! panel_parts {
                 let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
                 for part in (0..PANEL_ROWS).step_by(PART) {
                     let (rows, n_groups) = (&panel[part..], k.len() / GROUP);
-                    // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks that `check` found to fit.
+                    // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks whose
+                    // length `check` verified.
                     let out = unsafe { group::<GROUP, MIN>(rows, &q, &factors, n_groups) };
                     for (sums, out) in sums[first..].iter_mut().zip(out) {
                         add_to(&mut sums[part..], out);

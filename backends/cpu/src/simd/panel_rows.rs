@@ -1,4 +1,4 @@
-//! How a row of each format is taken apart into the words of a panel.
+//! How a row of each format is unpacked into the words of a panel.
 
 use hal::format::{E2M1_CODES, Format, IQ4_CODES, Unpacked};
 use half::f16;
@@ -19,7 +19,7 @@ const fn shifted(mut codes: [i8; 16]) -> [i8; 16] {
     codes
 }
 
-/// Takes one row apart.
+/// Unpacks one row.
 #[inline(always)]
 pub(super) fn unpack(
     format: Format,
@@ -78,7 +78,7 @@ pub(super) fn unpack(
             }
         }
         Format::IQ4_XS => iq4_xs(row, codes, scales, look_up),
-        // Inlined, so that they are taken apart with this level's instructions.
+        // Inlined, so that the unpacking uses this level's instructions.
         Format::Q2_K => any(Format::Q2_K, row, codes, scales, mins),
         Format::Q3_K => any(Format::Q3_K, row, codes, scales, mins),
         Format::F32
@@ -98,7 +98,8 @@ pub(super) fn unpack(
     }
 }
 
-/// Takes blocks of 32 values apart that begin with an f16 scale; `block` does the codes. Gives the scales.
+/// Unpacks blocks of 32 values that begin with an f16 scale; `block` unpacks the codes. Returns
+/// the scales.
 #[inline(always)]
 fn blocks_of_32<const BYTES: usize>(
     row: &[u8],
@@ -122,7 +123,7 @@ fn five_bits(bytes: &[u8], shift: u8, codes: &mut [u8; 32]) {
     let (fifths, pairs) = bytes.split_at(4);
     let pairs = pairs.as_chunks::<8>().0;
     for (i, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        // Byte j keeps bit j alone; then adding 127 sets its highest bit if there was one.
+        // Byte j keeps bit j alone; then adding 127 sets its highest bit if that bit was set.
         let bits = (u64::from(fifths[i]) * ONES) & 0x8040_2010_0804_0201;
         let fifth = ((bits + 127 * ONES) & (128 * ONES)) >> 3;
         let low = u64::from_le_bytes(pairs[i % 2]) >> (4 * (i / 2)) & (15 * ONES);
@@ -218,7 +219,7 @@ fn iq4_xs(
     }
 }
 
-/// [`any`] as a function.
+/// [`any`] as a separate function, not inlined.
 #[inline(never)]
 fn any_called(format: Format, row: &[u8], codes: &mut [u8], scales: &mut [f32], mins: &mut [f32]) {
     any(format, row, codes, scales, mins);

@@ -23,7 +23,7 @@ impl Product {
         Product { format, n_cols, rows: rows.collect(), x: x.collect() }
     }
 
-    /// As the kernels that use panels do it, with garbage in the panel at first.
+    /// As in the kernels that use panels, with a panel that initially contains garbage.
     fn run(&self, kernels: &Kernels) -> Vec<[f32; PANEL_ROWS]> {
         let x8: Vec<_> = self.x.iter().map(|x| q8(x)).collect();
         let q: Vec<i8> = x8.iter().flat_map(|x| x.q.iter().copied()).collect();
@@ -34,7 +34,7 @@ impl Product {
             Activation::F32 => ActView::F32(&plain),
             Activation::Q8 => ActView::Q8(Q8View { q: &q, d: &d, sum: &sum }),
         };
-        // Last to first, so that a row is not where its token is.
+        // Last to first, so that a token's row differs from its index.
         let ids: Vec<u32> = (0..self.x.len() as u32).rev().collect();
         let x = TokenRows { all, n_cols: self.n_cols, ids: RowIds::List(&ids) };
         let mut panel = vec![f32::NAN; PANEL_LEN];
@@ -59,7 +59,8 @@ impl Product {
             for (t, x) in self.x.iter().enumerate() {
                 let x = rounded(self.format, x);
                 let terms = || values.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x));
-                // Codes and minimums are summed apart and may be larger than their difference.
+                // Codes and minimums are summed separately and may be larger than their
+                // difference.
                 let size = |x: &f32| f64::from(x.abs());
                 let more: f64 = x.iter().map(size).sum();
                 let magnitude = terms().map(f64::abs).sum::<f64>() + more;
@@ -86,7 +87,7 @@ fn panels_are_the_values() {
     }
 }
 
-/// The bits of a token's values are its own.
+/// A token's bits do not depend on its neighbours.
 #[test]
 fn neighbours_change_nothing() {
     for kernels in all_kernels() {
@@ -105,7 +106,7 @@ fn neighbours_change_nothing() {
     }
 }
 
-/// Extreme codes and activations: no sum of integers overflows or saturates.
+/// Extreme codes and activations: no integer sum overflows or saturates.
 #[test]
 fn panels_of_extreme_codes() {
     for kernels in all_kernels() {

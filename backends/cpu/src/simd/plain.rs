@@ -1,9 +1,10 @@
-//! Kernels of formats without blocks, and of vectors, written once for all levels with vectors.
+//! Kernels of formats without blocks, and of vectors, written once for all vector levels.
 //!
-//! A level has a module `vector`: its register type `V` of `LANES` floats and the dozen instructions
-//! used here. The text below is compiled for each level's instructions, hence a macro.
+//! A level has a module `vector`: its register type `V` of `LANES` floats and the dozen
+//! instructions used here. A macro, because the code below is compiled for each level's
+//! instructions.
 
-/// The module `plain` of a level whose instructions are `$features`.
+/// The module `plain` of a level with instructions `$features`.
 macro_rules! plain_kernels {
     ($features:literal) => {
         use super::super::ActView;
@@ -11,7 +12,7 @@ macro_rules! plain_kernels {
         use super::super::tile::padded;
         use super::vector::*;
 
-        /// Values in a step of a dot: four sums are in flight.
+        /// Values per step of a dot product: four sums are in flight.
         const STEP: usize = 4 * LANES;
 
         super::super::plain::plain_format!($features, of_f32, 4, widen_f32);
@@ -27,7 +28,7 @@ macro_rules! plain_kernels {
 }
 pub(super) use plain_kernels;
 
-/// One format of `$size` bytes, of which `$widen` reads `LANES` values.
+/// One format of `$size` bytes; `$widen` reads `LANES` values of it.
 macro_rules! plain_format {
     ($features:literal, $name:ident, $size:literal, $widen:ident) => {
         pub(super) mod $name {
@@ -74,7 +75,7 @@ macro_rules! plain_format {
                 out
             }
 
-            /// Adds multiples of rows, one after the other.
+            /// Adds multiples of rows, one row after the other.
             #[target_feature(enable = $features)]
             pub(in super::super) fn add_rows<const N: usize>(
                 h: [f32; N],

@@ -1,9 +1,10 @@
-//! Attention and activations in plain Rust: the kernels of `attention` and `activation` over registers that are arrays.
+//! Attention, activations and recurrent layers in plain Rust: the kernels of `attention`, `activation` and `recurrent`
+//! over registers that are arrays.
 
 pub(super) mod activation {
     #![allow(
         unused_unsafe,
-        reason = "the text is shared with levels whose functions are unsafe to call"
+        reason = "the code is shared with levels whose functions are unsafe to call"
     )]
 
     use super::vector::*;
@@ -14,7 +15,7 @@ pub(super) mod activation {
 pub(super) mod attention {
     #![allow(
         unused_unsafe,
-        reason = "the text is shared with levels whose functions are unsafe to call"
+        reason = "the code is shared with levels whose functions are unsafe to call"
     )]
 
     use super::vector::*;
@@ -22,8 +23,19 @@ pub(super) mod attention {
     super::super::attention::attention_kernels!();
 }
 
-/// The vocabulary of the kernels that are written once for all levels: arrays of 8 floats, of which the compiler
-/// makes what registers there are.
+pub(super) mod recurrent {
+    #![allow(
+        unused_unsafe,
+        reason = "the text is shared with levels whose functions are unsafe to call"
+    )]
+
+    use super::vector::*;
+
+    super::super::recurrent::recurrent_kernels!();
+}
+
+/// The operations used by the kernels that are written once for all levels: arrays of 8 floats,
+/// which the compiler maps to available registers.
 mod vector {
     use half::{bf16, f16};
 
@@ -67,7 +79,7 @@ mod vector {
         each(|i| c[i] - a[i] * b[i])
     }
 
-    /// The larger; b where one is no number.
+    /// The larger of both; b if either is NaN.
     #[inline(always)]
     pub(super) fn max(a: V, b: V) -> V {
         each(|i| if a[i] > b[i] { a[i] } else { b[i] })
@@ -78,7 +90,7 @@ mod vector {
         each(|i| a[i] / b[i])
     }
 
-    /// The smaller; b where one is no number.
+    /// The smaller of both; b if either is NaN.
     #[inline(always)]
     pub(super) fn min(a: V, b: V) -> V {
         each(|i| if a[i] < b[i] { a[i] } else { b[i] })
@@ -90,7 +102,7 @@ mod vector {
         each(|i| if x[i] < 0.0 { a[i] } else { b[i] })
     }
 
-    /// `2^n` for the n in the last bits of each lane, from -127, which is zero, to 127.
+    /// `2^n` for the integer n in the low bits of each lane, from -127 (which gives zero) to 127.
     #[inline(always)]
     pub(super) fn power_of_two(n: V) -> V {
         each(|i| f32::from_bits(n[i].to_bits().wrapping_add(127) << 23))
@@ -110,7 +122,7 @@ mod vector {
 
     #[inline(always)]
     pub(super) fn load_ps(from: &[f32], at: usize) -> V {
-        from[at..][..LANES].try_into().expect("so many floats")
+        from[at..][..LANES].try_into().expect("enough floats")
     }
 
     #[inline(always)]
@@ -144,7 +156,7 @@ mod vector {
         each(|i| f32::from(from[i] as i8))
     }
 
-    /// The f16 that `bytes` begins with, in every lane.
+    /// The f16 at the beginning of `bytes`, in every lane.
     #[inline(always)]
     pub(super) fn one_scale(bytes: &[u8]) -> V {
         splat(f16::from_le_bytes([bytes[0], bytes[1]]).to_f32())

@@ -1,30 +1,30 @@
-//! Rows of a matrix on their way from memory: which are read, and which are asked for meanwhile.
+//! Reading matrix rows from memory: which rows are read, and which are prefetched meanwhile.
 //!
-//! A processor foresees a stretch of memory only to the end of its page, and a kernel only knows the row it is in.
-//! So whoever calls says which rows come one after another, and the walk over a row asks for the line that is
-//! [`AHEAD`] bytes on in this order.
+//! The hardware prefetcher stops at the end of a page, and a kernel only knows its current row. So
+//! the caller passes the order of the rows, and the loop over a row prefetches the line that is
+//! [`AHEAD`] bytes further on in this order.
 //!
-//! Q4_0, 1B shape, dense, on a 2.6 GHz Sapphire Rapids server, as a share of the bandwidth of plain reading in the
-//! same run: on one thread 0.65 without asking, 0.67 asking for the rest of the own row, 0.77 with this; on two
-//! threads 0.61 and 0.71. A second request 6 KiB ahead into the second cache was worth nothing on top of that, a
-//! whole row in one burst less than nothing.
+//! Q4_0, 1B shape, dense, on a 2.6 GHz Sapphire Rapids server, as a share of the plain read
+//! bandwidth in the same run: on one thread 0.65 without prefetch, 0.67 prefetching the rest of
+//! the same row, 0.77 with this scheme; on two threads 0.61 and 0.71. A second prefetch 6 KiB
+//! ahead into L2 gave nothing on top of that; a whole row in one burst was slower.
 
 use super::ActView;
 
-/// How far ahead of its use a line is asked for, in bytes.
+/// Prefetch distance in bytes.
 const AHEAD: usize = 2 << 10;
 
-/// Which rows.
+/// A sequence of rows.
 #[derive(Clone, Copy, Debug)]
 pub enum RowIds<'a> {
-    /// One after another from this one on.
+    /// Consecutive rows from this one on.
     From(usize),
-    /// These, in this order.
+    /// These rows, in this order.
     List(&'a [u32]),
 }
 
 impl RowIds<'_> {
-    /// Those that are left after `n`.
+    /// The rows after the first `n`.
     #[must_use]
     pub fn skip(self, n: usize) -> Self {
         match self {
@@ -34,7 +34,8 @@ impl RowIds<'_> {
     }
 }
 
-/// Rows of equal length, one every `stride` bytes: next to each other, or beside rows of other matrices.
+/// Rows of equal length, one every `stride` bytes: adjacent, or interleaved with rows of other
+/// matrices.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     bytes: &'a [u8],
@@ -43,13 +44,14 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows of `row_bytes`, from the first byte of the first to the last byte of the last.
+    /// Rows of `row_bytes`; `bytes` spans from the first byte of the first to the last byte of the
+    /// last.
     #[must_use]
     pub fn new(bytes: &'a [u8], row_bytes: usize, stride: usize) -> Self {
         Matrix { bytes, row_bytes, stride }
     }
 
-    /// Rows of `row_bytes` next to each other.
+    /// Adjacent rows of `row_bytes`.
     #[must_use]
     pub fn dense(bytes: &'a [u8], row_bytes: usize) -> Self {
         Matrix::new(bytes, row_bytes, row_bytes)
@@ -62,26 +64,27 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Rows of one matrix that are read one after another.
+/// Rows of one matrix that are read in order.
 #[derive(Clone, Copy, Debug)]
 pub struct RowRun<'a> {
     matrix: Matrix<'a>,
     ids: RowIds<'a>,
-    /// Rows that make up about [`AHEAD`] bytes.
+    /// Rows per [`AHEAD`] bytes, about.
     ahead: usize,
 }
 
 impl<'a> RowRun<'a> {
     /// Rows `ids` of `matrix`.
     ///
-    /// More of them may be given than a kernel is told to multiply: the others are those that come next.
+    /// May contain more rows than a kernel multiplies: the extra ones come next and are
+    /// prefetched.
     #[inline]
     #[must_use]
     pub fn new(matrix: Matrix<'a>, ids: RowIds<'a>) -> Self {
         RowRun { matrix, ids, ahead: AHEAD.div_ceil(matrix.row_bytes.max(64)) }
     }
 
-    /// One row alone.
+    /// A single row.
     #[must_use]
     pub fn one(row: &'a [u8]) -> Self {
         RowRun::new(Matrix::dense(row, row.len()), RowIds::From(0))
@@ -109,11 +112,12 @@ impl<'a> RowRun<'a> {
     }
 }
 
-/// A row, and what to ask memory for while it is read.
+/// A row, and the address to prefetch while it is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row<'a> {
     pub(super) bytes: &'a [u8],
-    /// What to ask for at the beginning of the row. Asking never faults, wherever this points.
+    /// Address to prefetch at the beginning of the row. A prefetch never faults, wherever this
+    /// points.
     ahead: *const u8,
 }
 
@@ -124,7 +128,7 @@ impl<'a> Row<'a> {
         Row { bytes, ahead: next.as_ptr() }
     }
 
-    /// Asks for what the `BYTES` at `at` stand for further on.
+    /// Prefetches the data that corresponds to `BYTES` bytes at `at`.
     #[inline(always)]
     pub(super) fn ask<const BYTES: usize>(&self, at: usize) {
         for line in (0..BYTES).step_by(64) {
@@ -133,10 +137,10 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Rows times one or four tokens: as many rows as `out` has places.
+/// Rows times one or four tokens: as many rows as `out` has entries.
 pub type RowsFn<const N: usize> = fn(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]);
 
-/// Asks for the beginning of a row that will be read next.
+/// Prefetches the beginning of a row that will be read next.
 #[inline]
 pub fn prefetch(row: &[u8]) {
     for line in row[..row.len().min(AHEAD)].chunks(64) {
@@ -147,12 +151,13 @@ pub fn prefetch(row: &[u8]) {
 #[inline(always)]
 pub(super) fn prefetch_line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing and never faults; every x86-64 processor has it.
+    // SAFETY: a prefetch has no side effect and never faults; every x86-64 processor has it.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
-    // On AArch64 nothing: the intrinsic `_prefetch` is not stable in Rust (`stdarch_aarch64_prefetch`).
+    // Does nothing on AArch64: the intrinsic `_prefetch` is not stable in Rust
+    // (`stdarch_aarch64_prefetch`).
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }
@@ -160,7 +165,8 @@ pub(super) fn prefetch_line(at: *const u8) {
 /// The kernels of one format, whose `$dots` multiplies one row with the instructions `$features`.
 macro_rules! dot_of_rows {
     ($features:literal, $dots:path) => {{
-        /// A loop of its own for each format, so that a row begins while the one before it ends.
+        /// A separate loop for each format, so that a row can start while the previous one
+        /// completes.
         #[target_feature(enable = $features)]
         fn rows<const N: usize>(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]) {
             for (i, out) in out.iter_mut().enumerate() {
@@ -168,7 +174,7 @@ macro_rules! dot_of_rows {
             }
         }
         Dot {
-            // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+            // SAFETY: `Kernels::select` returns this table only if `detected` holds.
             one: |run, x, out| unsafe { rows(run, x, out) },
             // SAFETY: the same.
             four: |run, x, out| unsafe { rows(run, x, out) },

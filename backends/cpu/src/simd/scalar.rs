@@ -1,4 +1,4 @@
-//! Plain Rust for every processor: written once against how a block comes apart.
+//! Plain Rust for every processor, written once over the unpacking of a block.
 
 use hal::format::{Code, Format, Q8_BLOCK, TransposedLayout, Unpacked, quantize_q8};
 use half::f16;
@@ -16,9 +16,11 @@ pub(super) const TABLE: Table = Table {
     sum_squares: |x| lanes(x.len(), |i| x[i] * x[i]),
     attention: &super::portable::attention::ATTENTION,
     activate: super::portable::activation::ACTIVATE,
+    gate: super::portable::activation::GATE,
+    recurrent: &super::portable::recurrent::RECURRENT,
 };
 
-/// A function of the format as a function pointer per format.
+/// Selects a function pointer by format.
 macro_rules! per_format {
     ($format:expr, $entry:ident) => {
         match $format {

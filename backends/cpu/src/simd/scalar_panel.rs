@@ -1,4 +1,5 @@
-//! Panels times tokens in plain Rust: the rows are the inner loop, which the compiler can put into vectors.
+//! Panels times tokens in plain Rust: the inner loop runs over rows, which the compiler can
+//! vectorise.
 
 use std::ops::Range;
 

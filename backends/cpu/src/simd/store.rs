@@ -1,8 +1,9 @@
-//! New rows of the cache: values rounded to its format, with the bits of [`Format::quantize`].
+//! Stores new rows of the cache: values quantised to its format, with the bits of
+//! [`Format::quantize`].
 
 use hal::format::Format;
 
-/// The rounding of whole blocks of 32 to Q8_0, of which the compiler makes vectors.
+/// Quantises whole blocks of 32 to Q8_0; written so that the compiler vectorises it.
 #[inline(always)]
 pub(super) fn q8_0_row(values: &[f32], row: &mut [u8]) {
     const INFINITY: u32 = f32::INFINITY.to_bits();
@@ -27,7 +28,7 @@ pub(super) fn q8_0_row(values: &[f32], row: &mut [u8]) {
     }
 }
 
-/// Rounds to the nearest BF16, ties to even, of which the compiler makes vectors.
+/// Rounds to the nearest BF16, ties to even; written so that the compiler vectorises it.
 #[inline(always)]
 pub(super) fn bf16_row(values: &[f32], row: &mut [u8]) {
     for (out, v) in row.as_chunks_mut::<2>().0.iter_mut().zip(values) {
@@ -39,7 +40,7 @@ pub(super) fn bf16_row(values: &[f32], row: &mut [u8]) {
     }
 }
 
-/// The functions of a level; part of its module `attention`.
+/// The functions of a level; included in its module `attention`.
 macro_rules! store_kernels {
     ($(#[$level:meta])*) => {
         $(#[$level])*

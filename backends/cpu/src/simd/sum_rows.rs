@@ -1,16 +1,16 @@
-//! Sums of multiples of rows in the ordinary layout, written once for all levels with vectors (see `plain.rs`). One
-//! pass over `y` takes four rows, one after the other, so that it gives the bits of four passes.
+//! Weighted sums of rows in the plain layout, written once for all vector levels (see `plain.rs`).
+//! One pass over `y` adds four rows in sequence, so that it gives the same bits as four passes.
 
 use half::f16;
 
 use super::tile::six_bits;
 
-/// A block of 256 values with the codes apart.
+/// An unpacked block of 256 values.
 pub(super) struct Parts {
     pub codes: [u8; 256],
-    /// Of each 16 values.
+    /// Scale of each 16 values.
     pub scales: [f32; 16],
-    /// Taken off each 16 values; zero where the format has no minimums.
+    /// Subtracted from each 16 values; zero if the format has no minimums.
     pub mins: [f32; 16],
 }
 
@@ -82,7 +82,7 @@ pub(super) fn take_q6_k(block: &[u8; 210], parts: &mut Parts) {
     }
 }
 
-/// The module `rows` of a level whose instructions are `$features`.
+/// The module `rows` of a level with instructions `$features`.
 macro_rules! sum_rows_kernels {
     ($features:literal) => {
         use super::super::sum_rows::{Parts, take_q4_k, take_q5_k, take_q6_k};
@@ -112,7 +112,7 @@ macro_rules! sum_rows_kernels {
                             $add([h], [row(i)], y);
                         }
                     }
-                    // SAFETY: `Kernels::select` hands out this level only where it was detected.
+                    // SAFETY: `Kernels::select` returns this level only if it was detected.
                     |matrix, list, y| unsafe { sum(matrix, list, y) }
                 }};
             }
@@ -148,7 +148,8 @@ macro_rules! sum_rows_kernels {
         /// Values in a block of the smaller formats.
         const BLOCK: usize = 32;
 
-        /// Calls `$add` with each block of `y` in registers, for each row: its factor, its block, the sums.
+        /// Calls `$add` with each block of `y` in registers, for each row: its factor, its block,
+        /// the sums.
         macro_rules! small_blocks {
             ($name:ident, $size:literal, $add:expr) => {
                 #[target_feature(enable = $features)]
@@ -189,7 +190,7 @@ macro_rules! sum_rows_kernels {
         #[inline]
         #[target_feature(enable = $features)]
         fn add_q4_1(h: V, block: &[u8; 20], sums: &mut [V; BLOCK / LANES]) {
-            // The values first: they may be far smaller than the minimum.
+            // Adds the values first, because they may be far smaller than the minimum.
             let mut values = [one_scale(&block[2..]); BLOCK / LANES];
             add_nibbles(one_scale(block), &block[4..], 0, &mut values);
             for (sum, value) in sums.iter_mut().zip(values) {
@@ -210,7 +211,7 @@ macro_rules! sum_rows_kernels {
         small_blocks!(q4_1, 20, add_q4_1);
         small_blocks!(q8_0, 34, add_q8_0);
 
-        /// The same for a format with blocks of 256, which `$take` takes apart.
+        /// The same for a format with blocks of 256, which `$take` unpacks.
         macro_rules! large_blocks {
             ($name:ident, $size:literal, $take:ident) => {
                 #[target_feature(enable = $features)]
@@ -241,7 +242,8 @@ macro_rules! sum_rows_kernels {
                 }
             };
         }
-        /// The same for any format with blocks, which [`Quants`] takes apart; `ASK` bytes are 128 values or more.
+        /// The same for any format with blocks, which [`Quants`] unpacks; `ASK` bytes are 128
+        /// values or more.
         #[inline]
         #[target_feature(enable = $features)]
         fn add_blocks<const ASK: usize, const N: usize>(

@@ -24,7 +24,7 @@ pub(super) fn random(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next() * next() * 3.0 + 0.1).collect()
 }
 
-/// The bytes of `values`, or random ones that depend on them where nothing rounds to the format.
+/// The bytes of `values`, or random bytes seeded by them if the format has no quantiser.
 pub(super) fn quantized(format: Format, values: &[f32]) -> Vec<u8> {
     if !format.quantizes() {
         let mix =
@@ -48,7 +48,7 @@ pub(super) fn q8(x: &[f32]) -> Q8Row {
     row
 }
 
-/// What the format's activations make of `x`.
+/// `x` rounded as the format's activations are.
 pub(super) fn rounded(format: Format, x: &[f32]) -> Vec<f32> {
     match format.activation() {
         Activation::F32 => x.to_vec(),
@@ -59,7 +59,8 @@ pub(super) fn rounded(format: Format, x: &[f32]) -> Vec<f32> {
     }
 }
 
-/// Row lengths: one block, three, whole tiles, tiles and a rest, and for plain formats any number.
+/// Row lengths: one block, three, whole tiles, tiles with a remainder, and for plain formats any
+/// number.
 fn lengths(format: Format) -> Vec<usize> {
     let n = format.block_values();
     let mut lengths: Vec<usize> = [1, 2, 3, 15, 16, 17, 31, 32, 33, 86].map(|k| k * n).to_vec();
@@ -122,7 +123,7 @@ fn a_run_of_rows_gives_the_bits_of_each_row() {
                 Activation::Q8 => [ActView::from(&q), ActView::from(&other_q)],
             };
             let row = |id: usize| &bytes[id * row_bytes..][..row_bytes];
-            // The last ids only tell what comes next.
+            // The last ids are only prefetched.
             let list = [8, 0, 3, 3, 7, 1, 2];
             for (ids, expected) in
                 [(RowIds::List(&list), [8, 0, 3, 3, 7]), (RowIds::From(4), [4, 5, 6, 7, 8])]
@@ -141,7 +142,7 @@ fn a_run_of_rows_gives_the_bits_of_each_row() {
     }
 }
 
-/// Where the scales of a whole block stand in it, which no test may make huge.
+/// Offsets of the scales in a block, which no test may make huge.
 fn scale_bytes(format: Format) -> std::ops::Range<usize> {
     let odd = [
         (Format::Q2_K, 80..84),
@@ -208,7 +209,8 @@ fn rows_are_added() {
                 let sum = kernels.sum_rows(format);
                 let one = Matrix::dense(&bytes, bytes.len());
                 sum(one, &[(0, -1.7)], &mut y);
-                // Several rows, one of them twice, are as good as one after the other.
+                // Several rows, one of them twice, give the same result as one row after the
+                // other.
                 let rows = quantized(format, &random(7 * n, n as u32 + 1));
                 let matrix = Matrix::dense(&rows, bytes.len());
                 let list = [(5, 0.5), (0, -1.7), (6, 3.25), (5, 1e-3), (2, 0.0), (1, -2.0)];
@@ -249,7 +251,8 @@ fn neuron_major_rows_are_summed() {
                     layout.row(&bytes, slot as usize, &mut row);
                     for (i, &w) in row.iter().enumerate() {
                         expected[i] += f64::from(h) * f64::from(w);
-                        // Codes and minimums are summed apart and may be larger than their difference.
+                        // Codes and minimums are summed separately and may be larger than their
+                        // difference.
                         magnitude[i] += f64::from(h).abs() * (f64::from(w).abs() + 3.0);
                     }
                 }
@@ -330,7 +333,8 @@ fn the_best_level_is_the_last_that_exists() {
     }
 }
 
-/// Values of any kind for whole blocks of 32: ordinary, tiny, huge, and halves between two codes.
+/// Values of all classes for whole blocks of 32: ordinary, tiny, huge, and halfway between two
+/// codes.
 fn odd_values(n: usize) -> Vec<f32> {
     let scales = [1.0, 0.0, 1e-39, 3e-38, 7e-8, 1e7, 3e38, 127.0 / 2.0];
     let mut values = random(n, 5);
@@ -339,7 +343,7 @@ fn odd_values(n: usize) -> Vec<f32> {
     }
     let special = [127.0, 0.5, -0.5, 0.499_999_97, 1.5, -2.5, -127.0, f32::NAN, f32::INFINITY];
     for (i, v) in special.into_iter().enumerate() {
-        // The first seven make a block whose scale is 1; the others have blocks of their own.
+        // The first seven form a block whose scale is 1; the others have a block each.
         let at = if i < 7 { i } else { 64 * i };
         if let Some(value) = values.get_mut(at) {
             *value = v;
@@ -363,7 +367,7 @@ fn rows_are_stored_with_the_bits_of_the_format() {
     }
 }
 
-/// A cache of `n` rows of three heads, of which the middle one is looked at, in shuffled order.
+/// A cache of `n` rows of three heads in shuffled order; the middle head is tested.
 struct Cache {
     bytes: Vec<u8>,
     ids: Vec<u32>,
@@ -391,7 +395,7 @@ impl Cache {
 }
 
 fn caches() -> impl Iterator<Item = Cache> {
-    // No multiple of 7, so that the order reaches every row.
+    // Not a multiple of 7, so that the order reaches every row.
     let sizes =
         [(1, 32), (5, 64), (16, 96), (37, 128), (40, 256), (33, 40), (18, 80), (20, 6), (3, 1)];
     let formats = hal::op::KV_FORMATS.iter();
@@ -477,7 +481,7 @@ fn softmax_is_exp_and_keeps_what_is_no_number() {
         for (weight, score) in weights.iter().zip(&range) {
             let expected = f64::from(*score - largest).exp();
             let error = (f64::from(*weight) - expected).abs();
-            // Below the normal numbers there is zero.
+            // Subnormal results are zero.
             assert!(error <= 4e-7 * expected + 1.2e-38, "{:?} {score}", kernels.level());
         }
         let mut some = [f32::NEG_INFINITY; 16];

@@ -1,4 +1,4 @@
-//! The walk of a quantised row and its activations in tiles of 512 values.
+//! Splits a quantised row and its activations into tiles of 512 values.
 
 use hal::format::Q8_BLOCK;
 
@@ -17,7 +17,7 @@ pub(super) struct Q8Tile<'a> {
 }
 
 impl<'a> ActView<'a> {
-    /// What quantised weights are multiplied with.
+    /// The activations for quantised weights.
     #[inline]
     pub(super) fn q8(self) -> Q8View<'a> {
         match self {
@@ -26,7 +26,7 @@ impl<'a> ActView<'a> {
         }
     }
 
-    /// What plain weights are multiplied with.
+    /// The activations for plain weights.
     #[inline]
     pub(super) fn f32(self) -> &'a [f32] {
         match self {
@@ -70,7 +70,7 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
             let x = std::array::from_fn(|t| Q8Tile { q: &q[t], d: &d[t], sum: &sum[t] });
             (&last, x)
         };
-        // The only call, so that it is compiled into the loop.
+        // The only call, so that it is inlined into the loop.
         f(tile, &x);
     }
 }
@@ -98,8 +98,8 @@ pub(super) fn six_bits(packed: &[u8]) -> (u64, u64) {
     (join(scales, scales_4), join(mins, mins_4))
 }
 
-/// The scale of a block of MXFP4 as products take it: 0 for the two exponents whose scales are below the normal
-/// numbers. Those of blocks of zeros are, and processors take a hundred times as long for them.
+/// The scale of an MXFP4 block as products use it: 0 for the two exponents whose scales are
+/// subnormal. Blocks of zeros have these, and subnormal arithmetic is a hundred times slower.
 #[inline]
 pub(super) fn e8m0_normal(exponent: u8) -> f32 {
     f32::from_bits(u32::from(exponent.saturating_sub(1)) << 23)
@@ -123,8 +123,8 @@ pub(super) fn q3_scales(packed: &[u8]) -> [i8; 16] {
     bytes.map(|six_bits| six_bits as i8 - 32)
 }
 
-/// Rounds `x` to Q8 blocks with `block`, which writes one block's `q` and returns its `d` and sum. The
-/// last block is padded with zeros.
+/// Quantises `x` to Q8 blocks with `block`, which writes one block's `q` and returns its `d` and
+/// sum. The last block is padded with zeros.
 #[inline(always)]
 pub(super) fn for_q8_blocks(
     x: &[f32],

@@ -1,4 +1,4 @@
-//! What all levels share of sums over neuron-major rows.
+//! Code shared by all levels for sums over transposed rows.
 
 use hal::format::TransposedLayout;
 
@@ -7,12 +7,12 @@ use super::rows::prefetch_line;
 /// Outputs in one unit of a transposed row.
 pub(super) const UNIT: usize = 32;
 
-/// Rows read side by side: few enough for the processor to foresee.
+/// Rows read in parallel: few enough for the hardware prefetcher.
 const MAX_RUN: usize = 8;
-/// How far ahead of its use a row is asked for, in bytes: rows are short.
+/// Prefetch distance in bytes: rows are short.
 const AHEAD: usize = 512;
 
-/// Neurons of one group, or some of them: their rows of codes, their factors, and the group's table rows.
+/// Some neurons of one group: their rows of codes, their factors, and the group's table rows.
 pub(super) struct Run<'a> {
     pub bytes: &'a [u8],
     pub list: &'a [(u32, f32)],
@@ -26,7 +26,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// `n` codes of a slot from byte `at` on, and a request for those to come.
+    /// `n` codes of a slot from byte `at` on; prefetches those that follow.
     #[inline(always)]
     pub(super) fn codes(&self, slot: u32, at: usize, n: usize) -> &'a [u8] {
         let row = &self.bytes[slot as usize * self.row_bytes..][..self.row_bytes];
@@ -39,7 +39,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Calls `f` for each run of neighbours of `list` that share a group.
+/// Calls `f` for each run of consecutive entries of `list` in the same group.
 #[inline(always)]
 pub(super) fn for_runs(
     layout: &TransposedLayout,
@@ -77,10 +77,10 @@ pub(super) fn for_runs(
     }
 }
 
-/// Splits `y` into whole units for `f(first_unit, y)` calls of `WIDE` units, then of one; what is left
+/// Splits `y` into whole units for `f(first_unit, y)` calls of `WIDE` units, then of one; the rest
 /// of the last unit goes through a padded copy.
 ///
-/// `wide` and `one` get the number of their first unit and that part of `y`.
+/// `wide` and `one` get the index of their first unit and the matching slice of `y`.
 #[inline(always)]
 pub(super) fn for_units<const WIDE: usize>(
     y: &mut [f32],
@@ -104,9 +104,10 @@ pub(super) fn for_units<const WIDE: usize>(
     }
 }
 
-/// The module `transposed` of a level whose instructions are `$features` (see `plain.rs`).
+/// The module `transposed` of a level with instructions `$features` (see `plain.rs`).
 ///
-/// The codes of a group's neurons are summed with their factors first and meet the scales once.
+/// The codes of a group's neurons are summed with their factors first and multiplied by the scales
+/// once.
 macro_rules! transposed_kernels {
     ($features:literal) => {
         use hal::format::{Code, Format, TransposedLayout};
@@ -121,7 +122,7 @@ macro_rules! transposed_kernels {
         pub(super) fn transposed(format: Format) -> TransposedFn {
             macro_rules! entry {
                 ($sum:expr) => {
-                    // SAFETY: `Kernels::select` hands out this level only where it was detected.
+                    // SAFETY: `Kernels::select` returns this level only if it was detected.
                     |layout, bytes, list, y| unsafe { $sum(layout, bytes, list, y) }
                 };
             }

@@ -1,5 +1,5 @@
-//! The backend on a fake of CUDA's driver, whose devices are the CPU: what passes here keeps to the rules as the fake knows
-//! them, and says nothing about a card.
+//! The backend on a fake CUDA driver whose devices are the CPU. A passing test shows that the
+//! backend follows the API rules that the fake checks, and nothing about a real card.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,12 +8,13 @@ use hal::Backend;
 use simt::Options;
 use thermocline_cuda::{devices, open_with};
 
-/// The fake, and nothing else in this process; `None`, with the reason printed, where it could not be compiled.
+/// The fake, the only one in this process; `None`, with the reason printed, if it cannot be
+/// compiled.
 fn fake() -> Option<&'static Fake> {
     static FAKE: OnceLock<Option<Fake>> = OnceLock::new();
     let load = || {
         let fake = Fake::load(Vendor::Cuda).map_err(|why| eprintln!("skipped: {why}")).ok()?;
-        // Two are cards whose matrix units multiply floats too, which the others' do not gain by.
+        // Two of the devices have fast matrix units for floats.
         fake.set(&format!(
             "devices={} 0:major=9 0:minor=0 {}:major=9 {1}:minor=0",
             suite::DEVICES,
@@ -72,7 +73,7 @@ fn wrong_matrix_units_of_the_fake_are_not_used() {
     let Some(fake) = fake() else { return };
     fake.set(&format!("{}:major=9 {0}:minor=0", suite::WRONG));
     suite::does_without_wrong_matrix_units(&open, fake);
-    // On the same device, one after the other.
+    // One after the other, because both use the same device.
     suite::does_without_bad_graphs(&open, fake);
 }
 
@@ -101,7 +102,7 @@ fn the_fake_refuses_a_call() {
 fn two_fakes_work_beside_each_other() {
     if let Some(fake) = fake() {
         suite::works_beside_others(&open, fake);
-        // On the same devices, one after the other.
+        // One after the other, because both use the same devices.
         suite::loads_beside_others(&open);
         suite::is_shared(&open, fake);
     }

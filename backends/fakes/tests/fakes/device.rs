@@ -22,7 +22,7 @@ type Launch = unsafe extern "C" fn(
     *mut Raw,
 ) -> c_int;
 
-/// Codes that tests look for.
+/// Codes that tests expect.
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const INVALID_HANDLE: c_int = 400;
 pub(crate) const NOT_FOUND: c_int = 500;
@@ -38,10 +38,10 @@ pub(crate) enum Arg {
     Float(f32),
 }
 
-/// Who uses which device: all tests share the drivers.
+/// Locks of the devices: all tests share the drivers.
 static TURNS: [[Mutex<()>; 8]; 2] = [const { [const { Mutex::new(()) }; 8] }; 2];
 
-/// A device of a fake, nobody else's as long as this lives.
+/// A device of a fake, reserved as long as this lives.
 pub(crate) struct Device {
     pub(crate) fake: Fake,
     pub(crate) ordinal: i32,
@@ -51,8 +51,8 @@ pub(crate) struct Device {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Device `ordinal` with its settings as at first; `None`, with the reason printed, where there are no fakes. That is a
-/// failure if `THERMOCLINE_REQUIRE_GPU` is set.
+/// Device `ordinal` with default settings; `None`, with the reason printed, if there are no fakes.
+/// That fails the test if `THERMOCLINE_REQUIRE_GPU` is set.
 pub(crate) fn open(vendor: Vendor, ordinal: i32) -> Option<Device> {
     let fake = match Fake::load(vendor) {
         Ok(fake) => fake,
@@ -63,7 +63,7 @@ pub(crate) fn open(vendor: Vendor, ordinal: i32) -> Option<Device> {
         }
     };
     let turns = &TURNS[usize::from(vendor == Vendor::Hip)];
-    // Of CUDA's first, where a test has one of each: nobody waits for somebody who waits.
+    // Always in the order CUDA, HIP, for tests that use both, which prevents a deadlock.
     let turn = turns[usize::try_from(ordinal).expect("an ordinal")].lock();
     let turn = turn.unwrap_or_else(PoisonError::into_inner);
     fake.set(&format!("devices=8 {ordinal}:reset=1"));
@@ -85,11 +85,11 @@ impl Device {
     /// `F` is its type.
     pub(crate) unsafe fn find<F: Copy>(&self, cuda: &str, hip: &str) -> F {
         let name = if self.vendor == Vendor::Cuda { cuda } else { hip };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the type.
         *unsafe { self.library.get::<F>(name) }.unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Makes this the device of the thread's calls.
+    /// Makes this device current for the thread.
     pub(crate) fn enter(&self) {
         // SAFETY: types as in the vendors' headers.
         unsafe {
@@ -111,11 +111,11 @@ impl Device {
 
     /// A call that takes a handle.
     pub(crate) fn take(&self, cuda: &str, hip: &str, handle: Raw) -> c_int {
-        // SAFETY: types as in the vendors' headers; the fakes know their handles from others.
+        // SAFETY: types as in the vendors' headers; the fakes recognise invalid handles.
         unsafe { self.find::<unsafe extern "C" fn(Raw) -> c_int>(cuda, hip)(handle) }
     }
 
-    /// A call that makes a handle, with flags.
+    /// A call that creates an object, with flags.
     pub(crate) fn take_out(&self, cuda: &str, hip: &str, out: &mut Raw, flags: c_uint) -> c_int {
         // SAFETY: types as in the vendors' headers.
         unsafe {
@@ -212,7 +212,7 @@ impl Device {
         self.try_function(module, name).expect("the kernel is there")
     }
 
-    /// Starts a kernel; returns the call's code.
+    /// Launches a kernel; returns the call's code.
     pub(crate) fn start(
         &self,
         function: Raw,
@@ -230,7 +230,7 @@ impl Device {
             })
             .collect();
         let [x, y, z] = grid;
-        // SAFETY: tests give what their kernels take.
+        // SAFETY: tests pass the arguments that their kernels take.
         unsafe {
             let launch: Launch = self.find("cuLaunchKernel", "hipModuleLaunchKernel");
             let (params, none) = (pointers.as_mut_ptr(), ptr::null_mut());
@@ -255,7 +255,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // A device that a test has broken refuses this, too.
+        // A device that a test has broken rejects this, too.
         let _ = self.take("cuStreamDestroy_v2", "hipStreamDestroy", self.stream);
     }
 }

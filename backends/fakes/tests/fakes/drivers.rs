@@ -25,7 +25,7 @@ fn event(device: &Device) -> Raw {
 #[test]
 fn calls_return_before_the_work_is_done() {
     for device in devices(0) {
-        // Kernels do not end before they are let go.
+        // Kernels do not end before they are released.
         device.fake.set("0:delay_us=40000 0:hang_after=0");
         let x = device.buffer(&[0; 64]);
         let (before, after) = (event(&device), event(&device));
@@ -33,7 +33,7 @@ fn calls_return_before_the_work_is_done() {
         let record =
             |event| device.take_two("cuEventRecord", "hipEventRecord", event, device.stream);
         assert_eq!(record(before), 0);
-        // The values of arguments are taken at the call.
+        // The values of arguments are copied during the call.
         for n in [64, 0] {
             assert_eq!(
                 device.start(scale, [1, 1, 1], 64, 0, &[Arg::At(x), Arg::Float(0.0), Arg::Word(n)]),
@@ -130,7 +130,7 @@ fn kernels_wait_for_the_host() {
         let mut other = ptr::null_mut();
         assert_eq!(device.take_out("cuStreamCreate", "hipStreamCreateWithFlags", &mut other, 1), 0);
         std::thread::sleep(Duration::from_millis(20));
-        // By another stream, as this one waits.
+        // From another stream, as this one waits.
         // SAFETY: types as in the vendors' headers.
         unsafe {
             let fill: unsafe extern "C" fn(usize, u32, usize, Raw) -> c_int =
@@ -138,7 +138,7 @@ fn kernels_wait_for_the_host() {
             assert_eq!(fill(go, 41, 1, other), 0);
         }
         assert_eq!(device.read(answer, 1), [42]);
-        // And gives up where nothing comes.
+        // Times out if no flag is set.
         assert_eq!(device.try_write(go, &[0]), 0);
         let start = Instant::now();
         assert_eq!(device.run((WORDS, "wait_for_host"), 1, 64, 0, &args(30)), 0);
@@ -206,7 +206,7 @@ fn programs_of_hiprtc_are_known_by_their_names() {
         let mut program = ptr::null_mut();
         let [unit, source, arch] = [unit, source, "--offload-arch=gfx1100"]
             .map(|text| CString::new(text).expect("no NUL"));
-        // SAFETY: types as in hiprtc's header; buffers have the sizes that were asked for.
+        // SAFETY: types as in hiprtc's header; buffers have the requested sizes.
         unsafe {
             let create: Create = device.find("", "hiprtcCreateProgram");
             let (none, options) = (ptr::null(), [arch.as_ptr()]);
@@ -264,7 +264,7 @@ fn a_library_can_lack_a_function() {
     std::fs::remove_dir_all(&folder).expect("it was made");
 }
 
-/// Settings of a process come from its environment: this starts itself with some.
+/// Settings of a process come from its environment: this test starts itself with some.
 #[test]
 fn processes_are_told_by_their_environment() {
     let Some(device) = open(Vendor::Cuda, 1) else { return };

@@ -1,9 +1,9 @@
-//! What the shim and the fake drivers find, and that what is right passes.
+//! Errors that the shim and the fake drivers detect, and correct code that they accept.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 #![allow(
     clippy::disallowed_methods,
-    reason = "CI asks a test to fail, and processes are told, by the environment"
+    reason = "CI requests failures, and processes get settings, through the environment"
 )]
 
 mod device;

@@ -1,4 +1,4 @@
-//! Memory: what is counted, and that what lies outside of an allocation is found.
+//! Memory: counters, and detection of accesses outside of an allocation.
 
 use std::ptr;
 
@@ -17,7 +17,7 @@ fn copies_outside_of_an_allocation_end_the_device() {
         assert_eq!(device.try_write(x, &[7; 100]), 0);
         assert_eq!(device.read(x + 4 * 90, 10), [7; 10]);
         assert_eq!(device.try_write(x + 4, &[7; 100]), ILLEGAL_ADDRESS);
-        // From here on nothing works, until the test says so.
+        // From here on every call fails, until the test resets the device.
         assert_eq!(device.finish(), ILLEGAL_ADDRESS);
         assert_eq!(device.try_alloc(4), Err(ILLEGAL_ADDRESS));
         device.fake.set("6:reset=1");
@@ -34,13 +34,13 @@ fn copies_outside_of_an_allocation_end_the_device() {
 fn kernels_that_leave_an_allocation_end_the_device() {
     let past = ("shim_faults", "past_an_allocation");
     for device in devices(6) {
-        // A whole number of pages, so that what follows is none.
+        // A whole number of pages, so that the next page is a guard.
         let n = 2048;
         let x = device.alloc(n);
         assert_eq!(device.run(past, 1, 64, 0, &[Arg::At(x), Arg::Word(n as u32 - 64)]), 0);
         assert_eq!(device.run(past, 1, 64, 0, &[Arg::At(x), Arg::Word(n as u32)]), ILLEGAL_ADDRESS);
         device.fake.set("6:reset=1");
-        // Where it does not fault, it shows when the memory is given back.
+        // Without a fault, it is detected when the memory is freed.
         let x = device.alloc(n - 20);
         assert_eq!(device.run(past, 1, 64, 0, &[Arg::At(x), Arg::Word(n as u32 - 64)]), 0);
         assert_eq!(device.free(x), ILLEGAL_ADDRESS);
@@ -76,7 +76,7 @@ fn fresh_memory_is_nonsense_and_pinned_memory_is_the_hosts() {
         let x = device.alloc(333);
         assert!(device.read(x, 333).iter().all(|word| f32::from_bits(*word).is_nan()));
         let (mut host, mut at) = (ptr::null_mut(), 0usize);
-        // SAFETY: types as in the vendors' headers, and memory of the size that was asked for.
+        // SAFETY: types as in the vendors' headers, and memory of the requested size.
         unsafe {
             let alloc: unsafe extern "C" fn(*mut super::device::Raw, usize, u32) -> i32 =
                 device.find("cuMemHostAlloc", "hipHostMalloc");

@@ -1,16 +1,16 @@
-//! Products of floats by tiles, against those of F64: matrix units take fewer bits of a float than there are, and the kernels
-//! must not lose what is cut off.
+//! Float products by tiles, against those of F64: matrix instructions truncate the mantissas, and
+//! the kernels must not lose the truncated bits.
 
 use thermocline_fakes::Vendor;
 
 use crate::device::{Arg, Device, open};
 
 const TOKENS: usize = 40;
-/// What a sum in F32 of some hundred products may miss of the sum of their sizes. Without what is cut off, ten times that is
-/// missing.
+/// Allowed error of an F32 sum of some hundred products, relative to the sum of their magnitudes.
+/// Without the truncated bits, the error is ten times that.
 const TOLERANCE: f64 = 2e-6;
 
-/// Floats between 1 and 2 and their negatives, with all bits of a mantissa that `kept` keeps.
+/// Floats between 1 and 2 and their negatives, with the mantissa bits in `kept`.
 fn floats(n: usize, seed: u64, kept: u32) -> Vec<f32> {
     let mut state = seed << 20 | 1;
     let mut next = || {
@@ -25,7 +25,7 @@ fn words(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Compares sums with those of the pairs of factors that `pair` gives.
+/// Compares sums with the sums of products of the pairs that `pair` returns.
 fn compare<I: Iterator<Item = (f32, f32)>>(
     what: &str,
     got: &[f32],
@@ -58,7 +58,7 @@ fn tiles_of_floats_lose_nothing() {
             match format {
                 "f32" => stored[row * row_words + k] = bits,
                 _ => {
-                    // Between 1 and 2, a half's exponent is 15.
+                    // Between 1 and 2, the exponent of an f16 is 15.
                     let half = bits >> 16 & 0x8000 | 15 << 10 | bits >> 13 & 0x3ff;
                     let short = if format == "f16" { half } else { bits >> 16 };
                     stored[row * row_words + k / 2] |= short << (k % 2 * 16);

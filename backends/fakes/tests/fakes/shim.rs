@@ -1,4 +1,5 @@
-//! The shim: what it must find, and what must work in every order, for waves of 32 and of 64.
+//! The shim: errors that it must detect, and code that must work in every order, for waves of 32
+//! and of 64.
 
 use thermocline_fakes::Vendor;
 
@@ -8,7 +9,8 @@ const FAULTS: &str = "shim_faults";
 const WORDS: &str = "shim_words";
 const SEEDS: std::ops::Range<u64> = 0..12;
 
-/// CUDA's waves have 32 lanes; those of the fake HIP have what is set, which is 64 here and for the whole process.
+/// CUDA's waves have 32 lanes; the fake HIP's width is a setting, which is 64 here and for the
+/// whole process.
 fn devices(ordinal: i32) -> Vec<(Device, u32)> {
     let cuda = open(Vendor::Cuda, ordinal).map(|device| (device, 32));
     let hip = open(Vendor::Hip, ordinal).map(|device| {
@@ -98,7 +100,7 @@ fn shared_memory_begins_as_nonsense_in_every_block() {
     }
 }
 
-/// Numbers without a pattern.
+/// Pseudo-random words.
 fn noise(n: usize, seed: u32) -> Vec<u32> {
     let mut state = (u64::from(seed) << 20) | 1;
     let mut next = || {
@@ -182,13 +184,14 @@ fn small_products_of_floats_take_10_bits_of_mantissa() {
     }
 }
 
-/// To the nearest half, ties to even, by its definition: halves in order of size are halves in order of bits.
+/// The nearest f16, ties to even, by definition: f16 values in order of magnitude are in order of
+/// their bits.
 fn nearest_half(v: f32) -> u32 {
     let value = |h: u32| {
         let (exponent, fraction) = (h >> 10, f64::from(h & 0x3ff));
         match exponent {
             0 => fraction * 2f64.powi(-24),
-            // Where infinity is, it counts as the number that would be next.
+            // Infinity counts as the next number after the largest.
             _ => (1024.0 + fraction) * 2f64.powi(exponent as i32 - 25),
         }
     };

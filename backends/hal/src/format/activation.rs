@@ -1,11 +1,11 @@
-//! What the activations are rounded to before they meet quantised weights.
+//! How activations are quantised before they are multiplied with quantised weights.
 //!
-//! This is the definition; a fast version must give the same bits.
+//! This is the definition; fast implementations must give the same bits.
 
-/// The activation format of a product.
+/// The format of the activations in a matrix product.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Activation {
-    /// As they are.
+    /// Unrounded floats.
     F32,
     /// Signed bytes in blocks of [`Q8_BLOCK`].
     Q8,
@@ -21,12 +21,12 @@ pub struct Q8Row {
     pub q: Vec<i8>,
     /// `[n_blocks]`
     pub d: Vec<f32>,
-    /// `[n_blocks]` the sum of the block's `q`, for weights with minimums.
+    /// `[n_blocks]`: the sum of the block's `q`, for weights with minimums.
     pub sum: Vec<i32>,
 }
 
 impl Q8Row {
-    /// Takes `x` `[n]`, n >= 0, in place of what was here. Memory is reused.
+    /// Quantises `x` `[n]`, n >= 0, and replaces the previous contents. Memory is reused.
     pub fn quantize_into(&mut self, x: &[f32]) {
         let n_blocks = x.len().div_ceil(Q8_BLOCK);
         self.q.resize(n_blocks * Q8_BLOCK, 0);
@@ -38,12 +38,12 @@ impl Q8Row {
 
 /// Rounds `x` `[n]` to Q8 blocks: `q` `[n_blocks * 32]`, `d` and `sum` `[n_blocks]`.
 ///
-/// Per block, with `amax` its largest magnitude: `d = amax / 127` and `q = x * (127 / amax)` to the
-/// nearest, ties to even. Where `d` would be zero or subnormal the block is zero. Where a value is
-/// infinite or no number, `d` is NaN and `q` zero, so that it shows in the product.
+/// Per block, with `amax` its largest magnitude: `d = amax / 127` and `q = x * (127 / amax)`
+/// rounded to nearest, ties to even. A block with a zero or subnormal `d` is all zeros. If a value
+/// is infinite or NaN, `d` is NaN and `q` zero, so that the product is NaN.
 ///
 /// # Panics
-/// If the lengths do not fit each other.
+/// If the lengths do not match.
 pub fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]) {
     let n_blocks = x.len().div_ceil(Q8_BLOCK);
     assert_eq!((q.len(), d.len(), sum.len()), (n_blocks * Q8_BLOCK, n_blocks, n_blocks));
@@ -51,7 +51,7 @@ pub fn quantize_q8(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]) {
     for ((x, q), (d, sum)) in blocks.zip(d.iter_mut().zip(sum)) {
         q.fill(0);
         *sum = 0;
-        // As bit patterns, magnitudes sort like the numbers, with infinity and NaN on top.
+        // As bit patterns, magnitudes sort like the floats, with infinity and NaN on top.
         let amax = f32::from_bits(x.iter().map(|v| v.abs().to_bits()).max().unwrap_or(0));
         *d = amax / 127.0;
         if !amax.is_finite() {

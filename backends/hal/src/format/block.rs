@@ -1,25 +1,25 @@
-//! What all quantised blocks have in common.
+//! Code shared by all quantised block formats.
 
 use half::f16;
 
 use super::grid::sixteens;
 
-/// Rounds the values of one block.
+/// Quantises the values of one block.
 pub(super) type Quantize = fn(&[f32], &mut [u8]);
 
-/// How the codes of a format are kept where one row holds one neuron (`TransposedLayout`).
+/// How the codes of a format are stored in a row per neuron (`TransposedLayout`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Code {
     /// Two codes per byte, each stored as `code + offset` in `0..16`.
     Nibble {
-        /// What to take away from the stored nibble.
+        /// Subtracted from the stored nibble.
         offset: i8,
     },
     /// One signed byte per code.
     Byte,
 }
 
-/// How a block of a quantised format comes apart.
+/// How a block of a quantised format is unpacked.
 ///
 /// For every such format `value[i] = scale[i / group] * code[i] - min[i / group]`, rounded to f32
 /// after each of the two steps.
@@ -27,16 +27,17 @@ pub enum Code {
 pub struct Quants {
     /// Consecutive values that share a scale and a minimum.
     pub group: usize,
-    /// How codes are kept in the transposed layout.
+    /// How codes are stored in the transposed layout.
     pub code: Code,
-    /// Whether a group's scale and minimum are f32 products; else they are f16 as in the file.
+    /// Whether a group's scale and minimum are f32 products; otherwise they are f16 as in the
+    /// file.
     pub wide_scales: bool,
-    /// Whether groups have a minimum that is not always zero.
+    /// Whether groups have a minimum that can be nonzero.
     pub has_min: bool,
     pub(super) unpack: fn(&[u8], &mut Unpacked),
 }
 
-/// One block in parts. Entries past the format's block and group counts are unspecified.
+/// One unpacked block. Entries past the format's block and group counts are unspecified.
 #[derive(Clone, Debug)]
 pub struct Unpacked {
     /// `[block_values]`, each small enough that a product with an 8-bit number fits in 16 bits.
@@ -59,7 +60,7 @@ impl Default for Unpacked {
 }
 
 impl Quants {
-    /// Takes the block that `block` holds apart into `parts`.
+    /// Unpacks `block` into `parts`.
     ///
     /// # Panics
     /// If `block` is shorter than a block of the format.
@@ -110,7 +111,7 @@ pub(super) fn nibble(bytes: &[u8], i: usize) -> u8 {
     bytes[i / 2] >> (4 * (i % 2)) & 15
 }
 
-/// The codes that the nibbles of 16 bytes name, those of the low ones first.
+/// Looks up the codes for the nibbles of 16 bytes, the low nibbles first.
 #[inline]
 pub(super) fn look_up(pairs: &[u8], table: &[i8; 16], codes: &mut [i8]) {
     let (low, high) = codes.split_at_mut(16);
@@ -131,7 +132,7 @@ pub(super) fn five_bits(bytes: &[u8], codes: &mut [i8]) {
     }
 }
 
-/// Writes what [`five_bits`] reads.
+/// Inverse of [`five_bits`].
 pub(super) fn write_five_bits(codes: &[u8; 32], bytes: &mut [u8]) {
     let fifths = codes.iter().rev().fold(0, |bits, code| bits << 1 | u32::from(code >> 4));
     bytes[..4].copy_from_slice(&fifths.to_le_bytes());
@@ -140,7 +141,7 @@ pub(super) fn write_five_bits(codes: &[u8; 32], bytes: &mut [u8]) {
     }
 }
 
-/// `1 / scale`, and 0 for 0: the block of a zero scale has only zero codes.
+/// `1 / scale`, and 0 for 0: all codes of a block with scale zero are zero.
 pub(super) fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }

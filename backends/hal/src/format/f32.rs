@@ -1,4 +1,4 @@
-//! F32: a value is its own block.
+//! F32: each value is a block of its own.
 
 use super::{Quantize, Quants};
 

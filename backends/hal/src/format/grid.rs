@@ -1,7 +1,7 @@
-//! The values of the IQ formats that store several of them as one code: the code is a place in a table.
+//! Value tables of the IQ formats, which store several values as one code: an index into a table.
 //!
-//! An entry is one word with a value in each byte, the first in the lowest, so that signs are set in all of them at
-//! once.
+//! An entry is one word with a value in each byte, the first in the lowest, so that the signs of
+//! all values are applied at once.
 
 use super::grid_codes;
 
@@ -15,13 +15,13 @@ pub(super) static IQ3_XXS: [u64; 256] =
     expand(&grid_codes::IQ3_XXS, &[4, 12, 20, 28, 36, 44, 52, 62]);
 /// Four values.
 pub(super) static IQ3_S: [u64; 512] = expand(&grid_codes::IQ3_S, &[1, 3, 5, 7, 9, 11, 13, 15]);
-/// Eighths, shifted up by 136.
+/// Values in eighths, shifted up by 136.
 static IQ1: [u64; 2048] = expand(&grid_codes::IQ1, &[128, 136, 144, 0]);
 
 /// The lowest bit of each byte.
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// For each byte of signs, all bits of a byte where one is set.
+/// For each byte of signs: 0xff in each byte whose bit is set.
 static NEGATIVE: [u64; 256] = {
     let (mut out, mut i) = ([0; 256], 0);
     while i < 8 * 256 {
@@ -31,7 +31,7 @@ static NEGATIVE: [u64; 256] = {
     out
 };
 
-/// The same for seven signs and one more that makes their number even.
+/// The same for seven signs; the eighth makes the number of set signs even.
 static EVEN: [u64; 128] = {
     let (mut out, mut i) = ([0; 128], 0);
     while i < 128 {
@@ -56,30 +56,31 @@ const fn expand<const N: usize>(packed: &[u16; N], levels: &[u8]) -> [u64; N] {
 }
 
 fn negate(values: u64, negative: u64) -> [i8; 8] {
-    // No value is zero, so nothing is carried from byte to byte.
+    // No value is zero, so nothing carries from byte to byte.
     bytemuck::cast(((values ^ negative) + (negative & ONES)).to_le_bytes())
 }
 
-/// Eight values of a table with their signs, bit j for value j.
+/// Eight values of a table with signs applied, bit j for value j.
 #[inline]
 pub(super) fn signed(values: u64, signs: u8) -> [i8; 8] {
     negate(values, NEGATIVE[usize::from(signs)])
 }
 
-/// The same with the last seven bits as signs; the eighth makes their number even.
+/// The same with the lowest seven bits of `seven` as signs; the eighth sign makes their number
+/// even.
 #[inline]
 pub(super) fn even_signed(values: u64, seven: u32) -> [i8; 8] {
     negate(values, EVEN[(seven & 127) as usize])
 }
 
-/// Eight values of the table of IQ1 formats in eighths, one of which is taken off or added.
+/// Eight values of the IQ1 table in eighths, with one eighth subtracted or added.
 #[inline]
 pub(super) fn eighths(place: usize, take_off: bool) -> [i8; 8] {
     let less = ONES * if take_off { 9 } else { 7 };
     bytemuck::cast(((IQ1[place] - less) ^ (128 * ONES)).to_le_bytes())
 }
 
-/// Bytes of 16 where a bit is set, else of 0.
+/// 16 in each byte whose bit is set, otherwise 0.
 #[inline]
 pub(super) fn sixteens(bits: u8) -> [u8; 8] {
     (NEGATIVE[usize::from(bits)] & (16 * ONES)).to_le_bytes()

@@ -1,6 +1,7 @@
-//! The tables of [`super::grid`], packed: value i of an entry is a number of so many bits from bit `bits * i` on.
+//! The tables of [`super::grid`], packed: value i of an entry is the `bits`-bit number at bit
+//! `bits * i`.
 //!
-//! Source: ggml. They were searched for, and nothing shorter makes them.
+//! Source: ggml. The tables come from a numerical search, so no shorter code generates them.
 
 /// 2 bits for each of 8 values.
 pub(super) const IQ2_XXS: [u16; 256] = [

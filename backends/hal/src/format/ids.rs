@@ -1,4 +1,4 @@
-//! U32: numbers of rows and tokens. As values they are the nearest f32, exact up to 2^24.
+//! U32: row and token numbers. Dequantised to the nearest f32, exact up to 2^24.
 
 use super::{Quantize, Quants};
 

@@ -1,6 +1,7 @@
-//! IQ1_M: for each 8 values the lower 8 bits of a place in the table of [`grid::eighths`], then a nibble with its upper 3 bits and the
-//! sign of an eighth that is added; 4 u16 with four scales of 3 bits each, for 16 values, and in their upper nibbles
-//! `d` (f16), the lowest first. `value = (d * (2 * scale + 1)) * (entry + eighth)`; codes are eighths, which is exact.
+//! IQ1_M: for each 8 values the lower 8 bits of an index into the table of [`grid::eighths`], then
+//! a nibble with its upper 3 bits and the sign of an eighth that is added; 4 u16 with four scales
+//! of 3 bits each, for 16 values, and in their upper nibbles `d` (f16), the lowest first. `value =
+//! (d * (2 * scale + 1)) * (entry + eighth)`; codes are eighths, which is exact.
 
 use half::f16;
 

@@ -1,6 +1,7 @@
-//! IQ1_S: `d` (f16); for each 8 values the lower 8 bits of a place in the table of [`grid::eighths`]; then for each 32 values a u16 with the
-//! upper 3 bits of their four places, a scale of 3 bits, and the sign of an eighth that is added to all values.
-//! `value = (d * (2 * scale + 1)) * (entry + eighth)`; codes are eighths, which is exact.
+//! IQ1_S: `d` (f16); for each 8 values the lower 8 bits of an index into the table of
+//! [`grid::eighths`]; then for each 32 values a u16 with the upper 3 bits of their four indices, a
+//! scale of 3 bits, and the sign of an eighth that is added to all values. `value = (d * (2 *
+//! scale + 1)) * (entry + eighth)`; codes are eighths, which is exact.
 
 use super::block::{Code, Quantize, Quants, Unpacked, read_f16, read_u16};
 use super::grid;

@@ -1,5 +1,6 @@
-//! IQ2_S: `d` (f16); for each 8 values the lower 8 bits of a place in [`grid::IQ2_S`], a byte of signs, and the upper 2
-//! bits of the place; then a scale of 4 bits for each 16 values. `value = (d * (0.5 + scale) / 4) * code`.
+//! IQ2_S: `d` (f16); for each 8 values the lower 8 bits of an index into [`grid::IQ2_S`], a byte
+//! of signs, and the upper 2 bits of the index; then a scale of 4 bits for each 16 values. `value
+//! = (d * (0.5 + scale) / 4) * code`.
 
 use super::block::{Code, Quantize, Quants, Unpacked, nibble, read_f16};
 use super::grid;

@@ -1,5 +1,6 @@
-//! IQ2_XS: `d` (f16), 32 u16 with a place in [`grid::IQ2_XS`] (9 bits) and the signs (7 bits) of 8 values each, then a
-//! scale of 4 bits for each 16 values. `value = (d * (0.5 + scale) / 4) * code`.
+//! IQ2_XS: `d` (f16), 32 u16 with an index into [`grid::IQ2_XS`] (9 bits) and the signs (7 bits)
+//! of 8 values each, then a scale of 4 bits for each 16 values. `value = (d * (0.5 + scale) / 4) *
+//! code`.
 
 use super::block::{Code, Quantize, Quants, Unpacked, nibble, read_f16};
 use super::grid;

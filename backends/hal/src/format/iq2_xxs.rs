@@ -1,5 +1,6 @@
-//! IQ2_XXS: `d` (f16), then 8 bytes for each 32 values: 4 places in [`grid::IQ2_XXS`] for 8 values each, and a u32 with
-//! their signs, 7 bits each, and a scale in the last 4 bits. `value = (d * (0.5 + scale) / 4) * code`.
+//! IQ2_XXS: `d` (f16), then 8 bytes for each 32 values: 4 indices into [`grid::IQ2_XXS`] for 8
+//! values each, and a u32 with their signs, 7 bits each, and a scale in the last 4 bits. `value =
+//! (d * (0.5 + scale) / 4) * code`.
 
 use super::block::{Code, Quantize, Quants, Unpacked, read_f16, read_u32};
 use super::grid;

@@ -1,5 +1,6 @@
-//! IQ3_S: `d` (f16); for each 4 values the lower 8 bits of a place in [`grid::IQ3_S`], then its upper bit; a byte of
-//! signs for each 8 values; a scale of 4 bits for each 32. `value = (d * (1 + 2 * scale)) * code`.
+//! IQ3_S: `d` (f16); for each 4 values the lower 8 bits of an index into [`grid::IQ3_S`], then its
+//! upper bit; a byte of signs for each 8 values; a scale of 4 bits for each 32. `value = (d * (1 +
+//! 2 * scale)) * code`.
 
 use super::block::{Code, Quantize, Quants, Unpacked, nibble, read_f16};
 use super::grid;

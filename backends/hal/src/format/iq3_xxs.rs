@@ -1,5 +1,6 @@
-//! IQ3_XXS: `d` (f16), 64 places in [`grid::IQ3_XXS`] for 4 values each, then for each 32 values a u32 with the signs of
-//! 8 values each, 7 bits, and a scale in the last 4 bits. `value = (d * (0.5 + scale) / 2) * code`.
+//! IQ3_XXS: `d` (f16), 64 indices into [`grid::IQ3_XXS`] for 4 values each, then for each 32
+//! values a u32 with the signs of 8 values each, 7 bits, and a scale in the last 4 bits. `value =
+//! (d * (0.5 + scale) / 2) * code`.
 
 use super::block::{Code, Quantize, Quants, Unpacked, read_f16, read_u32};
 use super::grid;

@@ -1,4 +1,5 @@
-//! IQ4_NL: `d` (f16), then 16 bytes in the order of Q4_0 that name one of [`IQ4_CODES`]. `value = d * code`.
+//! IQ4_NL: `d` (f16), then 16 bytes of nibbles in the order of Q4_0, each an index into
+//! [`IQ4_CODES`]. `value = d * code`.
 
 use super::block::{Code, Quantize, Quants, Unpacked, look_up, read_f16};
 
@@ -7,7 +8,7 @@ pub(super) const QUANTIZE: Option<Quantize> = None;
 const PARTS: Quants =
     Quants { group: 32, code: Code::Byte, wide_scales: false, has_min: false, unpack };
 
-/// What a nibble of the IQ4 formats stands for: steps that are small near zero.
+/// Values of the nibbles of the IQ4 formats: the steps are smallest near zero.
 ///
 /// Source: ggml.
 pub const IQ4_CODES: [i8; 16] =

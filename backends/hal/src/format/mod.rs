@@ -1,8 +1,8 @@
 //! The number formats: one table, one small file each.
 //!
 //! A format is a line of [`formats!`](self) and a file of its name. The file of a quantised format
-//! says how a block comes apart ([`Quants`]) and how values are rounded into one; everything else
-//! (dequantising, transposing, the reference dot product) is written once against that.
+//! defines how a block is unpacked ([`Quants`]) and how values are quantised; dequantising,
+//! transposing and the reference dot product are generic over that.
 //!
 //! Absent on purpose: alignment. Blocks are plain little-endian bytes at any address, as in a file.
 
@@ -93,18 +93,18 @@ macro_rules! formats {
                 match self { $(Format::$name => $gguf,)+ }
             }
 
-            /// How a block comes apart; `None` for formats without blocks.
+            /// How a block is unpacked; `None` for formats without blocks.
             #[must_use]
             pub const fn quants(self) -> Option<&'static Quants> {
                 match self { $(Format::$name => $module::QUANTS,)+ }
             }
 
-            /// Whole blocks to values: `bytes` of n blocks, `out` `[n * block_values]`.
+            /// Dequantises whole blocks: `bytes` of n blocks, `out` `[n * block_values]`.
             ///
             /// The values are those of ggml's reference, to the bit.
             ///
             /// # Panics
-            /// If the lengths are not of the same whole number of blocks.
+            /// If the lengths are not the same whole number of blocks.
             pub fn dequantize(self, bytes: &[u8], out: &mut [primitive::f32]) {
                 self.check_lengths(bytes.len(), out.len());
                 match self {
@@ -117,24 +117,25 @@ macro_rules! formats {
                 }
             }
 
-            /// Whether [`Format::quantize`] can round to this format. Those whose codes would have to be searched
-            /// for can only be read.
+            /// Whether [`Format::quantize`] supports this format. Formats whose codes would need a
+            /// search are read-only.
             #[must_use]
             pub const fn quantizes(self) -> bool {
                 match self { $(Format::$name => $module::QUANTIZE.is_some(),)+ }
             }
 
-            /// Values to whole blocks: `values` `[n * block_values]`, `out` bytes of n blocks.
+            /// Quantises values to whole blocks: `values` `[n * block_values]`, `out` bytes of n
+            /// blocks.
             ///
             /// # Panics
-            /// If the lengths are not of the same whole number of blocks, or the format can only be read
+            /// If the lengths are not the same whole number of blocks, or the format is read-only
             /// ([`Format::quantizes`]).
             pub fn quantize(self, values: &[primitive::f32], out: &mut [u8]) {
                 self.check_lengths(out.len(), values.len());
                 match self {
                     $(Format::$name => {
                         let Some(quantize) = $module::QUANTIZE else {
-                            panic!("{self} can only be read: nothing here rounds values to it");
+                            panic!("{self} is read-only: no quantiser for it");
                         };
                         let blocks = out.chunks_exact_mut($bytes);
                         for (values, block) in values.chunks_exact($values).zip(blocks) {
@@ -197,13 +198,13 @@ formats! {
     MXFP4 => mxfp4, 32, 17, Some(39);
     /// A sign for each value, a scale for 128.
     Q1_0 => q1_0, 128,  18, Some(41);
-    /// Row and token numbers; no weights.
+    /// Row and token numbers; not a weight format.
     U32  => ids,    1,   4, None;
 }
 
 impl Format {
-    /// Bytes of a row of `n_cols` values; `None` if that is not a whole number of blocks or does
-    /// not fit in memory.
+    /// Bytes of a row of `n_cols` values; `None` if that is not a whole number of blocks or
+    /// overflows.
     #[must_use]
     pub const fn row_bytes(self, n_cols: usize) -> Option<usize> {
         if !n_cols.is_multiple_of(self.block_values()) {
@@ -224,7 +225,7 @@ impl Format {
         self.gguf_id().is_some()
     }
 
-    /// What a product with weights of this format takes its activations in.
+    /// The activation format in a product with weights of this format.
     #[must_use]
     pub const fn activation(self) -> Activation {
         match self.quants() {
@@ -237,7 +238,7 @@ impl Format {
         assert_eq!(
             self.row_bytes(n_values),
             Some(n_bytes),
-            "{n_values} values of {self} against {n_bytes} bytes"
+            "{n_values} values of {self} do not fit {n_bytes} bytes"
         );
     }
 }
@@ -248,11 +249,11 @@ impl fmt::Display for Format {
     }
 }
 
-/// A name that is no format.
+/// A name that matches no format.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown format '{name}'")]
 pub struct UnknownFormat {
-    /// What was given.
+    /// The given name.
     pub name: String,
 }
 

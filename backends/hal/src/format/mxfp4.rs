@@ -1,5 +1,5 @@
-//! MXFP4: an exponent, then 16 bytes in the order of Q4_0 that name one of [`E2M1_CODES`].
-//! `value = 2^(exponent - 128) * code`.
+//! MXFP4: an exponent, then 16 bytes of nibbles in the order of Q4_0, each an index into
+//! [`E2M1_CODES`]. `value = 2^(exponent - 128) * code`.
 //!
 //! Source: OCP Microscaling Formats 1.0; codes are its E2M1 numbers doubled.
 
@@ -10,14 +10,14 @@ pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const PARTS: Quants =
     Quants { group: 32, code: Code::Byte, wide_scales: true, has_min: false, unpack };
 
-/// Twice the numbers that four bits with sign, exponent and one bit of mantissa stand for.
+/// The E2M1 values (sign, two bits of exponent, one of mantissa), doubled.
 pub const E2M1_CODES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// The scale of a block: `2^(exponent - 128)`, a number for every exponent.
+/// The scale of a block: `2^(exponent - 128)`, finite for every exponent.
 #[inline]
 #[must_use]
 pub const fn e8m0_scale(exponent: u8) -> f32 {
-    // The two smallest are below the normal numbers.
+    // The two smallest are subnormal.
     f32::from_bits(match exponent {
         0 | 1 => 0x0020_0000 << exponent,
         _ => (exponent as u32 - 1) << 23,
@@ -36,13 +36,13 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
 }
 
-/// The exponent is that of the largest value, so that this becomes one of the codes 8 and 12, or is cut off to 12.
+/// Uses the exponent of the largest value, which then becomes code 8 or 12, or is clamped to 12.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
     let most = values.iter().fold(0.0f32, |most, v| most.max(v.abs()));
     let exponent = if most > 0.0 { most.log2().floor() + 125.0 } else { 0.0 };
     block[0] = exponent.clamp(0.0, 254.0) as u8;
     let scale = e8m0_scale(block[0]);
-    // Halfway between two codes, the smaller one is taken.
+    // A value halfway between two codes takes the smaller one.
     let limits = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0].map(|limit: f32| limit * scale);
     let nibble = |v: f32| {
         let size = limits.iter().map(|limit| u8::from(v.abs() > *limit)).sum::<u8>();

@@ -1,11 +1,11 @@
-//! Q1_0: `d` (f16), then a bit for each of 128 values, the lowest of a byte first. `value = d` where the bit is set, else
-//! `-d`.
+//! Q1_0: `d` (f16), then a bit for each of 128 values, the lowest of a byte first. `value = d`
+//! where the bit is set, else `-d`.
 
 use super::block::{Code, Quantize, Quants, Unpacked, read_f16, write_f16};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
-// A scale for each 32, all alike: nothing that reads groups has to know of wider ones.
+// Four equal scales, one per 32 values, so that code that reads groups needs no wider group.
 const PARTS: Quants = Quants {
     group: 32,
     code: Code::Nibble { offset: 1 },
@@ -30,7 +30,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
 }
 
-/// The scale is the mean size of the values, which loses least of them.
+/// The scale is the mean magnitude of the values, which minimises the error.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
     let mean = values.iter().map(|v| v.abs()).sum::<f32>() / values.len() as f32;
     write_f16(block, 0, mean);

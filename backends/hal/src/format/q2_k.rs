@@ -41,7 +41,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
 }
 
-/// Every group's scale and minimum first; then both rounded to 4 bits.
+/// Finds every group's scale and minimum first, then rounds both to 4 bits.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
     let (mut scales, mut mins) = ([0.0f32; 16], [0.0f32; 16]);
     for (g, group) in values.as_chunks::<16>().0.iter().enumerate() {

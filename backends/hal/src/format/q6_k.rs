@@ -36,7 +36,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     PARTS.dequantize_block(block, out);
 }
 
-/// Every group's best scale first; then all of them rounded to 8 bits, the largest to -128.
+/// Finds every group's best scale first, then rounds all of them to 8 bits, the largest to -128.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
     let mut wanted = [0.0f32; 16];
     for (scale, group) in wanted.iter_mut().zip(values.as_chunks().0) {

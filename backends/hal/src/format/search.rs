@@ -1,31 +1,33 @@
-//! Choosing scales for the formats with 256 values, and their packed 6-bit scales.
+//! Scale search for the formats with blocks of 256 values, and their packed 6-bit scales.
 //!
-//! Source: ggml's reference quantisers. For a handful of steps near the full range the codes are
-//! rounded, then scale and minimum are solved for by weighted least squares; the best pair wins.
+//! Source: ggml's reference quantisers. For a few steps near the full range the codes are rounded,
+//! then scale and minimum are solved for by weighted least squares; the best pair wins.
 
 use super::block::{Unpacked, inverse, read_f16, write_f16};
 
-/// To the nearest integer, ties to even; anything that is no number becomes 0.
+/// Rounds to the nearest integer, ties to even; NaN becomes 0.
 pub(super) fn round(v: f32) -> i32 {
     v.round_ties_even() as i32
 }
 
-/// To the nearest integer, ties to even, of numbers far below 2^22. Adding rounds in any vector unit; the function that
-/// is made for it is a call where the processor's least version has no such instruction.
+/// Rounds to the nearest integer, ties to even, for magnitudes far below 2^22. The addition rounds
+/// on any vector unit, whereas `round_ties_even` is a function call on CPUs whose baseline has no
+/// such instruction.
 #[inline]
 pub(super) fn nearest(v: f32) -> f32 {
-    const BIG: f32 = 12_582_912.0; // 1.5 * 2^23: the sum has no bits behind the point
+    const BIG: f32 = 12_582_912.0; // 1.5 * 2^23: the sum has no fractional bits
     (v + BIG) - BIG
 }
 
-/// `v`, from `low` to `high`; `low` for what is no number. Two instructions, where `f32::clamp` keeps a NaN with more.
+/// `v` clamped to `low..=high`; NaN becomes `low`. Two instructions; `f32::clamp` needs more
+/// because it keeps NaN.
 #[inline]
 pub(super) fn clamped(v: f32, low: f32, high: f32) -> f32 {
     let v = if v > low { v } else { low };
     if v < high { v } else { high }
 }
 
-/// The sum of `of(i)` for each of the `N` values of a group, eight running sums beside each other.
+/// The sum of `of(i)` for each of the `N` values of a group, in eight independent running sums.
 #[inline]
 fn sum<const N: usize>(of: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; 8];
@@ -37,10 +39,11 @@ fn sum<const N: usize>(of: impl Fn(usize) -> f32) -> f32 {
     lanes.iter().sum()
 }
 
-/// Reads the head of a Q4_K or Q5_K block: 8 scales and minimums, already multiplied out.
+/// Reads the head of a Q4_K or Q5_K block: 8 scales and minimums, already multiplied by `d` and
+/// `dmin`.
 ///
-/// Of the 12 bytes, byte j < 4 holds scale j and byte j + 4 minimum j in six bits; the upper two
-/// bits of those and the two nibbles of byte j + 8 make scale j + 4 and minimum j + 4.
+/// Of the 12 bytes, byte j < 4 holds scale j and byte j + 4 minimum j in six bits; their upper two
+/// bits and the two nibbles of byte j + 8 form scale j + 4 and minimum j + 4.
 #[inline]
 pub(super) fn read_scales(block: &[u8], parts: &mut Unpacked) {
     let (d, dmin) = (read_f16(block, 0), read_f16(block, 2));
@@ -94,7 +97,7 @@ impl Fit {
         codes
     }
 
-    /// The scale, and the minimum to take away (never negative), of one group.
+    /// The scale, and the minimum to subtract (never negative), of one group.
     pub(super) fn scale_and_min<const N: usize>(&self, values: &[f32; N]) -> (f32, f32) {
         let min = values.iter().copied().fold(0.0, f32::min);
         let max = values.iter().copied().fold(f32::MIN, f32::max);
@@ -108,7 +111,8 @@ impl Fit {
         let mut best = (range / top, min);
         let mut best_error = f32::INFINITY;
         for step in 0..=self.n_steps {
-            // Every range starts at the best minimum so far; the first is the full one, unfitted.
+            // Every range starts at the best minimum so far; the first is the full range,
+            // unfitted.
             let start = best.1;
             let extra = if step == 0 { 0.0 } else { self.first_step + 0.1 * f32::from(step - 1) };
             let per_unit = (top + extra) / (max - start);
@@ -124,7 +128,8 @@ impl Fit {
     }
 }
 
-/// Scale and offset of the line that fits values to codes best; the offset is not allowed above zero.
+/// Scale and offset of the least-squares line from codes to values; the offset is clamped to at
+/// most zero.
 fn solve<const N: usize>(
     weights: &[f32; N],
     values: &[f32; N],
@@ -156,14 +161,15 @@ pub(super) fn signed_scale(values: &[f32; 16], n: i8) -> f32 {
     }
     let n = f32::from(n);
     let weights = values.map(|v| v * v);
-    // Weights are squares, and the best scale for given codes explains `cv^2 / cc` of the sum.
+    // The weights are the squares of the values, and the best scale for given codes explains `cv^2
+    // / cc` of the sum.
     let explained = |per_unit: f32| {
         let codes = values.map(|v| nearest(clamped(v * per_unit, -n, n - 1.0)));
         let cv = sum::<16>(|i| weights[i] * codes[i] * values[i]);
         (cv, sum::<16>(|i| weights[i] * codes[i] * codes[i]))
     };
     let mut best = (0.0f32, 0.0f32);
-    // The full range first: it wins the ties.
+    // The full range comes first, so it wins ties.
     for step in [0].into_iter().chain(-9i8..=9) {
         let (cv, cc) = explained(-(n + 0.1 * f32::from(step)) / farthest);
         if cc > 0.0 && cv * cv > best.1 * cc {

@@ -1,8 +1,8 @@
-//! Every format against vectors made by other programs (`scripts/check_formats.py`).
+//! Every format against vectors made by other programs (`scripts/check_formats`).
 
 use super::*;
 
-/// A few blocks and the values they stand for.
+/// A few blocks and their dequantised values.
 fn fixture(format: Format) -> (&'static [u8], Vec<f32>) {
     let bytes: &[u8] = match format {
         Format::F32 | Format::U32 => return (&[], Vec::new()),
@@ -92,8 +92,8 @@ fn searched_scales_are_as_good_as_the_reference() {
 
 #[test]
 fn few_bits_lose_as_much_as_they_have_to() {
-    // Sums of twelve: nearly normal. No rounding of normal values to two bits loses less than 0.34 of them without
-    // scales for each 16, none to three bits less than 0.19.
+    // Sums of twelve: nearly normal. Without scales for each 16, rounding normal values loses at
+    // least 0.34 of them at two bits and 0.19 at three.
     let mut next = random(3);
     let mut float = || (next() >> 8) as f32 / (1 << 16) as f32;
     let values: Vec<f32> = (0..64 * 256).map(|_| (0..12).map(|_| float()).sum::<f32>()).collect();
@@ -189,7 +189,7 @@ fn activations_without_a_scale() {
 }
 
 #[test]
-#[should_panic(expected = "IQ2_XS can only be read")]
+#[should_panic(expected = "IQ2_XS is read-only")]
 fn what_cannot_be_rounded_to_says_so() {
     Format::IQ2_XS.quantize(&[0.0; 256], &mut [0; 74]);
 }
@@ -217,7 +217,7 @@ fn random(seed: u32) -> impl FnMut() -> u32 {
     }
 }
 
-/// Bytes out of a file: whatever they are, they stand for values, if not always for numbers.
+/// Any bytes from a file dequantise without a panic, though not always to finite values.
 #[test]
 fn any_bytes_can_be_read() {
     let mut next = random(3);
@@ -234,11 +234,12 @@ fn any_bytes_can_be_read() {
     }
 }
 
-/// Pseudo-random values, or bytes of blocks in which these are neither huge nor tiny.
+/// Pseudo-random values, or block bytes whose values are neither huge nor tiny.
 fn random_matrix(format: Format, n_rows: usize, n_cols: usize, seed: u32) -> Vec<u8> {
     let mut next = random(seed);
     let mut bytes = vec![0; format.row_bytes(n_rows * n_cols).unwrap()];
-    // Of formats with few bits any pattern is likely, so random ones show more than rounded ones.
+    // In formats with few bits every bit pattern is likely, so random bytes cover more than
+    // rounded values.
     if format.quantizes() && format != Format::Q2_K && format != Format::Q3_K {
         let value = |_| next() as f32 / (1 << 23) as f32 - 1.0;
         let values: Vec<f32> = (0..n_rows * n_cols).map(value).collect();
@@ -276,7 +277,7 @@ fn check_transposed(format: Format, n_ff: usize, n_out: usize, neurons: &[u32], 
 fn a_transposed_matrix_has_the_same_values() {
     for &format in Format::ALL.iter().filter(|format| format.is_weight()) {
         for n_out in [1, 31, 32, 96, 130, 288] {
-            // More than one run of neurons, and a last one that is shorter.
+            // More than one run of neurons, with a shorter last run.
             let n_ff = 9 * format.block_values().max(33) / if n_out > 96 { 3 } else { 1 };
             let n_ff = n_ff.next_multiple_of(format.block_values());
             let all: Vec<u32> = (0..n_ff as u32).collect();
@@ -289,7 +290,7 @@ fn a_transposed_matrix_has_the_same_values() {
     }
 }
 
-/// Files keep these bytes: where they change, `pack::PLAIN_LAYOUT` changes.
+/// Stored packs contain these bytes: change `pack::PLAIN_LAYOUT` when they change.
 #[test]
 fn the_transposed_bytes_are_pinned() {
     let formats = Format::ALL.iter().filter(|format| format.is_weight());
@@ -338,7 +339,7 @@ const PINNED: [&str; 24] = [
     "Q1_0 f01e9122a5cd6537",
 ];
 
-/// Bytes out of a file: whatever stands in them, no group can point outside of the tables.
+/// Bytes from a file: whatever they contain, no group number can point outside the tables.
 #[test]
 fn buffers_from_elsewhere_are_known_by_length_and_groups() {
     for &format in Format::ALL.iter().filter(|format| format.is_weight()) {

@@ -1,8 +1,8 @@
-//! Makes a [`TransposedLayout`]: codes regrouped by neuron, scales into tables.
+//! Builds a [`TransposedLayout`]: codes regrouped by neuron, scales in tables.
 //!
-//! The work is cut into runs of neurons. A run reads a short stretch of each row of the file and writes whole rows
-//! of its own, so that runs share nothing and both sides stay in the nearest caches: 32 outputs at a time, codes
-//! are taken apart and turned round in squares of 16 bytes.
+//! The work is cut into runs of neurons. A run reads a short range of each row of the file and
+//! writes whole rows of its own, so that runs share no memory and both sides stay in the L1 cache:
+//! codes of 32 outputs at a time are unpacked and transposed in squares of 16 bytes.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::transposed::{TILE, TransposedLayout};
 
 /// Neurons of a run: a whole number of blocks in every format.
 const RUN: usize = 256;
-/// Side of the squares that are turned round.
+/// Side of the squares that are transposed.
 const SQUARE: usize = 16;
 
 /// One run of neurons of a matrix that is being transposed.
@@ -21,9 +21,9 @@ const SQUARE: usize = 16;
 pub struct TransposedPart<'a> {
     layout: TransposedLayout,
     source: &'a [u8],
-    /// Neurons of the file, stored or not.
+    /// Neurons of the file, whether stored or not.
     run: Range<usize>,
-    /// Those of them that are stored, ascending.
+    /// The stored ones among them, ascending.
     neurons: &'a [u32],
     /// Their rows of codes or values.
     rows: &'a mut [u8],
@@ -33,7 +33,7 @@ pub struct TransposedPart<'a> {
     mins: &'a mut [u8],
 }
 
-/// All runs of a matrix whose lengths were checked. What belongs to none becomes zeros.
+/// All runs of a matrix whose lengths were checked. Bytes that belong to no run are zeroed.
 pub(super) fn parts<'a>(
     layout: TransposedLayout,
     source: &'a [u8],
@@ -71,7 +71,7 @@ pub(super) fn parts<'a>(
     parts
 }
 
-/// The row of one neuron and its group's number.
+/// The row of one neuron and its group number.
 pub(super) fn one(layout: TransposedLayout, source: &[u8], neuron: u32) -> (Vec<u8>, u32) {
     let n_values = layout.format.block_values();
     let first = neuron as usize / n_values * n_values;
@@ -103,7 +103,7 @@ fn take<'a>(bytes: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
 }
 
 impl TransposedPart<'_> {
-    /// Does this piece of the work.
+    /// Transposes this run.
     pub fn pack(mut self) {
         match (self.layout.format.quants(), self.layout.format.block_bytes()) {
             (Some(quants), _) => self.pack_quants(quants),
@@ -112,7 +112,7 @@ impl TransposedPart<'_> {
         }
     }
 
-    /// In squares of 64, so that both the rows read and the rows written stay in the nearest cache.
+    /// In squares of 64, so that both the rows read and the rows written stay in the L1 cache.
     fn pack_plain<const SIZE: usize>(&mut self) {
         self.groups.fill(0);
         let TransposedLayout { n_out, n_ff, .. } = self.layout;
@@ -139,7 +139,7 @@ impl TransposedPart<'_> {
         let layout = self.layout;
         let (n_values, block_bytes) = (layout.format.block_values(), layout.format.block_bytes());
         let row_bytes = layout.source_row_bytes();
-        // Bytes of a neuron's row that stand for one tile of outputs.
+        // Bytes of a neuron's row that hold one tile of outputs.
         let width = match quants.code {
             Code::Nibble { .. } => TILE / 2,
             Code::Byte => TILE,
@@ -151,7 +151,7 @@ impl TransposedPart<'_> {
         for first in (0..layout.n_cols).step_by(TILE) {
             let n_outputs = TILE.min(layout.n_out.saturating_sub(first));
             if n_outputs < TILE {
-                // Outputs past the matrix are zeros; the tiles before have set all.
+                // Outputs past the matrix are zero; earlier tiles have written all of them.
                 tile[n_outputs * n_values..].fill(0);
                 tables = Tables::default();
             }
@@ -179,7 +179,8 @@ impl TransposedPart<'_> {
         }
     }
 
-    /// Puts the scales and minimums of one tile of outputs, from `first` on, into rows of the run's tables.
+    /// Writes the scales and minimums of one tile of outputs, from `first` on, to rows of the
+    /// run's tables.
     fn store_tables(&mut self, quants: &Quants, tables: &Tables, rows: Range<usize>, first: usize) {
         let store = |table: &mut [u8], values: &[[f32; TILE]; 16]| {
             for (values, row) in values.iter().zip(rows.clone()) {
@@ -217,8 +218,8 @@ impl Tables {
     }
 }
 
-/// Turns codes `[TILE, n_values]` into `[n_values, TILE]` as rows store them: byte j of a nibble tile holds output
-/// j in its low and output j + 16 in its high nibble.
+/// Transposes codes `[TILE, n_values]` to `[n_values, TILE]` as rows store them: byte j of a
+/// nibble tile holds output j in its low and output j + 16 in its high nibble.
 fn turn(code: Code, tile: &[i8], n_values: usize, out: &mut [u8]) {
     let tile: &[u8] = bytemuck::cast_slice(tile);
     let (upper, lower) = tile.split_at(SQUARE * n_values);
@@ -251,7 +252,7 @@ fn turn(code: Code, tile: &[i8], n_values: usize, out: &mut [u8]) {
     }
 }
 
-/// Rows become columns: four rounds, each of which interleaves the rows of both halves.
+/// Transposes a square in four rounds, each of which interleaves the rows of both halves.
 fn turn_square(mut rows: [[u8; SQUARE]; SQUARE]) -> [[u8; SQUARE]; SQUARE] {
     const HALF: usize = SQUARE / 2;
     for _ in 0..4 {

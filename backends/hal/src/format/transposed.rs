@@ -1,14 +1,15 @@
-//! A down matrix stored by neuron, exactly.
+//! A down matrix stored with one row per neuron, exactly.
 //!
-//! In a file the blocks of a down matrix `[n_out, n_ff]` run along the neurons, so one neuron's
-//! weights are one value out of each of `n_out` blocks. Here each stored neuron (a *slot*) has a row
-//! of codes of its own, and the blocks' scales stay shared: group g of the neurons keeps one scale
-//! (and minimum) per output. `value(out, neuron) = scale[g][out] * code[neuron][out] - min[g][out]`
-//! has the bits of the file's value, since nothing is rounded again.
+//! In a file the blocks of a down matrix `[n_out, n_ff]` run along the neurons, so the weights of
+//! one neuron are one value from each of `n_out` blocks. Here each stored neuron (a *slot*) has
+//! its own row of codes, and the scales of the blocks stay shared: group g of the neurons has one
+//! scale (and minimum) per output. `value(out, neuron) = scale[g][out] * code[neuron][out] -
+//! min[g][out]` has the bits of the file's value, since nothing is rounded again.
 //!
-//! One buffer holds, each part at a multiple of 64 bytes: the rows of codes; a u32 per slot, the
-//! group of its neuron; the scale table `[n_groups, n_cols]`; the minimum table, if there is one.
-//! Formats without blocks are transposed as they are: rows of plain values and no tables.
+//! One buffer holds these sections, each at a multiple of 64 bytes: the rows of codes; a u32 per
+//! slot, the group of its neuron; the scale table `[n_groups, n_cols]`; the minimum table, if
+//! there is one. Formats without blocks are transposed directly: rows of plain values and no
+//! tables.
 
 use half::f16;
 
@@ -16,15 +17,15 @@ use super::Format;
 use super::block::Code;
 use super::transpose::{self, TransposedPart};
 
-/// Outputs that share a unit of the layout: rows of quantised formats are padded to this.
+/// Outputs per unit of the layout: rows of quantised formats are padded to a multiple of this.
 pub(super) const TILE: usize = 32;
 
-/// Where the parts of a transposed matrix lie in their buffer.
+/// Offsets and sizes of the sections of a transposed matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TransposedLayout {
     /// The format of the matrix in the file.
     pub format: Format,
-    /// Rows there is room for.
+    /// Number of rows, stored or spare.
     pub n_slots: usize,
     /// Neurons of the whole matrix.
     pub n_ff: usize,
@@ -32,7 +33,7 @@ pub struct TransposedLayout {
     pub n_out: usize,
     /// `n_out`, rounded up to 32 for quantised formats: the length of a row and of a table row.
     pub n_cols: usize,
-    /// Neurons that share a row of the tables; 0 where there are no tables.
+    /// Neurons that share a row of the tables; 0 if there are no tables.
     pub group: usize,
     /// Rows of the tables, for all neurons of the matrix whether stored or not.
     pub n_groups: usize,
@@ -40,11 +41,11 @@ pub struct TransposedLayout {
     pub row_bytes: usize,
     /// Bytes of one row of a table.
     pub table_row_bytes: usize,
-    /// Where the slots' group numbers begin.
+    /// Offset of the slots' group numbers.
     pub groups_at: usize,
-    /// Where the scale table begins.
+    /// Offset of the scale table.
     pub scales_at: usize,
-    /// Where the minimum table begins.
+    /// Offset of the minimum table.
     pub mins_at: usize,
     /// Bytes of the whole buffer.
     pub n_bytes: usize,
@@ -58,9 +59,9 @@ pub enum TransposedError {
     Blocks { format: Format, n_ff: usize },
     #[error("{n_out} outputs of {n_ff} neurons do not fit in memory")]
     TooLarge { n_out: usize, n_ff: usize },
-    #[error("a matrix of {expected} bytes has {found}")]
+    #[error("expected a matrix of {expected} bytes, got {found}")]
     Source { expected: usize, found: usize },
-    #[error("a transposed matrix of {expected} bytes has {found}")]
+    #[error("expected a transposed matrix of {expected} bytes, got {found}")]
     Target { expected: usize, found: usize },
     #[error("{found} neurons for {n_slots} slots")]
     Slots { n_slots: usize, found: usize },
@@ -128,10 +129,10 @@ impl TransposedLayout {
     /// Transposes the rows of `neurons` out of `source`, the matrix `[n_out, n_ff]` as in the file.
     ///
     /// Slot s receives `neurons[s]`; slots without a neuron become zeros of group 0. The tables
-    /// receive all groups, so that any neuron's row can be put into any slot later.
+    /// receive all groups, so that any neuron's row can be written to any slot later.
     ///
     /// # Errors
-    /// If a length does not fit, or the neurons do not ascend below `n_ff`.
+    /// If a length does not fit, or the neurons are not ascending and below `n_ff`.
     pub fn pack(
         &self,
         source: &[u8],
@@ -142,7 +143,8 @@ impl TransposedLayout {
         Ok(())
     }
 
-    /// The same work in pieces, which several threads may do in any order. What belongs to no piece is zeroed.
+    /// The same work in chunks, which several threads may run in any order. Bytes that belong to
+    /// no chunk are zeroed.
     ///
     /// # Errors
     /// As [`TransposedLayout::pack`].
@@ -156,8 +158,8 @@ impl TransposedLayout {
         Ok(transpose::parts(*self, source, neurons, out))
     }
 
-    /// The codes of one neuron alone, [`TransposedLayout::row_bytes`] long, and the number of its group. Only the blocks
-    /// that it is in are read.
+    /// The codes of one neuron, [`TransposedLayout::row_bytes`] long, and its group number. Only
+    /// the blocks that contain it are read.
     ///
     /// # Errors
     /// As [`TransposedLayout::pack`].
@@ -195,8 +197,9 @@ impl TransposedLayout {
         }
     }
 
-    /// Whether a buffer that may come from anywhere has this length, and each of its slots names the group of its
-    /// neuron, as [`TransposedLayout::pack`] writes it. Everything else in a buffer is a number to count with.
+    /// Whether an untrusted buffer has this length, and each of its slots has the group number of
+    /// its neuron, as [`TransposedLayout::pack`] writes it. All other bytes are used as values
+    /// only, so they need no check.
     #[must_use]
     pub fn holds(&self, neurons: &[u32], bytes: &[u8]) -> bool {
         if bytes.len() != self.n_bytes || neurons.len() != self.n_slots {
@@ -217,7 +220,8 @@ impl TransposedLayout {
     /// Dequantises the row of `slot` into `out` `[n_out]`.
     ///
     /// # Panics
-    /// If `bytes` is no buffer of this layout, `slot` is out of range, or `out` has another length.
+    /// If `bytes` is not a buffer of this layout, `slot` is out of range, or `out` has another
+    /// length.
     pub fn row(&self, bytes: &[u8], slot: usize, out: &mut [f32]) {
         assert_eq!((bytes.len(), out.len()), (self.n_bytes, self.n_out));
         let row = &bytes[slot * self.row_bytes..][..self.row_bytes];

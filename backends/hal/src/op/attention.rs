@@ -1,14 +1,15 @@
-//! The paged cache and attention over it.
+//! The paged KV cache and attention over it.
 
+use super::facts::Work;
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::format::Format;
-use crate::{KvCache, Operand, Result};
+use crate::{KV_BLOCK, KvCache, Operand, Result};
 
-/// What keys and values may be cached in, each half of the cache in its own.
+/// Formats of keys and values; the two may differ.
 pub const KV_FORMATS: &[Format] = &[Format::F32, Format::F16, Format::BF16, Format::Q8_0];
 
 impl Check {
-    /// A cache of `n_cols` values a row, both halves of one number of rows.
+    /// A cache of `n_cols` values per row, with the same number of key and value rows.
     fn cache<T: Operand>(&self, cache: &KvCache<T>, n_cols: [usize; 2]) -> Result<()> {
         self.at_least("cache", &cache.k, 1, n_cols[0])?;
         self.at_least("cache", &cache.v, 1, n_cols[1])?;
@@ -20,20 +21,20 @@ impl Check {
 }
 
 op! {
-    /// Writes the keys and values of the step's tokens to their rows of the cache.
+    /// Writes the keys and values of the step's tokens to their cache rows.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
-    /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]`, each its own `d_head` | F32 |
-    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, the same | each one of [`KV_FORMATS`] |
+    /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]`, with a `d_head` each | F32 |
+    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, likewise | each one of [`KV_FORMATS`] |
     ///
     /// F16 and BF16 are rounded to nearest even, Q8_0 as [`Format::quantize`] does. Padded tokens write nothing.
     StoreKv {
-        /// Keys, after their positions were applied.
+        /// Keys, after RoPE.
         read k,
         /// Values.
         read v,
-        /// Where each token's row is.
+        /// Gives each token's cache row.
         batch batch,
         /// The layer's cache.
         cache_out cache,
@@ -67,19 +68,21 @@ op! {
     /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, values `d_value` | each one of [`KV_FORMATS`] |
     /// | `sinks` | `[1, n_head]` | F32 |
     ///
-    /// Keys and values count as what their format holds, q and the weights stay F32: in a cache of Q8_0 too nothing
-    /// is rounded but what was stored. There a head is whole blocks: a multiple of 32 values.
+    /// Keys and values are dequantised from their cache format; q and the weights stay F32. So
+    /// with a Q8_0 cache, too, only the stored values are rounded. A head in such a cache is whole
+    /// blocks: a multiple of 32 values.
     ///
-    /// Splits over positions are by a fixed number of positions, so that the bits do not depend on the number
-    /// of threads. Source: Flash attention's online softmax (Dao et al.), paged as in vLLM (Kwon et al.).
+    /// Splits over positions have a fixed size, so that the bits do not depend on the number of
+    /// threads. Source: Flash attention's online softmax (Dao et al.), paged as in vLLM (Kwon et
+    /// al.).
     Attention {
         /// Queries.
         read q,
-        /// The cache, with this step's keys and values in it.
+        /// The cache, which already holds this step's keys and values.
         cache cache,
         /// Positions and block tables.
         batch batch,
-        /// Learned sinks.
+        /// Learned attention sinks.
         maybe sinks,
         /// Output.
         write y,
@@ -90,7 +93,7 @@ op! {
         n_head_kv: usize,
         /// Factor on the scores.
         scale: f32,
-        /// Positions that a token sees, itself included; `None` for all.
+        /// Sliding window: positions that a token attends to, including itself; `None` for all.
         window: Option<usize>,
         /// Soft cap of the scores; 0 for none.
         softcap: f32,
@@ -98,6 +101,14 @@ op! {
 }
 
 impl<T: Operand> Attention<T> {
+    /// As if every token saw as many positions as a block table has.
+    pub(super) fn work(&self) -> Work {
+        let positions = (self.batch.shape.max_blocks * KV_BLOCK) as u64;
+        let positions = self.window.map_or(positions, |window| positions.min(window as u64));
+        let (q, y) = (self.q.desc(), self.y.desc());
+        Work::new(q.n_rows, positions.saturating_mul((q.n_cols + y.n_cols) as u64))
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Attention");
         let q = self.q.desc();
@@ -115,7 +126,7 @@ impl<T: Operand> Attention<T> {
         c.cache(&self.cache, [d_head * self.n_head_kv, d_value * self.n_head_kv])?;
         for (half, d_head) in [(&self.cache.k, d_head), (&self.cache.v, d_value)] {
             let block = half.desc().format.block_values();
-            let expected = format!("heads of whole blocks of {block}");
+            let expected = format!("heads of a whole number of blocks of {block}");
             c.that(d_head.is_multiple_of(block), "cache", expected, half.desc())?;
         }
         c.maybe_f32("sinks", &self.sinks, 1, self.n_head)?;

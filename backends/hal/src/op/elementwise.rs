@@ -1,4 +1,4 @@
-//! Rows in, rows out: embedding, positions, choosing outputs, norms, sums, soft caps, parts of heads.
+//! Rows in, rows out: embedding, positions, choosing outputs, norms, sums, products, soft caps, parts of heads.
 
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
@@ -12,7 +12,7 @@ op! {
     /// | `y` | `[n_tokens, n_embd]` | F32 |
     GetRows {
         /// Embedding table.
-        read table,
+        table table,
         /// The step's tokens.
         batch batch,
         /// Embeddings.
@@ -35,7 +35,8 @@ impl<T: Operand> GetRows<T> {
 }
 
 op! {
-    /// `x[t] += table[pos_t + offset]`: learned positions. Positions past the table take its last row.
+    /// `x[t] += table[pos_t + offset]`: learned positions. Positions past the table use its last
+    /// row.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -43,7 +44,7 @@ op! {
     /// | `x` | `[n_tokens, n_embd]` | F32 |
     AddPositions {
         /// A row per position.
-        read table,
+        table table,
         /// The step's positions.
         batch batch,
         /// Embeddings.
@@ -68,7 +69,7 @@ impl<T: Operand> AddPositions<T> {
 }
 
 op! {
-    /// `y[i] = x[out_i]`: the tokens whose output is wanted.
+    /// `y[i] = x[out_i]`: selects the tokens whose output is computed.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -77,9 +78,9 @@ op! {
     Gather {
         /// All tokens.
         read x,
-        /// The step's facts.
+        /// Gives the selected tokens.
         batch batch,
-        /// Chosen tokens.
+        /// Selected tokens.
         write y,
         ;
     }
@@ -95,13 +96,15 @@ impl<T: Operand> Gather<T> {
     }
 }
 
-/// Which norm.
+/// Type of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// `x / sqrt(mean(x^2) + eps)`.
     Rms,
     /// `(x - mean(x)) / sqrt(var(x) + eps)`.
     Layer,
+    /// `x / max(sqrt(sum(x^2)), eps)` (GGML's `l2_norm`).
+    L2,
 }
 
 op! {
@@ -118,16 +121,16 @@ op! {
         read x,
         /// Factor per column.
         maybe weight,
-        /// Offset per column.
+        /// Bias per column.
         maybe bias,
         /// Output.
         write y,
         ;
-        /// Which norm.
+        /// Type of norm.
         kind: NormKind,
-        /// Added to the mean square.
+        /// Added to the mean square; with [`NormKind::L2`] the smallest divisor.
         eps: f32,
-        /// Columns that are normalised together.
+        /// Columns per run.
         width: usize,
     }
 }
@@ -156,9 +159,9 @@ op! {
     /// |---|---|---|
     /// | `a`, `x` | `[n_tokens, n]` | F32 |
     Add {
-        /// What is added.
+        /// Summand.
         read a,
-        /// Where.
+        /// Updated in place.
         update x,
         ;
     }
@@ -173,6 +176,51 @@ impl<T: Operand> Add<T> {
     }
 }
 
+/// The activation function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GateActivation {
+    /// `g`.
+    None,
+    /// `1 / (1 + exp(-g))`.
+    Sigmoid,
+    /// `g / (1 + exp(-g))`.
+    Silu,
+    /// `ln(1 + exp(g))`.
+    Softplus,
+    /// The tanh approximation of GELU, as GGML's `gelu`.
+    Gelu,
+}
+
+op! {
+    /// `x[t, i] *= act(g[t, i / (n / k)])`: each gate value scales `n / k` consecutive values. `k = n` multiplies
+    /// elementwise, `k = n_head` scales heads, `k = 1` whole tokens.
+    ///
+    /// | operand | shape | format |
+    /// |---|---|---|
+    /// | `g` | `[n_tokens, k]`, or `[1, k]` for all tokens; `k` divides `n` | F32 |
+    /// | `x` | `[n_tokens, n]` | F32 |
+    Mul {
+        /// Gate values before the activation.
+        read g,
+        /// The gated values, in place.
+        update x,
+        ;
+        /// Activation of the gate values.
+        activation: GateActivation,
+    }
+}
+
+impl<T: Operand> Mul<T> {
+    pub(super) fn check(&self) -> Result<()> {
+        let c = Check("Mul");
+        let (x, g) = (self.x.desc(), self.g.desc());
+        let divides = g.n_cols > 0 && x.n_cols.is_multiple_of(g.n_cols);
+        c.that(divides, "g", format!("a divisor of {} as columns", x.n_cols), g)?;
+        c.f32("g", &self.g, if g.n_rows == 1 { 1 } else { x.n_rows }, g.n_cols)?;
+        c.f32("x", &self.x, x.n_rows, x.n_cols)
+    }
+}
+
 op! {
     /// `x = cap * tanh(x / cap)`, for each value.
     ///
@@ -180,10 +228,10 @@ op! {
     /// |---|---|---|
     /// | `x` | `[n_tokens, n]` | F32 |
     SoftCap {
-        /// What is capped.
+        /// Updated in place.
         update x,
         ;
-        /// No value lies beyond it.
+        /// Limit of the magnitude.
         cap: f32,
     }
 }
@@ -198,17 +246,17 @@ impl<T: Operand> SoftCap<T> {
     }
 }
 
-/// Where a part of each head is in a row: head `h` has it from column `first + h * step` on.
+/// Columns of a part of each head in a row: head `h` has it from column `first + h * step` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadColumns {
-    /// Of head 0.
+    /// First column for head 0.
     pub first: usize,
-    /// From one head to the next; 0 where all heads share one part.
+    /// Distance from one head to the next; 0 if all heads share one part.
     pub step: usize,
 }
 
 impl HeadColumns {
-    /// The column behind the last part, if it can be counted.
+    /// The column after the last part; `None` on overflow.
     fn end(self, n_head: usize, width: usize) -> Option<usize> {
         let last = n_head.checked_sub(1)?.checked_mul(self.step)?;
         last.checked_add(self.first)?.checked_add(width)
@@ -216,27 +264,28 @@ impl HeadColumns {
 }
 
 op! {
-    /// Copies `width` values of each head: `y[t, to(h) + i] = x[t, from(h) + i]`. All else of `y` stays as it is.
+    /// Copies `width` values of each head: `y[t, to(h) + i] = x[t, from(h) + i]`. All other values
+    /// of `y` stay unchanged.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `x` | `[n_tokens, n]` | F32 |
     /// | `y` | `[n_tokens, m]` | F32 |
     ///
-    /// Latent attention puts its keys together so.
+    /// Used by latent attention (MLA) to assemble its keys.
     CopyHeads {
-        /// From where.
+        /// Source.
         read x,
-        /// Where to.
+        /// Destination.
         update y,
         ;
-        /// Heads.
+        /// Number of heads.
         n_head: usize,
-        /// Values of each.
+        /// Values per head.
         width: usize,
-        /// Their columns in `x`.
+        /// Columns in `x`.
         from: HeadColumns,
-        /// Their columns in `y`, which do not overlap.
+        /// Columns in `y`, which do not overlap.
         to: HeadColumns,
     }
 }
@@ -247,7 +296,12 @@ impl<T: Operand> CopyHeads<T> {
         let (x, y) = (self.x.desc(), self.y.desc());
         c.f32("x", &self.x, x.n_rows, x.n_cols)?;
         c.f32("y", &self.y, x.n_rows, y.n_cols)?;
-        c.that(self.n_head > 0 && self.width > 0, "n_head", "some heads of some values", "none")?;
+        c.that(
+            self.n_head > 0 && self.width > 0,
+            "n_head",
+            "at least one head and one value",
+            "none",
+        )?;
         for (name, columns, desc) in [("from", self.from, x), ("to", self.to, y)] {
             let inside = columns.end(self.n_head, self.width).is_some_and(|end| end <= desc.n_cols);
             c.that(inside, name, format!("columns inside {desc}"), format!("{columns:?}"))?;

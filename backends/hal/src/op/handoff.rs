@@ -1,28 +1,30 @@
-//! The two ends of a hand-off inside a program.
+//! The device's two ops of a hand-off: post and merge.
 
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
 
 op! {
-    /// Puts `x` and, if given, the list of wanted rows into a mailbox and goes on without waiting.
+    /// Writes `x` and, if given, the list of wanted rows to a mailbox and continues without
+    /// waiting.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `x` | `[n_tokens, n_embd]` | F32 |
     /// | `weights` | `[n_tokens, n_group]` | F32 |
     ///
-    /// The host gets it from [`crate::Run::next_post`]. Only the step's real tokens are sent.
+    /// The host receives it from [`crate::Run::next_post`]. Only the step's real tokens are sent,
+    /// not the padding.
     Post {
-        /// What the other side works on.
+        /// Input of the other side's rows.
         read x,
-        /// The step's facts: how many tokens are real.
+        /// Gives the number of real tokens.
         batch batch,
-        /// Rows the other side is to compute; `None`: it computes all of its rows.
+        /// Rows the other side computes; `None`: all of its rows.
         maybe_set rows,
-        /// What its groups of rows weigh: decided here once, as the list is.
+        /// Weights of its groups of rows: like the list, decided once, on this device.
         maybe weights,
         ;
-        /// Which of the program's mailboxes.
+        /// Index of the mailbox in the program.
         mailbox: usize,
     }
 }
@@ -50,14 +52,14 @@ op! {
     /// |---|---|---|
     /// | `y` | `[n_tokens, n_out]` | F32 |
     ///
-    /// The wait ends in [`crate::Error::Cancelled`] when the host gives the step up.
+    /// The wait ends in [`crate::Error::Cancelled`] when the host cancels the step.
     Merge {
-        /// The step's facts: how many tokens are real.
+        /// Gives the number of real tokens.
         batch batch,
-        /// Where the answer goes.
+        /// Receives the answer.
         update y,
         ;
-        /// Which of the program's mailboxes.
+        /// Index of the mailbox in the program.
         mailbox: usize,
         /// Add to `y` instead of overwriting it.
         accumulate: bool,

@@ -1,5 +1,6 @@
-//! Dense matrices.
+//! Dense matrix product.
 
+use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
 
@@ -14,10 +15,10 @@ op! {
     /// | `y` | `[n_tokens, n_out]` | F32 |
     MatMul {
         /// Weights.
-        read w,
+        weight w,
         /// Input.
         read x,
-        /// Offset per output.
+        /// Bias per output.
         maybe bias,
         /// Output.
         write y,
@@ -26,11 +27,15 @@ op! {
 }
 
 impl<T: Operand> MatMul<T> {
+    pub(super) fn work(&self) -> Work {
+        Work::new(self.x.desc().n_rows, n_values(&self.w))
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("MatMul");
         let (w, x) = (self.w.desc(), self.x.desc());
         c.weight("w", &self.w)?;
-        c.that(w.layout == crate::Layout::Rows, "w", "a plain layout", w)?;
+        c.that(w.layout == crate::Layout::Rows, "w", "plain rows", w)?;
         c.f32("x", &self.x, x.n_rows, w.n_cols)?;
         c.maybe_f32("bias", &self.bias, 1, w.n_rows)?;
         c.f32("y", &self.y, x.n_rows, w.n_rows)

@@ -1,14 +1,15 @@
 //! Everything the engine can ask of a device: one file per op, with formula, shapes, numerics and check.
 //!
-//! An op is generic over its operands: `Op<Tensor>` is recorded into a program, `Op<TensorDesc>` is what
-//! [`crate::Backend::plan`] is asked about before anything is allocated.
+//! An op is generic over its operands: `Op<Tensor>` is recorded into a program; `Op<TensorDesc>`
+//! is passed to [`crate::Backend::plan`] before anything is allocated.
 //!
-//! Numerics that hold for all of them: sums are F32. A quantised weight meets activations rounded to Q8
-//! blocks of 32 ([`crate::format::Q8Row`]), an F32, F16 or BF16 weight meets F32 activations. Up to 16
-//! tokens, the values of one token do not depend on which others are in the step.
+//! Numerics of all ops: sums are F32. A quantised weight is multiplied with activations rounded to
+//! Q8 blocks of 32 ([`crate::format::Q8Row`]), an F32, F16 or BF16 weight with F32 activations. Up
+//! to 16 tokens, the values of one token do not depend on the other tokens of the step.
 
 mod attention;
 mod elementwise;
+mod facts;
 mod handoff;
 mod matmul;
 mod predict;
@@ -19,37 +20,33 @@ mod sparse_ffn;
 
 pub use attention::{Attention, KV_FORMATS, StoreKv};
 pub use elementwise::{
-    Add, AddPositions, CopyHeads, Gather, GetRows, HeadColumns, Norm, NormKind, SoftCap,
+    Add, AddPositions, CopyHeads, GateActivation, Gather, GetRows, HeadColumns, Mul, Norm,
+    NormKind, SoftCap,
 };
+pub use facts::{Access, HandOff, Role, Use, Work};
 pub use handoff::{Merge, Post};
 pub use matmul::MatMul;
 pub use predict::{Hidden, Predict};
-pub use recurrent::{GatedDelta, ShortConv, SsmScan};
+pub use recurrent::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 pub use rope::{Pairing, Rope};
 pub use route::{Route, Scoring};
 pub use sparse_ffn::{Activation, Down, FfnKind, Groups, MOST_COUNTED, Skip, SparseFfn};
 
 use crate::{Error, Operand, Result, Tensor, TensorDesc};
-
-/// How an op uses an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Only read; may not overlap anything the op writes.
-    Read,
-    /// Written without being read.
-    Write,
-    /// Read and written in place.
-    Update,
-}
+use facts::NoWork;
 
 /// A visitor of operands: name, use, operand.
-pub type Visit<'a, T> = dyn FnMut(&'static str, Access, &T) + 'a;
+pub type Visit<'a, T> = dyn FnMut(&'static str, Use, &T) + 'a;
 
 macro_rules! op_type {
     (read $t:ty) => { $t };
     (write $t:ty) => { $t };
     (update $t:ty) => { $t };
+    (weight $t:ty) => { $t };
+    (table $t:ty) => { $t };
+    (state $t:ty) => { $t };
     (maybe $t:ty) => { Option<$t> };
+    (maybe_weight $t:ty) => { Option<$t> };
     (maybe_update $t:ty) => { Option<$t> };
     (batch $t:ty) => { $crate::Batch<$t> };
     (rows $t:ty) => { $crate::Rows<$t> };
@@ -70,7 +67,19 @@ macro_rules! op_map {
     (update $v:expr, $f:expr) => {
         $f(&$v)
     };
+    (weight $v:expr, $f:expr) => {
+        $f(&$v)
+    };
+    (table $v:expr, $f:expr) => {
+        $f(&$v)
+    };
+    (state $v:expr, $f:expr) => {
+        $f(&$v)
+    };
     (maybe $v:expr, $f:expr) => {
+        $v.as_ref().map(&mut *$f)
+    };
+    (maybe_weight $v:expr, $f:expr) => {
         $v.as_ref().map(&mut *$f)
     };
     (maybe_update $v:expr, $f:expr) => {
@@ -88,68 +97,85 @@ macro_rules! op_map {
 }
 
 macro_rules! op_visit {
+    (@ $access:ident $role:ident) => {
+        $crate::op::Use { access: $crate::op::Access::$access, role: $crate::op::Role::$role }
+    };
     (read $n:expr, $v:expr, $f:expr) => {
-        $f($n, $crate::op::Access::Read, &$v)
+        $f($n, op_visit!(@ Read Values), &$v)
     };
     (write $n:expr, $v:expr, $f:expr) => {
-        $f($n, $crate::op::Access::Write, &$v)
+        $f($n, op_visit!(@ Write Values), &$v)
     };
     (update $n:expr, $v:expr, $f:expr) => {
-        $f($n, $crate::op::Access::Update, &$v)
+        $f($n, op_visit!(@ Update Values), &$v)
+    };
+    (weight $n:expr, $v:expr, $f:expr) => {
+        $f($n, op_visit!(@ Read Weight), &$v)
+    };
+    (table $n:expr, $v:expr, $f:expr) => {
+        $f($n, op_visit!(@ Read Table), &$v)
+    };
+    (state $n:expr, $v:expr, $f:expr) => {
+        $f($n, op_visit!(@ Update State), &$v)
     };
     (maybe $n:expr, $v:expr, $f:expr) => {
         if let Some(v) = &$v {
-            $f($n, $crate::op::Access::Read, v)
+            $f($n, op_visit!(@ Read Values), v)
+        }
+    };
+    (maybe_weight $n:expr, $v:expr, $f:expr) => {
+        if let Some(v) = &$v {
+            $f($n, op_visit!(@ Read Weight), v)
         }
     };
     (maybe_update $n:expr, $v:expr, $f:expr) => {
         if let Some(v) = &$v {
-            $f($n, $crate::op::Access::Update, v)
+            $f($n, op_visit!(@ Update Values), v)
         }
     };
     (batch $n:expr, $v:expr, $f:expr) => {
-        $f($n, $crate::op::Access::Read, &$v.words)
+        $f($n, op_visit!(@ Read Batch), &$v.words)
     };
     (rows $n:expr, $v:expr, $f:expr) => {
         if let $crate::Rows::Active(set) = &$v {
-            $crate::op::visit_set($n, $crate::op::Access::Read, set, $f)
+            $crate::op::visit_set($n, op_visit!(@ Read List), set, $f)
         }
     };
     (set_out $n:expr, $v:expr, $f:expr) => {
-        $crate::op::visit_set($n, $crate::op::Access::Write, &$v, $f)
+        $crate::op::visit_set($n, op_visit!(@ Write List), &$v, $f)
     };
     (maybe_set $n:expr, $v:expr, $f:expr) => {
         if let Some(set) = &$v {
-            $crate::op::visit_set($n, $crate::op::Access::Read, set, $f)
+            $crate::op::visit_set($n, op_visit!(@ Read List), set, $f)
         }
     };
     (maybe_set_out $n:expr, $v:expr, $f:expr) => {
         if let Some(set) = &$v {
-            $crate::op::visit_set($n, $crate::op::Access::Write, set, $f)
+            $crate::op::visit_set($n, op_visit!(@ Write List), set, $f)
         }
     };
     (cache $n:expr, $v:expr, $f:expr) => {
-        $f($n, $crate::op::Access::Read, &$v.k);
-        $f($n, $crate::op::Access::Read, &$v.v)
+        $f($n, op_visit!(@ Read Cache), &$v.k);
+        $f($n, op_visit!(@ Read Cache), &$v.v)
     };
     (cache_out $n:expr, $v:expr, $f:expr) => {
-        $f($n, $crate::op::Access::Update, &$v.k);
-        $f($n, $crate::op::Access::Update, &$v.v)
+        $f($n, op_visit!(@ Update Cache), &$v.k);
+        $f($n, op_visit!(@ Update Cache), &$v.v)
     };
 }
 
 pub(crate) fn visit_set<T>(
     name: &'static str,
-    access: Access,
+    how: Use,
     set: &crate::RowSet<T>,
     f: &mut Visit<'_, T>,
 ) {
-    f(name, access, &set.ids);
-    f(name, access, &set.count);
-    f(name, access, &set.members);
+    f(name, how, &set.ids);
+    f(name, how, &set.count);
+    f(name, how, &set.members);
 }
 
-/// Declares an op: first its operands with how they are used, then `;`, then its parameters.
+/// Declares an op: first its operands with their access, then `;`, then its parameters.
 macro_rules! op {
     ($(#[$doc:meta])* $name:ident {
         $($(#[$field_doc:meta])* $kind:ident $field:ident,)*
@@ -202,7 +228,7 @@ macro_rules! ops {
         }
 
         impl<T: Operand> Op<T> {
-            /// The op's name, one spelling in every folder.
+            /// The op's name, spelled the same in every folder.
             #[must_use]
             pub fn name(&self) -> &'static str {
                 match self { $(Op::$name(_) => stringify!($name),)* }
@@ -213,15 +239,21 @@ macro_rules! ops {
                 match self { $(Op::$name(op) => op.visit(f),)* }
             }
 
-            /// The same op over another kind of operand.
+            /// The same op with operands of another type.
             pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Op<U> {
                 match self { $(Op::$name(op) => Op::$name(op.map(f)),)* }
+            }
+
+            /// How much the op multiplies.
+            #[must_use]
+            pub fn work(&self) -> Work {
+                match self { $(Op::$name(op) => op.work(),)* }
             }
 
             /// Checks shapes, formats and parameters.
             ///
             /// # Errors
-            /// [`Error::Shape`] naming the operand, what it should be and what it is.
+            /// [`Error::Shape`] with the operand, its expected and its actual shape.
             pub fn check(&self) -> Result<()> {
                 match self { $(Op::$name(op) => op.check(),)* }
             }
@@ -246,6 +278,7 @@ ops!(
     StoreKv,
     Attention,
     Add,
+    Mul,
     SoftCap,
     SparseFfn,
     Predict,
@@ -257,7 +290,7 @@ ops!(
     Merge
 );
 
-/// What planning asks about: an op without its tensors.
+/// An op without its tensors, for planning.
 pub type OpDesc = Op<TensorDesc>;
 
 impl Op<Tensor> {
@@ -267,15 +300,15 @@ impl Op<Tensor> {
         self.map(&mut |t| t.desc())
     }
 
-    /// Refuses an op that reads rows it also writes, or writes rows twice.
+    /// Rejects an op that reads rows it also writes, or writes rows twice.
     ///
     /// # Errors
-    /// [`Error::Aliasing`] naming the op and the operand.
+    /// [`Error::Aliasing`] with the op and the operand.
     pub fn check_aliasing(&self) -> Result<()> {
-        let mut seen: Vec<(&'static str, Access, Tensor)> = Vec::new();
-        self.visit(&mut |name, access, tensor| seen.push((name, access, tensor.clone())));
-        for (i, (_, access, written)) in seen.iter().enumerate() {
-            if *access == Access::Read {
+        let mut seen: Vec<(&'static str, Use, Tensor)> = Vec::new();
+        self.visit(&mut |name, how, tensor| seen.push((name, how, tensor.clone())));
+        for (i, (_, how, written)) in seen.iter().enumerate() {
+            if !how.writes() {
                 continue;
             }
             for (j, (operand, _, other)) in seen.iter().enumerate() {

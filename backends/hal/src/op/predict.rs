@@ -1,22 +1,24 @@
-//! Which neurons this token needs: scores, decision and the split into lists, in one op.
+//! Predicts the active neurons of a token: scores, decision and split into lists, in one op.
 
+use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::format::Format;
 use crate::{Operand, Result};
 
-/// What is done between the two matrices of a predictor.
+/// Function between the two matrices of a predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hidden {
-    /// `max(v, 0)`, as predictors that were trained from nothing have it.
+    /// `max(v, 0)`, as in predictors trained from scratch.
     Relu,
-    /// Nothing: the two are factors of one matrix.
+    /// Identity: the two matrices are factors of one.
     Linear,
 }
 
 op! {
-    /// `s = fc2 . hidden(fc1 . x) + bias`, or `fc2 . x + bias` without `fc1`; neuron `n` is wanted by token `t` if `s[t, n] >= threshold`. The wanted
-    /// neurons are split by `slots` into the `resident` list (slots of this device's pack) and the `absent` list
-    /// (rows of the pack on the other side), both ascending by neuron, with a membership bit per token.
+    /// `s = fc2 . hidden(fc1 . x) + bias`, or `fc2 . x + bias` without `fc1`; neuron `n` is active
+    /// for token `t` if `s[t, n] >= threshold`. The active neurons are split by `slots` into the
+    /// `resident` list (slots of this device's pack) and the `absent` list (rows of the pack on
+    /// the other side), both ascending by neuron, with a membership bit per token.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -26,34 +28,40 @@ op! {
     /// | `bias` | `[1, n_ff]` | F32 |
     /// | `slots` | `[1, n_ff]`, [`crate::Slot`] words | U32 |
     ///
-    /// A score that is not a number counts as wanted: dropping is what needs a reason. The decision is made
-    /// here once, by one device, and sent; nobody else scores again. Source: PowerInfer's predictor (Deja Vu,
-    /// Liu et al. 2023), whose hidden values go through ReLU and which has no bias; without ReLU the factors of a
-    /// gate (SVDP), and with one matrix a gate in a bit for each weight (SparseInfer).
+    /// NaN scores count as active, so that a neuron is dropped only by a valid score. The decision
+    /// is made once, by one device, and sent; the other devices do not score again. Source:
+    /// PowerInfer's predictor (Deja Vu, Liu et al. 2023), whose hidden values go through ReLU and
+    /// which has no bias; without ReLU the factors of a gate (SVDP), and with one matrix a gate of
+    /// one bit per weight (SparseInfer).
     Predict {
         /// Predictor input.
         read x,
         /// First matrix.
-        maybe fc1,
+        maybe_weight fc1,
         /// Second matrix.
-        read fc2,
-        /// Added to each neuron's score.
+        weight fc2,
+        /// Bias of each neuron's score.
         maybe bias,
-        /// Where each neuron lives.
+        /// Gives the location of each neuron.
         read slots,
-        /// Wanted and here.
+        /// Active neurons on this device.
         set_out resident,
-        /// Wanted and elsewhere; `None` when everything is here.
+        /// Active neurons on the other side; `None` when all neurons are on this device.
         maybe_set_out absent,
         ;
-        /// Least score that is wanted.
+        /// Lowest score of an active neuron.
         threshold: f32,
-        /// Between the matrices, if there are two.
+        /// Function between the matrices, if there are two.
         hidden: Hidden,
     }
 }
 
 impl<T: Operand> Predict<T> {
+    pub(super) fn work(&self) -> Work {
+        let fc1 = self.fc1.as_ref().map_or(0, n_values);
+        Work::new(self.x.desc().n_rows, fc1 + n_values(&self.fc2))
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Predict");
         let (x, fc2) = (self.x.desc(), self.fc2.desc());

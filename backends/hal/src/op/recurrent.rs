@@ -1,16 +1,18 @@
-//! Layers that carry a state per sequence instead of a cache per position.
+//! Recurrent layers, with a state per sequence instead of a cache entry per position.
 //!
-//! A state store is an ordinary tensor with one row per sequence slot; [`crate::Queue::copy_rows`] takes and
-//! restores snapshots of it. Tokens of one sequence are worked through in order; a token at position 0 starts
-//! from a state of zeros.
+//! A state store is an ordinary tensor. The state of token `t`'s sequence is row `batch.seqs[t]`; rows from
+//! `max_seqs` on are free for snapshots, which [`crate::Queue::copy_rows`] takes and restores. Tokens of one sequence
+//! stand in ascending position, with tokens of others between them in any order. A token at position 0 starts from
+//! a state of zeros. Padded tokens and sequences without a token in the step change nothing.
 
+use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
-use crate::{Operand, Result};
+use crate::{Error, Operand, Result};
 
 op! {
-    /// A short causal convolution per channel:
-    /// `y[t, c] = act(bias[c] + sum_i weight[c, i] * in[i, c])`, where `in` are the last `k - 1` inputs from the
-    /// state followed by `x[t]`; the state then moves on by one. `act` is SiLU if `silu`, else nothing.
+    /// A short causal convolution per channel: `y[t, c] = act(bias[c] + sum_i weight[c, i] * in[i,
+    /// c])`, where `in` are the last `k - 1` inputs from the state followed by `x[t]`; the state
+    /// then advances by one input. `act` is SiLU if `silu`, otherwise the identity.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -23,12 +25,12 @@ op! {
         read x,
         /// Filter per channel.
         read weight,
-        /// Offset per channel.
+        /// Bias per channel.
         maybe bias,
         /// Sequences of the tokens.
         batch batch,
         /// Last inputs of every sequence.
-        update state,
+        state state,
         /// Output.
         write y,
         ;
@@ -38,6 +40,10 @@ op! {
 }
 
 impl<T: Operand> ShortConv<T> {
+    pub(super) fn work(&self) -> Work {
+        Work::new(self.x.desc().n_rows, n_values(&self.weight))
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("ShortConv");
         let (x, w) = (self.x.desc(), self.weight.desc());
@@ -52,18 +58,40 @@ impl<T: Operand> ShortConv<T> {
     }
 }
 
+/// Which key head a value head reads, where there are fewer key heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HeadMapping {
+    /// Value head `h` reads key head `h % n_head_k` (qwen35).
+    Modulo,
+    /// Value head `h` reads key head `h / (n_head_v / n_head_k)` (qwen3next).
+    Grouped,
+}
+
+impl HeadMapping {
+    /// The key head of value head `h`, where `n_head_k` divides `n_head_v`.
+    #[must_use]
+    pub fn key_head(self, h: usize, n_head_k: usize, n_head_v: usize) -> usize {
+        match self {
+            HeadMapping::Modulo => h % n_head_k,
+            HeadMapping::Grouped => h / (n_head_v / n_head_k),
+        }
+    }
+}
+
 op! {
-    /// The gated delta rule, per head: with state `S` of `[d_k, d_v]`,
-    /// `S *= exp(decay)`, `S += beta * k (v - S^T k)^T`, `y = scale * S^T q`.
+    /// The gated delta rule, per value head: with state `S` of `[d_k, d_v]`,
+    /// `S *= exp(a * softplus(decay + dt_bias))`, `S += sigmoid(beta) * k (v - S^T k)^T`, `y = scale * S^T q`.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
-    /// | `q`, `k` | `[n_tokens, n_head * d_k]` | F32 |
-    /// | `v`, `y` | `[n_tokens, n_head * d_v]` | F32 |
-    /// | `decay`, `beta` | `[n_tokens, n_head]` | F32 |
-    /// | `state` | `[n_seq, n_head * d_k * d_v]`, `S[i, j]` at `i * d_v + j` | F32 |
+    /// | `q`, `k` | `[n_tokens, n_head_k * d_k]` | F32 |
+    /// | `v`, `y` | `[n_tokens, n_head_v * d_v]` | F32 |
+    /// | `decay`, `beta` | `[n_tokens, n_head_v]`, raw | F32 |
+    /// | `dt_bias`, `a` | `[1, n_head_v]`; `a` is negative: `-exp(A_log)` | F32 |
+    /// | `state` | `[n_seq, n_head_v * d_k * d_v]`, `S[i, j]` at `i * d_v + j` | F32 |
     ///
-    /// Source: Gated Delta Networks (Yang et al. 2024).
+    /// `n_head_k` divides `n_head_v`. Queries and keys are used as they are: a model that normalises them does so
+    /// before ([`super::NormKind::L2`]). Source: Gated Delta Networks (Yang et al. 2024).
     GatedDelta {
         /// Queries.
         read q,
@@ -71,31 +99,55 @@ op! {
         read k,
         /// Values.
         read v,
-        /// Logarithm of the decay, at most 0.
+        /// Decay before bias and softplus.
         read decay,
-        /// Writing strength.
+        /// Writing strength before the sigmoid.
         read beta,
+        /// Bias of the decay.
+        read dt_bias,
+        /// Decay rates.
+        read a,
         /// Sequences of the tokens.
         batch batch,
         /// State of every sequence.
-        update state,
+        state state,
         /// Output.
         write y,
         ;
-        /// Heads.
-        n_head: usize,
+        /// Heads of queries and keys.
+        n_head_k: usize,
+        /// Heads of values.
+        n_head_v: usize,
+        /// The key head of each value head.
+        heads: HeadMapping,
         /// Factor on the output.
         scale: f32,
     }
 }
 
 impl<T: Operand> GatedDelta<T> {
+    /// Products of the state with keys and queries, its decay, and the product that is added.
+    pub(super) fn work(&self) -> Work {
+        Work::new(self.q.desc().n_rows, (self.state.desc().n_cols as u64).saturating_mul(4))
+    }
+
+    /// Values of a key head and of a value head: `[d_k, d_v]`.
+    #[must_use]
+    pub fn head_dims(&self) -> [usize; 2] {
+        [self.q.desc().n_cols / self.n_head_k, self.v.desc().n_cols / self.n_head_v]
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("GatedDelta");
         let (q, v) = (self.q.desc(), self.v.desc());
-        let (n, heads) = (q.n_rows, self.n_head);
-        let divides = heads > 0 && q.n_cols % heads == 0 && v.n_cols % heads == 0;
-        c.that(divides, "n_head", format!("a divisor of {} and {}", q.n_cols, v.n_cols), heads)?;
+        let (n, n_head_k, n_head_v) = (q.n_rows, self.n_head_k, self.n_head_v);
+        let divides = |name, heads: usize, n: usize| {
+            let holds = heads > 0 && n.is_multiple_of(heads);
+            c.that(holds, name, format!("a divisor of {n}"), heads)
+        };
+        divides("n_head_k", n_head_k, q.n_cols)?;
+        divides("n_head_v", n_head_v, v.n_cols)?;
+        divides("n_head_k", n_head_k, n_head_v)?;
         for (name, tensor) in [("q", &self.q), ("k", &self.k)] {
             c.f32(name, tensor, n, q.n_cols)?;
         }
@@ -103,9 +155,15 @@ impl<T: Operand> GatedDelta<T> {
             c.f32(name, tensor, n, v.n_cols)?;
         }
         for (name, tensor) in [("decay", &self.decay), ("beta", &self.beta)] {
-            c.f32(name, tensor, n, heads)?;
+            c.f32(name, tensor, n, n_head_v)?;
         }
-        let cols = q.n_cols / heads * v.n_cols;
+        for (name, tensor) in [("dt_bias", &self.dt_bias), ("a", &self.a)] {
+            c.f32(name, tensor, 1, n_head_v)?;
+        }
+        let [d_k, _] = self.head_dims();
+        let Some(cols) = d_k.checked_mul(v.n_cols) else {
+            return Err(Error::shape("GatedDelta", "state", "a size that can be counted", v));
+        };
         c.f32("state", &self.state, self.state.desc().n_rows, cols)?;
         c.at_least("state", &self.state, self.batch.shape.max_seqs, cols)?;
         c.batch(&self.batch, n)
@@ -130,7 +188,7 @@ op! {
         read x,
         /// Step sizes before softplus.
         read dt,
-        /// Offset of the step sizes.
+        /// Bias of the step sizes.
         read dt_bias,
         /// Decay rates.
         read a,
@@ -143,7 +201,7 @@ op! {
         /// Sequences of the tokens.
         batch batch,
         /// State of every sequence.
-        update state,
+        state state,
         /// Output.
         write y,
         ;
@@ -153,12 +211,18 @@ op! {
 }
 
 impl<T: Operand> SsmScan<T> {
+    /// The state's decay, the product that is added, and the product with `c`.
+    pub(super) fn work(&self) -> Work {
+        Work::new(self.x.desc().n_rows, (self.state.desc().n_cols as u64).saturating_mul(3))
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let check = Check("SsmScan");
         let (x, dt, b) = (self.x.desc(), self.dt.desc(), self.b.desc());
         let (n, heads) = (x.n_rows, dt.n_cols);
         check.that(heads > 0 && x.n_cols % heads == 0, "dt", "a divisor of x's columns", heads)?;
         let groups = self.n_group > 0 && heads % self.n_group == 0 && b.n_cols % self.n_group == 0;
+        check.that(b.n_cols > 0, "b", "at least one state", b)?;
         check.that(groups, "n_group", "a divisor of heads and b's columns", self.n_group)?;
         check.f32("x", &self.x, n, x.n_cols)?;
         check.f32("y", &self.y, n, x.n_cols)?;

@@ -1,9 +1,9 @@
-//! Rotary positions.
+//! Rotary position embedding (RoPE).
 
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
 
-/// Which two values of a head turn together, counted from the first that turns.
+/// Which two values of a head are rotated together, counted from the first rotated one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// `2j` and `2j + 1` (GGUF's llama).
@@ -13,13 +13,13 @@ pub enum Pairing {
 }
 
 op! {
-    /// Turns `n_rot` values of every head, from value `first` on, by `pos * freqs[j]`, in place:
+    /// Rotates `n_rot` values of every head, from value `first` on, by `pos * freqs[j]`, in place:
     /// `(a, b) -> scale * (a cos - b sin, a sin + b cos)`.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `x` | `[n_tokens, n_head * d_head]` | F32 |
-    /// | `freqs` | `[1, n_rot / 2]`, radians per position; every scaling rule is in here | F32 |
+    /// | `freqs` | `[1, n_rot / 2]`, radians per position; includes every scaling rule | F32 |
     ///
     /// Source: RoFormer (Su et al.); the scalings (linear, YaRN, Llama 3, factors in the file) differ only in
     /// `freqs` and `scale`.
@@ -33,13 +33,14 @@ op! {
         ;
         /// Values per head.
         d_head: usize,
-        /// The first value of a head that turns (0; in latent attention those at the end turn).
+        /// Index of the first rotated value of a head (0; in latent attention the last values are
+        /// rotated).
         first: usize,
-        /// Values of a head that turn.
+        /// Number of rotated values per head.
         n_rot: usize,
         /// Which values pair up.
         pairing: Pairing,
-        /// Magnitude (YaRN's; 1 elsewhere).
+        /// Factor on the magnitude (for YaRN; otherwise 1).
         scale: f32,
     }
 }
@@ -50,7 +51,7 @@ impl<T: Operand> Rope<T> {
         let x = self.x.desc();
         let inside = self.first <= self.d_head && self.n_rot <= self.d_head - self.first;
         let even = self.n_rot.is_multiple_of(2) && inside;
-        c.that(even, "n_rot", "even and inside a head", self.n_rot)?;
+        c.that(even, "n_rot", "even and within a head", self.n_rot)?;
         let heads = self.d_head > 0 && x.n_cols.is_multiple_of(self.d_head);
         c.that(heads, "d_head", format!("a divisor of {}", x.n_cols), self.d_head)?;
         c.f32("x", &self.x, x.n_rows, x.n_cols)?;

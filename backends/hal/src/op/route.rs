@@ -1,22 +1,23 @@
 //! Mixture-of-experts routing.
 
+use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
 
-/// How router products become scores.
+/// How router products become scores. An expert is called a group here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scoring {
     /// Softmax over all groups.
     Softmax,
-    /// Sigmoid of each.
+    /// Sigmoid of each product.
     Sigmoid,
-    /// Softmax over the chosen groups only (gpt-oss, Mixtral's equal).
+    /// Softmax over the chosen groups only (gpt-oss; equal to Mixtral's).
     SoftmaxChosen,
 }
 
 op! {
-    /// Scores every group by `w . x + bias`, keeps the `n_used` best (ties: the lower id) and writes their
-    /// weights; all others are 0.
+    /// Scores every group by `w . x + bias`, keeps the `n_used` best (ties: the lower id) and
+    /// writes their weights; all others are 0.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -26,15 +27,15 @@ op! {
     /// | `weights` | `[n_tokens, n_group]` | F32 |
     Route {
         /// Router matrix.
-        read w,
-        /// Router offset.
+        weight w,
+        /// Router bias.
         maybe bias,
         /// Input.
         read x,
         /// Weight of each group; 0 where it is not used.
         write weights,
         ;
-        /// Groups a token uses.
+        /// Groups per token (top-k).
         n_used: usize,
         /// How products become scores.
         scoring: Scoring,
@@ -46,6 +47,10 @@ op! {
 }
 
 impl<T: Operand> Route<T> {
+    pub(super) fn work(&self) -> Work {
+        Work::new(self.x.desc().n_rows, n_values(&self.w))
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Route");
         let (w, x) = (self.w.desc(), self.x.desc());

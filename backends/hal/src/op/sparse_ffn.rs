@@ -1,12 +1,13 @@
-//! The heart: a feed-forward block that computes only the neurons that count.
+//! The feed-forward block that computes only the active neurons.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Layout, Operand, Result, Rows};
 
-/// How gate and up make a neuron's value.
+/// How gate and up are combined to a neuron's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FfnKind {
     /// `h = act(up . x)`: no gate.
@@ -30,28 +31,29 @@ pub enum Activation {
     Gelu,
     /// GELU by the error function.
     GeluErf,
-    /// gpt-oss: gate capped at `limit`, up clamped to `+-limit`,
-    /// `h = gate * sigmoid(alpha * gate) * (up + 1)`.
+    /// gpt-oss: gate capped at `limit`, up clamped to `+-limit`, `h = gate * sigmoid(alpha * gate)
+    /// * (up + 1)`.
     SwigluOai {
         /// Factor inside the sigmoid.
         alpha: f32,
-        /// Clamp.
+        /// Clamping limit.
         limit: f32,
     },
 }
 
 impl Activation {
-    /// Whether a non-positive input gives exactly 0, so that a neuron may be dropped without any loss.
+    /// Whether a non-positive input gives exactly 0, so that such a neuron can be skipped without
+    /// loss.
     #[must_use]
     pub fn is_exactly_sparse(self) -> bool {
         matches!(self, Activation::Relu | Activation::Relu2)
     }
 }
 
-/// When a neuron is dropped after its test value (the gate, or up where there is none) is known.
+/// When a neuron is skipped after its test value (the gate, or up without a gate) is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Skip {
-    /// Never: every neuron is carried through.
+    /// Never: every neuron is computed.
     Never,
     /// When the test value is not positive: exact, for activations that are 0 there.
     NotPositive,
@@ -59,35 +61,35 @@ pub enum Skip {
     Below(f32),
     /// When `|act(test)|` is below the row's own value in `threshold` (CHESS, He et al.).
     BelowPerRow,
-    /// When the test value is below `mean + factor * deviation` of all test values of the token; what passes
-    /// is lowered by that cut (Gemma 3n).
+    /// When the test value is below `mean + factor * deviation` of all test values of the token;
+    /// that cut is subtracted from the others (Gemma 3n).
     GaussianCut(f32),
 }
 
-/// Which way the down matrix lies.
+/// Orientation of the down matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Down {
-    /// One row per neuron, `[n_rows, n_out]`: stored so, or made so by a transposing pack. `h` stays F32 and
-    /// rows of dropped neurons are not touched.
+    /// One row per neuron, `[n_rows, n_out]`: stored so, or transposed by the pack. `h` stays F32
+    /// and rows of skipped neurons are not read.
     ByNeuron,
-    /// One row per output, `[n_out, n_rows]`, as ordinary files have it: nothing of it can be skipped. `h` is
-    /// rounded as the activations of [`super::MatMul`] are. With groups, one such matrix for each group that has
-    /// rows, one below the other; these groups have equally many rows.
+    /// One row per output, `[n_out, n_rows]`, as in ordinary files: all of it is read. `h` is
+    /// rounded as the activations of [`super::MatMul`] are. With groups, the matrices of all
+    /// groups that have rows are stacked; these groups have the same number of rows.
     AcrossNeurons,
 }
 
-/// Rows that a token uses together or not at all: the experts of a block.
+/// Rows that a token uses all of or none of: the experts of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups {
-    /// Where each group's rows begin, and where those of the last end: ascending from 0 to `n_rows`. A group may be
-    /// empty.
+    /// Start of each group's rows, then the end of the last: ascending from 0 to `n_rows`. A group
+    /// may be empty.
     pub starts: Arc<[u32]>,
-    /// Most groups with a weight other than 0 for one token; more of them need not be computed.
+    /// Most groups with a nonzero weight for one token; a backend need not compute more.
     pub n_used: usize,
 }
 
 impl Groups {
-    /// How many there are.
+    /// Number of groups.
     #[must_use]
     pub fn n_group(&self) -> usize {
         self.starts.len().saturating_sub(1)
@@ -99,13 +101,13 @@ impl Groups {
     }
 }
 
-/// Most tokens of a block that counts who carried its rows through: steps that generate, in which rows are skipped. In
-/// longer ones nearly every row is read, and which is no matter.
+/// Most tokens of a block that counts how many tokens activated each row. Larger blocks (prefill)
+/// read nearly every row, so a count is of no use.
 pub const MOST_COUNTED: usize = 16;
 
 op! {
-    /// `y[t] = sum over rows r of h[t, r] * down[r]` (added to `y` if `accumulate`), where a row is dropped as
-    /// soon as its test value shows that it does not count.
+    /// `y[t] = sum over rows r of h[t, r] * down[r]` (added to `y` if `accumulate`), where a row
+    /// is skipped as soon as its test value shows that it is inactive.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -116,44 +118,45 @@ op! {
     /// | `group_weight` | `[n_tokens, n_group]`: factor on `h`; a group of weight 0 is not computed | F32 |
     /// | `rows` | slots to compute; `All` for every row | |
     /// | `x`, `y` | `[n_tokens, n_embd]`, `[n_tokens, n_out]` | F32 |
-    /// | `active` | `[1, n_tokens]`: neurons carried through to down, for the density report | F32 |
-    /// | `hits` | `[1, n_rows or more]`: tokens that carried each row through; up to [`MOST_COUNTED`] tokens | F32 |
+    /// | `active` | `[1, n_tokens]`: active neurons, for the density report | F32 |
+    /// | `hits` | `[1, n_rows or more]`: tokens for which each row was active; up to [`MOST_COUNTED`] tokens | F32 |
     ///
-    /// Dense is the case `Rows::All` with [`Skip::Never`]; experts are groups. A backend is free to implement
-    /// it as one kernel or three. Source: PowerInfer (Song et al., SOSP 2024), gate first and fused.
+    /// A dense block is `Rows::All` with [`Skip::Never`]; experts are groups. A backend may
+    /// implement it as one kernel or three. Source: PowerInfer (Song et al., SOSP 2024), gate
+    /// first and fused.
     SparseFfn {
         /// Gate rows.
-        maybe gate,
+        maybe_weight gate,
         /// Up rows.
-        read up,
+        weight up,
         /// Down rows or columns.
-        read down,
-        /// Added to the gate's product.
+        weight down,
+        /// Bias of gate.
         maybe bias_gate,
-        /// Added to up's product.
+        /// Bias of up.
         maybe bias_up,
-        /// Added to the result.
+        /// Bias of down.
         maybe bias_down,
-        /// Cut per row, for [`Skip::BelowPerRow`].
+        /// Threshold per row, for [`Skip::BelowPerRow`].
         maybe threshold,
         /// Factor per token and group.
         maybe group_weight,
-        /// Which rows.
+        /// Rows to compute.
         rows rows,
         /// Input.
         read x,
         /// Output.
         update y,
-        /// Count of neurons carried through, per token (added to).
+        /// Number of active neurons per token (added to).
         update active,
-        /// Count of tokens that carry each row through (added to).
+        /// Number of tokens for which each row was active (added to).
         maybe_update hits,
         ;
-        /// How gate and up combine.
+        /// How gate and up are combined.
         kind: FfnKind,
         /// Activation function.
         activation: Activation,
-        /// When a row is dropped.
+        /// When a row is skipped.
         skip: Skip,
         /// Orientation of `down`.
         orientation: Down,
@@ -165,16 +168,23 @@ op! {
 }
 
 impl<T: Operand> SparseFfn<T> {
+    /// As if every token carried every row through.
+    pub(super) fn work(&self) -> Work {
+        let gate = self.gate.as_ref().map_or(0, n_values);
+        let per_token = gate + n_values(&self.up) + n_values(&self.down);
+        Work::new(self.x.desc().n_rows, per_token)
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("SparseFfn");
         let (up, x, y) = (self.up.desc(), self.x.desc(), self.y.desc());
         let n_rows = up.n_rows;
         c.weight("up", &self.up)?;
-        c.that(up.layout == Layout::Rows, "up", "a plain layout", up)?;
+        c.that(up.layout == Layout::Rows, "up", "plain rows", up)?;
         c.that(
             self.gate.is_some() != (self.kind == FfnKind::Plain),
             "gate",
-            "what kind says",
+            "present exactly when the FFN kind has a gate",
             "not",
         )?;
         if let Some(gate) = &self.gate {
@@ -203,11 +213,16 @@ impl<T: Operand> SparseFfn<T> {
         c.maybe_f32("bias_up", &self.bias_up, 1, n_rows)?;
         c.maybe_f32("threshold", &self.threshold, 1, n_rows)?;
         let per_row = self.threshold.is_some() == (self.skip == Skip::BelowPerRow);
-        c.that(per_row, "threshold", "given exactly when skip is per row", "not")?;
+        c.that(
+            per_row,
+            "threshold",
+            "present exactly when rows are skipped by their own thresholds",
+            "not",
+        )?;
         let exact = self.skip != Skip::NotPositive || self.activation.is_exactly_sparse();
         c.that(exact, "skip", "an activation that is 0 below 0", format!("{:?}", self.activation))?;
         let cut = !matches!(self.skip, Skip::GaussianCut(_)) || matches!(self.rows, Rows::All);
-        c.that(cut, "skip", "all rows, to cut by their mean", "a list")?;
+        c.that(cut, "skip", "all rows, since the cut depends on their mean", "a list")?;
         if let Rows::Active(set) = &self.rows {
             c.set("rows", set, x.n_rows)?;
         }
@@ -216,7 +231,7 @@ impl<T: Operand> SparseFfn<T> {
 
     fn check_groups(&self, c: &Check, n_rows: usize, n_tokens: usize, n_out: usize) -> Result<()> {
         let both = self.groups.is_some() == self.group_weight.is_some();
-        c.that(both, "groups", "given together with group_weight", "not")?;
+        c.that(both, "groups", "present together with group_weight", "not")?;
         let mut n_group = 1;
         if let (Some(groups), Some(weight)) = (&self.groups, &self.group_weight) {
             n_group = groups.n_group();
@@ -224,21 +239,27 @@ impl<T: Operand> SparseFfn<T> {
                 [groups.starts.first(), groups.starts.last()] == [Some(&0), Some(&(n_rows as u32))];
             let ascending = groups.starts.windows(2).all(|pair| pair[0] <= pair[1]);
             let expected = format!("rows ascending from 0 to {n_rows}");
-            c.that(ends && ascending && n_group > 0, "groups", expected, "something else")?;
+            c.that(
+                ends && ascending && n_group > 0,
+                "groups",
+                expected,
+                "not ascending or out of range",
+            )?;
             let some = (1..=n_group).contains(&groups.n_used);
-            c.that(some, "groups", format!("1 to {n_group} used"), groups.n_used)?;
+            c.that(some, "groups", format!("1 to {n_group} groups used"), groups.n_used)?;
             c.f32("group_weight", weight, n_tokens, n_group)?;
         }
         c.maybe_f32("bias_down", &self.bias_down, n_group, n_out)
     }
 
-    /// How many matrices down is where it lies across neurons, and the columns of each.
+    /// Number of stacked matrices in a down matrix with one row per output, and the columns of
+    /// each.
     fn stacked(&self, c: &Check, n_rows: usize) -> Result<(usize, usize)> {
         let Some(groups) = &self.groups else { return Ok((1, n_rows)) };
         let filled: Vec<usize> = groups.rows().map(|rows| rows.len()).filter(|&n| n > 0).collect();
         let first = filled.first().copied().unwrap_or(0);
         let equal = filled.iter().all(|&n| n == first);
-        c.that(equal, "groups", "equally many rows or none", "not")?;
+        c.that(equal, "groups", "groups with the same number of rows or none", "not")?;
         Ok((filled.len(), first))
     }
 }

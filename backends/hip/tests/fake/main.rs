@@ -1,5 +1,5 @@
-//! The backend on a fake of ROCm, whose devices are the CPU: what passes here keeps to the rules as the fake knows them, and
-//! says nothing about a card.
+//! The backend on a fake of ROCm whose devices are the CPU. A passing test shows that the backend
+//! follows the API rules that the fake checks, and nothing about a real card.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -10,12 +10,13 @@ use hal::Backend;
 use simt::Options;
 use thermocline_hip::{devices, open_with};
 
-/// The fake, and nothing else in this process; `None`, with the reason printed, where it could not be compiled.
+/// The fake, the only one in this process; `None`, with the reason printed, if it cannot be
+/// compiled.
 fn fake() -> Option<&'static Fake> {
     static FAKE: OnceLock<Option<Fake>> = OnceLock::new();
     let load = || {
         let fake = Fake::load(Vendor::Hip).map_err(|why| eprintln!("skipped: {why}")).ok()?;
-        // Cards without matrix units: the test of wide waves has cards with them.
+        // Cards without matrix units: the test with waves of 64 uses cards that have them.
         fake.set(&format!("devices={} wave=32 arch=gfx1030", suite::DEVICES));
         Some(fake)
     };
@@ -78,7 +79,7 @@ fn the_fake_refuses_a_call() {
 fn two_fakes_work_beside_each_other() {
     if let Some(fake) = fake() {
         suite::works_beside_others(&open, fake);
-        // On the same devices, one after the other.
+        // One after the other, because both use the same devices.
         suite::loads_beside_others(&open);
         suite::is_shared(&open, fake);
     }

@@ -1,4 +1,4 @@
-//! The suite of all backends, with delays and a budget that is enough.
+//! The conformance suite, with delays and a sufficient budget.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,5 +14,5 @@ fn the_device_conforms() {
     let device = Device::new(Arc::clone(&sim) as _, DeviceId(0), memory);
     let report = conformance::run_all(&device);
     assert_eq!((report.n_failed(), report.n_skipped()), (0, 0), "\n{report}");
-    assert_eq!(sim.counters().held, Bytes(0), "nothing is left behind");
+    assert_eq!(sim.counters().held, Bytes(0), "no memory is left allocated");
 }

@@ -1,4 +1,4 @@
-//! A device that is lost, or whose thread panics, leaves nobody waiting.
+//! A device that is lost, or whose thread panics, leaves no caller waiting.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -9,10 +9,10 @@ use hal::{Bytes, Error, MailboxShape, Result, TensorDesc};
 
 use crate::support::{ANSWER, COLS, ROWS, Rig, assert_lost, repeat};
 
-/// Work of one [`step`]: two hand-offs of three ops, two copies.
+/// Work items of one [`step`]: two hand-offs of three ops, two copies.
 const WORK: u64 = 8;
 
-/// A step with hand-offs and copies, as an engine does it. `fail` is called when all is set up.
+/// A step with hand-offs and copies, as in an engine. `fail` is called after the set-up.
 fn step(rig: &mut Rig, fail: impl FnOnce(&Rig)) -> Result<Vec<f32>> {
     let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
     let program = rig.split(2, &x, &a, &y);
@@ -45,7 +45,7 @@ fn assert_all_lost(rig: &mut Rig, error: &Error) {
     assert_eq!(rig.queue.finish().err().as_ref(), Some(error));
 }
 
-/// Loses the device from another thread, most likely when this one waits.
+/// Loses the device from another thread, most likely while this one waits.
 fn lose_soon(rig: &Rig) -> JoinHandle<()> {
     let sim = Arc::clone(&rig.sim);
     thread::spawn(move || {
@@ -155,7 +155,7 @@ fn a_loss_ends_the_wait_for_an_answer() {
         let program = rig.split(1, &x, &a, &y);
         let mut run = rig.queue.replay(&program).unwrap();
         run.next_post().unwrap().unwrap();
-        // The device has started its merge, which waits.
+        // The device has started its merge, which waits for the answer.
         while rig.sim.counters().ops < 3 {
             thread::yield_now();
         }

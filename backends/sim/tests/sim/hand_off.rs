@@ -1,4 +1,4 @@
-//! Posts and answers, and every way of giving a step up.
+//! Posts and answers, and every way of cancelling a step.
 
 use hal::op::{Merge, Post};
 use hal::{Error, HostRowSet, MailboxShape};
@@ -11,7 +11,7 @@ fn the_device_goes_on_while_the_host_works() {
         let mut rig = Rig::new(seed);
         let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
         let program = rig.split(1, &x, &a, &y);
-        // The op after the post hangs: the post must arrive all the same.
+        // The op after the post hangs; the post must arrive nevertheless.
         rig.sim.hang_after(1);
         let mut run = rig.queue.replay(&program).unwrap();
         let posted = run.next_post().unwrap().unwrap();
@@ -34,7 +34,7 @@ fn the_device_does_its_part_before_the_answer() {
         let program = rig.split(1, &x, &a, &y);
         let mut run = rig.queue.replay(&program).unwrap();
         run.next_post().unwrap().unwrap();
-        // No answer yet, and still the device starts its add and its merge.
+        // Without an answer the device still starts its add and its merge.
         while rig.sim.counters().ops < 3 {
             std::thread::yield_now();
         }
@@ -95,7 +95,7 @@ fn a_list_of_rows_is_sent_as_long_as_it_is() {
     });
 }
 
-/// How far a step is when it is given up.
+/// Progress of a step when it is cancelled.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     NotStarted,
@@ -136,7 +136,7 @@ fn a_step_can_be_given_up_at_any_stage() {
             }
             drop(run);
             rig.sim.resume();
-            // The queue goes on, and what was given up does not run to its end.
+            // The queue goes on, and the cancelled run does not run to its end.
             first.wait().unwrap();
             after.wait().unwrap();
             assert_eq!(rig.read(&z), [2.0; ROWS * COLS], "{stage:?}");

@@ -1,4 +1,4 @@
-//! Memory and bindings have limits, which are told beforehand.
+//! Limits of memory and bindings, which planning reports.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn planning_refuses_what_does_not_fit_a_binding() {
     assert!(sim.info().hand_off);
     let fits = 1024 / (4 * COLS);
     assert_eq!(sim.plan(&add(fits)), Plan::yes());
-    let reason = "operand a takes 1.03 KiB, an op binds 1.00 KiB";
+    let reason = "operand a takes 1.03 KiB, but an op binds at most 1.00 KiB";
     assert_eq!(sim.plan(&add(fits + 1)), Plan::No(reason.to_owned()));
 }
 

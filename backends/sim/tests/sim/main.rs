@@ -1,5 +1,6 @@
-//! The simulated device keeps the contract, also when it is made to fail. No test depends on the clock: delays
-//! only shuffle the order in which the threads meet, and a watchdog turns a wait without end into a failure.
+//! The simulated device follows the contract, also with injected failures. No test depends on the
+//! clock: delays only vary the interleaving of threads, and a watchdog turns an endless wait into
+//! a failure.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

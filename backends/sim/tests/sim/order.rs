@@ -1,4 +1,4 @@
-//! A queue does things in order and owns what flies.
+//! A queue runs work in order and owns the memory of copies in flight.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn each_piece_of_work_sees_those_before_it() {
         let program = rig.add(&a, &x);
         let size = Bytes::of(&[0f32; ROWS * COLS]);
         let (mut runs, mut copies) = (Vec::new(), Vec::new());
-        // Nothing is waited for until all of it is queued.
+        // All work is queued before any wait.
         for step in 0..20u8 {
             if step == 10 {
                 let mut zero = rig.device.staging(size).unwrap();
@@ -110,7 +110,7 @@ fn a_slot_of_a_pack_is_replaced() {
             rig.read(&tensor),
             [0.0, 1.0, 2.0, 3.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
         );
-        // What has no handle is told by finish, once.
+        // An error of work without a handle is reported by finish, once.
         rig.queue.refill(&tensor, 2..3, &row[1..]).unwrap();
         assert!(rig.queue.finish().is_err());
         rig.queue.finish().unwrap();
@@ -141,7 +141,7 @@ fn two_queues_work_at_once() {
         let program = rig.add(&a, &x);
         rig.sim.hang_after(0);
         let run = rig.queue.replay(&program).unwrap();
-        // Let the first queue meet the hang before the second one starts.
+        // Lets the first queue reach the hang before the second one starts.
         rig.wait_for_hang();
         let mut other = rig.device.queue("other").unwrap();
         let mut out = [1.0; COLS];

@@ -13,7 +13,7 @@ use hal::{
 };
 use thermocline_sim::{SimBackend, SimOptions};
 
-/// How often a test is run, each time with other delays. Raise it to look for races.
+/// How often a test is run, each time with other delays. Increase it to look for races.
 const REPEAT: u64 = 5;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -116,8 +116,8 @@ impl Rig {
         program.finish().unwrap()
     }
 
-    /// A step with `n` hand-offs. Each posts `x`, does `y += a` on the device and adds what the host answers to
-    /// `y`.
+    /// A step with `n` hand-offs. Each posts `x`, does `y += a` on the device and adds the host's
+    /// answer to `y`.
     pub(crate) fn split(&mut self, n: usize, x: &Tensor, a: &Tensor, y: &Tensor) -> Program {
         let batch = self.batch();
         let mut program = self.device.record("split");
@@ -148,17 +148,17 @@ impl Rig {
     }
 }
 
-/// What the host answers to a post of [`REAL`] tokens.
+/// The host's answer to a post of [`REAL`] tokens.
 pub(crate) const ANSWER: [f32; REAL * COLS] = [10.0; REAL * COLS];
 
-/// A tensor whose real tokens hold one value and the padding another.
+/// A tensor with one value in the rows of real tokens and another in the padding.
 pub(crate) fn rows(real: f32, padding: f32) -> Vec<f32> {
     let mut values = vec![real; ROWS * COLS];
     values[REAL * COLS..].fill(padding);
     values
 }
 
-/// Fails unless `result` is a lost device.
+/// Fails unless `result` is [`hal::Error::DeviceLost`].
 #[track_caller]
 pub(crate) fn assert_lost<T>(result: hal::Result<T>) {
     match result {

@@ -1,4 +1,4 @@
-//! The calls that CUDA's driver and HIP have in common, found at run time.
+//! The calls that CUDA's driver and HIP have in common, loaded at run time.
 
 #![allow(unsafe_code, reason = "symbols have no types")]
 
@@ -9,25 +9,25 @@ use libloading::Library;
 use crate::driver::DevicePtr;
 use crate::missing::Missing;
 
-/// What a vendor's handles are to us.
+/// A vendor's handle.
 pub type Raw = *mut c_void;
 
-/// A function of a vendor's library, and what it is called there.
+/// A function of a vendor's library, with its name there.
 ///
-/// They all return plain numbers: a newer driver knows codes that no list of ours has.
+/// They all return plain integers, since a newer driver may return codes that an enum would lack.
 #[derive(Clone, Copy, Debug)]
 pub struct Function<F> {
-    /// For messages.
+    /// Name for messages.
     pub name: &'static str,
     /// The function.
     pub call: F,
 }
 
 impl<F: Copy> Function<F> {
-    /// Looks a function up.
+    /// Looks up a function.
     ///
     /// # Safety
-    /// `F` is the C type of the function of this name, and the library is never closed.
+    /// `F` is the C type of the function of this name, and the library is never unloaded.
     ///
     /// # Errors
     /// [`Missing::Function`].
@@ -35,7 +35,7 @@ impl<F: Copy> Function<F> {
         library: &'static Library,
         name: &'static str,
     ) -> Result<Function<F>, Missing> {
-        // SAFETY: the type is the caller's promise.
+        // SAFETY: the caller guarantees the type.
         let symbol = unsafe { library.get::<F>(name) };
         let call = symbol.map_err(|_| Missing::Function { name })?;
         Ok(Function { name, call: *call })
@@ -45,32 +45,32 @@ impl<F: Copy> Function<F> {
 /// A call that takes one handle.
 pub type Takes = Function<unsafe extern "C" fn(Raw) -> c_int>;
 
-/// What both vendors have with the same parameters, under names of their own.
+/// Functions with the same parameters in both APIs, under different names.
 #[derive(Clone, Debug)]
 pub struct Calls {
     /// Free and total memory.
     pub memory: Function<unsafe extern "C" fn(*mut usize, *mut usize) -> c_int>,
-    /// Device memory.
+    /// Allocates device memory.
     pub alloc: Function<unsafe extern "C" fn(*mut DevicePtr, usize) -> c_int>,
-    /// Gives it back.
+    /// Frees it.
     pub free: Function<unsafe extern "C" fn(DevicePtr) -> c_int>,
-    /// Pinned host memory, with flags.
+    /// Allocates pinned host memory, with flags.
     pub alloc_host: Function<unsafe extern "C" fn(*mut Raw, usize, c_uint) -> c_int>,
-    /// Where the device sees it.
+    /// Device address of pinned host memory.
     pub device_pointer: Function<unsafe extern "C" fn(*mut DevicePtr, Raw, c_uint) -> c_int>,
-    /// Gives it back.
+    /// Frees it.
     pub free_host: Takes,
-    /// A stream, with flags.
+    /// Creates a stream, with flags.
     pub stream: Function<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>,
-    /// Ends it.
+    /// Destroys it.
     pub destroy_stream: Takes,
     /// Waits for a stream.
     pub finish: Takes,
-    /// An event, with flags.
+    /// Creates an event, with flags.
     pub event: Function<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>,
-    /// Ends it.
+    /// Destroys it.
     pub destroy_event: Takes,
-    /// Event, stream.
+    /// Records an event: event, stream.
     pub record: Function<unsafe extern "C" fn(Raw, Raw) -> c_int>,
     /// Whether an event has happened.
     pub query: Takes,
@@ -78,46 +78,47 @@ pub struct Calls {
     pub wait: Takes,
     /// Milliseconds between two events.
     pub elapsed: Function<unsafe extern "C" fn(*mut f32, Raw, Raw) -> c_int>,
-    /// To the device: destination, source, bytes, stream.
+    /// Copies to the device: destination, source, bytes, stream.
     pub copy_in: Function<unsafe extern "C" fn(DevicePtr, *const c_void, usize, Raw) -> c_int>,
-    /// To the host.
+    /// Copies to the host.
     pub copy_out: Function<unsafe extern "C" fn(Raw, DevicePtr, usize, Raw) -> c_int>,
-    /// On the device.
+    /// Copies on the device.
     pub copy: Function<unsafe extern "C" fn(DevicePtr, DevicePtr, usize, Raw) -> c_int>,
-    /// Destination, word, number of words, stream.
+    /// Fills: destination, word, number of words, stream.
     pub fill: Function<unsafe extern "C" fn(DevicePtr, c_uint, usize, Raw) -> c_int>,
-    /// Module, image, number of options, options, their values.
+    /// Loads a module: module, image, number of options, options, their values.
     pub load: Function<
         unsafe extern "C" fn(*mut Raw, *const c_void, c_uint, *mut c_int, *mut Raw) -> c_int,
     >,
-    /// Ends a module.
+    /// Unloads a module.
     pub unload: Takes,
     /// A kernel of a module, by name.
     pub function: Function<unsafe extern "C" fn(*mut Raw, Raw, *const c_char) -> c_int>,
-    /// Function, grid, block, dynamic shared memory, stream, pointers to the arguments, nothing.
+    /// Launches: function, grid, block, dynamic shared memory, stream, pointers to the arguments,
+    /// null.
     pub launch: Function<Launch>,
-    /// What graphs need, where there is all of it.
+    /// The graph API, if all of it is available.
     pub graphs: Option<GraphCalls>,
 }
 
-/// Work that is recorded and started as one.
+/// Graph capture and launch.
 #[derive(Clone, Debug)]
 pub struct GraphCalls {
-    /// Stream, mode.
+    /// Begins a capture: stream, mode.
     pub begin_capture: Function<unsafe extern "C" fn(Raw, c_int) -> c_int>,
-    /// Stream, graph.
+    /// Ends a capture: stream, graph.
     pub end_capture: Function<unsafe extern "C" fn(Raw, *mut Raw) -> c_int>,
-    /// Makes a graph ready, with flags.
+    /// Instantiates a graph, with flags.
     pub instantiate: Function<unsafe extern "C" fn(*mut Raw, Raw, c_ulonglong) -> c_int>,
-    /// Ends a graph.
+    /// Destroys a graph.
     pub destroy_graph: Takes,
-    /// Ends one that is ready.
+    /// Destroys an instantiated graph.
     pub destroy_ready: Takes,
-    /// Ready graph, stream.
+    /// Launches: instantiated graph, stream.
     pub launch_graph: Function<unsafe extern "C" fn(Raw, Raw) -> c_int>,
 }
 
-/// How a kernel is started.
+/// The type of the launch function.
 pub type Launch = unsafe extern "C" fn(
     Raw,
     c_uint,

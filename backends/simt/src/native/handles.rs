@@ -1,4 +1,4 @@
-//! What a driver made and takes back when it is dropped.
+//! Driver objects that are destroyed when dropped.
 
 #![allow(unsafe_code, reason = "handles of a driver")]
 
@@ -11,7 +11,7 @@ use super::calls::{Raw, Takes};
 use super::health::{Health, Outcome};
 use super::{Calls, Vendor};
 
-/// An open device, kept by all that was made on it.
+/// An open device, kept alive by all objects created on it.
 #[derive(Debug)]
 pub(super) struct Shared<V> {
     pub(super) vendor: V,
@@ -20,7 +20,7 @@ pub(super) struct Shared<V> {
 }
 
 impl<V: Vendor> Shared<V> {
-    /// Makes the device the one that this thread's calls are about.
+    /// Makes the device current for this thread's calls.
     ///
     /// # Errors
     /// [`hal::Error::DeviceLost`], [`hal::Error::Driver`].
@@ -30,7 +30,7 @@ impl<V: Vendor> Shared<V> {
         Ok(&self.calls)
     }
 
-    /// What a code says, as an error of the contract.
+    /// Converts a driver code to an error of the contract.
     ///
     /// # Errors
     /// See [`crate::Driver`].
@@ -59,7 +59,7 @@ impl<V: Vendor> Shared<V> {
         }
     }
 
-    /// Free and total memory as the driver tells it, if it does.
+    /// Free and total memory if the driver reports it.
     pub(super) fn memory(&self) -> Result<(usize, usize), c_int> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are written during the call only.
@@ -70,7 +70,7 @@ impl<V: Vendor> Shared<V> {
     }
 }
 
-/// Something that the driver made.
+/// An object that the driver created.
 pub(super) struct Handle<V: Vendor> {
     pub(super) raw: Raw,
     end: Takes,
@@ -78,7 +78,7 @@ pub(super) struct Handle<V: Vendor> {
 }
 
 impl<V: Vendor> Handle<V> {
-    /// Takes what a call has just made; `end` is the call that takes it back.
+    /// Wraps a new handle; `end` is the call that destroys it.
     pub(super) fn new(shared: &Arc<Shared<V>>, raw: Raw, end: Takes) -> Handle<V> {
         Handle { raw, end, shared: Arc::clone(shared) }
     }
@@ -93,14 +93,14 @@ impl<V: Vendor> fmt::Debug for Handle<V> {
 impl<V: Vendor> Drop for Handle<V> {
     fn drop(&mut self) {
         if self.shared.ready().is_ok() {
-            // SAFETY: the driver made it for this, and nobody has it any more. What the driver says about that helps
-            // nobody: a lost device shows at the next call.
+            // SAFETY: `end` is the matching destructor, and no other reference is left. The
+            // returned code is ignored: a lost device shows at the next call.
             let _ = unsafe { (self.end.call)(self.raw) };
         }
     }
 }
 
-// SAFETY: handles of both drivers may be used and ended from any thread.
+// SAFETY: handles of both drivers may be used and destroyed from any thread.
 unsafe impl<V: Vendor> Send for Handle<V> {}
 // SAFETY: as above.
 unsafe impl<V: Vendor> Sync for Handle<V> {}
@@ -117,7 +117,8 @@ pub struct Event<V: Vendor>(pub(super) Handle<V>);
 #[derive(Debug)]
 pub struct Module<V: Vendor> {
     pub(super) raw: Handle<V>,
-    /// What it was loaded from: HIP does not copy it, and may look there as long as the module lives.
+    /// The image it was loaded from: HIP does not copy it, and may read it as long as the module
+    /// lives.
     pub(super) _image: Cow<'static, [u8]>,
 }
 
@@ -125,15 +126,15 @@ pub struct Module<V: Vendor> {
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel(pub(super) Raw);
 
-// SAFETY: a number to the driver, which any thread may hand in.
+// SAFETY: an opaque handle, which any thread may pass to the driver.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// Recorded work, ready to start.
+/// An instantiated graph.
 #[derive(Debug)]
 pub struct Graph<V: Vendor> {
     pub(super) ready: Handle<V>,
-    /// What it was made from: old versions of HIP still look there.
+    /// The captured graph: old versions of HIP still read it.
     pub(super) _recorded: Handle<V>,
 }

@@ -1,22 +1,22 @@
-//! What the codes of both vendors mean, and the first one that a device does not recover from.
+//! The meaning of both vendors' error codes, and the first unrecoverable one.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use hal::{Error, Result};
 
-/// What a call says. HIP took CUDA's numbers.
+/// Meaning of a returned code. HIP uses CUDA's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It worked.
+    /// Success.
     Done,
-    /// What was asked about has not happened yet.
+    /// The queried work is not done yet.
     Pending,
-    /// There is too little memory.
+    /// Out of memory.
     OutOfMemory,
-    /// Nothing on this device will work any more in this process.
+    /// The device is unusable for the rest of this process.
     Lost,
-    /// This call did not work.
+    /// This call failed.
     Refused,
 }
 
@@ -28,20 +28,20 @@ impl Outcome {
             0 => Outcome::Done,
             600 => Outcome::Pending,
             2 => Outcome::OutOfMemory,
-            // Shut down; taken away; errors of memory and of links to other devices.
+            // Deinitialised or unavailable device; uncorrectable ECC and NVLink errors.
             4 | 46 | 214 | 220 | 226 => Outcome::Lost,
-            // A kernel did what it must not, or did not end.
+            // A kernel made an illegal access, or timed out.
             700 | 702 | 709 | 710 | 714..=719 | 721 => Outcome::Lost,
-            // What drivers say of a card that does not answer.
+            // "Unknown error", returned for a card that does not respond.
             999 => Outcome::Lost,
-            // HIP's own: errors of the runtime's memory, and of the runtime.
+            // HIP's own: runtime memory errors, and other runtime errors.
             1052 | 1053 => Outcome::Lost,
             _ => Outcome::Refused,
         }
     }
 
-    /// The meaning of a code that a call of this name gave. An unknown error is a loss where it may come from work that was
-    /// given before; HIP also uses it for what it will not record.
+    /// The meaning of a code from the call of this name. An unknown error counts as a loss if it
+    /// may come from earlier work; HIP also returns it for work that it cannot capture.
     #[must_use]
     pub fn of_call(call: &str, code: c_int) -> Outcome {
         let refuses = ["Capture", "Instantiate", "ModuleLoad", "GetFunction"];
@@ -65,12 +65,12 @@ impl Health {
     }
 
     /// # Errors
-    /// [`Error::DeviceLost`], always the same one.
+    /// [`Error::DeviceLost`], always with the same reason.
     pub(super) fn check(&self) -> Result<()> {
         self.lost.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// The device is gone; the first reason stays.
+    /// Marks the device as lost; the first reason is kept.
     pub(super) fn lose(&self, reason: String) -> Error {
         let device = self.device.clone();
         self.lost.get_or_init(|| Error::DeviceLost { device, reason }).clone()

@@ -1,5 +1,5 @@
-//! [`Driver`] for both vendors: HIP's calls are CUDA's by other names, so what differs is a table of functions, how
-//! kernels are compiled, and how a thread says which device it means ([`Vendor`]).
+//! [`Driver`] for both vendors: HIP has CUDA's calls under other names, so the differences are a
+//! table of functions, how kernels are compiled, and how a thread selects its device ([`Vendor`]).
 
 #![allow(unsafe_code, reason = "calls of a driver")]
 
@@ -24,26 +24,26 @@ use handles::{Handle, Shared};
 use health::Health;
 pub use health::Outcome;
 
-/// What differs between two vendors. Gives back what it holds of the device when it is dropped, after all that was made
-/// on it.
+/// The differences between two vendors. When dropped, after all objects created on the device, it
+/// releases the device.
 pub trait Vendor: fmt::Debug + Send + Sync + 'static {
-    /// What [`Vendor::enter`] calls.
+    /// The name of the call in [`Vendor::enter`], for messages.
     const ENTER: &'static str;
-    /// Flags for pinned host memory that the device reaches, coherently.
+    /// Flags for coherent pinned host memory that the device can access.
     const HOST_FLAGS: c_uint;
-    /// Numbers of the options that ask for a log of errors when kernels are loaded: where to, and how long.
+    /// Numbers of the options for an error log when kernels are loaded: its buffer and its length.
     const LOG: Option<[c_int; 2]>;
 
-    /// Makes this device the one that the thread's calls are about. Returns the driver's code.
+    /// Makes this device current for the thread. Returns the driver's code.
     fn enter(&self) -> c_int;
 
-    /// What the driver says about a code: its name, and a sentence.
+    /// The driver's text for a code: its name, and a sentence.
     fn text(&self, code: c_int) -> String;
 
-    /// A unit of kernels as the driver loads it.
+    /// A unit of kernels in the form that the driver loads.
     ///
     /// # Errors
-    /// [`Error::Driver`] if there is no such unit, or it does not compile.
+    /// [`Error::Driver`] if the unit does not exist or does not compile.
     fn image(&self, unit: &str) -> Result<Cow<'static, [u8]>>;
 }
 
@@ -51,11 +51,11 @@ pub trait Vendor: fmt::Debug + Send + Sync + 'static {
 const MOST_ARGS: usize = 64;
 /// Bytes of a compiler's log.
 const LOG_BYTES: usize = 8 << 10;
-/// Streams that do not wait for the default one.
+/// Flag of streams that do not synchronise with the default stream.
 const NON_BLOCKING: c_uint = 1;
-/// Events without a time.
+/// Flag of events without a timestamp.
 const NO_TIME: c_uint = 2;
-/// A recording that forbids no thread anything.
+/// Capture mode that does not restrict other threads.
 const RELAXED: c_int = 2;
 
 /// A device of a vendor.
@@ -66,7 +66,7 @@ pub struct Native<V: Vendor> {
 }
 
 impl<V: Vendor> Native<V> {
-    /// A device that the vendor's part has opened.
+    /// Wraps a device opened by the vendor's crate.
     #[must_use]
     pub fn new(vendor: V, calls: Calls, facts: Facts) -> Native<V> {
         let health = Health::new(&facts.name);
@@ -126,8 +126,8 @@ impl<V: Vendor> Driver for Native<V> {
 
     fn free(&self, at: DevicePtr) {
         if let Ok(calls) = self.shared.ready() {
-            // SAFETY: it is memory of this device (the owner gives it back once), and both drivers wait for the work
-            // that was given before. A device that is lost shows at the next call.
+            // SAFETY: it is memory of this device (the owner frees it once), and both drivers wait
+            // for earlier work. A lost device shows at the next call.
             let _ = unsafe { (calls.free.call)(at) };
         }
     }
@@ -138,7 +138,7 @@ impl<V: Vendor> Driver for Native<V> {
         // SAFETY: `at` is written during the call only.
         let code = unsafe { (calls.alloc_host.call)(&raw mut at, len, V::HOST_FLAGS) };
         if Outcome::of(code) == Outcome::OutOfMemory {
-            // What is short is memory of the host that can be pinned, of which the driver tells nothing.
+            // Pinnable host memory has run out; the driver does not report how much there is.
             let (device, label) = (self.facts.name.clone(), format!("{label} (pinned)"));
             let (wanted, free) = (Bytes(len as u64), Bytes(0));
             return Err(Error::OutOfMemory { device, label, wanted, free });
@@ -148,18 +148,18 @@ impl<V: Vendor> Driver for Native<V> {
         // SAFETY: `at` is the block just made, mapped as its flags say.
         let code = unsafe { (calls.device_pointer.call)(&raw mut device, at, 0) };
         if let Err(error) = self.check(&calls.device_pointer, code) {
-            // SAFETY: nobody has it yet.
+            // SAFETY: no one else has the address yet.
             let _ = unsafe { (calls.free_host.call)(at) };
             return Err(error);
         }
-        // SAFETY: `len` bytes that nobody else has yet.
+        // SAFETY: `len` bytes that no one else has access to yet.
         unsafe { ptr::write_bytes(at.cast::<u8>(), 0, len) };
         Ok(HostBlock { host: at.cast(), device, len })
     }
 
     fn free_host(&self, block: HostBlock) {
         if let Ok(calls) = self.shared.ready() {
-            // SAFETY: it came from `alloc_host`, and its owner gives it back once.
+            // SAFETY: it came from `alloc_host`, and its owner frees it once.
             let _ = unsafe { (calls.free_host.call)(block.host.cast()) };
         }
     }
@@ -175,7 +175,7 @@ impl<V: Vendor> Driver for Native<V> {
 
     fn finish(&self, stream: &Stream<V>) -> Result<()> {
         let calls = self.shared.ready()?;
-        // SAFETY: a stream that lives.
+        // SAFETY: a live stream.
         let code = unsafe { (calls.finish.call)(stream.0.raw) };
         self.check(&calls.finish, code)
     }
@@ -199,7 +199,7 @@ impl<V: Vendor> Driver for Native<V> {
 
     fn has_happened(&self, event: &Event<V>) -> Result<bool> {
         let calls = self.shared.ready()?;
-        // SAFETY: an event that lives.
+        // SAFETY: a live event.
         let code = unsafe { (calls.query.call)(event.0.raw) };
         if Outcome::of(code) == Outcome::Pending {
             return Ok(false);
@@ -209,7 +209,7 @@ impl<V: Vendor> Driver for Native<V> {
 
     fn wait(&self, event: &Event<V>) -> Result<()> {
         let calls = self.shared.ready()?;
-        // SAFETY: an event that lives.
+        // SAFETY: a live event.
         let code = unsafe { (calls.wait.call)(event.0.raw) };
         self.check(&calls.wait, code)
     }
@@ -231,7 +231,7 @@ impl<V: Vendor> Driver for Native<V> {
         len: usize,
     ) -> Result<()> {
         let calls = self.shared.ready()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let code = unsafe { (calls.copy_in.call)(dst, src.cast(), len, stream.0.raw) };
         self.check(&calls.copy_in, code)
     }
@@ -244,7 +244,7 @@ impl<V: Vendor> Driver for Native<V> {
         len: usize,
     ) -> Result<()> {
         let calls = self.shared.ready()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let code = unsafe { (calls.copy_out.call)(dst.cast(), src, len, stream.0.raw) };
         self.check(&calls.copy_out, code)
     }
@@ -257,7 +257,7 @@ impl<V: Vendor> Driver for Native<V> {
         len: usize,
     ) -> Result<()> {
         let calls = self.shared.ready()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let code = unsafe { (calls.copy.call)(dst, src, len, stream.0.raw) };
         self.check(&calls.copy, code)
     }
@@ -270,7 +270,7 @@ impl<V: Vendor> Driver for Native<V> {
         n_words: usize,
     ) -> Result<()> {
         let calls = self.shared.ready()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let code = unsafe { (calls.fill.call)(dst, word, n_words, stream.0.raw) };
         self.check(&calls.fill, code)
     }
@@ -280,12 +280,13 @@ impl<V: Vendor> Driver for Native<V> {
         let calls = self.shared.ready()?;
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = V::LOG.unwrap_or_default();
-        // The second option's value is a number, not where one is.
+        // The second option's value is a number, not a pointer.
         let mut values: [Raw; 2] =
             [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES)];
         let n_options = if V::LOG.is_some() { 2 } else { 0 };
         let mut raw = ptr::null_mut();
-        // SAFETY: the image is a whole one as the vendor's part made it, and lives during the call, as do the options.
+        // SAFETY: the image is complete, as the vendor's crate made it, and lives during the call,
+        // as do the options.
         let code = unsafe {
             let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
             (calls.load.call)(&raw mut raw, image.as_ptr().cast(), n_options, options, values)
@@ -320,8 +321,8 @@ impl<V: Vendor> Driver for Native<V> {
             *pointer = value(arg);
         }
         let Geometry { grid: [x, y, z], block, shared } = geometry;
-        // SAFETY: as many pointers as there are arguments, to values of the kinds that the caller promised, which the
-        // driver copies before it returns.
+        // SAFETY: one pointer per argument, to values of the types that the caller guarantees; the
+        // driver copies them before it returns.
         let code = unsafe {
             let (to, stream) = (pointers.as_mut_ptr(), stream.0.raw);
             let none = ptr::null_mut();
@@ -332,7 +333,7 @@ impl<V: Vendor> Driver for Native<V> {
 
     fn begin_capture(&self, stream: &Stream<V>) -> Result<()> {
         let calls = self.graphs()?;
-        // SAFETY: a stream that lives.
+        // SAFETY: a live stream.
         let code = unsafe { (calls.begin_capture.call)(stream.0.raw, RELAXED) };
         self.check(&calls.begin_capture, code)
     }
@@ -340,7 +341,7 @@ impl<V: Vendor> Driver for Native<V> {
     fn end_capture(&self, stream: &Stream<V>) -> Result<Graph<V>> {
         let calls = self.graphs()?;
         let mut graph = ptr::null_mut();
-        // SAFETY: a stream that lives, and a pointer that is written during the call only.
+        // SAFETY: a live stream, and a pointer that is written during the call only.
         let code = unsafe { (calls.end_capture.call)(stream.0.raw, &raw mut graph) };
         self.check(&calls.end_capture, code)?;
         let recorded = self.take(graph, calls.destroy_graph);
@@ -353,13 +354,13 @@ impl<V: Vendor> Driver for Native<V> {
 
     unsafe fn launch_graph(&self, stream: &Stream<V>, graph: &Graph<V>) -> Result<()> {
         let calls = self.graphs()?;
-        // SAFETY: both live; the rest is the caller's promise.
+        // SAFETY: both live; the caller guarantees the rest.
         let code = unsafe { (calls.launch_graph.call)(graph.ready.raw, stream.0.raw) };
         self.check(&calls.launch_graph, code)
     }
 }
 
-/// Where the value of an argument is.
+/// A pointer to the value of an argument.
 fn value(arg: &Arg) -> Raw {
     match arg {
         Arg::Ptr(at) => ptr::from_ref(at).cast_mut().cast(),
@@ -368,7 +369,7 @@ fn value(arg: &Arg) -> Raw {
     }
 }
 
-/// Adds what a call was about, and what the driver's compiler wrote.
+/// Adds the subject of a call, and the compiler's log.
 fn about(error: Error, what: &str, log: &[u8]) -> Error {
     let Error::Driver { call, code, message } = error else { return error };
     let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());

@@ -1,8 +1,9 @@
-//! The paged cache, and attention over it.
+//! The paged KV cache, and attention over it.
 //!
-//! Positions are cut into spans, which take chunks of them by turns: a block to a span, and another kernel puts spans together
-//! in their order. How many there are is a matter of sizes, not of the step. Up to [`FEW`] tokens a block has one token and
-//! heads that share keys; with more it has a tile of tokens, and there are spans only where tiles are few.
+//! Positions are split into chunks, which are assigned to spans in turn: a block per span, and a
+//! second kernel merges the spans in order. The number of spans depends on sizes only, not on the
+//! step. Up to [`FEW`] tokens a block has one token and heads that share keys; above that it has a
+//! tile of tokens, and spans are used only if there are few tiles.
 
 use hal::op::{Attention, StoreKv};
 use hal::{Bytes, KV_BLOCK, Operand, Plan, Result, Tensor, TensorDesc};
@@ -16,10 +17,11 @@ use crate::units::Unit;
 /// Most tokens whose bits do not depend on their neighbours.
 const FEW: usize = 16;
 
-/// Blocks that keep any device busy.
+/// Number of blocks that keeps any device busy.
 const MANY_BLOCKS: usize = 512;
 
-/// Most spans (`attention_merge.cu`), and most of a tile of tokens, whose work is larger.
+/// Most spans (`attention_merge.cu`), and most spans of a tile of tokens, which does more work per
+/// span.
 const MOST_SPANS: usize = 64;
 const MOST_SPANS_OF_TILES: usize = 16;
 
@@ -27,23 +29,23 @@ const MOST_SPANS_OF_TILES: usize = 16;
 const CHUNK: usize = 64;
 const PIECE: usize = 8;
 
-/// Parts of the workspace begin at multiples of this.
+/// Ranges of the workspace begin at multiples of this.
 const STEP: u64 = 256;
 
-/// Threads of a block with one token, and with a tile; rows of a tile: tokens times heads.
+/// Threads per block with one token, and with a tile; rows of a tile (tokens times heads).
 const FEW_THREADS: u32 = 128;
 const TILE_THREADS: u32 = 256;
 const TILE_ROWS: usize = 64;
 
-/// Threads of a block that stores, and of one that puts spans together.
+/// Threads per block of the store kernel and of the merge kernel.
 const STORE_THREADS: u32 = 256;
 const MERGE_THREADS: u32 = 256;
 
-/// Most heads of a block, and most lanes that share a row.
+/// Most heads per block, and most lanes that share a row.
 const MOST_HEADS: usize = 8;
 const MOST_LANES: usize = 32;
 
-/// Most values of a head of keys: queries stand in shared memory.
+/// Most values of a key head: queries are in shared memory.
 const MOST_KEYS: usize = 1024;
 
 pub(crate) fn plan_store(_op: &StoreKv<TensorDesc>, _facts: &Facts) -> Plan {
@@ -76,7 +78,8 @@ pub(crate) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Resul
     Ok(())
 }
 
-/// Threads that store a row (`threads` in `cache/`): one to a word, or to a value where 32 of them share a scale.
+/// Threads that store a row (`threads` in `cache/`): one per word, or one per value if 32 of them
+/// share a scale.
 fn store_threads(cached: &TensorDesc) -> usize {
     match cached.format.block_values() {
         1 => row_words(cached),
@@ -88,7 +91,7 @@ pub(super) fn row_words(desc: &TensorDesc) -> usize {
     (plain_stride(desc).unwrap_or_default() / 4) as usize
 }
 
-/// How an op is cut into blocks.
+/// How an op is split into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
     n_tokens: usize,
@@ -96,9 +99,9 @@ struct Cut {
     n_head_kv: usize,
     d_head: usize,
     d_value: usize,
-    /// Heads of a block.
+    /// Heads per block.
     heads: usize,
-    /// Columns of values of a block.
+    /// Value columns per block.
     cols: usize,
     n_spans: usize,
 }
@@ -125,19 +128,19 @@ impl Cut {
         Cut { n_spans: wanted.min(n_chunks).min(most), ..cut }
     }
 
-    /// Blocks for heads and columns.
+    /// Number of blocks for heads and columns.
     fn across(&self) -> usize {
         let tiles = (self.n_head / self.n_head_kv).div_ceil(self.heads);
         self.n_head_kv * tiles * self.d_value.div_ceil(self.cols)
     }
 
-    /// Whether spans are put together by another kernel.
+    /// Whether a second kernel merges spans.
     fn is_merged(&self) -> bool {
         self.n_tokens <= FEW || self.n_spans > 1
     }
 
-    /// Bytes of the result in Q8 blocks, where it may be asked for: of few tokens, whose launches count, if heads are whole
-    /// blocks.
+    /// Bytes of the result in Q8 blocks, if the next op may need it: in decode, where the
+    /// number of launches matters, if heads are whole blocks.
     fn rounded_size(&self) -> u64 {
         match self.n_tokens <= FEW && self.d_value.is_multiple_of(32) {
             true => 48 * (self.n_tokens * self.n_head * self.d_value / 32) as u64,
@@ -145,7 +148,7 @@ impl Cut {
         }
     }
 
-    /// Bytes of what all spans end in.
+    /// Bytes of the partial results of all spans.
     fn parts_size(&self) -> u64 {
         let n_parts = if self.is_merged() { self.n_tokens * self.n_head * self.n_spans } else { 0 };
         4 * (n_parts * (self.d_value + 2)) as u64
@@ -160,18 +163,21 @@ fn lanes(d: usize) -> usize {
 pub(crate) fn plan(op: &Attention<TensorDesc>, _facts: &Facts) -> Plan {
     let cut = Cut::new(op);
     if cut.d_head > MOST_KEYS {
-        return Plan::No(format!("heads of {} values, {MOST_KEYS} at most", cut.d_head));
+        return Plan::No(format!(
+            "heads have {} values, at most {MOST_KEYS} are supported",
+            cut.d_head
+        ));
     }
     let size = cut.parts_size().next_multiple_of(STEP) + cut.rounded_size();
     Plan::Yes { workspace: Bytes(size), slow: None }
 }
 
-/// Whether heads of `d` values lie so that [`PIECE`] of them are loaded at once.
+/// Whether heads of `d` values are aligned for loads of [`PIECE`] values.
 fn is_wide(span: Span, row_bytes: usize, d: usize) -> bool {
     span.at.is_multiple_of(16) && row_bytes.is_multiple_of(16) && d.is_multiple_of(PIECE)
 }
 
-/// Bits for keys, values and queries (`wide` in `lib/attention.cuh`).
+/// Flags for keys, values and queries (`wide` in `lib/attention.cuh`).
 fn wide(op: &Attention<Tensor>, cut: &Cut) -> Result<Arg> {
     let half = |half: &Tensor, d| -> Result<bool> {
         Ok(is_wide(plain(half)?, 4 * row_words(&half.desc()), d))
@@ -181,7 +187,8 @@ fn wide(op: &Attention<Tensor>, cut: &Cut) -> Result<Arg> {
     Ok(Arg::U32(u32::from(k) | u32::from(v) << 1 | u32::from(q) << 2))
 }
 
-/// With `round` the result is wanted in Q8 blocks too: where it is, if it can be.
+/// With `round` the result is also written in Q8 blocks; returns their location if that is
+/// possible.
 pub(crate) fn lower(
     op: &Attention<Tensor>,
     round: bool,
@@ -212,7 +219,7 @@ pub(crate) fn lower(
     Ok(rounded)
 }
 
-/// Sizes of the cache and the step that both kernels take after their pointers.
+/// Sizes of the cache and the batch that both kernels take after their pointers.
 fn sizes(op: &Attention<Tensor>, cut: &Cut, between: &[usize], last: &[usize]) -> Vec<Arg> {
     let shape = &op.batch.shape;
     let first = [
@@ -249,7 +256,7 @@ fn few(op: &Attention<Tensor>, cut: &Cut, parts: Span, out: &mut Lowering<'_>) -
         4 => "attention_4",
         _ => "attention_8",
     };
-    // Queries and scores, or what waves of 32 put together.
+    // Queries and scores, or the partial results of warps of 32.
     let queries = PIECE * cut.d_head.div_ceil(PIECE);
     let waves = FEW_THREADS as usize / 32 * PIECE * lanes_v;
     let shared = 4 * cut.heads * (queries + CHUNK).max(waves);

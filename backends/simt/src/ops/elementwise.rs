@@ -1,6 +1,6 @@
-//! Values in, values out; every thread makes one, or four where they lie so.
+//! Elementwise ops; every thread computes one value, or four if they are aligned.
 
-use hal::op::{Add, CopyHeads, Gather, SoftCap};
+use hal::op::{Add, CopyHeads, GateActivation, Gather, Mul, SoftCap};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use crate::buffer::plain;
@@ -9,10 +9,10 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Threads of a block where each works alone.
+/// Threads per block if each works alone.
 const FLAT: u32 = 256;
 
-/// Launches `kernel` of the unit of that name with a thread for each of `n` things.
+/// Launches `kernel` of the unit of the same name with a thread for each of `n` items.
 pub(super) fn each(kernel: &'static str, n: usize, args: &[Arg], out: &mut Lowering<'_>) {
     let grid = [n.div_ceil(FLAT as usize), 1, 1];
     out.launch(Unit::plain(kernel), kernel, grid, FLAT, args);
@@ -64,6 +64,29 @@ pub(crate) fn copy_heads(op: &CopyHeads<Tensor>, out: &mut Lowering<'_>) -> Resu
     let args: Vec<Arg> =
         spans.into_iter().chain(sizes.into_iter().chain(columns).map(word)).collect();
     each("copy_heads", x.n_rows * op.n_head * op.width, &args, out);
+    Ok(())
+}
+
+pub(crate) fn plan_mul(_op: &Mul<TensorDesc>, _facts: &Facts) -> Plan {
+    Plan::yes()
+}
+
+pub(crate) fn mul(op: &Mul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    // The codes of `gate` in `kernels-cuda/mul.cu`.
+    let activation = match op.activation {
+        GateActivation::None => 0,
+        GateActivation::Sigmoid => 1,
+        GateActivation::Silu => 2,
+        GateActivation::Softplus => 3,
+        GateActivation::Gelu => 4,
+    };
+    let (x, g) = (op.x.desc(), op.g.desc());
+    // Gate values per token.
+    let own = if g.n_rows == x.n_rows { g.n_cols } else { 0 };
+    let n = n_values(&op.x);
+    let sizes = [n, x.n_cols, x.n_cols / g.n_cols, own].map(word);
+    let args = [&[ptr(plain(&op.g)?), ptr(plain(&op.x)?)], &sizes[..], &[Arg::U32(activation)]];
+    each("mul", n, &args.concat(), out);
     Ok(())
 }
 

@@ -1,28 +1,28 @@
-//! Neighbours that are launched together: a launch costs a device about as much as some megabytes of weights, and a layer of
-//! a small step has a dozen ops that do next to nothing.
+//! Fuses neighbouring ops into one launch: a launch costs about as much as some megabytes of
+//! weights, and a layer of a decode step has a dozen ops that do very little work.
 //!
-//! - `Add` and the `Norm` of its sum; a `Norm` and the rounding of its result, where what follows takes it rounded, and the
-//!   words that a `SparseFfn` behind it wants to find set;
-//! - `Attention` and the rounding of its result;
+//! - `Add` and the `Norm` of its sum; a `Norm` and the quantisation of its result, if the next op
+//!   takes it quantised, and the initialisation of the words of a following `SparseFfn`;
+//! - `Attention` and the quantisation of its result;
 //! - `Rope` of queries, `Rope` of keys and `StoreKv`;
 //! - products of one token with up to three matrices.
 //!
-//! Values that were rounded for one op are there for the next that takes them. Nothing here changes a bit: the
-//! kernels do what the ops do, in that order.
+//! Values that were quantised for one op are reused by the next op that takes them. Fusion changes
+//! no bit: the kernels do the same arithmetic in the same order.
 
-use hal::op::{Access, Add, MatMul, Norm};
-use hal::{Op, Operand, Result, Tensor};
+use hal::op::{Add, MatMul, Norm};
+use hal::{Bytes, Op, Operand, Plan, Result, Tensor};
 
 use super::norm::{self, Beside};
-use super::{attention, lower, rope, weights};
+use super::{attention, lower, plan, rope, weights};
 use crate::buffer::{Span, plain};
 use crate::lowering::{Ahead, Lowering};
 
-/// The launches of the first of `ops`, which `plan` said yes to, and of those behind it that go together with it; how many
-/// these are, at least one.
+/// Adds the launches of the first of `ops`, which `plan` accepted, and of the following ops that
+/// are fused with it; returns their number, at least one.
 ///
 /// # Errors
-/// What cannot be bound.
+/// An operand that cannot be bound.
 pub(crate) fn lower_first(ops: &[Op], out: &mut Lowering<'_>) -> Result<usize> {
     let mut ahead = None;
     let n = match ops {
@@ -65,50 +65,32 @@ pub(crate) fn lower_first(ops: &[Op], out: &mut Lowering<'_>) -> Result<usize> {
     Ok(n)
 }
 
-/// Forgets what was done ahead where `op` may have written over it.
+/// Drops the results of earlier launches that `op` may have overwritten.
 fn forget(op: &Op, out: &mut Lowering<'_>) {
-    // These leave the workspace as it is, or what they leave there is known.
-    let keeps = match op {
-        Op::MatMul(_)
-        | Op::Norm(_)
-        | Op::Add(_)
-        | Op::Rope(_)
-        | Op::StoreKv(_)
-        | Op::CopyHeads(_)
-        | Op::SoftCap(_)
-        | Op::Post(_) => true,
-        // An answer may come in another submission.
-        Op::Merge(_)
-        | Op::GetRows(_)
-        | Op::AddPositions(_)
-        | Op::Gather(_)
-        | Op::Attention(_)
-        | Op::SparseFfn(_)
-        | Op::Predict(_)
-        | Op::Route(_)
-        | Op::ShortConv(_)
-        | Op::GatedDelta(_)
-        | Op::SsmScan(_) => false,
-    };
+    // Norms and products leave known contents in the workspace. Other ops that use workspace overwrite it, and the
+    // answer to a merge may arrive in another submission.
+    let free = || matches!(plan(&op.to_desc(), out.facts()), Plan::Yes { workspace: Bytes(0), .. });
+    let known = matches!(op, Op::MatMul(_) | Op::Norm(_));
+    let keeps = known || (!matches!(op, Op::Merge(_)) && free());
     if !keeps {
         *out.ahead() = Ahead::default();
     }
     let Some((x, _)) = out.ahead().rounded else { return };
     let mut stale = false;
-    op.visit(&mut |_, access, operand| {
-        stale |= access != Access::Read && plain(operand).is_ok_and(|span| span.overlaps(x));
+    op.visit(&mut |_, how, operand| {
+        stale |= how.writes() && plain(operand).is_ok_and(|span| span.overlaps(x));
     });
     if stale {
         out.ahead().rounded = None;
     }
 }
 
-/// Whether `norm` reads what `add` made.
+/// Whether `norm` reads the result of `add`.
 fn sums_up(add: &Add<Tensor>, norm: &Norm<Tensor>) -> Result<bool> {
     Ok(plain(&add.x)? == plain(&norm.x)? && norm::is_wide(norm, Some(&add.a))?)
 }
 
-/// A norm with what goes together with it; what it did for the next op.
+/// A norm with the ops fused with it; returns the results that it leaves for the next op.
 fn normed(
     norm: &Norm<Tensor>,
     add: Option<&Add<Tensor>>,
@@ -117,7 +99,7 @@ fn normed(
 ) -> Result<Option<Ahead>> {
     let mut beside = Beside { add: add.map(|add| &add.a), ..Beside::default() };
     let y = plain(&norm.y)?;
-    // Others see what is posted, and change nothing here.
+    // Posts read the result too, and change nothing here.
     let reader = rest.iter().find(|op| !matches!(op, Op::Post(_)));
     if norm::is_wide(norm, beside.add)? {
         match reader {
@@ -136,7 +118,7 @@ fn normed(
     Ok((rounded.is_some() || cleared.is_some()).then_some(Ahead { rounded, cleared }))
 }
 
-/// Whether the op that comes next takes `x` in Q8 blocks.
+/// Whether the next op takes `x` in Q8 blocks.
 fn reads_rounded(rest: &[Op], x: Span) -> Result<bool> {
     match rest.first() {
         Some(Op::MatMul(op)) => Ok(plain(&op.x)? == x && weights::takes_q8(op.w.desc().format)),
@@ -144,7 +126,7 @@ fn reads_rounded(rest: &[Op], x: Span) -> Result<bool> {
     }
 }
 
-/// Whether these products of one token may be made beside each other, by one kernel.
+/// Whether these products of one token can be computed by one kernel.
 fn beside(all: &[&MatMul<Tensor>]) -> Result<bool> {
     let Some((first, others)) = all.split_first() else { return Ok(false) };
     let (x, w) = (plain(&first.x)?, first.w.desc());

@@ -1,4 +1,4 @@
-//! Each op as launches: what it asks for when it is planned, and what it becomes when it is compiled.
+//! Plans and lowers each op: its requirements, and its launches.
 
 mod attention;
 mod elementwise;
@@ -17,14 +17,14 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use norm::Beside;
 
-/// Whether a device of these facts runs this op.
+/// Whether a device with these facts can run this op.
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     let mut refusal = None;
-    op.visit(&mut |operand, _, desc| {
-        // Kernels count rows, and values of what is read or written by token, in 32 bits; places in weights and the cache
-        // in 64.
-        let by_row = ["w", "up", "gate", "down", "fc1", "fc2", "table", "cache"].contains(&operand);
-        let values = if by_row { desc.n_rows } else { desc.n_rows.saturating_mul(desc.n_cols) };
+    op.visit(&mut |operand, how, desc| {
+        // Kernels index rows, and values that are read or written per token, with 32 bits; offsets
+        // in weights and the cache have 64.
+        let all = desc.n_rows.saturating_mul(desc.n_cols);
+        let values = if how.role.is_by_row() { desc.n_rows } else { all };
         if u32::try_from(values).is_err() {
             refusal = Some(format!("operand {operand} has more than 2^32 values: {desc}"));
         }
@@ -41,6 +41,7 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
         Op::CopyHeads(op) => elementwise::plan_copy_heads(op, facts),
         Op::StoreKv(op) => attention::plan_store(op, facts),
         Op::Attention(op) => attention::plan(op, facts),
+        Op::Mul(op) => elementwise::plan_mul(op, facts),
         Op::SoftCap(op) => elementwise::plan_soft_cap(op, facts),
         Op::ShortConv(op) => recurrent::plan_short_conv(op, facts),
         Op::GatedDelta(op) => recurrent::plan_gated_delta(op, facts),
@@ -54,7 +55,8 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     }
 }
 
-/// The launches of an op that `plan` said yes to, alone. `Post` and `Merge` are the program's business.
+/// The launches of an op that `plan` accepted, not fused. `Post` and `Merge` are handled by the
+/// program.
 fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
     match op {
         Op::Post(_) | Op::Merge(_) => Ok(()),
@@ -65,6 +67,7 @@ fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
         Op::CopyHeads(op) => elementwise::copy_heads(op, out),
         Op::StoreKv(op) => attention::lower_store(op, out),
         Op::Attention(op) => attention::lower(op, false, out).map(drop),
+        Op::Mul(op) => elementwise::mul(op, out),
         Op::SoftCap(op) => elementwise::soft_cap(op, out),
         Op::ShortConv(op) => recurrent::short_conv(op, out),
         Op::GatedDelta(op) => recurrent::gated_delta(op, out),

@@ -10,17 +10,17 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Columns of a run that 32 threads share; more are shared by a block.
+/// Longest run that 32 threads share; longer ones are shared by a block.
 const SHORT: usize = 256;
 
-/// What a norm of long runs does on the way.
+/// Work fused into a norm of long runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Beside<'a> {
-    /// Is added to x before.
+    /// Added to x before the norm.
     pub(super) add: Option<&'a Tensor>,
-    /// Where the result goes in Q8 blocks too.
+    /// Destination of the result in Q8 blocks.
     pub(super) rounded: Option<Span>,
-    /// Words that are set.
+    /// Words to initialise.
     pub(super) clear: Option<Clear>,
 }
 
@@ -28,8 +28,8 @@ pub(crate) fn plan(_op: &Norm<TensorDesc>, _facts: &Facts) -> Plan {
     Plan::yes()
 }
 
-/// Whether the norm's runs are long and lie in fours, and those of `add`, if there is one, do too: then things can be done
-/// [`Beside`] it.
+/// Whether the norm's runs, and those of `add` if given, are long and aligned for vector loads:
+/// only then other work can be fused ([`Beside`]).
 pub(super) fn is_wide(op: &Norm<Tensor>, add: Option<&Tensor>) -> Result<bool> {
     let operands = [Some(&op.x), Some(&op.y), op.weight.as_ref(), op.bias.as_ref(), add];
     for operand in operands.into_iter().flatten() {
@@ -40,15 +40,20 @@ pub(super) fn is_wide(op: &Norm<Tensor>, add: Option<&Tensor>) -> Result<bool> {
     Ok(op.width > SHORT && op.width.is_multiple_of(4))
 }
 
-/// With what is done beside it only where it [`is_wide`].
+/// `beside` may be non-empty only if [`is_wide`] holds.
 pub(super) fn lower(op: &Norm<Tensor>, beside: &Beside<'_>, out: &mut Lowering<'_>) -> Result<()> {
     let desc = op.x.desc();
     let n_runs = desc.n_rows * (desc.n_cols / op.width);
     let x = ptr(plain(&op.x)?);
     let by = [ptr(out.maybe(op.weight.as_ref())?), ptr(out.maybe(op.bias.as_ref())?)];
     let y = ptr(plain(&op.y)?);
-    let centred = Arg::U32(u32::from(op.kind == NormKind::Layer));
-    let numbers = [word(op.width), centred, Arg::F32(op.eps)];
+    // The codes of `norm_factor` in `kernels-cuda/norm.cu`.
+    let kind = Arg::U32(match op.kind {
+        NormKind::Rms => 0,
+        NormKind::Layer => 1,
+        NormKind::L2 => 2,
+    });
+    let numbers = [word(op.width), kind, Arg::F32(op.eps)];
     let unit = Unit::plain("norm");
     let threads = (op.width / 4).next_multiple_of(64).min(256) as u32;
     if is_wide(op, beside.add)? {

@@ -1,6 +1,7 @@
-//! Layers that carry a state: what of it stands alone is one thread's, or some neighbours', token after token.
+//! Recurrent layers: each independent part of the state belongs to one thread, or to some
+//! neighbours, which process token after token.
 
-use hal::op::{GatedDelta, ShortConv, SsmScan};
+use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use crate::buffer::plain;
@@ -15,19 +16,23 @@ const MOST_TAPS: usize = 32;
 /// Most rows of a head's state (`gated_delta_512`).
 const MOST_KEYS: usize = 512;
 
-/// Columns of a head's state to a block of `gated_delta`.
+/// Columns of a head's state per block of `gated_delta`.
 const DELTA_COLUMNS: usize = 32;
 
 /// Most states of a channel, and how many a thread of `ssm_scan` holds.
 const MOST_STATES: usize = 512;
 const STATES_HELD: usize = 16;
 
-/// Threads of a block of channels.
+/// Threads per block of channels.
 const CHANNELS: u32 = 128;
 
-/// Yes, unless `n` of something is more than `most`.
+/// `Yes`, unless `n` exceeds `most`.
 fn up_to(n: usize, most: usize, what: &str) -> Plan {
-    if n > most { Plan::No(format!("{n} {what}, {most} at most")) } else { Plan::yes() }
+    if n > most {
+        Plan::No(format!("{n} {what}, at most {most} are supported"))
+    } else {
+        Plan::yes()
+    }
 }
 
 pub(crate) fn plan_short_conv(op: &ShortConv<TensorDesc>, _facts: &Facts) -> Plan {
@@ -56,25 +61,33 @@ pub(crate) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Resu
 }
 
 pub(crate) fn plan_gated_delta(op: &GatedDelta<TensorDesc>, _facts: &Facts) -> Plan {
-    up_to(op.q.n_cols / op.n_head, MOST_KEYS, "values of a key")
+    up_to(op.head_dims()[0], MOST_KEYS, "values of a key")
 }
 
 pub(crate) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let shape = &op.batch.shape;
-    let (q, v) = (op.q.desc(), op.v.desc());
-    let (d_k, d_v) = (q.n_cols / op.n_head, v.n_cols / op.n_head);
+    let [d_k, d_v] = op.head_dims();
+    let [modulo, divisor] = match op.heads {
+        HeadMapping::Modulo => [op.n_head_k, 1],
+        HeadMapping::Grouped => [op.n_head_v, op.n_head_v / op.n_head_k],
+    };
     let args = [
         ptr(plain(&op.q)?),
         ptr(plain(&op.k)?),
         ptr(plain(&op.v)?),
         ptr(plain(&op.decay)?),
         ptr(plain(&op.beta)?),
+        ptr(plain(&op.dt_bias)?),
+        ptr(plain(&op.a)?),
         ptr(plain(&op.batch.words)?),
         ptr(plain(&op.state)?),
         ptr(plain(&op.y)?),
         word(shape.max_tokens),
-        word(q.n_rows),
-        word(op.n_head),
+        word(op.q.desc().n_rows),
+        word(op.n_head_k),
+        word(op.n_head_v),
+        word(modulo),
+        word(divisor),
         word(d_k),
         word(d_v),
         Arg::F32(op.scale),
@@ -84,7 +97,7 @@ pub(crate) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
         65..=128 => "gated_delta_128",
         _ => "gated_delta_512",
     };
-    let grid = [d_v.div_ceil(DELTA_COLUMNS), op.n_head, shape.max_seqs];
+    let grid = [d_v.div_ceil(DELTA_COLUMNS), op.n_head_v, shape.max_seqs];
     out.launch(Unit::plain("gated_delta"), kernel, grid, 256, &args);
     Ok(())
 }
@@ -97,7 +110,8 @@ pub(crate) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
     let shape = &op.batch.shape;
     let (x, n_head) = (op.x.desc(), op.dt.desc().n_cols);
     let (d_head, d_state) = (x.n_cols / n_head, op.b.desc().n_cols / op.n_group);
-    // Neighbours that share a channel: many, so that its states are read side by side, if each then has some.
+    // Number of neighbours that share a channel: many, to read its states in parallel, if each
+    // then has some.
     let lanes = d_state.div_ceil(STATES_HELD).max(d_state.div_ceil(4).min(32)).next_power_of_two();
     let args = [
         ptr(plain(&op.x)?),

@@ -1,4 +1,4 @@
-//! Rotary positions.
+//! Rotary position embedding.
 
 use hal::op::{Pairing, Rope, StoreKv};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
@@ -11,11 +11,11 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Threads of a block that turns and stores a head.
+/// Threads per block that rotates and stores a head.
 const HEAD_THREADS: u32 = 64;
-/// Values that stored heads are whole blocks of.
+/// Stored heads are multiples of this many values.
 const HEAD_STEP: usize = 32;
-/// Most tokens of a grid's second dimension.
+/// Limit of a grid's second dimension.
 const MOST_TOKENS: usize = 65_535;
 
 pub(crate) fn plan(_op: &Rope<TensorDesc>, _facts: &Facts) -> Plan {
@@ -35,7 +35,7 @@ pub(crate) fn lower(op: &Rope<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     Ok(())
 }
 
-/// How many pairs a head has, from one to the next, and from the first of a pair to the other.
+/// Number of pairs per head, stride between pairs, and distance of the two values of a pair.
 fn pairs(op: &Rope<Tensor>) -> [usize; 3] {
     let n_pairs = op.n_rot / 2;
     match op.pairing {
@@ -44,7 +44,8 @@ fn pairs(op: &Rope<Tensor>) -> [usize; 3] {
     }
 }
 
-/// Whether `store` keeps keys that `k` turns as `q` turns queries, in heads that one block stores alone.
+/// Whether `store` stores the keys of `k`, which is rotated like `q`, in heads that one block can
+/// store alone.
 pub(super) fn stores(q: &Rope<Tensor>, k: &Rope<Tensor>, store: &StoreKv<Tensor>) -> Result<bool> {
     let words = plain(&q.batch.words)?;
     let same_step = words == plain(&k.batch.words)? && words == plain(&store.batch.words)?;
@@ -68,7 +69,7 @@ pub(super) fn stores(q: &Rope<Tensor>, k: &Rope<Tensor>, store: &StoreKv<Tensor>
         && n_rows <= MOST_TOKENS)
 }
 
-/// Both turns and the store that [`stores`].
+/// Both rotations and the store, checked by [`stores`], in one launch.
 pub(super) fn lower_with_store(
     q: &Rope<Tensor>,
     k: &Rope<Tensor>,

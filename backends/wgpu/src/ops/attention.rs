@@ -1,8 +1,9 @@
-//! The paged cache, and attention over it.
+//! The paged KV cache, and attention over it.
 //!
-//! Positions are cut into spans, a workgroup to a span, a token and up to [`HEADS`] heads that share keys; a second
-//! dispatch puts the spans together in their order. With many tokens there are workgroups enough: then a span is
-//! everything, so that nothing large is written between.
+//! Positions are split into spans, with a workgroup per span, token and up to [`HEADS`] heads that
+//! share keys; a second dispatch merges the spans in order. In prefill there are enough
+//! workgroups, so that one span covers all positions and no large intermediate results are
+//! written.
 
 use hal::format::Format;
 use hal::op::{Attention, StoreKv};
@@ -17,13 +18,14 @@ use crate::shader::Source;
 /// Most heads of a workgroup.
 const HEADS: usize = 4;
 
-/// Most columns of values that an invocation sums.
+/// Most value columns that an invocation sums.
 const MOST_COLS: usize = 16;
 
-/// Most tokens of programs whose positions are cut: up to so many, a token's bits do not depend on its neighbours.
+/// Most tokens of programs whose positions are split: up to this number, a token's bits do not
+/// depend on its neighbours.
 const FEW: usize = 16;
 
-/// Positions of a span: this, or more where a sequence would have more than [`MOST_SPANS`].
+/// Positions per span: this, or more if a sequence would have more than [`MOST_SPANS`].
 const SPAN: usize = 256;
 
 const MOST_SPANS: usize = 64;
@@ -68,7 +70,7 @@ const fn of(format: Format, store: &'static str, read: &'static str, piece: usiz
     CacheFormat { format, store, read, piece }
 }
 
-/// The entry of a format; the contract lets no other one through.
+/// The entry of a format; the contract allows no other format.
 fn cache_format(format: Format) -> &'static CacheFormat {
     let found = CACHE_FORMATS.iter().find(|entry| entry.format == format);
     found.unwrap_or(&CACHE_FORMATS[0])
@@ -97,7 +99,7 @@ fn row_words(desc: &TensorDesc) -> usize {
     (plain_stride(desc).unwrap_or_default() / 4) as usize
 }
 
-/// Spans of a sequence, and the positions of each.
+/// Number of spans of a sequence, and positions per span.
 fn spans(batch: &BatchShape, n_tokens: usize) -> (usize, usize) {
     let all = (batch.max_blocks * KV_BLOCK).max(1);
     if n_tokens > FEW {
@@ -107,7 +109,7 @@ fn spans(batch: &BatchShape, n_tokens: usize) -> (usize, usize) {
     (all.div_ceil(span), span)
 }
 
-/// Bytes of what the spans of all tokens end in.
+/// Bytes of the partial results of all spans of all tokens.
 fn parts_size(n_tokens: usize, n_head: usize, d_value: usize, batch: &BatchShape) -> u64 {
     (4 * n_tokens * n_head * spans(batch, n_tokens).0 * (d_value + 2)) as u64
 }
@@ -116,7 +118,7 @@ pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
     let d_value = op.y.n_cols / op.n_head;
     let most = MOST_COLS * facts.tuning.row as usize;
     if d_value > most {
-        return Plan::No(format!("heads of {d_value} values, {most} at most"));
+        return Plan::No(format!("heads have {d_value} values, at most {most} are supported"));
     }
     if let Some(reason) = refusal(&[("q", &op.q), ("y", &op.y)], &op.cache, facts) {
         return Plan::No(reason);
@@ -124,7 +126,7 @@ pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
     let workspace = Bytes(parts_size(op.q.n_rows, op.n_head, d_value, &op.batch.shape));
     if workspace.0 > facts.max_binding() {
         let limit = Bytes(facts.max_binding());
-        return Plan::No(format!("its scratch takes {workspace}, an op binds {limit}"));
+        return Plan::No(format!("its scratch takes {workspace}, but an op binds at most {limit}"));
     }
     Plan::Yes { workspace, slow: None }
 }
@@ -147,7 +149,8 @@ fn source(
         .set("ROW", row)
 }
 
-/// Heads of a workgroup where so many share keys: few different ones, for few pipelines.
+/// Heads per workgroup if `shared` heads share keys: few different numbers, to compile few
+/// pipelines.
 fn heads(shared: usize) -> usize {
     if shared >= HEADS { HEADS } else { shared.next_power_of_two().min(HEADS) }
 }

@@ -1,6 +1,6 @@
-//! Values in, values out; every invocation makes one.
+//! Elementwise ops; every invocation computes one value.
 
-use hal::op::{Add, CopyHeads, Gather, SoftCap};
+use hal::op::{Add, CopyHeads, GateActivation, Gather, Mul, SoftCap};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use crate::buffer::{Span, plain};
@@ -8,7 +8,7 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Yes, if one binding reaches all of every operand.
+/// `Yes` if one binding covers each operand.
 pub(super) fn bindable(operands: &[(&'static str, &TensorDesc)], facts: &Facts) -> Plan {
     let refusal = operands.iter().find_map(|(name, desc)| facts.unbindable(name, desc));
     refusal.map_or_else(Plan::yes, Plan::No)
@@ -26,7 +26,7 @@ pub(super) fn each_value(
     each_value_of(source, n, spans, &numbers, out)
 }
 
-/// [`each_value`] with numbers that are not all counts.
+/// [`each_value`] with parameters that are not all counts.
 pub(super) fn each_value_of(
     source: Source,
     n: usize,
@@ -53,6 +53,26 @@ pub(super) fn plan_add(op: &Add<TensorDesc>, facts: &Facts) -> Plan {
 pub(super) fn add(op: &Add<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let n = n_values(&op.x);
     each_value(Source::new("add"), n, &[plain(&op.a)?, plain(&op.x)?], &[n], out)
+}
+
+pub(super) fn plan_mul(op: &Mul<TensorDesc>, facts: &Facts) -> Plan {
+    bindable(&[("g", &op.g), ("x", &op.x)], facts)
+}
+
+pub(super) fn mul(op: &Mul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    // The codes of `gate` in `shaders/mul.wgsl`.
+    let activation = match op.activation {
+        GateActivation::None => 0,
+        GateActivation::Sigmoid => 1,
+        GateActivation::Silu => 2,
+        GateActivation::Softplus => 3,
+        GateActivation::Gelu => 4,
+    };
+    let (x, g) = (op.x.desc(), op.g.desc());
+    // Gate values per token.
+    let own = if g.n_rows == x.n_rows { g.n_cols } else { 0 };
+    let numbers = [n_values(&op.x), x.n_cols, x.n_cols / g.n_cols, own, activation];
+    each_value(Source::new("mul"), numbers[0], &[plain(&op.g)?, plain(&op.x)?], &numbers, out)
 }
 
 pub(super) fn plan_soft_cap(op: &SoftCap<TensorDesc>, facts: &Facts) -> Plan {

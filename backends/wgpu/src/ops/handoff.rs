@@ -1,4 +1,4 @@
-//! The two ends of a hand-off: what is copied to the host, and how its answer is added.
+//! The two ends of a hand-off: copies to the host, and the addition of its answer.
 
 use hal::op::{Merge, Post};
 use hal::{Operand, Result, Tensor};
@@ -8,22 +8,23 @@ use crate::lowering::Lowering;
 use crate::mailbox::WgpuMailbox;
 use crate::shader::Source;
 
-/// The copies that put a post into its mailbox.
+/// The copies of a post to its mailbox.
 #[derive(Debug)]
 pub(crate) struct PostCopies {
     pub(crate) mailbox: WgpuMailbox,
-    /// The mailbox's number in its program.
+    /// Index of the mailbox in its program.
     pub(crate) index: usize,
     /// Rows of x: the most tokens of this program.
     pub(crate) n_rows: usize,
     /// Words of membership per row of the list that is sent.
     pub(crate) row_words: Option<usize>,
-    /// From where, to which byte of the mailbox.
+    /// Source, and destination offset in the mailbox in bytes.
     copies: Vec<(Span, u64)>,
 }
 
-/// The first `sent` of `held` words of each row, put side by side: from which byte, to which, how many. All at once if
-/// nothing is left out, since a command for each neuron costs more than the rest of a step.
+/// Packs the first `sent` of `held` words of each row: source offset, destination offset, length
+/// in bytes. A single copy if no words are left out, since a copy command per neuron costs more
+/// than the rest of a step.
 fn pieces(n_rows: usize, held: usize, sent: usize) -> impl Iterator<Item = [u64; 3]> {
     let (n_rows, n) = if held == sent { (1, n_rows * sent) } else { (n_rows, sent) };
     (0..n_rows).map(move |row| [row * held, row * sent, n].map(|words| 4 * words as u64))
@@ -64,7 +65,7 @@ impl PostCopies {
     }
 }
 
-/// Adds an answer.
+/// Adds an answer to `y`.
 pub(crate) fn merge(
     op: &Merge<Tensor>,
     mailbox: &WgpuMailbox,
@@ -83,7 +84,8 @@ pub(crate) fn merge(
 mod tests {
     use super::pieces;
 
-    /// The engine's lists have as many words as their rung needs, its mailboxes as many as the longest.
+    /// The engine's lists have as many words as their program needs, its mailboxes as many as the
+    /// largest program.
     #[test]
     fn a_list_that_fits_its_mailbox_is_one_copy() {
         assert_eq!(pieces(14_336, 1, 1).collect::<Vec<_>>(), [[0, 0, 4 * 14_336]]);

@@ -1,4 +1,4 @@
-//! Each op as dispatches: what it asks for when it is planned, and what it becomes when it is compiled.
+//! Plans and lowers each op: its requirements, and its dispatches.
 
 mod attention;
 mod elementwise;
@@ -15,7 +15,7 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 pub(crate) use handoff::{PostCopies, merge};
 
-/// Whether a device of these facts runs this op.
+/// Whether a device with these facts can run this op.
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     let mut refusal = None;
     op.visit(&mut |operand, _, desc| {
@@ -33,6 +33,7 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
         Op::CopyHeads(op) => elementwise::plan_copy_heads(op, facts),
         Op::StoreKv(op) => attention::plan_store(op, facts),
         Op::Attention(op) => attention::plan(op, facts),
+        Op::Mul(op) => elementwise::plan_mul(op, facts),
         Op::SoftCap(op) => elementwise::plan_soft_cap(op, facts),
         Op::ShortConv(op) => recurrent::plan_short_conv(op, facts),
         Op::GatedDelta(op) => recurrent::plan_gated_delta(op, facts),
@@ -46,10 +47,10 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     }
 }
 
-/// The dispatches of an op that `plan` said yes to. `Post` and `Merge` are the program's business.
+/// The dispatches of an op that `plan` accepted. `Post` and `Merge` are handled by the program.
 ///
 /// # Errors
-/// What the driver refuses.
+/// Errors of the driver.
 pub(crate) fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
     match op {
         Op::Add(op) => elementwise::add(op, out),
@@ -60,6 +61,7 @@ pub(crate) fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
         Op::CopyHeads(op) => elementwise::copy_heads(op, out),
         Op::StoreKv(op) => attention::lower_store(op, out),
         Op::Attention(op) => attention::lower(op, out),
+        Op::Mul(op) => elementwise::mul(op, out),
         Op::SoftCap(op) => elementwise::soft_cap(op, out),
         Op::ShortConv(op) => recurrent::short_conv(op, out),
         Op::GatedDelta(op) => recurrent::gated_delta(op, out),
@@ -78,11 +80,11 @@ mod tests {
     use crate::shader::Source;
     use crate::translate::{sizes, translate};
 
-    /// Shaders of which there is one text only, up to the size of workgroups.
+    /// Shaders without variants other than the workgroup size.
     #[test]
     fn shaders_without_formats_translate() {
-        let names = ["add", "copy_heads", "copy_words", "gather", "gated_delta", "merge"];
-        let more = ["norm", "patch_word", "rope", "route", "soft_cap", "ssm_scan"];
+        let names = ["add", "copy_heads", "copy_words", "gather", "merge"];
+        let more = ["mul", "norm", "patch_word", "rope", "route", "soft_cap"];
         for [flat, row] in sizes() {
             for name in names.into_iter().chain(more).chain(["attention_merge"]) {
                 for shared in [false, true] {

@@ -23,10 +23,15 @@ pub(super) fn lower(op: &Norm<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
         out.maybe(op.bias.as_ref())?,
         plain(&op.y)?,
     ];
+    let kind = match op.kind {
+        NormKind::Rms => 0,
+        NormKind::Layer => 1,
+        NormKind::L2 => 2,
+    };
     let numbers = [
         n_runs as u32,
         op.width as u32,
-        u32::from(op.kind == NormKind::Layer),
+        kind,
         u32::from(op.weight.is_some()),
         u32::from(op.bias.is_some()),
         op.eps.to_bits(),

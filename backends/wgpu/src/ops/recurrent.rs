@@ -1,6 +1,7 @@
-//! Layers that carry a state: an invocation to what of it stands alone, token after token.
+//! Recurrent layers: an invocation for each independent part of the state, which processes token
+//! after token.
 
-use hal::op::{GatedDelta, ShortConv, SsmScan};
+use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use super::elementwise::{bindable, each_value, each_value_of};
@@ -9,12 +10,15 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
+/// Neighbours that share a column in `gated_delta`, or a channel in `ssm_scan`.
+const SHARED: usize = 8;
+
 /// Most taps that an invocation holds.
 const MOST_TAPS: usize = 32;
 
 pub(super) fn plan_short_conv(op: &ShortConv<TensorDesc>, facts: &Facts) -> Plan {
     if op.weight.n_cols > MOST_TAPS {
-        return Plan::No(format!("{} taps, {MOST_TAPS} at most", op.weight.n_cols));
+        return Plan::No(format!("{} taps, at most {MOST_TAPS} are supported", op.weight.n_cols));
     }
     bindable(&[("x", &op.x), ("weight", &op.weight), ("state", &op.state)], facts)
 }
@@ -48,11 +52,21 @@ pub(super) fn plan_gated_delta(op: &GatedDelta<TensorDesc>, facts: &Facts) -> Pl
     bindable(&[("q", &op.q), ("v", &op.v), ("state", &op.state)], facts)
 }
 
+/// An invocation has its rows of a column in registers, or in its own memory where a device has fewer.
+fn delta_source(d_k: usize) -> Source {
+    Source::new("gated_delta").set("SHARED", SHARED).set("ROWS", d_k.div_ceil(SHARED))
+}
+
 pub(super) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let shape = &op.batch.shape;
-    let (q, v) = (op.q.desc(), op.v.desc());
-    let (d_k, d_v) = (q.n_cols / op.n_head, v.n_cols / op.n_head);
-    let sizes = [shape.max_tokens, q.n_rows, op.n_head, d_k, d_v];
+    let q = op.q.desc();
+    let [d_k, d_v] = op.head_dims();
+    let [modulo, divisor] = match op.heads {
+        HeadMapping::Modulo => [op.n_head_k, 1],
+        HeadMapping::Grouped => [op.n_head_v, op.n_head_v / op.n_head_k],
+    };
+    let heads = [op.n_head_k, op.n_head_v, modulo, divisor];
+    let sizes = [&[shape.max_tokens, q.n_rows], &heads[..], &[d_k, d_v]].concat();
     let mut numbers: Vec<u32> = sizes.iter().map(|&n| n as u32).collect();
     numbers.push(op.scale.to_bits());
     let spans = [
@@ -61,16 +75,23 @@ pub(super) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
         plain(&op.v)?,
         plain(&op.decay)?,
         plain(&op.beta)?,
+        plain(&op.dt_bias)?,
+        plain(&op.a)?,
         plain(&op.batch.words)?,
         plain(&op.state)?,
         plain(&op.y)?,
     ];
-    let n = shape.max_seqs * op.n_head * d_v;
-    each_value_of(Source::new("gated_delta"), n, &spans, &numbers, out)
+    let flat = out.facts().tuning.flat as usize;
+    let n_groups = shape.max_seqs * op.n_head_v * d_v.div_ceil(flat / SHARED);
+    each_value_of(delta_source(d_k), n_groups * flat, &spans, &numbers, out)
 }
 
 pub(super) fn plan_ssm_scan(op: &SsmScan<TensorDesc>, facts: &Facts) -> Plan {
     bindable(&[("x", &op.x), ("b", &op.b), ("state", &op.state)], facts)
+}
+
+fn scan_source(d_state: usize) -> Source {
+    Source::new("ssm_scan").set("SHARED", SHARED).set("HELD", d_state.div_ceil(SHARED))
 }
 
 pub(super) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -90,13 +111,29 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
         plain(&op.state)?,
         plain(&op.y)?,
     ];
-    each_value(Source::new("ssm_scan"), shape.max_seqs * x.n_cols, &spans, &numbers, out)
+    let flat = out.facts().tuning.flat as usize;
+    let n_groups = shape.max_seqs * x.n_cols.div_ceil(flat / SHARED);
+    each_value(scan_source(d_state), n_groups * flat, &spans, &numbers, out)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::translate::{sizes, translate};
+
+    #[test]
+    fn states_of_any_size_translate() {
+        for n in [1, 64, 128, 200] {
+            for [flat, _] in sizes() {
+                for source in [delta_source(n), scan_source(n)] {
+                    for shared in [false, true] {
+                        let source = source.clone().set("FLAT", flat);
+                        translate(&source, shared).unwrap_or_else(|error| panic!("{n}: {error}"));
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn convolutions_of_any_width_translate() {

@@ -1,4 +1,4 @@
-//! Rotary positions.
+//! Rotary position embedding.
 
 use hal::op::{Pairing, Rope};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};

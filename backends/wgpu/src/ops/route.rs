@@ -1,4 +1,4 @@
-//! Mixture-of-experts routing: products, and a choice of the best.
+//! Mixture-of-experts routing: the router's products, then top-k.
 
 use hal::op::{Route, Scoring};
 use hal::{Bytes, Operand, Plan, Result, Tensor, TensorDesc};
@@ -10,17 +10,17 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Most groups that are compared with each other.
+/// Most groups that can be compared with each other.
 const MOST_GROUPS: usize = 4096;
 
-/// Where the products lie in the workspace: behind what their making takes.
+/// Offset of the products in the workspace, after the scratch memory of their computation.
 fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
     products_workspace(w, n_tokens).next_multiple_of(256)
 }
 
 pub(super) fn plan(op: &Route<TensorDesc>, facts: &Facts) -> Plan {
     if op.w.n_rows > MOST_GROUPS {
-        return Plan::No(format!("{} groups, {MOST_GROUPS} at most", op.w.n_rows));
+        return Plan::No(format!("{} groups, at most {MOST_GROUPS} are supported", op.w.n_rows));
     }
     if let Some(reason) = refuse_products(&op.w, op.x.n_rows, facts) {
         return Plan::No(reason);

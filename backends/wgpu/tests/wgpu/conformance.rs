@@ -1,4 +1,4 @@
-//! The suite of all backends, as far as there are shaders.
+//! The conformance suite, for all ops that have shaders.
 
 use hal::{Bytes, Device, DeviceId};
 use thermocline_wgpu::{Options, Tuning};
@@ -13,7 +13,7 @@ fn the_device_conforms() {
     assert_eq!(report.n_failed(), 0, "\n{report}");
 }
 
-/// Where sums are made by subgroups, the way without them is there for devices that lack them.
+/// The variant without subgroups, on a device that has them.
 #[test]
 fn a_device_without_subgroups_conforms() {
     let Some(backend) = open(&Options { no_subgroups: true, ..Options::default() }) else { return };
@@ -25,10 +25,11 @@ fn a_device_without_subgroups_conforms() {
     }
 }
 
-/// Matrices are cut by rows where an op can bind little; what cannot be cut is refused with the reason.
+/// Matrices are split by rows if an op can bind little; other operands are refused with the
+/// reason.
 #[test]
 fn a_device_that_binds_little_conforms() {
-    // Of rows of 96 bytes, 64 and not 67.
+    // Rows of 96 bytes: 64 of them fit, 67 do not.
     let options = Options { max_binding: Some(Bytes(7 << 10)), ..Options::default() };
     let Some(backend) = open(&options) else { return };
     let device = Device::new(backend, DeviceId(1), BUDGET);
@@ -51,7 +52,8 @@ fn a_device_that_binds_little_conforms() {
     assert!(passed.iter().any(|name| name == "MatMul/Q4_0/67x160/t1"), "{passed:?}");
 }
 
-/// With many tokens a submission is bounded: here almost every dispatch is one, and products are cut by rows.
+/// In prefill the work of a submission is bounded: here almost every dispatch is one, and products
+/// are split by rows.
 #[test]
 fn a_device_that_computes_little_at_once_conforms() {
     let options = Options { max_work: Some(100_000), ..Options::default() };
@@ -66,8 +68,8 @@ fn a_device_that_computes_little_at_once_conforms() {
     }
 }
 
-/// What cards of each maker get, on whatever device there is. The first constants are a software driver's own, with which
-/// the whole suite runs.
+/// Each vendor's tuning constants, on the available device. The first are those of a software
+/// driver, with which the whole suite runs.
 #[test]
 fn constants_of_every_maker_conform() {
     let parts = [
@@ -84,6 +86,9 @@ fn constants_of_every_maker_conform() {
         "Norm",
         "Route",
         "Program/",
+        "GatedDelta",
+        "SsmScan",
+        "Sequences",
     ];
     for tuning in Tuning::classes().into_iter().skip(1) {
         let options = Options { tuning: Some(tuning), ..Options::default() };

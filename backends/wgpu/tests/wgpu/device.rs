@@ -1,4 +1,4 @@
-//! Opening, memory, the loss of a device, compiled shaders that are kept.
+//! Opening, memory, loss of a device, and the cache of compiled shaders.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn what_is_booked_is_what_a_buffer_takes() {
     let held = device.ledger().used();
     assert!(
         held == backend.held() && held > Bytes(0),
-        "tables of formats are there from the beginning"
+        "tables of formats are allocated from the start"
     );
     let small = Device::new(backend, DeviceId(6), Bytes(100));
     assert!(matches!(small.alloc_f32("none left", 1, 1), Err(Error::OutOfMemory { .. })));
@@ -54,7 +54,7 @@ fn memory_is_told_or_said_to_be_unknown() {
     assert!(total.is_none_or(|total| total > Bytes(1 << 20) && free.is_none_or(|f| f <= total)));
 }
 
-/// Larger than any buffer: refused when it is planned or made, without a panic.
+/// A tensor larger than any buffer is refused when planned or allocated, without a panic.
 #[test]
 fn what_no_buffer_holds_is_refused() {
     let Some(backend) = open(&Options::default()) else { return };
@@ -68,7 +68,7 @@ fn what_no_buffer_holds_is_refused() {
     assert_eq!(device.ledger().used(), backend.held());
 }
 
-/// After the loss of a device every call gives the same error, and no wait stays.
+/// After the loss of a device every call gives the same error, and every wait ends.
 #[test]
 fn a_lost_device_says_so() {
     let Some(backend) = open(&Options::default()) else { return };
@@ -113,16 +113,16 @@ fn compiled_shaders_are_kept_where_the_driver_gives_them_out() {
     };
     let before = written();
     run();
-    assert_eq!(written(), before, "what is kept is used, so there is nothing to add");
+    assert_eq!(written(), before, "the cache is used, so nothing is added");
     for bytes in [&b"TCWGPU01 damaged"[..], b"", &[0; 4096]] {
         for file in files() {
-            // What is damaged is not believed.
+            // A damaged cache is not used.
             std::fs::write(&file, bytes).expect("a write");
         }
         run();
         let whole = |file: std::path::PathBuf| std::fs::read(file).is_ok_and(|file| file != bytes);
-        assert!(files().all(whole), "and written anew");
+        assert!(files().all(whole), "and written again");
     }
-    assert!(files().all(|file| file.extension().is_none()), "nothing temporary is left");
-    eprintln!("{} files are kept", files().count());
+    assert!(files().all(|file| file.extension().is_none()), "no temporary file is left");
+    eprintln!("{} files in the cache", files().count());
 }

@@ -1,4 +1,4 @@
-//! Tests on whatever device this machine has; the software driver will do.
+//! Tests on any device of this machine; the software driver is sufficient.
 
 mod conformance;
 mod device;

@@ -1,4 +1,4 @@
-//! What is given to a queue happens in that order, also behind a run that waits for its answer.
+//! Work given to a queue runs in order, also behind a run that waits for its answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use thermocline_wgpu::Options;
 use crate::support::{BUDGET, adding, device, open, read, row};
 
 const N: usize = 8;
-/// What the host takes for an answer that is timed.
+/// Time that the host takes for an answer in the timing test.
 const PAUSE: Duration = Duration::from_millis(400);
 
 fn batch(device: &Device, queue: &mut Queue) -> Batch<Tensor> {
@@ -33,7 +33,7 @@ fn hand_off(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor) -> Progr
     hand_offs(device, queue, a, x, 1)
 }
 
-/// That, `times` times.
+/// The same with `times` hand-offs.
 fn hand_offs(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor, times: usize) -> Program {
     let batch = batch(device, queue);
     let shape = MailboxShape { max_tokens: 1, n_in: N, n_weights: 0, n_out: N, max_rows: 0 };
@@ -53,8 +53,9 @@ fn hand_offs(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor, times: 
     recorder.finish().expect("a program")
 }
 
-/// A submission costs more than a dispatch: two for each layer whose neurons are on two sides, up to its post and up to
-/// its merge, and one after the last merge; one in all where nothing is handed over.
+/// A submission costs more than a dispatch. A split layer takes two, one up to its post and one up
+/// to its merge, and the program one more after the last merge; a program without hand-offs takes
+/// one.
 #[test]
 fn layers_take_two_submissions_each_or_one_in_all() {
     let Some(backend) = open(&Options::default()) else { return };
@@ -94,7 +95,7 @@ fn what_comes_behind_an_open_hand_off_waits_for_it() {
     queue.copy_rows(&x, &kept).expect("a copy");
     let staging = device.staging(hal::Bytes(4 * N as u64)).expect("staging");
     let reading = queue.download(&x, staging).expect("a copy");
-    assert!(!reading.is_done(), "nothing passes a run that waits");
+    assert!(!reading.is_done(), "no work overtakes a run that waits");
     let posted = first.next_post().expect("a post").expect("one").x.to_vec();
     assert_eq!(posted, [0.0; N]);
     first.answer(&[10.0; N]).expect("an answer");
@@ -120,12 +121,12 @@ fn a_run_that_is_given_up_lets_the_next_one_pass() {
     assert!(second.next_post().expect("a post").is_some());
     second.answer(&[10.0; N]).expect("an answer");
     second.wait().expect("the end");
-    // Of the first run only what came before its merge.
+    // Of the first run, only the ops before its merge have run.
     assert_eq!(read(&mut queue, &x, N), [13.0; N]);
     let unanswered = queue.replay(&split).expect("a run");
     assert_eq!(unanswered.wait(), Err(hal::Error::Cancelled));
-    queue.finish().expect("nothing is left behind");
-    // The mailbox is the device's again: the next post goes into it.
+    queue.finish().expect("no work is left in the queue");
+    // The mailbox belongs to the device again: the next post uses it.
     let mut last = queue.replay(&split).expect("a run");
     assert_eq!(last.next_post().expect("a post").expect("one").x, [14.0; N]);
     last.answer(&[10.0; N]).expect("an answer");
@@ -133,7 +134,8 @@ fn a_run_that_is_given_up_lets_the_next_one_pass() {
     assert_eq!(read(&mut queue, &x, N), [26.0; N]);
 }
 
-/// Runs on one mailbox that are given up at any moment, while another thread submits what waits behind them.
+/// Runs on one mailbox that are cancelled at arbitrary times, while another thread submits the
+/// work queued behind them.
 #[test]
 fn runs_that_are_given_up_leave_their_mailbox() {
     let Some(device) = device() else { return };
@@ -156,7 +158,7 @@ fn runs_that_are_given_up_leave_their_mailbox() {
     assert_eq!(read(&mut queue, &x, N), [1.0; N]);
 }
 
-/// Two threads, a queue each.
+/// Two threads with a queue each.
 #[test]
 fn queues_do_not_meet() {
     let Some(device) = device() else { return };
@@ -181,10 +183,12 @@ fn queues_do_not_meet() {
     });
 }
 
-/// The time that the host takes for its answer is nobody's: the device's parts are over before and begin after it.
+/// The time that the host takes for its answer is in no part: the device's parts end before it and
+/// begin after it.
 #[test]
 fn a_timed_run_tells_when_its_parts_ran() {
-    // A queue of its own: what other tests give to theirs may take as long as the host does here.
+    // A separate device, since other tests' work could delay its queue as long as the host does
+    // here.
     let Some(backend) = open(&Options::default()) else { return };
     let device = Device::new(backend, DeviceId(0), BUDGET);
     let report = conformance::run_matching(&device, "timed");
@@ -214,7 +218,7 @@ fn a_timed_run_tells_when_its_parts_ran() {
                 assert!(times.parts[0].begin >= began && times.parts[0].end <= posted + PAUSE / 2);
             }
             Clock::Noticed => assert_eq!(parts, [0..1, 1..2, 2..3]),
-            Clock::Host => panic!("the host does not run it"),
+            Clock::Host => panic!("the work runs on the device"),
         }
     }
 }

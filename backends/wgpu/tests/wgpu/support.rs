@@ -1,4 +1,5 @@
-//! The device that all tests of this crate share: a pipeline's first use is slow on a software driver.
+//! The device that all tests of this crate share, because compiling pipelines is slow on a
+//! software driver.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,18 +8,18 @@ use hal::op::Add;
 use hal::{Bytes, Device, DeviceId, Program, Queue, Tensor, TensorDesc};
 use thermocline_wgpu::{Adapter, Options, WgpuBackend, adapters};
 
-/// What a test may book.
+/// Memory budget of a test.
 pub(crate) const BUDGET: Bytes = Bytes(1 << 30);
 
-/// The device; `None`, with the reason printed, where there is none.
+/// The device; `None`, with the reason printed, if there is none.
 pub(crate) fn device() -> Option<Device> {
     static BACKEND: OnceLock<Option<Arc<WgpuBackend>>> = OnceLock::new();
     let backend = BACKEND.get_or_init(|| open(&Options::default())).clone()?;
     Some(Device::new(backend, DeviceId(0), BUDGET))
 }
 
-/// Opens the first device. Where there is none, that is a failure if `THERMOCLINE_REQUIRE_GPU` is set.
-#[allow(clippy::disallowed_methods, reason = "CI asks a test to fail, and has no other way")]
+/// Opens the first device. A missing device fails the test if `THERMOCLINE_REQUIRE_GPU` is set.
+#[allow(clippy::disallowed_methods, reason = "CI requests a failure through the environment")]
 pub(crate) fn open(options: &Options) -> Option<Arc<WgpuBackend>> {
     let found = adapters();
     let adapter: Option<&Adapter> = found.first();
@@ -41,7 +42,7 @@ pub(crate) fn row(device: &Device, queue: &mut Queue, values: &[f32]) -> Tensor 
     tensor
 }
 
-/// What a row holds.
+/// The values of a row.
 pub(crate) fn read(queue: &mut Queue, tensor: &Tensor, n: usize) -> Vec<f32> {
     let mut values = vec![0.0; n];
     queue.read_f32(tensor, &mut values).expect("a read");

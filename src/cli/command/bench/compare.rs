@@ -1,10 +1,10 @@
-//! Several backends and budgets side by side: that they are there, that they compute the same, and the picture of them.
+//! Compares several backends and budgets: checks that they are available and compute the same, and
+//! draws the comparison.
 
 use super::Combination;
 use super::facts::Facts;
 use super::plot::Plot;
 use crate::bench::{Difference, difference, rounding_bound};
-use crate::cli::command::engine::{Beside, Machine};
 use crate::cli::config::BenchOptions;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::write_file;
@@ -12,18 +12,21 @@ use crate::cli::terminal::Terminal;
 use crate::model::Model;
 use crate::placement::Placement;
 use hal::Bytes;
+use runtime::{Beside, Machine, Runtime};
 use std::collections::BTreeSet;
 
-/// Finds out what is missing before anything is measured.
+/// Checks the devices before anything is measured.
 ///
 /// # Errors
-/// [`Exit::BackendMissing`] for what was asked for by name and is not there.
+/// [`Exit::BackendMissing`] for a backend or device that was requested by name and is not
+/// available.
 pub(super) fn check_places(options: &BenchOptions, terminal: &Terminal) -> Result<(), Failure> {
     let Some(combination) = super::combinations(options).into_iter().next() else { return Ok(()) };
     if options.places.len() > 1 {
         let quiet = terminal.quiet();
         for place in 0..options.places.len() {
-            Machine::new(&Combination { place, ..combination }.model_options(options), &quiet)?;
+            let options = Combination { place, ..combination }.run_options(options);
+            Runtime::new(options, quiet.observer())?;
         }
     }
     Ok(())
@@ -33,7 +36,7 @@ pub(super) fn check_places(options: &BenchOptions, terminal: &Terminal) -> Resul
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) combination: Combination,
-    /// What it is called.
+    /// Its name in messages.
     pub(super) label: String,
     /// Its devices, by name.
     pub(super) devices: Vec<String>,
@@ -42,7 +45,8 @@ pub(super) struct Checked {
 }
 
 impl Checked {
-    /// Whether the same is computed in the same places, in steps of the same length, by as many threads.
+    /// Whether both compute the same in the same places, with the same step sizes and number of
+    /// threads.
     fn is_run_like(&self, other: &Checked) -> bool {
         let steps = |one: &Checked| {
             let Combination { threads, n_batch, n_ubatch, .. } = one.combination;
@@ -53,23 +57,24 @@ impl Checked {
     }
 }
 
-/// Devices by name, and how much of each may be used.
+/// Devices by name, and the memory limit of each.
 type Limits = Vec<(String, Bytes)>;
 
-/// What is known of the engines so far.
+/// The engines compared so far.
 #[derive(Debug)]
 pub(super) struct Comparison<'a> {
     options: &'a BenchOptions,
     pub(super) plot: Plot,
-    /// The first engine of a model for each pair of formats of the cache.
+    /// The first engine of a model for each pair of KV cache formats.
     first: Vec<Checked>,
-    /// Backends and what else differed, with the limits of their devices, that were measured of the model at hand.
+    /// Backends, other differing options and device limits that were already measured for the
+    /// current model.
     measured: BTreeSet<(Option<&'static str>, String, Limits)>,
-    /// The models, for the picture's title.
+    /// The models, for the title of the plot.
     titles: Vec<String>,
-    /// Engines that were compared with another.
+    /// Number of engines compared with another one.
     n_compared: usize,
-    /// What differs by more than it may.
+    /// Differences that exceed the bound.
     apart: Vec<String>,
 }
 
@@ -86,14 +91,14 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// What follows is another model.
+    /// Starts the next model.
     pub(super) fn next_model(&mut self) {
         self.first.clear();
         self.measured.clear();
     }
 
-    /// Whether this was measured already, which is said: budgets beyond a device's memory are the same limit. Without a
-    /// device, every budget of a backend is the same.
+    /// Whether this combination was measured already, which is reported: budgets beyond a device's
+    /// memory are the same limit. Without a device, every budget of a backend is the same.
     pub(super) fn is_the_same(
         &mut self,
         machine: &Machine,
@@ -109,21 +114,20 @@ impl<'a> Comparison<'a> {
         let is_new = self.measured.insert((place.backend, format!("{others:?}"), limits));
         if !is_new && !told.is_empty() {
             let told = told.join(", ");
-            terminal.note(&format!(
-                "a budget that comes to the same as one before ({told}) is left out"
-            ));
+            terminal
+                .note(&format!("skipping a budget that is equivalent to an earlier one ({told})"));
         }
         !is_new
     }
 
-    /// Takes down that a model is measured.
+    /// Records that a model is measured.
     pub(super) fn names(&mut self, facts: &Facts) {
         if !self.titles.contains(&facts.model_type) {
             self.titles.push(facts.model_type.clone());
         }
     }
 
-    /// A name for an engine that tells it from the others of this run.
+    /// A name that distinguishes an engine from the others of this run.
     pub(super) fn label(&self, facts: &Facts) -> String {
         let mut label = facts.backends();
         if facts.devices.names.is_empty() && !facts.devices.empty.is_empty() {
@@ -147,7 +151,7 @@ impl<'a> Comparison<'a> {
         label
     }
 
-    /// Compares the logits of an engine with those of the first one, and says what came out.
+    /// Compares the logits of an engine with those of the first one, and reports the result.
     pub(super) fn logits(
         &mut self,
         checked: Checked,
@@ -163,7 +167,7 @@ impl<'a> Comparison<'a> {
         let (label, expected) = (&checked.label, &first.logits);
         if first.is_run_like(&checked) {
             terminal.note(&format!(
-                "{label} and {} have everything in the same places, so there is nothing to compare",
+                "{label} and {} have the same placement, so there is nothing to compare",
                 first.label
             ));
             return None;
@@ -183,14 +187,14 @@ impl<'a> Comparison<'a> {
         Some(largest)
     }
 
-    /// Draws the picture.
+    /// Writes the plot.
     ///
     /// # Errors
-    /// Where it cannot be written; logits that differ by more than rounding explains.
+    /// The plot cannot be written; logits differ by more than rounding explains.
     pub(super) fn finish(&self, terminal: &Terminal) -> Result<(), Failure> {
         if let Some(path) = &self.options.plot {
             write_file(path, &self.plot.picture(&self.titles.join("; ")))?;
-            terminal.note(&format!("the picture is in '{}'", path.display()));
+            terminal.note(&format!("the plot is in '{}'", path.display()));
         }
         match &self.apart[..] {
             [] if self.options.check && self.n_compared == 0 => {
@@ -202,7 +206,7 @@ impl<'a> Comparison<'a> {
                 let mut failure = Failure::new(Exit::Failed, first.clone());
                 failure.causes = self.apart[1..].to_vec();
                 Err(failure.help(
-                    "that is more than rounding explains: one of them computes something else",
+                    "that is more than rounding explains: one of them computes wrong results",
                 ))
             }
         }

@@ -1,28 +1,26 @@
-//! What is the same for all tests on a loaded engine.
+//! Facts that are the same for all tests on a loaded engine.
 
 use super::Combination;
 use crate::bench::Traffic;
-use crate::cli::command::engine::Machine;
 use crate::cli::config::BenchOptions;
-use crate::cli::config::device::DeviceOptions;
-use crate::cli::config::processor::Processor;
 use crate::engine::Engine;
 use crate::model::Model;
 use crate::placement::CPU;
 use hal::{Bytes, Device};
+use runtime::{DeviceOptions, Machine, Processor};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A model, loaded in one way on this machine.
+/// A model, loaded in one configuration.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
-    /// What the CPU's driver calls it.
+    /// The CPU's name according to its driver.
     pub(super) cpu_info: String,
     /// Path of the file, or the name of a model without one.
     pub(super) model_filename: String,
-    /// Architecture, size, format; `synthetic` if it is.
+    /// Architecture, size and format; begins with `synthetic` for a synthetic model.
     pub(super) model_type: String,
-    /// Random weights with planted activity.
+    /// Whether the weights are random with planted activity.
     pub(super) synthetic: bool,
     /// Bytes of all tensors.
     pub(super) model_size: u64,
@@ -32,58 +30,58 @@ pub(super) struct Facts {
     pub(super) n_batch: u32,
     /// Physical batch size.
     pub(super) n_ubatch: u32,
-    /// Threads at work.
+    /// Number of threads.
     pub(super) n_threads: usize,
-    /// How the CPU is used.
+    /// Settings of the CPU's threads and memory.
     pub(super) processor: Processor,
     /// Formats of keys and values.
     pub(super) type_k: &'static str,
     pub(super) type_v: &'static str,
-    /// The file is mapped.
+    /// Whether the file is memory-mapped.
     pub(super) mmap: bool,
     /// `predicted`, `exact`, `balanced`, `fast`, an error or `off`.
     pub(super) sparsity: String,
     /// Neurons are skipped.
     pub(super) sparse: bool,
-    /// What chooses some of them: `file` or `learnt`.
+    /// The source of the predictor, as printed in the report: from the model file, or trained.
     pub(super) predictor: Option<&'static str>,
-    /// Where the text came from.
+    /// Source of the prompt text.
     pub(super) prompt_file: Option<String>,
     /// Bytes read per token.
     pub(super) traffic: Traffic,
-    /// GB/s that as many threads read from memory.
+    /// Memory bandwidth measured with this number of threads, in GB/s.
     pub(super) bandwidth: Option<f64>,
-    /// From an open file to an engine that can step.
+    /// Time from opening the file to an engine that can step.
     pub(super) load: Duration,
-    /// Devices beside the CPU.
+    /// Devices besides the CPU.
     pub(super) devices: DeviceFacts,
-    /// How far its logits are from those of the first engine, if that was asked for.
+    /// Difference of its logits from those of the first engine, if requested.
     pub(super) difference: Option<f64>,
 }
 
-/// What is on devices beside the CPU, all together.
+/// Totals over all devices besides the CPU.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DeviceFacts {
-    /// What their drivers call them.
+    /// Their descriptions according to their drivers.
     pub(super) descriptions: Vec<String>,
     /// Their names.
     pub(super) names: Vec<String>,
-    /// Those that could be used and nothing is on.
+    /// Devices that were available and unused.
     pub(super) empty: Vec<String>,
-    /// What may be used of all of them together, the drivers' part included, whether or not something is there; `None`
-    /// without a limit.
+    /// Memory budget of all of them together, including the drivers' reserve, whether used or not;
+    /// `None` without a limit.
     pub(super) budget: Option<Bytes>,
-    /// The same of each, for people.
+    /// The budget of each, as text.
     pub(super) budgets: Option<String>,
-    /// The most that was booked at once, by device, and what is left to its driver.
+    /// Peak memory per device, including the driver's reserve.
     pub(super) used: Vec<Bytes>,
-    /// Layers there, whole or split.
+    /// Layers on devices, whole or split.
     pub(super) n_layers: usize,
-    /// The expected share of the neurons that a token uses which are there.
+    /// Expected share of the active neurons that are on devices.
     pub(super) hot_fraction: Option<f64>,
-    /// The one that was asked for by its number.
+    /// The device requested by its number.
     pub(super) main: usize,
-    /// Keys and values stay on the CPU.
+    /// Whether keys and values stay on the CPU.
     pub(super) cache_on_cpu: bool,
 }
 
@@ -118,18 +116,18 @@ impl DeviceFacts {
 }
 
 impl Facts {
-    /// `CPU`, and the devices beside it that something is on.
+    /// `CPU`, and the other devices in use.
     pub(super) fn backends(&self) -> String {
         [&["CPU".to_owned()][..], &self.devices.names[..]].concat().join(",")
     }
 
-    /// What is on each device, `ram` being what is in memory for the CPU.
+    /// Memory per device; `ram` is the CPU's.
     pub(super) fn device_bytes(&self, ram: Bytes) -> Vec<(&str, Bytes)> {
         let others = self.devices.names.iter().map(String::as_str).zip(self.devices.used.clone());
         [("CPU", ram)].into_iter().chain(others).collect()
     }
 
-    /// Those devices, llama-bench's way.
+    /// The devices in use, in llama-bench's form.
     pub(super) fn device_names(&self) -> String {
         match &self.devices.names[..] {
             [] => "none".to_owned(),
@@ -137,7 +135,7 @@ impl Facts {
         }
     }
 
-    /// What they are reached by: `cpu` where there is none.
+    /// The APIs that reach them; `cpu` without other devices.
     pub(super) fn backend_api(&self) -> String {
         let mut backends: Vec<&str> =
             self.devices.names.iter().map(|name| crate::devices::backend_of(name)).collect();
@@ -145,14 +143,14 @@ impl Facts {
         if backends.is_empty() { "cpu".to_owned() } else { backends.join(",") }
     }
 
-    /// What the engine and the options tell; what was measured is still missing.
+    /// Facts from the engine and the options; the measured ones are still missing.
     pub(super) fn new(
         engine: &Engine,
         machine: &Machine,
         options: &BenchOptions,
         combination: Combination,
     ) -> Self {
-        use crate::cli::config::model::Sparsity;
+        use runtime::Sparsity;
         let model = engine.model();
         let name = model.file.metadata().str("general.name").ok().flatten().unwrap_or("");
         let synthetic = name.starts_with("synthetic ");
@@ -183,7 +181,7 @@ impl Facts {
             },
             sparse: engine.is_sparse(),
             predictor: engine.predicts().then_some(match options.computation.sparsity {
-                Sparsity::Balanced | Sparsity::Fast | Sparsity::Within(_) => "learnt",
+                Sparsity::Balanced | Sparsity::Fast | Sparsity::Within(_) => "trained",
                 Sparsity::Predicted | Sparsity::Exact | Sparsity::Off => "file",
             }),
             prompt_file: options.prompt.as_ref().map(|(path, _)| path.display().to_string()),
@@ -205,7 +203,7 @@ fn tensors(model: &Model) -> impl Iterator<Item = (&'static str, u64, u64)> {
     })
 }
 
-/// `llama 1.10B Q4_0`: the format is that of most bytes.
+/// Such as `llama 1.10B Q4_0`: the format that most bytes have.
 fn model_type(model: &Model, synthetic: bool) -> String {
     let mut by_format = BTreeMap::new();
     let mut n_params = 0;

@@ -1,9 +1,10 @@
-//! The table for people: llama-bench's columns, those that say more than the default, and ours.
+//! The table for people: llama-bench's columns, parameters that differ from the default, and our
+//! columns.
 
 use super::row::Row;
 use crate::cli::config::BenchOptions;
-use crate::cli::config::device::DeviceOptions;
-use crate::cli::config::model::{CacheType, Sparsity};
+use crate::cli::config::model::CacheType;
+use runtime::{DeviceOptions, Sparsity};
 use std::num::NonZeroU32;
 
 /// A column.
@@ -28,7 +29,7 @@ const fn right(title: &'static str, width: usize, value: fn(&Row<'_>) -> String)
 }
 
 impl Columns {
-    /// Parameters have a column where they differ from the default or take several values.
+    /// Parameters get a column if they differ from the default or take several values.
     pub(super) fn new(options: &BenchOptions) -> Columns {
         fn is_default<T: PartialEq>(values: &[T], default: &T) -> bool {
             values.iter().all(|value| value == default)
@@ -85,6 +86,11 @@ impl Columns {
                 let (mean, deviation) = row.rate();
                 format!("{mean:.2} ± {deviation:.2}")
             }),
+        ]);
+        if options.n_parallel.iter().any(|n| n.get() > 1) {
+            columns.push(right("t/s each", 9, |row| format!("{:.2}", row.rate_each())));
+        }
+        columns.extend([
             right("density", 8, |row| percent(Some(row.measured.density()))),
             right("MB/token", 9, |row| {
                 row.bytes_per_token().map_or_else(String::new, |b| format!("{:.1}", b / 1e6))
@@ -110,7 +116,7 @@ impl Columns {
     }
 }
 
-/// What the comparison of backends and budgets is about.
+/// Columns that compare backends and budgets.
 fn device_columns(check: bool) -> Vec<Column> {
     let mut columns = vec![
         right("budget", 10, |row| row.facts.devices.budgets.clone().unwrap_or_default()),

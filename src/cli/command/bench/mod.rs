@@ -1,4 +1,4 @@
-//! `thermocline bench`: every combination of what was asked for, a row for each test.
+//! `thermocline bench`: measures every combination of the requested values, one row per test.
 
 mod compare;
 mod facts;
@@ -7,12 +7,12 @@ mod plot;
 mod report;
 mod row;
 
-use super::engine::{self, Machine, Trace};
-use super::model_file;
+use super::trace::Trace;
 use crate::bench::{self, Settings, Test, Text};
 use crate::cli::config::BenchOptions;
 use crate::cli::config::bench::{Subject, Synthetic};
-use crate::cli::config::model::{CacheType, Computation, ContextSize, ModelOptions};
+use crate::cli::config::model::CacheType;
+
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
@@ -20,20 +20,21 @@ use crate::devices;
 use crate::engine::{Engine, EngineOptions};
 use compare::{Checked, Comparison};
 use facts::Facts;
-use hal::Bytes;
+use hal::{Bytes, KvCache};
 use report::Report;
 use row::Row;
+use runtime::{Computation, ContextSize, Opened, Options, Runtime};
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Two probes of the bandwidth that differ by more than this tell of a machine that is busy elsewhere.
+/// Two measurements of the bandwidth that differ by more than this mean that the machine is busy.
 const STEADY: f64 = 0.05;
 
 /// Measures speed and reports each test as it ends.
 ///
 /// # Errors
-/// A model that cannot be loaded, or does not fit; Ctrl-C; where standard output cannot be written.
+/// A model that cannot be loaded or does not fit; Ctrl-C; standard output cannot be written.
 pub(crate) fn run(options: &BenchOptions, terminal: &Terminal) -> Result<(), Failure> {
     compare::check_places(options, terminal)?;
     let trace = Trace::open(options.trace.as_deref())?;
@@ -52,7 +53,7 @@ pub(crate) fn run(options: &BenchOptions, terminal: &Terminal) -> Result<(), Fai
     if done.is_ok() {
         bench.probe_again();
     }
-    // What was measured is a whole document, whatever ended it.
+    // The report is a complete document however the run ended.
     let finished = bench.report.finish().and(done);
     let finished = finished.and_then(|()| bench.comparison.finish(terminal));
     let traced = trace.finish(terminal);
@@ -66,16 +67,24 @@ fn tests(options: &BenchOptions) -> Vec<Test> {
         let prompts = options.n_prompt.iter().map(|&n| (n, 0));
         let generations = options.n_gen.iter().map(|&n| (0, n));
         let all = prompts.chain(generations).chain(options.pg.iter().copied());
-        tests.extend(all.filter(|pair| *pair != (0, 0)).map(|(n_prompt, n_gen)| Test {
-            n_prompt: n_prompt as usize,
-            n_gen: n_gen as usize,
-            n_depth: n_depth as usize,
-        }));
+        for (n_prompt, n_gen) in all.filter(|pair| *pair != (0, 0)) {
+            let test = |n_seq: u32| Test {
+                n_prompt: n_prompt as usize,
+                n_gen: n_gen as usize,
+                n_depth: n_depth as usize,
+                n_seq: n_seq as usize,
+            };
+            match n_gen {
+                // A prompt alone fills its steps, so several sequences do not matter.
+                0 => tests.push(test(1)),
+                _ => tests.extend(options.n_parallel.iter().map(|n| test(n.get()))),
+            }
+        }
     }
     tests
 }
 
-/// One combination of the lists that belong to an engine.
+/// One combination of the options that an engine is loaded with.
 #[derive(Clone, Copy, Debug)]
 struct Combination {
     /// Index of the devices.
@@ -112,17 +121,14 @@ fn combinations(options: &BenchOptions) -> Vec<Combination> {
 }
 
 impl Combination {
-    fn model_options(self, options: &BenchOptions) -> ModelOptions {
+    fn run_options(self, options: &BenchOptions) -> Options {
         let devices = options.places[self.place].clone();
-        ModelOptions {
-            path: None,
+        Options {
             n_ctx: None,
-            n_batch: self.n_batch,
             n_ubatch: self.n_ubatch.min(self.n_batch),
             threads: self.threads,
             threads_batch: self.threads,
-            type_k: self.type_k,
-            type_v: self.type_v,
+            kv_formats: KvCache { k: self.type_k.format(), v: self.type_v.format() },
             computation: Computation { devices, ..options.computation.clone() },
         }
     }
@@ -136,7 +142,7 @@ struct Bench<'a> {
     interrupt: Interrupt,
     tests: Vec<Test>,
     report: Report,
-    /// GB/s by number of threads, as measured before the first test with so many.
+    /// GB/s by number of threads, measured before the first test with that number.
     bandwidths: BTreeMap<usize, Option<f64>>,
     n_begun: usize,
 }
@@ -156,11 +162,9 @@ impl Bench<'_> {
                 if self.tests.is_empty() {
                     return Ok(());
                 }
-                engine::check_room(spec.size().map_err(|e| cannot_make(&e))?)?;
+                runtime::check_room(spec.size().map_err(|e| cannot_make(&e))?)?;
                 let file = spec.build(&mut |_, _| {}).map_err(|e| cannot_make(&e))?;
-                let tokenizer = model_file::tokenizer(&file)?;
-                let model = engine::understand(file, &self.options.computation)?;
-                return self.model(&engine::Opened { model, tokenizer });
+                return self.model(&Opened::from_file(file, &self.options.computation)?);
             }
         };
         if self.tests.is_empty() {
@@ -168,11 +172,13 @@ impl Bench<'_> {
         }
         let cpu = devices::cpu(Some(1));
         let computation = &self.options.computation;
-        let opened = engine::open(path.map(AsRef::as_ref), computation, &cpu, self.terminal)?;
+        let observer = self.terminal.observer();
+        let path = path.map(AsRef::as_ref);
+        let opened = Opened::open(path, computation, &cpu, observer.as_ref())?;
         self.model(&opened)
     }
 
-    fn model(&mut self, opened: &engine::Opened) -> Result<(), Failure> {
+    fn model(&mut self, opened: &Opened) -> Result<(), Failure> {
         let text = self.options.prompt.as_ref().map_or(bench::STORY, |(_, text)| text);
         let text = Text::new(text, &opened.tokenizer)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the prompt").caused_by(&e))?;
@@ -182,42 +188,44 @@ impl Bench<'_> {
             .try_for_each(|combination| self.combination(opened, &text, combination))
     }
 
-    /// Loads the model in one way and does all tests on it.
+    /// Loads the model in one configuration and runs all tests on it.
     fn combination(
         &mut self,
-        opened: &engine::Opened,
+        opened: &Opened,
         text: &Text,
         combination: Combination,
     ) -> Result<(), Failure> {
-        let model_options = combination.model_options(self.options);
-        let n_ctx = self.tests.iter().map(Test::n_ctx).max().unwrap_or(0);
+        let options = combination.run_options(self.options);
+        let runtime = Runtime::new(options, self.terminal.observer())?;
+        let machine = runtime.machine();
+        let most = |of: fn(&Test) -> usize| self.tests.iter().map(of).max().unwrap_or(0);
+        let (n_seq, n_total, n_text) =
+            (most(|test| test.n_seq), most(Test::n_ctx), most(Test::n_text));
+        let n_ctx = most(Test::n_tokens);
         let n_ctx = u32::try_from(n_ctx).ok().and_then(NonZeroU32::new).ok_or_else(|| {
             Failure::usage(format!("a test of {n_ctx} tokens is longer than any context"))
         })?;
         let wanted = Some(ContextSize::Tokens(n_ctx));
-        let n_ctx = engine::fixed_context(wanted, &opened.model, self.terminal);
-        let machine = Machine::new(&model_options, self.terminal)?;
-        if self.comparison.is_the_same(&machine, combination, self.terminal) {
+        let n_ctx = runtime.fixed_context(wanted, &opened.model).max(n_total);
+        if self.comparison.is_the_same(machine, combination, self.terminal) {
             return Ok(());
         }
         let n_threads = machine.n_threads;
-        let computation = &model_options.computation;
-        let placing = machine.placing(&opened.model, computation, self.terminal);
-        let settings = EngineOptions { placing, ..engine::settings(&model_options, n_ctx) };
+        let placing = runtime.placing(&opened.model);
+        let settings = EngineOptions { placing, n_seq, ..runtime.settings(n_ctx) };
         let free = machine.cpu.memory().ok().and_then(|memory| memory.free);
         let bandwidth = *self
             .bandwidths
             .entry(n_threads)
             .or_insert_with(|| bench::read_bandwidth(n_threads, bench::probe_size(free)));
         let begin = Instant::now();
-        let mut engine =
-            engine::load(&opened.model, settings, computation, &machine, self.terminal)?;
+        let mut engine = runtime.load(&opened.model, settings)?;
         let load = begin.elapsed();
-        let facts = Facts::new(&engine, &machine, self.options, combination);
+        let facts = Facts::new(&engine, machine, self.options, combination);
         let mut facts = Facts { n_threads, bandwidth, load, ..facts };
         let n_vocab = opened.model.n_vocab();
         let text = text
-            .first(n_ctx, n_vocab)
+            .first(n_ctx.max(n_text), n_vocab)
             .ok_or_else(|| Failure::usage("the prompt has no tokens of this model's vocabulary"))?;
         let label = self.comparison.label(&facts);
         self.comparison.names(&facts);
@@ -270,7 +278,8 @@ impl Bench<'_> {
         self.report.row(&row)
     }
 
-    /// What `--check` feeds every engine: the longest step of any of them, so that the same positions are compared.
+    /// The text that `--check` feeds to every engine: as long as the longest step of any engine,
+    /// so that the same positions are compared.
     fn compared<'t>(&self, text: &'t [u32]) -> &'t [u32] {
         let steps = combinations(self.options).into_iter();
         let longest = steps.map(|one| one.n_ubatch.min(one.n_batch).get() as usize).max();
@@ -295,7 +304,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Probes the bandwidth once more: rates beside a busy neighbour mean little.
+    /// Measures the bandwidth again: rates measured on a busy machine mean little.
     fn probe_again(&self) {
         for (&n_threads, before) in &self.bandwidths {
             let free = devices::cpu(Some(1)).memory().ok().and_then(|memory| memory.free);
@@ -315,7 +324,7 @@ impl Bench<'_> {
     }
 }
 
-/// What the CPU holds of the model, as `plan` tells it.
+/// The CPU's memory for the model, as in `plan`.
 fn ram_used(engine: &Engine) -> Bytes {
     let (model, devices) = (engine.model(), engine.devices());
     crate::engine::host_bytes(model, devices, engine.options(), engine.placement()).all.total()

@@ -1,23 +1,23 @@
-//! The comparison as a picture: a panel for each test, with a bar for each way to run; then the time to the first token,
-//! who waited, and what is where.
+//! The comparison as a plot: a panel for each test with a bar for each configuration, then the
+//! time to the first token, the waiting times and the memory by device.
 
 use super::facts::Facts;
 use super::row::Row;
 use crate::cli::svg::{Picture, TEXT, TITLE, color, fitted, width_of};
 
 const WIDE: f64 = 420.0;
-/// The most that labels and values take beside the bars.
+/// Maximum width of labels and values beside the bars.
 const BESIDE: f64 = 480.0;
 const SPACE: f64 = 8.0;
 const ROW: f64 = 16.0;
 const GAP: f64 = 5.0;
-/// Around a panel.
+/// Space around a panel.
 const HEAD: f64 = 34.0;
 /// Title and legend.
 const TOP: f64 = 56.0;
 const GRAY: &str = "#b8b8b8";
 
-/// One bar, of several pieces beside one another.
+/// One bar, made of several segments.
 #[derive(Clone, Debug)]
 struct Bar {
     label: String,
@@ -31,10 +31,10 @@ struct Panel {
     bars: Vec<Bar>,
 }
 
-/// What is drawn in the end.
+/// The data of the plot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plot {
-    /// Devices beside the CPU by name, in the order of their colours.
+    /// Devices besides the CPU by name, in the order of their colours.
     devices: Vec<String>,
     tests: Vec<Panel>,
     first: Vec<Bar>,
@@ -47,7 +47,7 @@ fn bar(label: &str, pieces: Vec<(f64, &'static str)>, value: String) -> Bar {
 }
 
 impl Plot {
-    /// The number of a device's colour, the same in all bars; 0 is the CPU's.
+    /// Index of a device's colour, the same in all bars; 0 is the CPU's.
     fn number(&mut self, name: &str) -> usize {
         let at = self.devices.iter().position(|other| other == name).unwrap_or_else(|| {
             self.devices.push(name.to_owned());
@@ -56,16 +56,16 @@ impl Plot {
         at + 1
     }
 
-    /// Adds a test of the engine that is called `label`.
+    /// Adds a test of the engine `label`.
     pub(super) fn add(&mut self, label: &str, row: &Row<'_>) {
         let test = row.test.to_string();
-        let title = format!("{test}: tokens a second");
+        let title = format!("{test}: tokens per second");
         let at = self.tests.iter().position(|panel| panel.title == title).unwrap_or_else(|| {
             self.tests.push(Panel { title, bars: Vec::new() });
             self.tests.len() - 1
         });
         let (mean, deviation) = row.rate();
-        // Of several devices, the first.
+        // With several devices, the first one.
         let device = row.facts.devices.names.first().map_or(0, |name| self.number(name));
         let value = format!("{mean:.2} ± {deviation:.2}");
         self.tests[at].bars.push(bar(label, vec![(mean, color(device))], value));
@@ -83,7 +83,7 @@ impl Plot {
         }
     }
 
-    /// Adds what the engine that is called `label` takes.
+    /// Adds the memory of the engine `label`.
     pub(super) fn engine(&mut self, label: &str, facts: &Facts, ram: hal::Bytes) {
         let bytes = facts.device_bytes(ram);
         let pieces = bytes.iter().enumerate().map(|(i, (name, bytes))| {
@@ -95,13 +95,13 @@ impl Plot {
         self.memory.push(bar(label, pieces, texts.join(", ")));
     }
 
-    /// The whole picture.
+    /// The complete plot.
     pub(super) fn picture(&self, title: &str) -> String {
         let panel =
             |title: &str, bars: &[Bar]| Panel { title: title.to_owned(), bars: bars.to_vec() };
         let mut panels = self.tests.clone();
         panels.push(panel("time to the first token", &self.first));
-        panels.push(panel("waited for the other side, share of the time", &self.waits));
+        panels.push(panel("share of the time spent waiting for the other side", &self.waits));
         panels.push(panel("memory by device", &self.memory));
         panels.retain(|panel| !panel.bars.is_empty());
         let high = |panel: &Panel| HEAD + panel.bars.len() as f64 * (ROW + GAP);
@@ -124,7 +124,7 @@ impl Plot {
         out.finish()
     }
 
-    /// Which colour is which device's.
+    /// The legend of the devices' colours.
     fn legend(&self, out: &mut Picture) {
         let mut x = 12.0;
         let names = ["CPU"].into_iter().chain(self.devices.iter().map(String::as_str));

@@ -1,4 +1,4 @@
-//! llama-bench's five formats, a row at a time.
+//! llama-bench's five formats, one row at a time.
 
 use super::markdown::Columns;
 use super::row::{BUILD, Row, Value};
@@ -8,7 +8,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 use std::io::Write;
 
-/// Rows on standard output and, if asked for, on standard error.
+/// Rows on standard output and, if requested, on standard error.
 #[derive(Debug)]
 pub(super) struct Report {
     stdout: Printer,
@@ -29,11 +29,11 @@ impl Report {
     /// Adds a test.
     ///
     /// # Errors
-    /// Where standard output cannot be written.
+    /// Standard output cannot be written.
     pub(super) fn row(&mut self, row: &Row<'_>) -> Result<(), Failure> {
         let text = self.stdout.row(row);
         if let Some(printer) = &mut self.stderr {
-            // Nobody is left to tell when standard error itself is closed.
+            // A closed standard error leaves no way to report it.
             let _ = std::io::stderr().write_all(printer.row(row).as_bytes());
         }
         self.output.write(text)?;
@@ -43,7 +43,7 @@ impl Report {
     /// Ends the document.
     ///
     /// # Errors
-    /// Where standard output cannot be written.
+    /// Standard output cannot be written.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
         if let Some(printer) = &self.stderr {
             let _ = std::io::stderr().write_all(printer.end().as_bytes());
@@ -106,7 +106,7 @@ impl Printer {
     }
 }
 
-/// The table's name in today's llama-bench.
+/// The table's name in current versions of llama-bench.
 const TABLE: &str = "llama_bench";
 
 /// All fields, then the samples.
@@ -127,7 +127,7 @@ fn json(value: &Value) -> serde_json::Value {
     }
 }
 
-/// The bare value; nothing for what is absent.
+/// The bare value; `None` if it is absent.
 fn plain(value: &Value) -> Option<String> {
     match value {
         Value::Text(text) => text.clone(),

@@ -2,10 +2,11 @@
 
 use super::facts::Facts;
 use crate::bench::{Measured, Test, mean, standard_deviation};
+use crate::cli::config::processor::mask;
 use hal::Bytes;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A value of a known type, absent where it means nothing.
+/// A typed value, absent where it does not apply.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     Text(Option<String>),
@@ -20,9 +21,9 @@ pub(super) struct Row<'a> {
     pub(super) facts: &'a Facts,
     pub(super) test: Test,
     pub(super) measured: Measured,
-    /// When it began.
+    /// When it started.
     pub(super) time: SystemTime,
-    /// What the CPU holds of the model: what is allocated, and what is read of the file where it lies.
+    /// The CPU's memory for the model: allocations, and what is read in place from the file.
     pub(super) ram_used: Bytes,
 }
 
@@ -32,39 +33,45 @@ impl Row<'_> {
         self.measured.runs.iter().map(|run| nanoseconds(*run)).collect()
     }
 
-    /// Tokens a second of each run.
+    /// Tokens per second of each run.
     pub(super) fn samples_ts(&self) -> Vec<f64> {
         let n = self.test.n_timed() as f64;
-        // No run takes no time; a clock may still say so.
+        // Durations are positive, but the clock may report 0.
         self.measured.runs.iter().map(|run| n / run.as_secs_f64().max(1e-9)).collect()
     }
 
-    /// Mean and standard deviation of the tokens a second.
+    /// Mean and standard deviation of the tokens per second.
     pub(super) fn rate(&self) -> (f64, f64) {
         let samples = self.samples_ts();
         (mean(&samples), standard_deviation(&samples))
     }
 
-    /// Bytes read per token; only where tokens come one by one, so that nothing is read for several.
+    /// Mean tokens per second of each sequence.
+    pub(super) fn rate_each(&self) -> f64 {
+        self.rate().0 / self.test.n_seq.max(1) as f64
+    }
+
+    /// Bytes read per token; only where tokens are decoded one by one, so that no read serves
+    /// several tokens.
     pub(super) fn bytes_per_token(&self) -> Option<f64> {
         let Measured { neurons, .. } = &self.measured;
         let gates = neurons.gates / neurons.neurons;
-        (self.test.n_prompt == 0)
+        (self.test.n_prompt == 0 && self.test.n_seq == 1)
             .then(|| self.facts.traffic.bytes_per_token(self.measured.density(), gates, self.test))
     }
 
-    /// Share of the measured bandwidth that these bytes take.
+    /// These bytes as a share of the measured bandwidth.
     pub(super) fn bandwidth_share(&self) -> Option<f64> {
         Some(self.bytes_per_token()? * self.rate().0 / (self.facts.bandwidth? * 1e9))
     }
 
-    /// The share of the active neurons that were not on the CPU, where any could be.
+    /// Share of the active neurons that were not on the CPU, if any neurons are elsewhere.
     pub(super) fn off_cpu(&self) -> Option<f64> {
         let Measured { neurons, .. } = &self.measured;
         (self.facts.devices.n_layers > 0).then(|| neurons.off_cpu / neurons.active.max(1.0))
     }
 
-    /// Nanoseconds to the first token, on average: those of the prompt.
+    /// Mean nanoseconds to the first token: those of the prompt.
     pub(super) fn ttft(&self) -> Option<u64> {
         let prompts: Vec<f64> =
             self.measured.prompts.iter().map(|time| time.as_nanos() as f64).collect();
@@ -79,7 +86,8 @@ impl Row<'_> {
         fields
     }
 
-    /// llama-bench's, up to what was tested. Where it sets something that does not exist here, `none`.
+    /// llama-bench's columns of the configuration. `none` for settings that have no equivalent
+    /// here.
     fn configuration(&self) -> Vec<(&'static str, Value)> {
         let facts = self.facts;
         vec![
@@ -95,7 +103,7 @@ impl Row<'_> {
             ("n_batch", int(facts.n_batch.into())),
             ("n_ubatch", int(facts.n_ubatch.into())),
             ("n_threads", int(facts.n_threads as u64)),
-            ("cpu_mask", text(&facts.processor.mask())),
+            ("cpu_mask", text(&mask(&facts.processor))),
             ("cpu_strict", Value::Bool(facts.processor.strict)),
             ("poll", int(facts.processor.poll.into())),
             ("type_k", text(facts.type_k)),
@@ -119,7 +127,7 @@ impl Row<'_> {
         ]
     }
 
-    /// llama-bench's, from what was tested on.
+    /// llama-bench's columns of the test and its result.
     fn result(&self) -> Vec<(&'static str, Value)> {
         let (rate, rate_sd) = self.rate();
         let ns: Vec<f64> = self.samples_ns().iter().map(|&ns| ns as f64).collect();
@@ -170,11 +178,13 @@ impl Row<'_> {
             ("cpu_waited", Value::Real(waits.map(|[cpu, _]| cpu))),
             ("devices_waited", Value::Real(waits.map(|[_, devices]| devices))),
             ("logit_difference", Value::Real(facts.difference)),
+            ("n_parallel", int(self.test.n_seq as u64)),
+            ("avg_ts_each", Value::Real(Some(self.rate_each()))),
         ]
     }
 }
 
-/// Stands for llama-bench's commit.
+/// In place of llama-bench's commit.
 pub(super) const BUILD: &str = concat!(env!("CARGO_PKG_NAME"), "-", env!("CARGO_PKG_VERSION"));
 
 fn text(text: &str) -> Value {

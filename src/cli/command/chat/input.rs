@@ -1,4 +1,4 @@
-//! What the user types: with an editor on a terminal, else line by line.
+//! The user's input: with a line editor on a terminal, otherwise line by line.
 
 use crate::cli::config::chat::ConversationOptions;
 use crate::cli::failure::{Exit, Failure};
@@ -10,16 +10,16 @@ use rustyline::{Config, Editor};
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 
-/// Lines that are kept for the next time.
+/// Maximum number of history entries.
 const HISTORY: usize = 1000;
-/// A line longer than this is a file that took a wrong turn.
+/// A longer line is most likely the wrong file.
 const LONGEST: usize = 16 << 20;
 
-/// Where messages come from.
+/// The source of messages.
 #[derive(Debug)]
 pub(crate) struct Input {
     source: Source,
-    /// Whether a line goes on in the next one unless it ends in a backslash.
+    /// Whether a line continues on the next one unless it ends in a backslash.
     multiline: bool,
 }
 
@@ -27,11 +27,11 @@ pub(crate) struct Input {
 enum Source {
     /// A terminal, with a prompt.
     Editor(Box<Editor<(), FileHistory>>, Option<PathBuf>),
-    /// A pipe, a file, or a terminal whose output goes elsewhere: no prompt, nothing but answers.
+    /// A pipe, a file, or a terminal whose output is redirected: no prompt, only answers.
     Lines,
 }
 
-/// What came.
+/// A line of input, or its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Typed {
     /// A message or a command.
@@ -43,7 +43,7 @@ pub(crate) enum Typed {
 }
 
 impl Input {
-    /// An editor where a person sits on both sides.
+    /// An editor if input and output are both terminals.
     pub(crate) fn open(options: &ConversationOptions, terminal: &Terminal) -> Input {
         let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
         let source = match person.then(|| editor(options.history.clone(), terminal)).flatten() {
@@ -53,7 +53,7 @@ impl Input {
         Input { source, multiline: options.multiline }
     }
 
-    /// Whether somebody sits there.
+    /// Whether the input is interactive.
     pub(crate) fn is_person(&self) -> bool {
         matches!(self.source, Source::Editor(..))
     }
@@ -68,11 +68,11 @@ impl Input {
             let first = text.is_empty();
             let line = match self.line(first, interrupt)? {
                 Typed::Text(line) => line,
-                // What was begun counts, as a file need not end with a line end.
+                // An unfinished line counts, since a file may lack the final line end.
                 Typed::End if !first => return Ok(Typed::Text(text)),
                 other @ (Typed::End | Typed::Interrupted) => return Ok(other),
             };
-            // Where a line goes on unless told otherwise, a command does not.
+            // A command is a single line in multi-line mode too.
             let command = first && line.starts_with('/') && !line.ends_with('\\');
             let (line, slash) = match line.strip_suffix('\\') {
                 Some(line) => (line, true),
@@ -113,7 +113,7 @@ impl Input {
 
     fn remember(&mut self, text: &str) {
         if let Source::Editor(editor, history) = &mut self.source {
-            // A history that cannot be kept is no reason to stop talking.
+            // A history that cannot be written does not end the conversation.
             let _ = editor.add_history_entry(text);
             if let Some(path) = history {
                 let _ = editor.append_history(path);
@@ -131,8 +131,10 @@ fn editor(
     let history = history.filter(|path| {
         let made = path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok());
         if !made {
-            terminal
-                .detail(&format!("what is typed is not kept: no folder for {}", path.display()));
+            terminal.detail(&format!(
+                "the input history is not kept: no folder for {}",
+                path.display()
+            ));
         }
         made
     });
@@ -140,7 +142,7 @@ fn editor(
         && path.exists()
         && let Err(e) = editor.load_history(path)
     {
-        terminal.note(&format!("cannot read what was typed before in {}: {e}", path.display()));
+        terminal.note(&format!("cannot read the input history in {}: {e}", path.display()));
     }
     Some((editor, history))
 }
@@ -193,6 +195,6 @@ mod tests {
         let interrupt = Interrupt::unhandled();
         interrupt.press();
         assert_eq!(input.next(&interrupt), Ok(Typed::Interrupted));
-        assert!(!interrupt.is_set(), "it is told once");
+        assert!(!interrupt.is_set(), "it is reported once");
     }
 }

@@ -1,22 +1,21 @@
-//! Which command is meant, and which of the flags about conversations count for it.
+//! Decides between `run` and `chat`, and which flags about conversations apply.
 
 use std::io::IsTerminal;
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
-use super::super::model_file;
 use crate::chat::Templates;
 use crate::cli::args::{Command, ReasoningWhen, RunArgs};
 use crate::cli::failure::Failure;
 use crate::cli::terminal::Terminal;
 
-/// The command that is meant: where none is `named`, a conversation on a terminal with a model that has a template;
-/// and wherever the user asks for one by `-cnv`. `given` are the words of the command line and of the environment,
-/// `command` what they were read as.
+/// The command to run. If it is not `named`: a conversation on a terminal with a model that has a
+/// chat template, and wherever `-cnv` asks for one. `given` are the words of the command line and
+/// of the environment, `command` what they were parsed as.
 ///
 /// # Errors
-/// Flags that contradict each other; flags about a conversation where there is none.
+/// Flags that contradict each other; flags about a conversation without a conversation.
 pub(crate) fn meant(
     mut command: Command,
     named: bool,
@@ -42,13 +41,14 @@ pub(crate) fn meant(
     Ok(command)
 }
 
-/// Whether somebody sits there and there is a template. A model that cannot be read is left to whoever loads it.
+/// Whether the terminal is interactive and the model has a template. The loader reports a model
+/// that cannot be read.
 fn suits(args: &RunArgs) -> bool {
     let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let given =
         args.conversation.chat_template.is_some() || args.conversation.chat_template_file.is_some();
     let in_file = || {
-        let file = model_file::open(args.model.model.as_deref()).ok()?;
+        let file = runtime::file(args.model.model.as_deref()).ok()?;
         let templates = Templates::from_metadata(file.metadata()).ok()?;
         templates.default_source().map(drop)
     };
@@ -56,26 +56,26 @@ fn suits(args: &RunArgs) -> bool {
 }
 
 /// # Errors
-/// Flags of which one asks for the opposite of the other.
+/// Flags that contradict each other.
 fn check(args: &RunArgs) -> Result<(), Failure> {
     let talk = &args.conversation;
     if talk.chat && talk.conversation.is_some() {
         let flag = if talk.conversation == Some(true) {
-            "-cnv converses"
+            "-cnv starts a conversation"
         } else {
             "-no-cnv continues raw text"
         };
-        let message = format!("--chat answers one message, and {flag}");
-        return Err(Failure::usage(message).help("leave one of them away"));
+        let message = format!("--chat answers one message, but {flag}");
+        return Err(Failure::usage(message).help("remove one of the two"));
     }
     if talk.reasoning == ReasoningWhen::On && talk.reasoning_budget == 0 {
-        let message = "--reasoning on asks for reasoning, and --reasoning-budget 0 for none";
-        return Err(Failure::usage(message).help("leave one of them away"));
+        let message = "--reasoning on enables reasoning, but --reasoning-budget 0 disables it";
+        return Err(Failure::usage(message).help("remove one of the two"));
     }
     Ok(())
 }
 
-/// Where the values of `run` and `chat` come from.
+/// The sources of the values of `run` and `chat`.
 struct Given<'a>(&'a ArgMatches);
 
 impl Given<'_> {
@@ -87,16 +87,19 @@ impl Given<'_> {
         self.0.value_source(id) == Some(ValueSource::EnvVariable)
     }
 
-    /// Whether the line sets `id`, and `other` only the environment or the line before it.
+    /// Whether the command line sets `id`, and `other` is only set by the environment or earlier
+    /// on the command line.
     fn beats(&self, id: &str, other: &str) -> bool {
         let before = || self.on_the_line(other) && self.0.index_of(other) < self.0.index_of(id);
         self.on_the_line(id) && (self.by_environment(other) || before())
     }
 
-    /// The line wins over the environment, also where the two use different flags for one thing.
+    /// The command line overrides the environment, also where the two use different flags for one
+    /// setting.
     fn settle(&self, args: &mut RunArgs, named: bool) {
         let talk = &mut args.conversation;
-        // Not by clap's overrides, for which a value of the environment is in conflict with one on the line.
+        // clap's overrides do not work here: a value from the environment would conflict with one
+        // on the command line.
         if self.beats("chat_template", "chat_template_file") {
             talk.chat_template_file = None;
         }
@@ -113,17 +116,18 @@ impl Given<'_> {
         if self.on_the_line("conversation") && self.by_environment("chat") {
             talk.chat = false;
         }
-        // It decides where no command is named; and --chat is as good as a name.
+        // The environment decides only if no command is named; --chat counts as a named command.
         let named = named || self.on_the_line("chat");
         if named && self.by_environment("conversation") {
             talk.conversation = None;
         }
     }
 
-    /// What only a conversation can heed.
+    /// Rejects flags that only apply to conversations.
     ///
     /// # Errors
-    /// Such a flag on the line; one in the environment is noted, as it may be there for other runs.
+    /// Such a flag on the command line. In the environment it is only noted, since it may be meant
+    /// for other runs.
     fn check_raw(&self, args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
         let talk = &args.conversation;
         let flags = [
@@ -140,13 +144,13 @@ impl Given<'_> {
             let flag = format!("--{}", id.replace('_', "-"));
             if self.on_the_line(id) {
                 let message =
-                    format!("{flag} is about a conversation, and this continues raw text");
-                let help = "--chat writes the prompt as a message and answers it, -cnv converses";
+                    format!("{flag} applies to conversations, but this run continues raw text");
+                let help = "--chat formats the prompt as a message and answers it, -cnv starts a conversation";
                 return Err(Failure::usage(message).help(help));
             }
             if self.by_environment(id) {
                 terminal.note(&format!(
-                    "{flag}, set by the environment, counts in conversations; this continues raw text"
+                    "{flag}, set by the environment, only applies to conversations; this run continues raw text"
                 ));
             }
         }

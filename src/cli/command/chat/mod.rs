@@ -1,4 +1,4 @@
-//! `thermocline chat`, and what `run --chat` shares with it.
+//! `thermocline chat`, and the code that `run --chat` shares with it.
 
 mod dialogue;
 mod input;
@@ -8,8 +8,8 @@ mod show;
 mod slash;
 mod turn;
 
-use super::engine::Trace;
 use super::run;
+use super::trace::Trace;
 use crate::cli::config::RunOptions;
 use crate::cli::failure::Failure;
 use crate::cli::interrupt::Interrupt;
@@ -19,16 +19,20 @@ pub(crate) use meant::meant;
 use slash::Line;
 use turn::{Answered, Chat};
 
-/// Talks with a model: on a terminal with a prompt, else one line of standard input after the other.
+/// A conversation with a model: with a prompt on a terminal, otherwise one message per line of
+/// standard input.
 ///
 /// # Errors
-/// A model that cannot be loaded, a template that cannot be used; without a terminal, what ends a turn.
+/// A model that cannot be loaded, a template that cannot be used; without a terminal, errors that
+/// end a turn.
 pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failure> {
     if options.conversation.wanted == Some(false) {
-        let help = "without -no-cnv `chat` converses, `run` continues raw text";
-        return Err(Failure::usage("`chat` is a conversation, and -no-cnv wants none").help(help));
+        let help = "use `chat` without -no-cnv for a conversation, or `run` to continue raw text";
+        return Err(
+            Failure::usage("`chat` starts a conversation, but -no-cnv disables it").help(help)
+        );
     }
-    // Before our own handler of Ctrl-C, which has to be the last to be set up.
+    // Before our own Ctrl-C handler, which must be installed last.
     let mut input = Input::open(&options.conversation, terminal);
     let interrupt = Interrupt::install()?;
     let trace = Trace::open(options.trace.as_deref())?;
@@ -40,7 +44,7 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
     trace.watch(&mut ready.engine, "chat");
     let mut chat = Chat::new(options, ready, terminal)?;
     if input.is_person() {
-        terminal.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves");
+        terminal.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D exits");
     }
     let ended = talk(&mut chat, &mut input, &interrupt, options);
     chat.close(&interrupt);
@@ -51,10 +55,10 @@ pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failu
 /// `run --chat`: one question, one answer.
 ///
 /// # Errors
-/// No question; as [`run`].
+/// A missing question; as [`run`].
 pub(super) fn once(options: &RunOptions, terminal: &Terminal) -> Result<(), Failure> {
     let Some(text) = options.prompt.as_deref().filter(|text| !text.trim().is_empty()) else {
-        return Err(Failure::usage("--chat needs a message").help("give it with -p or -f"));
+        return Err(Failure::usage("--chat needs a message").help("pass it with -p or -f"));
     };
     let interrupt = Interrupt::install()?;
     let trace = Trace::open(options.trace.as_deref())?;
@@ -83,7 +87,7 @@ fn talk(
 ) -> Result<(), Failure> {
     let person = input.is_person();
     let mut first = options.prompt.clone();
-    // With -p and nobody there, the one answer is what is wanted.
+    // With -p and without a terminal, only one answer is expected.
     let once = options.conversation.single_turn || first.is_some() && !person;
     loop {
         let line = match first.take() {
@@ -98,7 +102,7 @@ fn talk(
                 Typed::Text(text) => slash::read(&text),
                 Typed::Interrupted if !person => return Err(Failure::interrupted()),
                 Typed::Interrupted => {
-                    chat.terminal.tell("Ctrl-D or /exit leaves");
+                    chat.terminal.tell("Ctrl-D or /exit exits");
                     continue;
                 }
                 Typed::End => return Ok(()),
@@ -127,7 +131,7 @@ fn talk(
                     chat.report(None);
                 }
             }
-            // A person may go on after what went wrong with one turn.
+            // An interactive user may continue after an error in one turn.
             Err(failure) if person && failure.exit.is_of_the_turn() => {
                 chat.terminal.report(&failure);
             }
@@ -139,18 +143,18 @@ fn talk(
     }
 }
 
-/// What is said or set between turns.
+/// Runs a command entered between turns.
 fn command(chat: &mut Chat<'_>, line: &Line) {
     let terminal = chat.terminal;
     match line {
         Line::Message(_) | Line::Regenerate | Line::Exit | Line::Empty => {}
         Line::Clear => {
             chat.clear();
-            terminal.tell("the conversation is forgotten");
+            terminal.tell("the conversation was cleared");
         }
         Line::System(Some(text)) => {
             chat.conversation.system = Some(text.clone());
-            terminal.tell("the system message is set");
+            terminal.tell("the system message was set");
         }
         Line::System(None) => match &chat.conversation.system {
             Some(text) => terminal.tell(text),

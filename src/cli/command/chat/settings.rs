@@ -1,20 +1,20 @@
-//! What `/set` changes: how tokens are chosen, under the names of the flags.
+//! The settings that `/set` changes: sampling parameters, under the names of the flags.
 
 use crate::sample::SamplerConfig;
 
-/// What can be changed between turns.
+/// Settings that can be changed between turns.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
-    /// How a token is chosen.
+    /// Sampling parameters.
     pub(crate) sampler: SamplerConfig,
-    /// Most tokens of an answer; `None` for no limit.
+    /// Maximum number of tokens of an answer; `None` for no limit.
     pub(crate) n_predict: Option<usize>,
 }
 
 type Get = fn(&Settings) -> String;
 type Set = fn(&mut Settings, &str) -> Option<()>;
 
-/// Name, how it is shown, how it is read.
+/// Name, getter, setter.
 const ALL: [(&str, Get, Set); 10] = [
     ("temp", |s| s.sampler.temp.to_string(), |s, v| put(&mut s.sampler.temp, v)),
     ("top-k", |s| s.sampler.top_k.to_string(), |s, v| put(&mut s.sampler.top_k, v)),
@@ -66,7 +66,7 @@ fn put<T: std::str::FromStr>(place: &mut T, value: &str) -> Option<()> {
     Some(())
 }
 
-/// -1 stands for none, random, or all.
+/// Parses a value of which -1 means none, random, or all.
 fn minus_1<T: std::str::FromStr>(value: &str) -> Option<Option<T>> {
     match value {
         "-1" => Some(None),
@@ -91,22 +91,22 @@ impl Settings {
         pairs.join(", ")
     }
 
-    /// The settings with one changed; keys may be written with `_` as well. Whether the number is in its range is
-    /// the sampler's to say.
+    /// The settings with one changed; keys may be written with `_` too. The sampler checks the
+    /// range of a number.
     ///
     /// # Errors
-    /// What to say to an unknown key or a value that is no number.
+    /// The message for an unknown key or an invalid value.
     pub(crate) fn with(&self, key: &str, value: &str) -> Result<Settings, String> {
         let name = key.trim_start_matches('-').replace('_', "-");
         let name = if name == "temperature" { "temp" } else { &name };
         let Some((name, _, set)) = ALL.iter().find(|(known, ..)| *known == name) else {
             let known: Vec<_> = names().collect();
-            return Err(format!("there is no setting '{key}'; there are {}", known.join(", ")));
+            return Err(format!("unknown setting '{key}', expected one of {}", known.join(", ")));
         };
         let mut changed = self.clone();
         match set(&mut changed, value) {
             Some(()) => Ok(changed),
-            None => Err(format!("{name} cannot be '{value}'")),
+            None => Err(format!("invalid value '{value}' for {name}")),
         }
     }
 }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         assert!(settings().with("mirostat", "2").unwrap_err().contains("'mirostat'"));
-        assert_eq!(settings().with("temp", "warm").unwrap_err(), "temp cannot be 'warm'");
+        assert_eq!(settings().with("temp", "warm").unwrap_err(), "invalid value 'warm' for temp");
         assert!(settings().with("top-k", "-1").is_err());
     }
 }

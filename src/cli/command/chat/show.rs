@@ -1,4 +1,4 @@
-//! An answer on its way to the user.
+//! Prints an answer while it is generated.
 
 use crate::chat::{Part, Reasoning};
 use crate::cli::failure::Failure;
@@ -7,8 +7,9 @@ use crate::cli::terminal::{REASONING, Terminal};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
-/// Shows an answer and keeps it. The answer goes to standard output. Its reasoning goes there too where a person looks,
-/// dimmed or between marks; else to standard error, so that a pipe gets answers alone, or nowhere with `--log-disable`.
+/// Prints an answer and keeps it. The answer goes to standard output. On a terminal its reasoning
+/// goes there too, dimmed or between marks; otherwise it goes to standard error, so that a pipe
+/// gets answers alone, or nowhere with `--log-disable`.
 #[derive(Debug)]
 pub(crate) struct Shown {
     reasoning: Option<Reasoning>,
@@ -22,14 +23,14 @@ struct Screen {
     person: bool,
     color: bool,
     quiet: bool,
-    /// What was shown last.
+    /// The last part that was printed.
     last: Option<Part>,
     answer: String,
     failed: Option<Failure>,
 }
 
 impl Shown {
-    /// For what follows `prompt`. Where reasoning is not told from the answer, all is answer.
+    /// For the text after `prompt`. If reasoning is not separated, all of it is the answer.
     pub(crate) fn new(prompt: &str, splits_reasoning: bool, terminal: &Terminal) -> Shown {
         Shown {
             reasoning: splits_reasoning.then(|| Reasoning::after(prompt)),
@@ -45,7 +46,7 @@ impl Shown {
         }
     }
 
-    /// The next piece of the text.
+    /// Prints the next piece of the text.
     pub(crate) fn piece(&mut self, piece: &str) -> ControlFlow<()> {
         match &mut self.reasoning {
             Some(reasoning) => {
@@ -59,10 +60,11 @@ impl Shown {
         }
     }
 
-    /// Ends the text and its line, and gives the answer without its reasoning. `after` is shown and no part of either.
+    /// Ends the text and its line, and returns the answer without its reasoning. `after` is
+    /// printed but belongs to neither.
     ///
     /// # Errors
-    /// Standard output that cannot be written.
+    /// Standard output cannot be written.
     pub(crate) fn end(mut self, after: &str) -> Result<String, Failure> {
         if let Some(reasoning) = self.reasoning.take() {
             reasoning.finish(&mut |part, text| self.screen.show(part, text));
@@ -76,7 +78,7 @@ impl Screen {
         if text.is_empty() || self.failed.is_some() {
             return;
         }
-        // An answer begins with a word; plain turns have a space before it.
+        // Leading spaces are dropped: plain-text turns have one before the answer.
         let begins = part == Part::Answer && self.answer.is_empty();
         let text = if begins { text.trim_start() } else { text };
         if text.is_empty() {
@@ -125,10 +127,10 @@ impl Screen {
         }
     }
 
-    /// Reasoning that no person watches.
+    /// Prints reasoning when standard output is not a terminal.
     fn aside(&self, text: &str) {
         if !self.quiet {
-            // Nobody is left to tell when standard error itself is closed.
+            // A closed standard error leaves no way to report it.
             let _ = write!(io::stderr(), "{text}");
         }
     }

@@ -1,17 +1,17 @@
-//! Commands in a conversation: a line that begins with `/`.
+//! Commands in a conversation: lines that begin with `/`.
 
 use super::settings;
 
-/// What a typed line asks for.
+/// The meaning of an entered line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// A message to the model.
     Message(String),
     /// Nothing.
     Empty,
-    /// Forget the turns.
+    /// Clear the turns.
     Clear,
-    /// Answer the last question anew.
+    /// Answer the last message again.
     Regenerate,
     /// Set the system message; without a text, show it.
     System(Option<String>),
@@ -19,15 +19,15 @@ pub(crate) enum Line {
     Set(Option<(String, String)>),
     /// Show counts and speeds.
     Stats,
-    /// Leave.
+    /// Exit.
     Exit,
     /// List the commands.
     Help,
-    /// Something else with a slash, and what to say to it.
+    /// An invalid command, with the message for it.
     Wrong(String),
 }
 
-/// Reads a typed line.
+/// Parses an entered line.
 pub(crate) fn read(text: &str) -> Line {
     if text.trim().is_empty() {
         return Line::Empty;
@@ -40,7 +40,7 @@ pub(crate) fn read(text: &str) -> Line {
     let given = (!rest.is_empty()).then(|| rest.to_owned());
     let alone = |line: Line| match &given {
         None => line,
-        Some(_) => Line::Wrong(format!("/{word} takes nothing after it")),
+        Some(_) => Line::Wrong(format!("/{word} takes no argument")),
     };
     match word {
         "clear" => alone(Line::Clear),
@@ -50,12 +50,12 @@ pub(crate) fn read(text: &str) -> Line {
         "help" | "?" => alone(Line::Help),
         "system" => Line::System(given),
         "set" => set(rest),
-        _ => Line::Wrong(format!("there is no command /{word}; /help lists them")),
+        _ => Line::Wrong(format!("unknown command /{word}; /help lists all")),
     }
 }
 
 fn set(rest: &str) -> Line {
-    // ollama's form has a word in between.
+    // ollama's form has another word in between.
     let rest = rest.strip_prefix("parameter ").unwrap_or(rest).trim();
     match rest.split_once(char::is_whitespace) {
         _ if rest.is_empty() => Line::Set(None),
@@ -67,13 +67,13 @@ fn set(rest: &str) -> Line {
 /// The text of `/help`.
 pub(crate) fn help() -> Vec<String> {
     let mut lines: Vec<String> = [
-        "/clear            forget the conversation; the system message stays",
-        "/regen            answer the last message anew",
+        "/clear            start a new conversation; the system message stays",
+        "/regen            answer the last message again",
         "/system [TEXT]    set the system message, or show it",
-        "/set [KEY VALUE]  change how tokens are chosen, or show it",
-        "/stats            show counts and speeds",
-        "/exit             leave, as Ctrl-D does",
-        "Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.",
+        "/set [KEY VALUE]  change a sampling parameter, or show them",
+        "/stats            show token counts and speeds",
+        "/exit             exit (also Ctrl-D)",
+        "Ctrl-C stops an answer. End a line with \\ to continue it on the next one.",
     ]
     .map(str::to_owned)
     .into();

@@ -1,6 +1,6 @@
-//! One turn after the other, in one session of the engine.
+//! The turns of a conversation, in one sequence of the engine.
 
-use super::dialogue::{self, Ends};
+use super::dialogue;
 use super::settings::Settings;
 use super::show::Shown;
 use crate::chat::{Conversation, Dialogue, Prompt};
@@ -11,27 +11,28 @@ use crate::cli::config::run::Length;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
-use crate::engine::{Engine, Session};
-use crate::generate::{Ended, Options, Report, resume};
+use crate::engine::{Engine, Sequence};
+use crate::generate::{self, Ended, Report, resume};
 use crate::sample::Sampler;
 use crate::tokenizer::Tokenizer;
+use runtime::dialogue::{Ends, ends, ids, marks, n_instructions};
 use std::time::Duration;
 
-/// A conversation with all it needs.
+/// A conversation and everything it uses.
 #[derive(Debug)]
 pub(super) struct Chat<'a> {
-    /// What was said so far.
+    /// The messages so far.
     pub(super) conversation: Conversation,
-    /// Who hears notes.
+    /// Receives notes.
     pub(super) terminal: &'a Terminal,
     options: &'a RunOptions,
     dialogue: Dialogue,
     ends: Ends,
-    /// Control tokens that are written all the same.
+    /// Control tokens that are printed nevertheless.
     marks: Vec<u32>,
     tokenizer: Tokenizer,
     engine: Engine,
-    session: Session,
+    session: Sequence,
     sampler: Sampler,
     settings: Settings,
     n_ctx: usize,
@@ -48,19 +49,19 @@ pub(super) enum Answered {
     Whole,
     /// By Ctrl-C.
     Interrupted,
-    /// Nobody reads any more.
+    /// The reader of the output has closed it.
     Closed,
 }
 
 fn write(dialogue: &Dialogue, conversation: &Conversation) -> Result<Prompt, Failure> {
     dialogue.prompt(conversation).map_err(|e| {
-        Failure::new(Exit::Failed, "the chat template refuses this conversation").caused_by(&e)
+        Failure::new(Exit::Failed, "the chat template rejects this conversation").caused_by(&e)
     })
 }
 
 impl<'a> Chat<'a> {
     /// # Errors
-    /// A template that cannot be used, settings that the sampler refuses.
+    /// A template that cannot be used, settings that the sampler rejects.
     pub(super) fn new(
         options: &'a RunOptions,
         ready: Ready,
@@ -69,14 +70,14 @@ impl<'a> Chat<'a> {
         let Ready { model, tokenizer, n_ctx, engine, load: _ } = ready;
         let dialogue =
             dialogue::dialogue(&options.conversation, &model.file, &tokenizer, terminal)?;
-        let ends = dialogue::ends(&dialogue, &tokenizer);
+        let ends = ends(&dialogue, &tokenizer);
         let n_predict = match options.length {
             Length::Endless | Length::FillContext => None,
             Length::Tokens(n) => Some(n as usize),
         };
         Ok(Chat {
             conversation: Conversation::new(options.conversation.system.clone()),
-            marks: dialogue::marks(&ends, &tokenizer),
+            marks: marks(&ends, &tokenizer),
             ends,
             sampler: run::sampler(&options.sampler, options.ignore_eos, &tokenizer)?,
             settings: Settings { sampler: options.sampler.clone(), n_predict },
@@ -93,13 +94,13 @@ impl<'a> Chat<'a> {
         })
     }
 
-    /// Gives the session's memory back, and learns from it which neurons fired.
+    /// Releases the sequence's memory, and collects an activation profile from it.
     pub(super) fn close(mut self, interrupt: &Interrupt) {
         let tokens = self.session.tokens().to_vec();
         self.engine.close(self.session);
         if self.options.auto_profile {
             let used = Use { tokens: &tokens, took: self.took };
-            let computation = &self.options.model.computation;
+            let computation = &self.options.model.run.computation;
             let (engine, flag) = (&mut self.engine, interrupt.flag());
             auto_profile::after(&used, engine, computation, flag, self.terminal);
         }
@@ -109,7 +110,7 @@ impl<'a> Chat<'a> {
         &self.settings
     }
 
-    /// Changes one setting, or says why not.
+    /// Changes one setting, or returns the reason why it is invalid.
     pub(super) fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         let settings = self.settings.with(key, value)?;
         if settings.sampler != self.settings.sampler {
@@ -121,16 +122,17 @@ impl<'a> Chat<'a> {
         Ok(())
     }
 
-    /// Forgets the turns. The cache keeps what may be of use: the next question's tokens decide.
+    /// Clears the turns. The cache is kept: the next prompt may begin with the same tokens.
     pub(super) fn clear(&mut self) {
         self.conversation.clear();
         self.last = None;
     }
 
-    /// Asks the model and shows its answer. What ends without an answer leaves the conversation as it was.
+    /// Generates and prints an answer. A turn without an answer leaves the conversation as it was.
     ///
     /// # Errors
-    /// A template that refuses, a conversation that does not fit, what the engine reports.
+    /// A template that rejects the conversation, a conversation that does not fit, errors of the
+    /// engine.
     pub(super) fn message(
         &mut self,
         text: &str,
@@ -141,7 +143,7 @@ impl<'a> Chat<'a> {
         self.answer(before, interrupt)
     }
 
-    /// Answers the last question anew.
+    /// Answers the last question again.
     ///
     /// # Errors
     /// As [`Chat::message`].
@@ -158,7 +160,7 @@ impl<'a> Chat<'a> {
         match self.try_answer(interrupt) {
             Ok((Answered::Interrupted, answer)) if answer.trim().is_empty() => {
                 self.conversation = before;
-                self.terminal.tell("stopped before there was an answer; the message is taken back");
+                self.terminal.tell("stopped before the answer began; the message was removed");
                 Ok(Answered::Interrupted)
             }
             Ok((answered, answer)) => {
@@ -191,7 +193,8 @@ impl<'a> Chat<'a> {
             &mut |piece| shown.piece(piece),
         );
         let end = report.as_ref().ok().map(|report| {
-            // Shown if wanted, but a history with it would have the template write it twice.
+            // Printed if requested, but kept out of the history: the template would write it
+            // twice.
             run::end_of(report, self.options.special, &self.tokenizer)
         });
         let answer = shown.end(&end.unwrap_or_default())?;
@@ -207,18 +210,18 @@ impl<'a> Chat<'a> {
         Ok((answered, answer))
     }
 
-    /// The settings for an answer to a prompt of these tokens.
-    fn generation(&self, ids: &[u32]) -> Options {
+    /// The generation settings for a prompt of these tokens.
+    fn generation(&self, ids: &[u32]) -> generate::Settings {
         let settings = run::settings(self.options, ids.len());
         let n_instructions = match settings.context_shift {
-            // Without what it was told about its part, a model would go on as somebody else.
+            // The system message is always kept: without it the model would change its role.
             true => {
                 let Chat { dialogue, conversation, tokenizer, .. } = self;
-                dialogue::n_instructions(dialogue, conversation, ids, tokenizer)
+                n_instructions(dialogue, conversation, ids, tokenizer)
             }
             false => 0,
         };
-        Options {
+        generate::Settings {
             n_predict: self.settings.n_predict,
             n_keep: settings.n_keep.max(n_instructions),
             ends: self.ends.tokens.clone(),
@@ -228,27 +231,29 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// What became of an answer for which the context was too small.
+    /// Reports that the context was too small for an answer.
     fn tell_of_room(&self, report: &Report) {
         let full = format!("the context of {} tokens", self.n_ctx);
         if report.n_shifts > 0 {
-            self.terminal
-                .note(&format!("{full} was full within the answer: older text was forgotten"));
+            self.terminal.note(&format!(
+                "{full} became full during the answer: the oldest text was dropped"
+            ));
         }
         if report.ended == Ended::ContextFull {
             let help = match self.options.context_shift {
                 true => {
-                    "a shorter system message or a smaller --keep lets --context-shift make room"
+                    "--context-shift needs a shorter system message or a smaller --keep to make room"
                 }
-                false => "--context-shift forgets the oldest turns",
+                false => "--context-shift drops the oldest turns",
             };
             self.terminal.note(&format!(
-                "{full} is full: /clear begins anew, -c gives a larger one, {help}"
+                "{full} is full: /clear starts a new conversation, -c sets a larger context, {help}"
             ));
         }
     }
 
-    /// The conversation as text and tokens. With `--context-shift`, the oldest turns are forgotten until there is room.
+    /// The conversation as text and tokens. With `--context-shift`, the oldest turns are dropped
+    /// until it fits.
     fn prompt(&mut self) -> Result<(String, Vec<u32>), Failure> {
         let mut n_forgotten = 0;
         loop {
@@ -256,14 +261,16 @@ impl<'a> Chat<'a> {
             if prompt.system_was_merged && !self.told_of_merging {
                 self.told_of_merging = true;
                 self.terminal.note(
-                    "the model's template takes no system message: it stands before the first question",
+                    "the model's template does not support system messages: it is put before the first question",
                 );
             }
-            let ids = dialogue::ids(&prompt.text, &self.tokenizer)?;
+            let ids = ids(&prompt.text, &self.tokenizer).map_err(|e| {
+                Failure::new(Exit::Failed, "cannot tokenize the conversation").caused_by(&e)
+            })?;
             if !ids.is_empty() && ids.len() < self.n_ctx {
                 if n_forgotten > 0 {
                     self.terminal.note(&format!(
-                        "the context of {} tokens was full: the oldest {n_forgotten} turns are forgotten",
+                        "the context of {} tokens was full: the oldest {n_forgotten} turns were dropped",
                         self.n_ctx
                     ));
                 }
@@ -279,13 +286,16 @@ impl<'a> Chat<'a> {
     fn too_long(&self, n: usize) -> Failure {
         let n_ctx = self.n_ctx;
         if n == 0 {
-            return Failure::new(Exit::Failed, "the template makes no text of this conversation");
+            return Failure::new(
+                Exit::Failed,
+                "the template produces no text for this conversation",
+            );
         }
         let message = format!(
             "the conversation takes {n} of the context's {n_ctx} tokens, which leaves no room for an answer"
         );
         Failure::new(Exit::Failed, message).help(
-            "/clear begins anew; start with a larger -c, or with --context-shift to forget the oldest turns",
+            "/clear starts a new conversation; a larger -c makes room, --context-shift drops the oldest turns",
         )
     }
 

@@ -1,11 +1,10 @@
-//! `thermocline info`: what a model file holds. Nothing of it is run, and nothing of it need be
-//! known: it works on any GGUF file, a vocabulary only or an architecture that nobody here can run.
+//! `thermocline info`: the contents of a model file. The model is not run, so this works for any GGUF file, including
+//! vocabularies and unsupported architectures.
 
 mod json;
 mod text;
 
-use super::model_file;
-use crate::cli::config::model::Folder;
+use crate::cli::config::model::cache_folder;
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 use crate::gguf::{File, TensorInfo, Value};
@@ -19,9 +18,9 @@ use std::path::Path;
 /// Prints the report.
 ///
 /// # Errors
-/// A file that is no model; where standard output cannot be written.
+/// The file is not a model, or standard output cannot be written.
 pub(crate) fn run(path: Option<&Path>, as_json: bool) -> Result<(), Failure> {
-    let file = model_file::open(path)?;
+    let file = runtime::file(path)?;
     let facts = Facts { profile: profile(path), ..Facts::new(&file, path.is_none()) };
     let mut out = Output::stdout();
     if as_json {
@@ -32,10 +31,10 @@ pub(crate) fn run(path: Option<&Path>, as_json: bool) -> Result<(), Failure> {
     out.flush()
 }
 
-/// What both forms of the report are made of.
+/// The contents of both forms of the report.
 struct Facts<'a> {
     file: &'a File,
-    /// Then the report ends with the notices that go with the model.
+    /// Whether the model is built in: the report then ends with the model's notices.
     is_built_in: bool,
     architecture: Option<String>,
     n_params: u128,
@@ -47,11 +46,11 @@ struct Facts<'a> {
     tokenizer: Option<Result<Tokenizer, String>>,
     /// PowerInfer's predictor of active neurons.
     predictor: Vec<&'a TensorInfo>,
-    /// What is known of the neurons; `Err` says why it cannot be used.
+    /// The activation profile; `Err` says why it cannot be used.
     profile: Option<Result<Known, String>>,
 }
 
-/// A profile and where it is.
+/// A profile and its file.
 struct Known {
     profile: Profile,
     file: String,
@@ -59,8 +58,8 @@ struct Known {
 
 /// The profile of the model at `path`, if the model is one that runs and has a profile.
 fn profile(path: Option<&Path>) -> Option<Result<Known, String>> {
-    let folder = Folder::resolve(None).map(|folder| folder.path);
-    let file = model_file::open(path).ok()?;
+    let folder = cache_folder(None).map(|folder| folder.path);
+    let file = runtime::file(path).ok()?;
     let learned = match Learned::find(&file, folder.as_deref(), Section::Profile) {
         Ok(found) => found?,
         Err(refused) => return Some(Err(refused.to_string())),
@@ -71,7 +70,7 @@ fn profile(path: Option<&Path>) -> Option<Result<Known, String>> {
     read.transpose().map(|read| read.map(known))
 }
 
-/// Keys below the architecture's name, and what people call them.
+/// Keys below the architecture's name, and their labels.
 const FACTS: [(&str, &str); 8] = [
     ("context", "context_length"),
     ("layers", "block_count"),
@@ -114,13 +113,13 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Least score of a neuron that is computed, as the loader takes it.
+    /// Minimum score of an active neuron, as in the loader.
     fn predictor_threshold(&self) -> f32 {
         let value = self.file.metadata().f32("powerinfer.sparse_threshold");
         value.ok().flatten().unwrap_or(0.0)
     }
 
-    /// Tokens with a role: the role, id and text.
+    /// Tokens with a role: role, id and text.
     fn special_tokens(tokenizer: &Tokenizer) -> Vec<(&'static str, u32, String)> {
         let ids = tokenizer.special();
         let roles = [

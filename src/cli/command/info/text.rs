@@ -6,9 +6,9 @@ use crate::embedded;
 use crate::gguf::{Array, Value};
 use std::fmt::{Display, Write};
 
-/// Characters of a value that are shown.
+/// Maximum number of characters printed of a value.
 const SHOWN_CHARS: usize = 72;
-/// Elements of an array that are shown.
+/// Maximum number of array elements printed.
 const SHOWN_ELEMENTS: usize = 6;
 
 /// The whole report.
@@ -74,14 +74,14 @@ fn profile(facts: &Facts<'_>, out: &mut String) {
                 false => format!(" of {}", profile.n_wanted()),
             };
             let what = format!(
-                "{}{all} tokens: {:.2} % of the neurons fire for a token, {:.2} % carry 80 % of the activations, {:.2} % never fired",
+                "{}{all} tokens: a token activates {:.2} % of the neurons, {:.2} % account for 80 % of the activations, {:.2} % never fired",
                 profile.n_tokens(),
                 100.0 * summary.density,
                 100.0 * summary.hot,
                 100.0 * summary.never,
             );
             fact(out, "profile", what);
-            fact(out, "  kept in", &known.file);
+            fact(out, "  stored in", &known.file);
         }
     }
 }

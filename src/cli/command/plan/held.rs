@@ -1,31 +1,32 @@
-//! What each device would hold, the CPU too, and why some of a budget stays unused.
+//! Memory that each device would use, and why some of a budget stays unused.
 
 use super::Report;
 use crate::engine::HostBytes;
 use crate::placement::{CPU, DeviceBytes, DeviceIndex, Forecast, LayerSizes, Task, Wishes};
 use hal::Bytes;
 
-/// Bytes of what is where.
+/// Itemised bytes.
 #[derive(Debug)]
 pub(super) struct Held {
-    /// By device.
+    /// Per device.
     pub(super) devices: Vec<DeviceBytes>,
     /// Layers in order.
     pub(super) layers: Vec<LayerBytes>,
-    /// By device, the least that more of the model would take there; `None` where no more can be there.
+    /// Per device, the fewest bytes that more of the model would take; `None` if no more can be
+    /// placed there.
     next: Vec<Option<Bytes>>,
 }
 
 /// Bytes of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LayerBytes {
-    /// Norms, attention and predictor, at home.
+    /// Norms, attention and predictor, on the home device.
     pub(super) frame: Bytes,
-    /// Keys and values, at home.
+    /// Keys and values, on the home device.
     pub(super) cache: Bytes,
-    /// Neurons at home.
+    /// Neurons on the home device.
     pub(super) neurons: Bytes,
-    /// Neurons on the CPU, where the layer is at home elsewhere.
+    /// Neurons on the CPU, if it is not the home.
     pub(super) neurons_on_cpu: Bytes,
 }
 
@@ -53,7 +54,8 @@ impl Held {
     }
 }
 
-/// The least that a further group of neurons, layer or end of the model would take on `device`.
+/// The fewest bytes that another group of neurons, another layer, the embedding or the head would
+/// take on `device`.
 fn next(task: &Task, forecast: &Forecast, device: DeviceIndex) -> Option<Bytes> {
     let facts = &task.devices[device];
     let placement = &forecast.placement;
@@ -65,7 +67,7 @@ fn next(task: &Task, forecast: &Forecast, device: DeviceIndex) -> Option<Bytes> 
             return Some(sizes.frame + sizes.cache + least);
         }
         let is_here = placed.home == device && placed.is_split();
-        let groups = here.n_home.div_ceil(task.cut.group);
+        let groups = here.n_home.div_ceil(task.cut(i).group);
         let more = sizes.shares.get(groups + 1).copied().or(sizes.whole)?;
         is_here.then(|| more - here.neurons)
     };
@@ -75,12 +77,13 @@ fn next(task: &Task, forecast: &Forecast, device: DeviceIndex) -> Option<Bytes> 
 }
 
 impl Report {
-    /// Bytes that would be used on a device, what is left to its driver included.
+    /// Bytes that would be used on a device, including the driver's reserve.
     pub(super) fn used(&self, device: DeviceIndex) -> Bytes {
         self.held.devices[device].total() + self.devices[device].reserve
     }
 
-    /// What of a device's budget stays unused, and why; `None` without a budget, and where nothing is on the device.
+    /// The unused part of a device's budget, and why; `None` without a budget, or if nothing is on
+    /// the device.
     pub(super) fn unused(&self, device: DeviceIndex) -> Option<(Bytes, String)> {
         let left = self.devices[device].budget? - self.used(device);
         if left == Bytes(0) || self.held.devices[device].total() == Bytes(0) {
@@ -93,9 +96,9 @@ impl Report {
                 None if self.held.devices[CPU].total() == Bytes(0) => {
                     "all of the model is on devices".to_owned()
                 }
-                None => "nothing more of the model could be there".to_owned(),
+                None => "nothing more of the model can be placed there".to_owned(),
                 Some(_) if whole_layers.is_some() => {
-                    "-ngl asks for no more, or no further layer fits".to_owned()
+                    "-ngl is reached, or no further layer fits".to_owned()
                 }
                 Some(_) if neurons_on_cpu => {
                     "--disable-gpu-index keeps the neurons on the CPU".to_owned()
@@ -103,9 +106,7 @@ impl Report {
                 Some(next) if next > left => {
                     format!("the next part of the model would take {next}")
                 }
-                Some(_) => {
-                    "more of the model there would be slower, or make prompts slower".to_owned()
-                }
+                Some(_) => "more of the model there would make decode or prefill slower".to_owned(),
             },
         ))
     }

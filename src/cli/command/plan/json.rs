@@ -10,7 +10,7 @@ pub(super) fn report(report: &Report) -> Value {
     json!({
         "model": report.model.file.name(),
         "n_layer": report.model.hyper.n_layer,
-        "n_ff": report.model.hyper.n_ff,
+        "n_ff": report.model.max_n_ff(),
         "n_ctx": report.n_ctx,
         "n_past": report.n_past,
         "density": report.density,
@@ -43,7 +43,7 @@ pub(super) fn report(report: &Report) -> Value {
     })
 }
 
-/// `device_bytes` are the budgets that it takes: what is left to drivers is among them.
+/// `device_bytes` are the budgets that it needs, including the drivers' reserves.
 fn alternative(report: &Report, forecast: &Forecast) -> Value {
     let bytes = report.budget_of(forecast).0;
     json!({ "tokens_per_second": forecast.rate(), "device_bytes": bytes })
@@ -63,7 +63,8 @@ fn devices(report: &Report) -> Vec<Value> {
             "prompt_bytes_per_second": speed.prompt,
             "upload_bytes_per_second": speed.upload,
             "budget": device.budget.map(|budget| budget.0),
-            // The sum of what follows. On the CPU what is read of the file where it lies is among it.
+            // The sum of the following items. On the CPU this includes what is read in place from
+            // the file.
             "used": report.used(number).0,
             "attention": bytes.frames.0,
             "cache": bytes.cache.0,
@@ -82,7 +83,6 @@ fn devices(report: &Report) -> Vec<Value> {
 
 fn layers(report: &Report) -> Vec<Value> {
     let forecast = &report.forecast;
-    let n_ff = report.model.hyper.n_ff;
     let all = forecast.placement.layers.iter().zip(&forecast.layers).zip(&report.held.layers);
     let each = all.map(|((placed, layer), bytes)| {
         let kind = match (placed.home, placed.is_split()) {
@@ -91,13 +91,14 @@ fn layers(report: &Report) -> Vec<Value> {
             (_, false) => "device",
         };
         let shares = placed.shares.iter().map(|share| match &share.neurons {
-            Neurons::All => (share.device, n_ff),
+            Neurons::All => (share.device, layer.n_ff),
             Neurons::List(list) => (share.device, list.len()),
         });
         let shares: serde_json::Map<String, Value> =
             shares.map(|(device, n)| (report.device(device).to_owned(), n.into())).collect();
         json!({
             "kind": kind,
+            "n_ff": layer.n_ff,
             "home": report.device(placed.home),
             "neurons": shares,
             "used_neurons_off_cpu": layer.off_cpu,

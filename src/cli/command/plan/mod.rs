@@ -1,5 +1,5 @@
-//! `thermocline plan`: where a model would be, what that takes, how fast it would be, and why. Nothing is loaded; it
-//! is the plan that `run`, `bench` and all else follow.
+//! `thermocline plan`: where a model would be placed, the memory this takes, how fast it would be,
+//! and why. Nothing is loaded; `run`, `bench` and all other commands use the same plan.
 
 mod held;
 mod json;
@@ -7,7 +7,6 @@ mod prompts;
 mod svg;
 mod text;
 
-use super::engine::{self, Machine};
 use crate::cli::config::PlanOptions;
 use crate::cli::failure::Failure;
 use crate::cli::output::{Output, write_file};
@@ -19,22 +18,22 @@ use crate::placement::{
 };
 use hal::Bytes;
 use held::Held;
+use runtime::{Machine, Notice, Runtime};
 use std::sync::Arc;
 
 /// Prints the plan.
 ///
 /// # Errors
-/// A model that cannot be run; devices that are not there; where the picture or standard output cannot be written.
+/// A model that cannot be run; devices that are not available; the plot or standard output cannot
+/// be written.
 pub(crate) fn run(options: &PlanOptions, terminal: &Terminal) -> Result<(), Failure> {
-    let machine = match options.assumed.is_empty() {
-        true => Machine::new(&options.model, terminal)?,
-        false => Machine::assume(&options.model, &options.assumed, terminal)?,
+    let (run, observer) = (options.model.run.clone(), terminal.observer());
+    let runtime = match &options.assumed[..] {
+        [] => Runtime::new(run, observer)?,
+        assumed => Runtime::assume(run, assumed, observer)?,
     };
-    let computation = &options.model.computation;
-    let path = options.model.path.as_deref();
-    let opened = engine::open(path, computation, &machine.cpu, terminal)?;
-    let model = opened.model;
-    let report = Report::new(options, &machine, model, terminal)?;
+    let model = runtime.open(options.model.path.as_deref())?.model;
+    let report = Report::new(options, &runtime, model)?;
     if let Some(path) = &options.svg {
         write_file(path, &svg::picture(&report))?;
     }
@@ -46,70 +45,65 @@ pub(crate) fn run(options: &PlanOptions, terminal: &Terminal) -> Result<(), Fail
     out.flush()
 }
 
-/// Everything that is told of a plan.
+/// All contents of a plan's report.
 struct Report {
     model: Arc<Model>,
     n_ctx: usize,
-    /// Tokens in the context for which the time is estimated.
+    /// Tokens in the context assumed for the estimated time.
     n_past: usize,
-    /// The share of the neurons that a token uses; `None` where all of them are.
+    /// Share of the neurons that a token uses; `None` if it uses all.
     density: Option<f64>,
     devices: Vec<Device>,
     forecast: Forecast,
-    /// What is where, in bytes.
+    /// Itemised memory.
     held: Held,
-    /// Whole layers only, with the same budgets.
+    /// Alternative: whole layers only, with the same budgets.
     whole_layers: Forecast,
-    /// The fastest tokens with the same budgets, however slow prompts are.
+    /// Alternative: the fastest decode with the same budgets, whatever the prefill speed.
     for_tokens: Forecast,
-    /// Without any device.
+    /// Alternative: the CPU alone.
     cpu_alone: Forecast,
-    /// With as much memory as everything takes.
+    /// Alternative: enough device memory for the whole model.
     all_fits: Forecast,
     wishes: Wishes,
-    /// Whether some device could have a part of a layer.
+    /// Whether some device supports split layers.
     can_split: bool,
-    /// What it takes that neurons change sides; `None` where none does.
+    /// Requirements of exchanging neurons; `None` where no layer does.
     exchange: Option<ExchangeNeeds>,
-    /// What decides whether the CPU's neurons come to devices for prompts.
+    /// Facts that decide whether weights on the CPU are streamed during prefill.
     streams: prompts::Streams,
     notes: Vec<String>,
 }
 
-/// A device of the plan.
+/// A device in the plan.
 struct Device {
     name: String,
     description: String,
     speed: Speed,
-    /// `None` for the CPU and where there is no limit.
+    /// `None` for the CPU and without a limit.
     budget: Option<Bytes>,
-    /// What is left to its driver.
+    /// The driver's reserve within the budget.
     reserve: Bytes,
-    /// The same, were the budget large enough.
+    /// The driver's reserve with a large enough budget.
     driver: Bytes,
 }
 
 impl Report {
-    fn new(
-        options: &PlanOptions,
-        machine: &Machine,
-        model: Arc<Model>,
-        terminal: &Terminal,
-    ) -> Result<Report, Failure> {
-        let computation = &options.model.computation;
-        let mut placing = machine.placing(&model, computation, terminal);
+    fn new(options: &PlanOptions, runtime: &Runtime, model: Arc<Model>) -> Result<Report, Failure> {
+        let machine = runtime.machine();
+        let mut placing = runtime.placing(&model);
         if placing.speeds.is_empty() {
-            placing.speeds = machine.measured(&model, computation, terminal);
+            placing.speeds = runtime.measured(&model);
         }
         if placing.uses.is_none() {
-            placing.uses = engine::known_uses(&model, computation, terminal);
+            placing.uses = runtime.known_uses(&model);
         }
         if let Some(density) = options.density {
             placing.density = density;
         }
-        let n_ctx = engine::context(&options.model, &model, machine, &placing, terminal);
-        let settings = EngineOptions { placing, ..engine::settings(&options.model, n_ctx) };
-        let settings = engine::with_learned(&model, settings, computation, terminal)?;
+        let n_ctx = runtime.context(&model, &placing);
+        let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
+        let settings = runtime.with_side_file(&model, settings)?;
         let task = crate::engine::task(&model, &machine.devices(), &settings);
         let forecast = plan(&task);
         let with = |budget: Bytes| {
@@ -123,26 +117,27 @@ impl Report {
             notes.push(
                 match skips {
                     true => {
-                        "--density changes nothing: a profile tells how often each neuron is used"
+                        "--density has no effect: the profile says how often each neuron is used"
                     }
-                    false => "--density changes nothing: every neuron is computed",
+                    false => "--density has no effect: every neuron is computed",
                 }
                 .to_owned(),
             );
         }
-        let folder = computation.folder.as_ref().filter(|_| machine.is_measured());
-        notes.extend(folder.filter(|_| !computation.devices.measure_anew).map(|folder| {
-            let path = folder.path.display();
+        let computation = &options.model.run.computation;
+        let folder = computation.folder().filter(|_| machine.is_measured());
+        notes.extend(folder.filter(|_| !computation.devices.remeasure).map(|folder| {
+            let path = folder.display();
             format!(
-                "speeds are measured once and kept in {path}; --reset-gpu-index measures them anew"
+                "speeds are measured once and cached in {path}; --reset-gpu-index measures them again"
             )
         }));
-        let need = engine::Need::of(&model, &settings, &machine.cpu);
-        let need = need.less(&forecast, machine);
+        let need = runtime.need(&model, &settings, &forecast);
         let memory = machine.cpu.memory().unwrap_or_default();
-        if let Err(refused) = need.check(memory, n_ctx, terminal) {
+        if let Err(refused) = need.check(memory, n_ctx, runtime.observer().as_ref()) {
+            let refused = Failure::from(refused);
             let help = refused.help.map_or(String::new(), |help| format!("; {help}"));
-            notes.push(format!("it would not be loaded: {}{help}", refused.message));
+            notes.push(format!("loading would fail: {}{help}", refused.message));
         }
         let exchange =
             crate::engine::exchange_needs(&model, &machine.devices(), &settings, &forecast);
@@ -168,7 +163,7 @@ impl Report {
             streams: prompts::Streams::new(
                 &task,
                 settings.predicts(&model),
-                model.hyper.experts.is_some(),
+                model.experts().is_some(),
             ),
             model,
             exchange,
@@ -181,50 +176,55 @@ impl Report {
         self.devices.get(number).map_or("", |device| &device.name)
     }
 
-    /// The budgets that `forecast` takes, all devices together, what is left to the drivers of those it uses included.
+    /// The budgets that `forecast` needs on all devices together, including the reserves of the
+    /// drivers in use.
     fn budget_of(&self, forecast: &Forecast) -> Bytes {
         let all = self.devices.iter().zip(&forecast.devices);
         let used = all.map(|(device, bytes)| (device.driver, bytes.total()));
         used.filter(|(_, here)| *here > Bytes(0)).map(|(driver, here)| driver + here).sum()
     }
 
-    /// What decides the speed, in sentences.
+    /// Sentences about the limits of the speed.
     fn why(&self) -> Vec<String> {
         let rate = |forecast: &Forecast| format!("{} tokens/s", shown_rate(forecast.rate(), 1));
         let Forecast { seconds, parts, placement, .. } = &self.forecast;
         let mut why = Vec::new();
         if self.devices.len() == 1 {
-            why.push("there is no device beside the CPU: what its memory delivers decides".into());
+            why.push(
+                "there is no device besides the CPU: its memory bandwidth is the limit".into(),
+            );
             return why;
         }
         let share = |part: f64| 100.0 * part / seconds;
         let more_helps = self.all_fits.seconds < 0.999 * seconds;
         let of_cpu = match more_helps {
             true => "more device memory would take work from it",
-            false => "what its memory delivers decides",
+            false => "its memory bandwidth is the limit",
         };
         let parts = [
             ("the CPU", parts.cpu, of_cpu),
-            ("the devices", parts.devices, "what their memory delivers decides"),
-            ("hand-offs", parts.hand_offs, "fewer split layers would not be faster: tried"),
+            ("the devices", parts.devices, "their memory bandwidth is the limit"),
+            ("hand-offs", parts.hand_offs, "fewer split layers would not be faster"),
         ];
         if let Some((name, part, so)) = parts.iter().max_by(|a, b| a.1.total_cmp(&b.1)) {
             why.push(format!("{:.0} % of a token's time is {name}: {so}", share(*part)));
         }
         let n_split = placement.n_split();
         let slower = match prompts::paid(self) {
-            Some(_) => "have slower tokens or prompts, or not fit",
+            Some(_) => "have slower decode or prefill, or not fit",
             None => "be slower, or not fit",
         };
         let beside = match n_split {
-            0 if self.wishes.whole_layers.is_some() => "no layer is split, as -ngl asks".to_owned(),
+            0 if self.wishes.whole_layers.is_some() => {
+                "no layer is split: -ngl places whole layers only".to_owned()
+            }
             0 if self.wishes.cache_on_cpu => {
-                "no layer is split: their caches are on the CPU".to_owned()
+                "no layer is split: the KV caches are on the CPU".to_owned()
             }
             0 if !self.can_split => {
-                "no layer is split: no device here can have a part of one".to_owned()
+                "no layer is split: no device here supports split layers".to_owned()
             }
-            0 => format!("no layer is split: with every number of split layers it would {slower}"),
+            0 => format!("no layer is split: any number of split layers would {slower}"),
             n => format!("{n} layers are split: other numbers would {slower}"),
         };
         why.push(format!(
@@ -243,13 +243,15 @@ impl Report {
     }
 }
 
-/// A rate with so many decimals, or with as many more as two digits of a small one take.
+/// A rate with `decimals` decimals, or with as many more as two significant digits of a small one
+/// take.
 fn shown_rate(rate: f64, decimals: usize) -> String {
     let wanted = if rate > 0.0 { (1.0 - rate.log10().floor()).clamp(0.0, 9.0) as usize } else { 0 };
     format!("{rate:.*}", decimals.max(wanted))
 }
 
-/// The least amount that is not less and that two decimals show whole: what is read off is enough.
+/// Rounded up to two decimals of the printed unit: passing the printed number as a budget is
+/// enough.
 fn shown_whole(bytes: Bytes) -> Bytes {
     let units = std::iter::successors(Some(1u64), |unit| unit.checked_mul(1024));
     let unit = units.take_while(|unit| *unit <= bytes.0).last().unwrap_or(1);
@@ -258,14 +260,14 @@ fn shown_whole(bytes: Bytes) -> Bytes {
     Bytes(u64::try_from(whole).unwrap_or(u64::MAX))
 }
 
-/// What it means that the hot set follows the text.
+/// The effect of adapting the hot set.
 fn follows(needs: ExchangeNeeds) -> String {
     let ExchangeNeeds { n_layers, most, host, counters } = needs;
     match most {
-        0 => "the hot set stays as it is: bringing neurons to the device costs more than it gains"
+        0 => "the hot set is not adapted: moving neurons to the device costs more than it gains"
             .to_owned(),
         most => format!(
-            "the hot set of {n_layers} layers follows the text: up to {most} neurons change places every {} tokens; {counters} of counters on each device, and {host} of the model in the host's memory (--no-adapt: none of it)",
+            "the hot set of {n_layers} layers adapts to the text: up to {most} neurons are swapped every {} tokens; it takes {counters} for counters on each device and {host} of the model in host memory (--no-adapt disables it)",
             exchange::EVERY
         ),
     }
@@ -280,11 +282,11 @@ fn notes(
     let mut notes = Vec::new();
     if skips && settings.placing.uses.is_none() {
         notes.push(format!(
-            "a token is taken to use {:.0} % of the neurons (--density sets it)",
+            "a token is assumed to use {:.0} % of the neurons (--density sets it)",
             100.0 * settings.placing.density
         ));
         if forecast.placement.n_split() > 0 {
-            notes.push(engine::NO_PROFILE.to_owned());
+            notes.push(Notice::NoProfile.to_string());
         }
     }
     let unified = machine.others.iter().filter(|other| !other.is_apart());
@@ -301,15 +303,15 @@ fn notes(
     notes.extend(machine.cannot(forecast, wishes));
     let guesses = machine.guesses();
     if !machine.others.is_empty() && !guesses.is_empty() {
-        notes.push(format!("assumed, as --assume does not say it: {}", guesses.join("; ")));
+        notes.push(format!("assumed, because --assume does not set it: {}", guesses.join("; ")));
     }
     if wishes.cache_on_cpu {
-        notes.push("--no-kv-offload: attention is where its cache is, so layers stay on the CPU and only the head can be elsewhere".to_owned());
+        notes.push("--no-kv-offload: attention runs where its KV cache is, so layers stay on the CPU and only the head can be on a device".to_owned());
     }
     notes
 }
 
-/// The share of the neurons that a token uses.
+/// Share of the neurons that a token uses.
 fn density(placing: &Placing) -> f64 {
     let Some(uses) = &placing.uses else { return placing.density };
     let (sum, n) = uses.iter().flatten().fold((0.0, 0), |(sum, n), p| (sum + f64::from(*p), n + 1));
@@ -356,7 +358,7 @@ mod tests {
         for bytes in [(1 << 20) + 1, 79_306_752, (3 << 30) + 12_345_678] {
             let found = shown(bytes);
             let read = crate::cli::parse::budget(&found.to_string()).unwrap();
-            let crate::cli::parse::Budget::Bytes(read) = read else { panic!("{found}") };
+            let runtime::Budget::Bytes(read) = read else { panic!("{found}") };
             assert!(found.0 >= bytes && read + 1 >= bytes && read - bytes < bytes / 64, "{found}");
         }
     }

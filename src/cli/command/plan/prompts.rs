@@ -1,23 +1,24 @@
-//! What the plan says of prompts: how fast, and whether the CPU's neurons come to devices for them.
+//! The prefill part of the plan: its speed, and whether weights on the CPU are streamed to
+//! devices.
 
 use super::{Report, shown_rate};
 use crate::placement::{CPU, Forecast, StreamFacts, Task};
 use serde_json::{Value, json};
 
-/// What decides it besides the forecast.
+/// Facts that decide this besides the forecast.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    /// What it takes on each device; `None` where nothing can stream.
+    /// Memory for streaming per device; `None` where nothing can be streamed.
     facts: Vec<Option<StreamFacts>>,
-    /// Why no model like this streams.
+    /// Why models like this are never streamed.
     never: Option<&'static str>,
-    /// Whether those of layers on the CPU could.
+    /// Whether layers on the CPU can be streamed.
     from_cpu: bool,
 }
 
 impl Streams {
     pub(super) fn new(task: &Task, predicts: bool, experts: bool) -> Streams {
-        let never = (predicts && experts).then_some("a predictor lists those of experts");
+        let never = (predicts && experts).then_some("predictors over experts need the hand-off");
         let mut reads = task.layers.iter().filter_map(|layer| layer.reads.streams);
         let from_cpu = reads.any(|reads| reads.carried.is_some());
         Streams {
@@ -28,23 +29,23 @@ impl Streams {
     }
 }
 
-/// Why no layer on the CPU sends its neurons.
-const STAYS: &str =
-    "the CPU computes its neurons: its layers have a predictor there, or offsets that down adds";
+/// Why layers on the CPU are not streamed.
+const STAYS: &str = "weights on the CPU are not streamed during prefill: its layers have a predictor or a bias on down";
 
-/// Tokens a second of a forecast's prompts, for people.
+/// Prefill rate of a forecast in tokens per second, as text.
 fn rate(forecast: &Forecast) -> String {
     forecast.prompt_rate().map_or_else(|| "?".to_owned(), |rate| shown_rate(rate, 0))
 }
 
-/// The part of its time that a token takes longer for the sake of prompts, where that is noticed.
+/// Relative increase in the time of a token that was accepted for faster prefill, if it is
+/// noticeable.
 pub(super) fn paid(report: &Report) -> Option<f64> {
     let Report { forecast, for_tokens, .. } = report;
     let more = forecast.seconds / for_tokens.seconds - 1.0;
     Some(more).filter(|more| *more >= 0.001 && forecast.prompt < for_tokens.prompt)
 }
 
-/// Sentences; none where all is on the CPU.
+/// Sentences; none if everything is on the CPU.
 pub(super) fn lines(report: &Report) -> Vec<String> {
     let forecast = &report.forecast;
     let mut lines = Vec::new();
@@ -62,7 +63,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     }
     if let Some(more) = paid(report) {
         lines.push(format!(
-            "for its prompts a token takes {:.1} % longer than it could: the fastest tokens, {} a second, would come with prompts of about {} tokens/s",
+            "decode is {:.1} % slower than possible, for faster prefill: the fastest decode, {} tokens/s, would have prefill at about {} tokens/s",
             100.0 * more,
             shown_rate(report.for_tokens.rate(), 1),
             rate(&report.for_tokens)
@@ -83,7 +84,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     lines
 }
 
-/// Whether the CPU's neurons come to `device`, and why.
+/// Whether weights on the CPU are streamed to `device`, and why.
 fn line(report: &Report, device: usize) -> String {
     let name = report.device(device);
     let [cpu, speed] = [0, device].map(|n| report.devices[n].speed);
@@ -91,29 +92,33 @@ fn line(report: &Report, device: usize) -> String {
     let from = report.forecast.stream_from.get(device).copied().flatten();
     let speeds = match cpu.prompt > 0.0 {
         true => format!(
-            "speeds: {name} multiplies {:.1} times as fast as the CPU, {:.1} GB/s of neurons get there",
+            "speeds: {name} multiplies {:.1} times as fast as the CPU, {:.1} GB/s can be streamed to it",
             speed.prompt / cpu.prompt,
             speed.upload / 1e9
         ),
-        false => "speeds in prompts are not known".to_owned(),
+        false => "prefill speeds are unknown".to_owned(),
     };
     match (from.zip(facts), report.streams.never, facts) {
         (Some((from, facts)), ..) => format!(
-            "from {from} tokens on the CPU's neurons come to {name} in pieces of {}, {} of slots ({speeds})",
+            "from {from} tokens on, weights on the CPU are streamed to {name} in chunks of {} with {} of slots ({speeds})",
             facts.piece, facts.bytes
         ),
-        (None, Some(never), _) => format!("the CPU computes its neurons, since {never}"),
+        (None, Some(never), _) => {
+            format!("weights on the CPU are not streamed during prefill: {never}")
+        }
         (None, None, None) => {
-            format!("the CPU computes its neurons, since {name} takes none in pieces")
+            format!(
+                "weights on the CPU are not streamed during prefill: {name} does not support it"
+            )
         }
         (None, None, Some(facts)) => format!(
-            "the CPU computes its neurons: that they come to {name} in pieces would not be faster, or {} of slots would cost more than they bring ({speeds})",
+            "weights on the CPU are not streamed during prefill: streaming to {name} would not be faster, or {} of slots would cost more than they gain ({speeds})",
             facts.bytes
         ),
     }
 }
 
-/// The same for programs.
+/// The same as JSON.
 pub(super) fn value(report: &Report) -> Value {
     let forecast = &report.forecast;
     let streams = report.streams.facts.iter().enumerate().skip(1).map(|(device, facts)| {

@@ -1,5 +1,5 @@
-//! The plan as a picture: a row for each layer, attention and neurons as bars on their devices, and beside it the time
-//! that each side needs.
+//! The plan as a plot: a row for each layer, with attention and neurons as bars on their devices,
+//! and the time of each side next to it.
 
 use super::{Report, shown_rate};
 use crate::cli::svg::{CPU_COLOR, Picture, TEXT, TITLE, color, fitted, width_of};
@@ -8,13 +8,13 @@ use crate::placement::CPU;
 const ROW: f64 = 14.0;
 const GAP: f64 = 3.0;
 const LEFT: f64 = 48.0;
-/// Width of attention, of the neurons, and of the times.
+/// Widths of attention, of the neurons, and of the times.
 const ATTENTION: f64 = 70.0;
 const NEURONS: f64 = 420.0;
 const TIMES: f64 = 200.0;
 const SPACE: f64 = 14.0;
 
-/// The whole picture.
+/// The complete plot.
 pub(super) fn picture(report: &Report) -> String {
     let forecast = &report.forecast;
     let n_layer = forecast.layers.len();
@@ -38,7 +38,7 @@ pub(super) fn picture(report: &Report) -> String {
         out.text((x, top - 8.0), "fill=\"#555\"", name);
     }
     let slowest = forecast.layers.iter().map(|layer| layer.time.total()).fold(1e-12, f64::max);
-    let n_ff = report.model.hyper.n_ff.max(1) as f64;
+    let n_ff = report.model.max_n_ff().max(1) as f64;
     for (i, (placed, layer)) in forecast.placement.layers.iter().zip(&forecast.layers).enumerate() {
         let y = top + i as f64 * (ROW + GAP);
         let home = color(placed.home);
@@ -46,7 +46,8 @@ pub(super) fn picture(report: &Report) -> String {
         out.bar((attention, y, ATTENTION, ROW), home);
         let here = NEURONS * layer.n_home as f64 / n_ff;
         out.bar((neurons, y, here, ROW), home);
-        out.bar((neurons + here, y, NEURONS - here, ROW), CPU_COLOR);
+        let absent = NEURONS * layer.n_ff as f64 / n_ff - here;
+        out.bar((neurons + here, y, absent, ROW), CPU_COLOR);
         if placed.is_split() {
             let share = format!("{:.0} % of the use", 100.0 * layer.off_cpu);
             out.text((neurons + 4.0, y + ROW - 4.0), "font-size=\"9\"", &share);

@@ -3,6 +3,7 @@
 use super::held::LayerBytes;
 use super::{Report, shown_rate};
 use crate::cli::terminal::printable;
+use crate::model::{LayerWeights, Model};
 use crate::placement::{CPU, LayerForecast, LayerPlacement};
 use hal::Bytes;
 use std::fmt::Write;
@@ -16,7 +17,7 @@ pub(super) fn report(report: &Report) -> String {
         "{}: {} layers of {} neurons, context of {} tokens\n",
         printable(model.file.name()),
         model.hyper.n_layer,
-        model.hyper.n_ff,
+        neurons(model),
         report.n_ctx
     );
     devices(report, &mut out);
@@ -25,7 +26,7 @@ pub(super) fn report(report: &Report) -> String {
     let milliseconds = |seconds: f64| seconds * 1e3;
     let _ = writeln!(
         out,
-        "expected: {} tokens/s with {} tokens in the context ({:.2} ms a token: devices {:.2}, CPU {:.2}, hand-offs {:.2})",
+        "expected: {} tokens/s with {} tokens in the context ({:.2} ms per token: devices {:.2}, CPU {:.2}, hand-offs {:.2})",
         shown_rate(forecast.rate(), 1),
         report.n_past,
         milliseconds(forecast.seconds),
@@ -49,7 +50,16 @@ pub(super) fn report(report: &Report) -> String {
     out
 }
 
-/// Rows of cells in columns; the first is for names.
+/// Neurons of a layer, or of the smallest and the largest.
+fn neurons(model: &Model) -> String {
+    let least = model.layers.iter().map(LayerWeights::n_ff).min().unwrap_or(0);
+    match (least, model.max_n_ff()) {
+        (least, most) if least == most => most.to_string(),
+        (least, most) => format!("{least} to {most}"),
+    }
+}
+
+/// Formats rows of cells as columns; the first column is for names.
 fn table(rows: &[Vec<String>], out: &mut String) {
     let n = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -112,21 +122,21 @@ fn devices(report: &Report, out: &mut String) {
     for (number, device) in report.devices.iter().enumerate() {
         if let Some((left, why)) = report.unused(number) {
             let name = printable(&device.name);
-            let _ = writeln!(out, "{left} of the budget of {name} stay unused: {why}\n");
+            let _ = writeln!(out, "{left} of the budget of {name} are unused: {why}\n");
         }
     }
 }
 
-/// A layer: where it is, what is expected of it, what it takes.
+/// A layer: its placement, forecast and memory.
 type Placed<'a> = (&'a LayerPlacement, (&'a LayerForecast, &'a LayerBytes));
 
-/// Layers that are placed alike stand in one row.
+/// Layers with the same placement share a row.
 fn layers(report: &Report, out: &mut String) {
     let mut rows = vec![cells([
         "layers",
         "attention on",
-        "neurons there",
-        "of those used",
+        "home neurons",
+        "active share",
         "attention",
         "KV cache",
         "neurons",
@@ -139,6 +149,7 @@ fn layers(report: &Report, out: &mut String) {
     let alike = |a: &Placed<'_>, b: &Placed<'_>| {
         let ((a_place, (a, a_bytes)), (b_place, (b, b_bytes))) = (a, b);
         (a_place.home, a.n_home, a_bytes) == (b_place.home, b.n_home, b_bytes)
+            && (a.n_ff, a_place.is_split()) == (b.n_ff, b_place.is_split())
     };
     let mut first = 0;
     for run in placed.chunk_by(alike) {
@@ -146,13 +157,12 @@ fn layers(report: &Report, out: &mut String) {
         let last = first + run.len() - 1;
         let number = if first == last { first.to_string() } else { format!("{first}-{last}") };
         let time = format!("{:.2} ms", layer.time.total() * 1e3);
-        let n_ff = report.model.hyper.n_ff;
+        let n_ff = report.model.layers[first].n_ff();
         let mut row = vec![number, printable(report.device(place.home))];
-        row.push(match layer.n_home == n_ff {
-            true => "all".to_owned(),
-            false => {
-                format!("{} ({:.0} %)", layer.n_home, 100.0 * layer.n_home as f64 / n_ff as f64)
-            }
+        row.push(match layer.n_home {
+            0 if n_ff == 0 => "none".to_owned(),
+            n if n == n_ff => "all".to_owned(),
+            n => format!("{n} ({:.0} %)", 100.0 * n as f64 / n_ff as f64),
         });
         row.push(match place.home {
             CPU => String::new(),

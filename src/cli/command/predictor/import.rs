@@ -1,4 +1,4 @@
-//! Predictors that others have trained.
+//! Import of PowerInfer's predictors.
 
 use std::path::Path;
 
@@ -6,26 +6,25 @@ use super::Job;
 use crate::cli::failure::{Exit, Failure};
 use crate::convert;
 use crate::model::Predictor;
-use crate::predictor::{self, Block, Maker};
+use crate::predictor::{self, Maker};
 use crate::tokenizer::Tokenizer;
 
-/// Tokens on which fewer bits are judged.
+/// Tokens on which a quantised predictor is evaluated.
 const TOKENS: usize = 4096;
 
 impl Job<'_> {
-    /// Reads the folder, takes fewer bits where they do, and saves.
+    /// Reads the folder, quantises where that costs nothing, and saves.
     pub(super) fn import(
         &self,
         folder: &Path,
         out: &Path,
         tokenizer: &Tokenizer,
     ) -> Result<(), Failure> {
-        let hyper = &self.model.hyper;
         if !self.model.is_exactly_sparse() {
             let message = "predictors are for models whose activation has exact zeros";
             return Err(Failure::new(Exit::BadModel, message));
         }
-        let found = convert::predictors(folder, hyper.n_layer, hyper.n_embd, hyper.n_ff)?;
+        let found = convert::predictors(folder, self.model.hyper.n_embd, &self.model.neurons())?;
         found.notes.iter().for_each(|note| self.terminal.note(note));
         let threshold = found.threshold.unwrap_or_default();
         let layers = found.layers.into_iter();
@@ -35,7 +34,7 @@ impl Job<'_> {
             let mut engine = self.dense(windows.n_ctx())?;
             for (i, layer) in layers.iter_mut().enumerate() {
                 let seen = self.read(&mut engine, &windows, i..i + 1, |o| o.residual)?;
-                let block = Block::of(&self.model.layers[i].ffn)?;
+                let block = self.block(i)?;
                 for [seen, _] in &seen {
                     *layer = predictor::requantised(layer, &block, seen, threshold)?;
                 }

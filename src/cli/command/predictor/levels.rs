@@ -1,38 +1,37 @@
-//! Which errors `balanced` and `fast` stand for: the largest at which the model keeps to their quality, measured on the
-//! text that was held out.
+//! The errors of `balanced` and `fast`: the largest at which the model keeps their quality, measured on held-out text.
 
 use std::sync::Arc;
 
 use super::Job;
-use crate::cli::command::engine;
+
 use crate::cli::failure::Failure;
 use crate::engine::{Engine, EngineOptions, Sparsity};
 use crate::evaluate::{self, Chunks, Comparison};
 use crate::predictor::{Chooser, ERRORS, Layers, Levels, Quality};
 
-/// The parts of what a quality allows that are used: text that the model knows less well costs more.
+/// Share of the allowed loss that is used: text that the model knows less well costs more.
 const OF_DIVERGENCE: f64 = 0.6;
 const OF_OTHER_TOPS: f64 = 0.5;
 
-/// Memory for the logits of the dense run, which otherwise runs again beside each comparison.
+/// Memory for the logits of the dense run. If they need more, the dense run is repeated for each comparison.
 const MOST_KEPT: usize = 1 << 30;
 
-/// Errors that are told apart.
+/// Number of errors to choose from.
 const STEPS: usize = 32;
 
 /// Error `i` of [`STEPS`]: from the first to the last of [`ERRORS`], each larger by the same factor.
 fn error(i: usize) -> f32 {
     let [first, last] = [ERRORS[0], ERRORS[ERRORS.len() - 1]];
     let share = i as f32 / (STEPS - 1) as f32;
-    // Three digits are enough to say.
+    // Rounded to three digits.
     let error = first * (last / first).powf(share);
     (error * 1e4).round() / 1e4
 }
 
-/// What runs are compared with.
+/// The dense run that others are compared with.
 struct Reference<'a> {
     dense: &'a mut Engine,
-    /// Its logits, if there are few enough.
+    /// Its logits, if they fit in memory.
     logits: Option<Vec<f32>>,
 }
 
@@ -52,7 +51,7 @@ impl Job<'_> {
             false => {
                 let size = hal::Bytes(size as u64);
                 self.terminal.detail(&format!(
-                    "the dense run's logits would take {size}: it runs again beside each comparison"
+                    "the dense run's logits would take {size}: repeating it for each comparison"
                 ));
                 None
             }
@@ -60,7 +59,7 @@ impl Job<'_> {
         let reference = &mut Reference { dense, logits };
         let mut known: Vec<Option<Comparison>> = vec![None; STEPS];
         let mut level = |quality: Quality| {
-            // All before `low` keep to it, as far as is known; none from `high` on does.
+            // Invariant: errors before `low` keep the quality, those from `high` on do not.
             let (mut low, mut high) = (0, STEPS);
             while low < high {
                 let middle = low.midpoint(high);
@@ -97,11 +96,12 @@ impl Job<'_> {
         let options = EngineOptions {
             sparsity: Sparsity::Within(error),
             chooser: Some(Arc::new(chooser)),
-            // Where memory was too short for one, it is for two.
+            // If memory was too short once, it is again.
             repack: dense.options().repack,
             ..self.settings(chunks.n_ctx())
         };
-        let mut engine = engine::quietly(self.model, options, self.machine.cpu.clone())?;
+        let mut engine =
+            runtime::load_quietly(self.model, options, self.runtime.machine().cpu.clone())?;
         let flag = self.interrupt.flag();
         let quiet = &mut |_: usize, _: &Comparison| {};
         let comparison = match logits {

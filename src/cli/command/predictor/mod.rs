@@ -1,11 +1,10 @@
-//! `thermocline predictor`: shows a text to the dense model and learns of it which neurons can be skipped.
+//! `thermocline predictor`: runs a text through the dense model and trains a predictor on its activations.
 
 mod import;
 mod levels;
 mod report;
 mod text;
 
-use super::engine::{self, Machine, Opened};
 use super::profile;
 use crate::cli::config::PredictorOptions;
 use crate::cli::failure::{Exit, Failure};
@@ -15,42 +14,43 @@ use crate::cli::terminal::Terminal;
 use crate::engine::{Engine, EngineOptions, Observed, Sparsity};
 use crate::learned;
 use crate::model::Model;
-use crate::predictor::{self, Block, Chooser, Kind, Maker, Seen, Settings, Stage, Texts};
+use crate::predictor::{self, Block, Kind, Maker, Seen, Settings, Stage, Texts};
 use crate::tokenizer::Tokenizer;
 use hal::format::Format;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use runtime::{Opened, Runtime};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use text::Windows;
 
-/// Memory for what was seen of layers that are learnt in one reading of the text.
+/// Memory for the recorded activations of the layers that are trained in one pass over the text.
 const MOST_SEEN: usize = 2 << 30;
-/// Tokens that thresholds and the lines of signs are learnt from: they are a few numbers for each neuron.
+/// Tokens for thresholds and for signs: they are only a few numbers per neuron.
 const FOR_THRESHOLDS: usize = 8192;
 
-/// Learns, saves layer by layer, and prints what came of it.
+/// Trains, saves layer by layer, and prints the result.
 ///
 /// # Errors
-/// What loading, learning and saving report; models that have nothing to learn.
+/// Those of loading, training and saving; models for which nothing can be trained.
 pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install_with_termination()?;
-    let machine = Machine::cpu_only("`predictor` learns", &options.model, terminal);
-    let path = options.model.path.as_deref();
-    let opened = engine::open(path, &options.model.computation, &machine.cpu, terminal)?;
+    let run = options.model.run.clone();
+    let runtime = Runtime::cpu_only("`predictor` trains", run, terminal.observer());
+    let opened = runtime.open(options.model.path.as_deref())?;
     let model = &opened.model;
-    let out = make(options, "", &opened, machine, &interrupt, terminal)?;
+    let out = make(options, "", &opened, runtime, &interrupt, terminal)?;
     let found = learned::Learned::open(&out, &model.file).map_err(predictor::Error::from)?;
-    let chooser = Chooser::read(&found, model)?;
+    let chooser = predictor::read(&found, model)?;
     let mut output = Output::stdout();
     output.write(report::text(model, chooser.as_ref(), options.settings.target))?;
     let word = if options.import.is_some() { "predicted" } else { "balanced" };
-    let folder = options.model.computation.folder.as_ref().map(|folder| folder.path.as_path());
+    let folder = options.model.run.computation.folder();
     let places = learned::places(&model.file, folder);
     terminal.note(&match places.contains(&out) {
-        true => format!("kept in {}; --sparsity {word} uses it", out.display()),
+        true => format!("stored in {}; --sparsity {word} uses it", out.display()),
         false => format!(
-            "kept in {}; --sparsity {word} looks for it in {} only",
+            "stored in {}, but --sparsity {word} looks only in {}",
             out.display(),
             places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ")
         ),
@@ -58,7 +58,7 @@ pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(),
     output.flush()
 }
 
-/// Makes what is missing of `opened`, and gives the file that holds it. `why` is a part of the recipe.
+/// Trains what is missing for `opened`; returns the file that holds it. `why` is part of the recipe.
 ///
 /// # Errors
 /// As [`run`].
@@ -66,7 +66,7 @@ pub(super) fn make(
     options: &PredictorOptions,
     why: &str,
     opened: &Opened,
-    machine: Machine,
+    runtime: Runtime,
     interrupt: &Interrupt,
     terminal: &Terminal,
 ) -> Result<PathBuf, Failure> {
@@ -74,7 +74,7 @@ pub(super) fn make(
     check(model, options.settings.kind)?;
     let out = place(options, model)?;
     let interrupt = interrupt.clone();
-    let job = Job { options, why, terminal, model, interrupt, machine };
+    let job = Job { options, why, terminal, model, interrupt, runtime };
     match &options.import {
         Some(folder) => job.import(folder, &out, tokenizer)?,
         None => job.make(&out, tokenizer)?,
@@ -82,57 +82,63 @@ pub(super) fn make(
     Ok(out)
 }
 
-/// Refuses models of which nothing is learnt.
+/// Rejects models for which nothing can be trained.
 ///
 /// # Errors
 /// [`Exit::BadModel`].
 pub(super) fn check(model: &Model, kind: Kind) -> Result<(), Failure> {
     let refused = |why: &str| {
-        Err(Failure::new(Exit::BadModel, format!("nothing can be learnt of this model: {why}")))
+        Err(Failure::new(Exit::BadModel, format!("cannot train a predictor for this model: {why}")))
     };
-    if model.hyper.experts.is_some() {
-        return refused("its neurons fall into experts, for which predictors are not built");
+    if model.experts().is_some() {
+        return refused("predictors for models with experts are not supported");
+    }
+    if model.layers.iter().any(|layer| layer.ffn.is_none()) {
+        return refused("some of its layers have no feed-forward block, and every layer needs one");
     }
     let step = match kind {
         Kind::Factors => predictor::RANK_STEP,
         Kind::Signs => Format::Q1_0.block_values(),
     };
     if model.is_exactly_sparse() && !model.hyper.n_embd.is_multiple_of(step) {
-        return refused(&format!("its width of {} is no multiple of {step}", model.hyper.n_embd));
+        return refused(&format!(
+            "its width of {} is not a multiple of {step}",
+            model.hyper.n_embd
+        ));
     }
     if kind == Kind::Signs && !model.is_exactly_sparse() {
-        return refused("signs tell neurons that are exactly idle, and it has none");
+        return refused("signs need an activation with exact zeros");
     }
     Ok(())
 }
 
-/// Where the result goes: where the user says, or the best place.
+/// The output file: the user's, or the best place.
 fn place(options: &PredictorOptions, model: &Model) -> Result<PathBuf, Failure> {
     if let Some(out) = &options.out {
         learned::check_place(out).map_err(predictor::Error::from)?;
         return Ok(out.clone());
     }
-    let folder = options.model.computation.folder.as_ref().map(|folder| folder.path.as_path());
+    let folder = options.model.run.computation.folder();
     Ok(learned::place(&model.file, folder).map_err(predictor::Error::from)?)
 }
 
-/// What is to be done, and with what.
+/// A training job.
 struct Job<'a> {
     options: &'a PredictorOptions,
     why: &'a str,
     terminal: &'a Terminal,
     model: &'a Arc<Model>,
     interrupt: Interrupt,
-    machine: Machine,
+    runtime: Runtime,
 }
 
 impl Job<'_> {
-    /// A text, of which at most `most` tokens count.
+    /// A text, of which at most `most` tokens are used.
     fn windows(&self, text: &str, tokenizer: &Tokenizer, most: usize) -> Result<Windows, Failure> {
         Windows::new(text, tokenizer, self.model.hyper.n_ctx_train, most)
     }
 
-    /// Makes a predictor or thresholds, or what is missing of them.
+    /// Trains a predictor or thresholds, or the layers that are missing.
     fn make(&self, out: &Path, tokenizer: &Tokenizer) -> Result<(), Failure> {
         let signs = self.options.settings.kind == Kind::Signs;
         let most = match self.model.is_exactly_sparse() && !signs {
@@ -142,7 +148,7 @@ impl Job<'_> {
         let text = self.options.text.as_deref().unwrap_or(profile::TEXT);
         let windows = self.windows(text, tokenizer, most)?;
         let Settings { kind, target, n_steps, rank, max_size } = self.options.settings;
-        // Recipes of runs before there was a limit go on.
+        // Without a limit, the recipe is that of versions without one, so that their runs resume.
         let limit = max_size.map_or(String::new(), |most| format!(", at most {most}"));
         let recipe = format!(
             "{}{kind:?}, target {target}, {n_steps} steps, rank {rank:?}{limit}, {} tokens of {}",
@@ -152,21 +158,22 @@ impl Job<'_> {
         );
         let maker = Maker::new(self.model, out, &recipe, self.options.restart)?;
         if maker.is_finished() {
-            self.terminal.note("everything is there already, made by the same recipe");
+            self.terminal.note("nothing to do: the result of the same recipe exists");
             return Ok(());
         }
         if let Some(last) = maker.layers().len().checked_sub(1) {
-            self.terminal.note(&format!("going on after layer {last} of an earlier run"));
+            self.terminal.note(&format!("resuming after layer {last} of an earlier run"));
         }
         self.learn_all(&windows, maker)
     }
 
-    /// Learns the layers that are missing, as many in one reading as memory allows.
+    /// Trains the missing layers, as many in one pass as memory allows.
     fn learn_all(&self, windows: &Windows, mut maker: Maker<'_>) -> Result<(), Failure> {
         let mut engine = self.dense(windows.n_ctx())?;
         let hyper = &self.model.hyper;
         let density = if self.model.is_exactly_sparse() { 0.2 } else { 1.0 };
-        let parts = (hyper.n_ff as f64 * density) as usize * size_of::<predictor::Part>();
+        let parts =
+            (self.model.max_n_ff() as f64 * density) as usize * size_of::<predictor::Part>();
         let each = windows.n_tokens() * (hyper.n_embd * size_of::<f32>() + parts);
         let at_once = (MOST_SEEN / each.max(1)).max(1);
         while maker.layers().len() < hyper.n_layer {
@@ -182,23 +189,21 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// An engine that skips nothing that counts.
+    /// An engine that skips no contributing neuron.
     fn dense(&self, n_ctx: usize) -> Result<Engine, Failure> {
         let sparsity = match self.model.is_exactly_sparse() {
             true => Sparsity::Exact,
             false => Sparsity::Off,
         };
         let options = EngineOptions { sparsity, ..self.settings(n_ctx) };
-        let computation = &self.options.model.computation;
-        engine::load(self.model, options, computation, &self.machine, self.terminal)
+        Ok(self.runtime.load(self.model, options)?)
     }
 
     fn settings(&self, n_ctx: usize) -> EngineOptions {
-        EngineOptions { n_ubatch: n_ctx.min(64), ..engine::settings(&self.options.model, n_ctx) }
+        EngineOptions { n_ubatch: n_ctx.min(64), ..self.runtime.settings(n_ctx) }
     }
 
-    /// What is to be learnt from and what is held out, for each of `layers`.
-    /// The predictor reads what `input` takes of what is observed.
+    /// Training and held-out samples of each of `layers`. `input` extracts the predictor's input from an observation.
     fn read(
         &self,
         engine: &mut Engine,
@@ -206,10 +211,10 @@ impl Job<'_> {
         layers: Range<usize>,
         input: for<'a> fn(&Observed<'a>) -> &'a [f32],
     ) -> Result<Vec<[Seen; 2]>, Failure> {
-        let hyper = &self.model.hyper;
+        let (model, n_ff) = (self.model, self.model.neurons());
         let seen =
-            || Seen::new(self.model.ffn_kind, self.model.activation, hyper.n_embd, hyper.n_ff);
-        let mut all: Vec<[Seen; 2]> = layers.clone().map(|_| [seen(), seen()]).collect();
+            |i: usize| Seen::new(model.ffn_kind, model.activation, model.hyper.n_embd, n_ff[i]);
+        let mut all: Vec<[Seen; 2]> = layers.clone().map(|i| [seen(i), seen(i)]).collect();
         let bar = self.bar(&format!("reading, {} layers", layers.len()), windows.len());
         for (i, window) in windows.iter().enumerate() {
             let mut session = engine.open();
@@ -228,8 +233,17 @@ impl Job<'_> {
         Ok(all)
     }
 
+    /// The feed-forward block of a layer; [`check`] has refused models in which one has none.
+    fn block(&self, layer: usize) -> Result<Block, Failure> {
+        let missing = || {
+            let text = format!("layer {layer} has no feed-forward block");
+            Failure::new(Exit::BadModel, text)
+        };
+        Ok(Block::of(self.model.layers[layer].ffn.as_ref().ok_or_else(missing)?)?)
+    }
+
     fn learn(&self, layer: usize, texts: Texts<'_>, maker: &mut Maker<'_>) -> Result<(), Failure> {
-        let block = Block::of(&self.model.layers[layer].ffn)?;
+        let block = self.block(layer)?;
         let settings = &self.options.settings;
         let bar =
             self.bar(&format!("layer {layer} of {}", self.model.hyper.n_layer), settings.n_steps);
@@ -257,7 +271,7 @@ impl Job<'_> {
             maker.thresholds(predictor::thresholds(&block, texts))?;
         }
         bar.finish_and_clear();
-        self.terminal.detail(&format!("layer {layer} is learnt"));
+        self.terminal.detail(&format!("layer {layer} is trained"));
         Ok(())
     }
 

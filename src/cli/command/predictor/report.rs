@@ -1,6 +1,6 @@
-//! What came of a run, as a table.
+//! The result of a run, as a table.
 
-use crate::model::Model;
+use crate::model::{Ffn, Model};
 use crate::predictor::{self, Chooser, Layers, Levels};
 
 /// A table of the layers, at the error for which they were made or the next larger one that is kept.
@@ -14,7 +14,6 @@ pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> Str
             text += "layer  rank  type         bytes  of ffn  trained  listed  recall  weighted  at error\n";
             for (i, layer) in layers.iter().enumerate() {
                 let verdict = &layer.curve.verdicts[at];
-                let ffn = &model.layers[i].ffn;
                 let types = match &layer.fc1 {
                     Some(fc1) if fc1.desc().format != layer.fc2.desc().format => {
                         format!("{} {}", fc1.desc().format.name(), layer.fc2.desc().format.name())
@@ -22,7 +21,8 @@ pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> Str
                     Some(_) | None => layer.fc2.desc().format.name().to_owned(),
                 };
                 let size = |rows: &hal::HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
-                let all: u64 = ffn.matrices().map(|(_, rows)| size(rows)).sum();
+                let matrices = model.layers[i].ffn.iter().flat_map(Ffn::matrices);
+                let all: u64 = matrices.map(|(_, rows)| size(rows)).sum();
                 text += &format!(
                     "{i:5}  {:>4}  {:9}  {:>8}  {:4.1} %  {:7}  {:4.1} %  {:.4}  {:8.4}  {:8.3}\n",
                     layer.fc1.as_ref().map_or("-".to_owned(), |fc1| fc1.desc().n_rows.to_string()),

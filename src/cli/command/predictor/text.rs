@@ -1,4 +1,4 @@
-//! A text in windows, some of which are held out.
+//! A text cut into windows, some of which are held out.
 
 use crate::cli::failure::{Exit, Failure};
 use crate::evaluate::Chunks;
@@ -8,14 +8,14 @@ use crate::tokenizer::Tokenizer;
 
 /// Tokens of a window.
 pub(super) const WINDOW: usize = 512;
-/// One window of so many is held out.
+/// One in this number of windows is held out.
 const HELD_OF: usize = 8;
 /// Most tokens that are held out.
 const MOST_HELD: usize = 4096;
-/// Fewest tokens of which anything is learnt.
+/// Fewest tokens to train on.
 const FEWEST: usize = 1024;
 
-/// A text as a model reads it, cut into windows that have nothing to do with each other.
+/// The tokens of a text, cut into independent windows.
 #[derive(Debug)]
 pub(super) struct Windows {
     tokens: Vec<u32>,
@@ -40,22 +40,22 @@ impl Windows {
         }
         tokens.truncate(most.max(FEWEST));
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        // A short text in shorter windows: some are for learning, some for measuring.
+        // A short text needs shorter windows, so that some are for training and some for measuring.
         let n_ctx = WINDOW.min(n_ctx_train.max(2)).min(tokens.len() / HELD_OF);
         Ok(Windows { tokens, n_ctx, bos })
     }
 
-    /// Tokens of a window as the model reads it.
+    /// Tokens of a window.
     pub(super) fn n_ctx(&self) -> usize {
         self.n_ctx
     }
 
-    /// Tokens of all of them.
+    /// Tokens of all windows.
     pub(super) fn n_tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// A sum by which the text is known.
+    /// A hash that identifies the text.
     pub(super) fn sum(&self) -> String {
         let mut hash = Hash::default();
         self.tokens.iter().for_each(|token| hash.word(u64::from(*token)));
@@ -74,15 +74,15 @@ impl Windows {
         self.tokens.chunks(self.step()).map(|piece| self.bos.iter().chain(piece).copied().collect())
     }
 
-    /// The windows that are held out, for measuring.
+    /// The held-out windows, for measuring.
     pub(super) fn held(&self) -> Result<Chunks, Failure> {
         let held = self.iter().enumerate().filter(|(i, _)| self.is_held(*i));
         let tokens: Vec<u32> = held.flat_map(|(_, window)| window).collect();
         Ok(Chunks::new(tokens, self.n_ctx, self.bos, None)?)
     }
 
-    /// Whether window `i` is held out: every eighth whole one, as long as there are not too many, and at least two, for
-    /// a comparison takes two.
+    /// Whether window `i` is held out: every eighth complete one up to a limit, and at least two, since a comparison needs
+    /// two.
     pub(super) fn is_held(&self, i: usize) -> bool {
         let n_whole = self.tokens.len() / self.step();
         let most = (MOST_HELD / self.n_ctx).max(2);
@@ -104,7 +104,7 @@ mod tests {
             let windows = Windows { tokens, n_ctx, bos };
             let held = (0..windows.len()).filter(|i| windows.is_held(*i)).count();
             assert!(held >= 2 && held * n_ctx <= MOST_HELD.max(2 * n_ctx), "{n}: {held}");
-            assert!(2 * held <= windows.len(), "{n}: most is for learning");
+            assert!(2 * held <= windows.len(), "{n}: most is for training");
             assert!(windows.held().is_ok(), "{n}");
         }
     }

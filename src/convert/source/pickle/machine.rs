@@ -1,4 +1,4 @@
-//! The stack machine: opcodes, stack, memo, and nodes that name each other by number.
+//! The stack machine: opcodes, stack, memo, and nodes that refer to each other by index.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -9,7 +9,7 @@ pub(super) type Id = u32;
 
 #[derive(Clone, Debug)]
 enum Node {
-    /// Nothing that a tensor is made of: none, truth values, floats.
+    /// A value that tensors do not use: none, bools, floats.
     Other,
     Mark,
     Int(i64),
@@ -28,7 +28,7 @@ enum Node {
 
 pub(super) struct Machine<'a> {
     bytes: &'a [u8],
-    /// Where the next opcode is.
+    /// Offset of the next opcode.
     pub(super) at: usize,
     nodes: Vec<Node>,
     stack: Vec<Id>,
@@ -40,7 +40,7 @@ impl<'a> Machine<'a> {
         Machine { bytes, at: 0, nodes: Vec::new(), stack: Vec::new(), memo: HashMap::new() }
     }
 
-    /// Does one opcode; gives the result after the last.
+    /// Executes one opcode; returns the result after the last.
     pub(super) fn step(&mut self) -> Result<Option<Id>, Problem> {
         match self.byte()? {
             b'\x80' => self.protocol()?,
@@ -93,7 +93,7 @@ impl<'a> Machine<'a> {
                 self.global(&format!("{module}.{name}"))?;
             }
             b'R' => self.reduce()?,
-            // The state of a dictionary holds versions of modules, no tensors.
+            // The state of a dictionary holds versions of modules, not tensors.
             b'b' => drop(self.pop("BUILD", "state")?),
             b'Q' => self.storage()?,
             b's' => {
@@ -182,7 +182,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// What stands above the last mark.
+    /// The values above the last mark.
     fn pop_mark(&mut self, name: &'static str) -> Result<Vec<Id>, Problem> {
         let is_mark = |&id: &Id| matches!(self.node(id), Node::Mark);
         let at = self
@@ -207,7 +207,7 @@ impl<'a> Machine<'a> {
         self.push(Node::Int(value))
     }
 
-    /// A number of up to 8 bytes, with sign.
+    /// A signed integer of up to 8 bytes.
     fn long(&mut self) -> Result<(), Problem> {
         let n = usize::from(self.byte()?);
         let bytes = self.take(n)?;
@@ -246,7 +246,9 @@ impl<'a> Machine<'a> {
     fn get(&mut self, n: usize) -> Result<(), Problem> {
         let at = self.little(n)?;
         let id = self.memo.get(&at).copied();
-        self.stack.push(id.ok_or(Problem::Stack { name: "GET", expected: "memo of that number" })?);
+        self.stack.push(
+            id.ok_or(Problem::Stack { name: "GET", expected: "memo entry with this index" })?,
+        );
         Ok(())
     }
 
@@ -329,7 +331,7 @@ impl<'a> Machine<'a> {
 
     /// `(storage, offset, shape, strides, ...)`.
     fn view(&self, arguments: &[Id]) -> Result<View, Problem> {
-        let expected = "a storage, an offset, a shape and as many strides";
+        let expected = "a storage, an offset, a shape and one stride per axis";
         let wrong = Problem::Arguments { what: "a tensor", expected };
         let &[storage, offset, shape, strides, ..] = arguments else { return Err(wrong) };
         let (Node::Storage { class, key, n_stored }, Node::Int(offset)) =
@@ -348,7 +350,8 @@ impl<'a> Machine<'a> {
         Ok(View { name: String::new(), class, key, n_stored, offset, shape, strides })
     }
 
-    /// The tuple of numbers at `id`. It is copied for each tensor that shares it, so it is short.
+    /// The tuple of integers at `id`. It is copied for each tensor that shares it, so its length
+    /// is limited.
     fn numbers(&self, id: Id) -> Result<Option<Vec<u64>>, Problem> {
         let Node::Tuple(items) = self.node(id) else { return Ok(None) };
         if items.len() > MAX_AXES {
@@ -359,11 +362,11 @@ impl<'a> Machine<'a> {
         Ok(items.iter().map(number).collect())
     }
 
-    /// The tensors of the dictionary at `top` by their names.
+    /// The tensors of the dictionary at `top` with their names.
     pub(super) fn tensors(&self, top: Id) -> Result<Vec<View>, Problem> {
         let mut pairs = match self.node(top).clone() {
             Node::Dict(pairs) => pairs,
-            // A tensor that was saved by itself has no name.
+            // A tensor that was saved alone has no name.
             Node::Tensor(view) => return Ok(vec![View { name: String::new(), ..view }]),
             Node::Other
             | Node::Mark
@@ -394,7 +397,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Names are copied for each tensor that has them, so they are short.
+/// Names are copied for each tensor, so their length is limited.
 fn check_name(name: &str) -> Result<(), Problem> {
     match name.len() {
         0..=MAX_NAME => Ok(()),

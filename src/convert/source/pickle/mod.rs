@@ -1,10 +1,11 @@
-//! Reads the pickle of a PyTorch checkpoint without running anything: a stack machine over an arena, with the few
-//! opcodes and the few names that a dictionary of tensors needs.
+//! Reads the pickle of a PyTorch checkpoint without executing it: a stack machine over an arena,
+//! with the few opcodes and the few names that a dictionary of tensors needs.
 //!
-//! A pickle is a program. What makes it dangerous are names (`os.system`) and calls: each name outside of [`GLOBALS`] is
-//! refused where it stands, each opcode outside of the list by its name, and a call does one of three known things.
-//! Values are numbers of nodes, so neither depth nor sharing can exhaust stack or memory: every opcode adds one node at
-//! most, a pickle has no more opcodes than bytes, and what is copied from node to node is short.
+//! A pickle is a program. It becomes dangerous by names (`os.system`) and calls: each name outside
+//! of [`GLOBALS`] is rejected immediately, each opcode outside of the list too, and a call does
+//! one of three known things. Values are node indices, so neither nesting nor sharing can exhaust
+//! stack or memory: every opcode adds at most one node, a pickle has no more opcodes than bytes,
+//! and the values copied between nodes are short.
 //!
 //! Source: the opcode table in Python's `pickletools`; the tuple of a storage as `torch.save` writes it.
 
@@ -21,19 +22,19 @@ const MAX_NODES: usize = 2 << 20;
 /// Bytes of the longest name of a tensor or storage.
 const MAX_NAME: usize = 1024;
 
-/// What is wrong with a pickle.
+/// A problem with a pickle.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The pickle ends inside an opcode or before its end mark.
     #[error("it ends inside an opcode")]
     Truncated,
-    /// An opcode that a dictionary of tensors has no use for.
+    /// An opcode that a dictionary of tensors does not need.
     #[error("the opcode {name} is not allowed in a checkpoint")]
     Opcode {
         /// Its name.
         name: String,
     },
-    /// A name that a dictionary of tensors has no use for.
+    /// A name that a dictionary of tensors does not need.
     #[error(
         "the name `{name}` is not allowed in a checkpoint: only tensors are read, nothing is run"
     )]
@@ -41,47 +42,47 @@ pub enum Problem {
         /// Module and name.
         name: String,
     },
-    /// An opcode that finds something else on the stack than it needs.
+    /// An opcode that finds a wrong value on the stack.
     #[error("the opcode {name} found no {expected} on the stack")]
     Stack {
         /// The opcode.
         name: &'static str,
-        /// What it needs.
+        /// The expected value.
         expected: &'static str,
     },
-    /// A protocol that is not known.
+    /// An unsupported protocol.
     #[error("it has the protocol {found}, expected 2 to 5")]
     Protocol {
         /// The number in the file.
         found: u8,
     },
-    /// More values than any checkpoint has.
-    #[error("it holds more than {MAX_NODES} values")]
+    /// Too many values.
+    #[error("it has more than {MAX_NODES} values")]
     TooMany,
-    /// A tensor or a storage that is put together wrongly.
-    #[error("{what} is put together wrongly: expected {expected}")]
+    /// A malformed tensor or storage.
+    #[error("{what} is malformed: expected {expected}")]
     Arguments {
-        /// The thing.
+        /// The object.
         what: &'static str,
-        /// What it is made of.
+        /// Its expected fields.
         expected: &'static str,
     },
-    /// A tensor of more axes than any model has.
+    /// A tensor with too many axes.
     #[error("a tensor has {found} axes, expected at most {MAX_AXES}")]
     Axes {
         /// Its axes.
         found: usize,
     },
-    /// A name beyond any sensible length.
+    /// A name that is too long.
     #[error("the name `{start}...` has {found} bytes, expected at most {MAX_NAME}")]
     Name {
-        /// How it begins.
+        /// Its beginning.
         start: String,
         /// Its length.
         found: usize,
     },
-    /// A tensor that stands twice.
-    #[error("tensor `{tensor}` stands twice")]
+    /// A tensor that occurs twice.
+    #[error("tensor `{tensor}` occurs twice")]
     Duplicate {
         /// The tensor.
         tensor: String,
@@ -90,21 +91,21 @@ pub enum Problem {
     #[error("a text is not UTF-8")]
     Text,
     /// A result that is neither a dictionary nor a tensor.
-    #[error("it holds neither a dictionary of tensors nor a tensor")]
+    #[error("it contains neither a dictionary of tensors nor a tensor")]
     NoDictionary,
 }
 
-/// What a name in a pickle may stand for.
+/// The meaning of a name in a pickle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Global {
     Dict,
     Tensor,
     Parameter,
-    /// A class of storages; its name says the kind of numbers.
+    /// A class of storages, which determines the number type.
     Storage(&'static str),
 }
 
-/// Every name that is allowed.
+/// All allowed names.
 const GLOBALS: &[(&str, Global)] = &[
     ("collections.OrderedDict", Global::Dict),
     ("torch._utils._rebuild_tensor", Global::Tensor),
@@ -122,7 +123,7 @@ const GLOBALS: &[(&str, Global)] = &[
     ("torch.BoolStorage", Global::Storage("BoolStorage")),
 ];
 
-/// The opcodes that are refused, for the message.
+/// Known opcodes that are rejected, for the message.
 const REFUSED: &[(u8, &str)] = &[
     (b'2', "DUP"),
     (b'F', "FLOAT"),
@@ -151,13 +152,13 @@ const REFUSED: &[(u8, &str)] = &[
     (b'\x98', "READONLY_BUFFER"),
 ];
 
-/// A tensor as the pickle describes it: a view of a storage, counted in values.
+/// A tensor described by the pickle: a view of a storage, in units of values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct View {
     pub(crate) name: String,
     /// PyTorch's class of the storage.
     pub(crate) class: &'static str,
-    /// The archive's member that holds it.
+    /// The archive member with its data.
     pub(crate) key: Rc<str>,
     pub(crate) n_stored: u64,
     pub(crate) offset: u64,
@@ -165,11 +166,11 @@ pub(crate) struct View {
     pub(crate) strides: Vec<u64>,
 }
 
-/// The tensors of the dictionary that `bytes` describe, or of its `state_dict`; or the tensor, without a name, that
-/// they describe instead.
+/// The tensors of the dictionary in `bytes`, or of its `state_dict`; or the single tensor in
+/// `bytes`, without a name.
 ///
 /// # Errors
-/// The [`Problem`] and the offset of the opcode that has it.
+/// The [`Problem`] and the offset of its opcode.
 pub(crate) fn read(bytes: &[u8]) -> Result<Vec<View>, (usize, Problem)> {
     let mut machine = Machine::new(bytes);
     loop {

@@ -1,4 +1,5 @@
-//! How attention is cut: blocks of heads, tiles of tokens, spans of positions, and a worker's memory for them.
+//! How attention is split: blocks of heads, tiles of tokens, spans of positions, and the scratch
+//! memory of a worker.
 
 use std::ops::Range;
 
@@ -16,17 +17,19 @@ pub(super) const SPAN: usize = 256;
 pub(super) const HEADS: usize = 8;
 /// Most queries of a tile of several tokens.
 pub(super) const QUERIES: usize = 32;
-/// Programs of up to so many tokens hand out spans.
+/// Up to this number of tokens, programs split the spans over chunks.
 pub(super) const FEW_TOKENS: usize = 4;
-/// Bytes of a cache row that one chunk of these reads, where there are as many: memory gives neighbours faster.
+/// Bytes of a cache row that one chunk of such a program reads, if the row is that long: adjacent
+/// reads are faster.
 pub(super) const TOGETHER: usize = 2048;
-/// Queries from which on a span's keys and values are widened once instead of by each group of queries.
+/// From this number of queries on, a span's keys and values are converted to F32 once instead of
+/// by each group of queries.
 pub(super) const WIDENED: usize = 9;
-/// Queries that share the reading of values.
+/// Queries that share one read of the values.
 pub(super) const GROUP: usize = 4;
-/// Positions whose keys or values stay in the nearest cache for all queries.
+/// Positions whose keys or values stay in the L1 cache for all queries.
 pub(super) const NEAR: usize = 16;
-/// The rows of a widened span.
+/// The rows of a converted span.
 pub(super) const IN_ORDER: [u32; SPAN] = {
     let mut ids = [0; SPAN];
     let mut i = 0;
@@ -37,7 +40,7 @@ pub(super) const IN_ORDER: [u32; SPAN] = {
     ids
 };
 
-/// How the queries of an op are cut into blocks and tiles.
+/// How the queries of an op are split into blocks and tiles.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     pub(super) n_tokens: usize,
@@ -49,12 +52,12 @@ pub(super) struct Cut {
     pub(super) n_blocks: usize,
     /// Tokens of a tile.
     pub(super) tile: usize,
-    /// Blocks that are worked on together.
+    /// Blocks per chunk.
     pub(super) together: usize,
-    /// Values of a head of queries and keys, and padded.
+    /// Values of a head of queries and keys, and their padded number.
     pub(super) d_head: usize,
     pub(super) width: usize,
-    /// Values of a head of values, and padded.
+    /// Values of a head of values, and their padded number.
     pub(super) d_value: usize,
     pub(super) value_width: usize,
     /// Most spans of a token.
@@ -103,7 +106,7 @@ impl Cut {
         self.tile * self.n_shared.min(HEADS)
     }
 
-    /// The blocks in pieces that are worked on together.
+    /// Number of chunks that the blocks form.
     pub(super) fn pieces(&self) -> usize {
         self.n_blocks.div_ceil(self.together)
     }
@@ -111,10 +114,11 @@ impl Cut {
 
 /// Workspace of the op.
 pub(in super::super) struct Spans {
-    /// Unmerged spans of one token and block, a row each: largest scores, sums, weighted values.
+    /// Partial results of spans, a row per token, span and block: largest scores, sums, weighted
+    /// values.
     pub(super) parts: Span<f32>,
-    /// Of each worker: queries, scores, their largest and their sums, weighted values, and a span of keys or values as
-    /// F32.
+    /// Per worker: queries, scores, their maxima and sums, weighted values, and a span of keys or
+    /// values as F32.
     pub(super) tiles: [Span<f32>; 5],
 }
 
@@ -140,7 +144,7 @@ impl Spans {
     }
 }
 
-/// One half of the cache.
+/// One half of the cache: keys or values.
 #[derive(Debug)]
 pub(super) struct Half {
     pub(super) rows: Reads<u8>,
@@ -181,14 +185,15 @@ impl Half {
     }
 }
 
-/// Tokens of one sequence with some blocks of heads. Its queries are numbered block by block, token by token.
+/// Tokens of one sequence with some blocks of heads. Its queries are ordered by block, then by
+/// token.
 #[derive(Clone, Debug)]
 pub(super) struct Tile {
     pub(super) tokens: Range<usize>,
     pub(super) blocks: Range<usize>,
 }
 
-/// A worker's memory for a tile.
+/// A worker's scratch memory for a tile.
 pub(super) struct Work<'a> {
     pub(super) q: &'a mut [f32],
     pub(super) scores: &'a mut [f32],
@@ -201,16 +206,17 @@ pub(super) struct Work<'a> {
 /// Keys or values of consecutive positions of a span.
 #[derive(Clone, Copy)]
 pub(super) struct Positions<'a> {
-    /// The first, counted from the beginning of the span.
+    /// The first position, relative to the start of the span.
     pub(super) first: usize,
     /// Their cache rows.
     pub(super) ids: &'a [u32],
-    /// How many queries meet them, by block.
+    /// Number of queries that use them, by block.
     pub(super) n_queries: usize,
 }
 
 impl<'a> Positions<'a> {
-    /// Pieces of so many that what was read stays near: positions, their rows, and the rows after them.
+    /// Splits into ranges small enough to stay in the L1 cache: positions, their rows, and the
+    /// rows after them.
     pub(super) fn pieces(self) -> impl Iterator<Item = (Range<usize>, &'a [u32], &'a [u32])> {
         let end = self.first + self.ids.len();
         (self.first / NEAR..end.div_ceil(NEAR)).map(move |i| {

@@ -1,4 +1,4 @@
-//! How an op is cut, and the workspace that takes.
+//! How an op is split, and its workspace.
 
 use hal::Operand;
 use hal::format::Activation;
@@ -15,19 +15,19 @@ use crate::simd::PANEL_ROWS;
 pub(super) const TILE: usize = 16;
 /// Most rows of a slice.
 pub(super) const SLICE: usize = 256;
-/// Slices that what a token uses of an ordinary block is cut into.
+/// Slices that the rows a token uses in an ordinary block are split into.
 const N_SLICES: usize = 32;
-/// Bytes of partial sums above which tiles get smaller.
+/// Tiles are made smaller above this many bytes of partial sums.
 const PARTIAL_BYTES: usize = 32 << 20;
 
-/// How an op is cut.
+/// How an op is split.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     pub(super) n_tokens: usize,
     pub(super) n_out: usize,
-    /// Groups; one, of all rows, where the op has none.
+    /// Number of groups; one, with all rows, if the op has none.
     pub(super) n_group: usize,
-    /// Groups a token uses.
+    /// Groups per token.
     pub(super) n_used: usize,
     /// Rows of the largest group.
     pub(super) group_rows: usize,
@@ -79,7 +79,7 @@ impl Cut {
         }
     }
 
-    /// Most pairs of a token and a group that it uses, in a tile.
+    /// Most (token, group) pairs of a tile.
     pub(super) fn n_pairs(&self) -> usize {
         self.tile * self.n_used
     }
@@ -89,19 +89,19 @@ impl Cut {
 pub(in super::super) struct Spans {
     pub(super) x: Option<Q8Span>,
     pub(super) groups: GroupSpans,
-    /// Neurons carried through: `[n_pairs, group_slices]`.
+    /// Active neurons: `[n_pairs, group_slices]`.
     pub(super) carried: Span<u32>,
-    /// Where each slice begins in a list.
+    /// Start of each slice in a row list.
     pub(super) starts: Span<u32>,
-    /// Sums of some rows of down: `[n_pairs * group_slices, n_out]`, in a prompt one for each pair of a block with
-    /// groups.
+    /// Sums of some rows of down: `[n_pairs * group_slices, n_out]`; in prefill one for each pair
+    /// of a block with groups.
     pub(super) partial: Span<f32>,
-    /// The neurons' values, unless they are rounded at once: `[n_pairs, group_rows]`.
+    /// The neurons' values, unless they are quantised at once: `[n_pairs, group_rows]`.
     pub(super) h: Span<f32>,
     pub(super) h_q8: Option<Q8Span>,
-    /// For prompts.
+    /// For prefill.
     pub(super) panels: PanelSpans,
-    /// Which neurons of each panel of a group are carried through: `[n_pairs, panels]`.
+    /// Active neurons of each panel of a group, a bit each: `[n_pairs, panels]`.
     pub(super) kept: Span<u32>,
 }
 
@@ -122,7 +122,7 @@ impl Spans {
             }
             Down::AcrossNeurons => (0, n_pairs, Some(op.down.desc().format)),
         };
-        // Whatever is rounded need not be kept as it was.
+        // Values that are quantised are not stored as F32.
         let rounded = down.is_some_and(|down| down.activation() == Activation::Q8);
         let plain = if rounded { 0 } else { h };
         let tile = if cut.is_prompt { cut.tile } else { 0 };

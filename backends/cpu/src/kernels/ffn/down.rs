@@ -1,4 +1,4 @@
-//! Down matrices that lie by neuron: sums of a few of their rows.
+//! Down matrices with one row per neuron: weighted sums of a few of their rows.
 
 use hal::format::TransposedLayout;
 use hal::{Operand, Tensor};
@@ -11,9 +11,9 @@ use crate::simd::{SumRowsFn, TransposedFn};
 /// A down matrix with one row per neuron.
 #[derive(Debug)]
 pub(super) enum ByNeuron {
-    /// Stored that way.
+    /// Stored in this orientation.
     Rows { rows: Reads<u8>, sum: SumRowsFn },
-    /// Made so from a file's matrix.
+    /// Transposed from a file's matrix.
     Transposed { layout: TransposedLayout, bytes: Reads<u8>, first: u32, sum: TransposedFn },
 }
 
@@ -41,7 +41,8 @@ impl ByNeuron {
                 sum(layout, bytes.all(), values, y);
             }
             ByNeuron::Transposed { layout, bytes, first, sum } => {
-                // A view that does not begin at the first slot: shift the numbers, a few at a time.
+                // For a view that does not begin at the first slot: shifts the ids, a few at a
+                // time.
                 for values in values.chunks(64) {
                     let mut shifted = [(0, 0.0); 64];
                     for (to, &(id, h)) in shifted.iter_mut().zip(values) {

@@ -1,7 +1,9 @@
-//! Few tokens: slices of a group's rows for the tokens that use it (gate, test, up, and, where down lies by neuron,
-//! its rows into a sum of the slice's own), then the sums in the order of the slices.
+//! Decode and small batches: slices of a group's rows for the tokens that use it (gate, test, up, and, if down
+//! has one row per neuron, its rows added to the slice's own sum), then the sums in the order of
+//! the slices.
 //!
-//! Slices are cut by sizes alone, so that neither a list's length nor other tokens' wishes change a token's sum.
+//! Slices depend on sizes alone, so that neither a list's length nor other tokens change a token's
+//! sum.
 
 use std::ops::Range;
 
@@ -17,15 +19,15 @@ use super::{Output, SparseFfn};
 use crate::buffer::Reads;
 use crate::simd::{ActView, RowIds};
 
-/// Columns per chunk of the merge.
+/// Columns per chunk when sums are merged.
 const COLS: usize = 512;
 
-/// The rows of one slice that some token wants, and which of the part's tokens do.
+/// The rows of one slice that any token wants, and the tokens that want each.
 struct Wanted {
     ids: [u32; SLICE],
     tokens: [u16; SLICE],
     len: usize,
-    /// Whether each row follows the one before it.
+    /// Whether the rows are consecutive.
     is_run: bool,
 }
 
@@ -36,7 +38,7 @@ impl Wanted {
         self.len += 1;
     }
 
-    /// The rows from the `i`-th on.
+    /// The rows from index `i` on.
     fn rows(&self, i: usize) -> RowIds<'_> {
         match self.is_run {
             true => RowIds::From(self.ids[i] as usize),
@@ -45,14 +47,14 @@ impl Wanted {
     }
 }
 
-/// Values to carry through to down, per token of the part: `(row, h)`.
+/// Active neurons per token: `(row, h)`.
 struct Carried<const N: usize> {
     values: [[(u32, f32); SLICE]; N],
     len: [usize; N],
 }
 
 impl SparseFfn {
-    /// Chunks of a step but the first.
+    /// Chunks of a step except the first step.
     pub(super) fn few_chunks(&self, step: usize, tokens: &Range<usize>) -> usize {
         match (step, &self.output) {
             (1, _) => self.groups.n_chunks(),
@@ -77,7 +79,7 @@ impl SparseFfn {
         }
     }
 
-    /// The rows of a slice that tokens want.
+    /// The rows of a slice that any token wants.
     fn wanted(&self, part: &Part<'_>, tile: &Range<usize>) -> Wanted {
         let is_run = self.list.is_none();
         let mut wanted = Wanted { ids: [0; SLICE], tokens: [0; SLICE], len: 0, is_run };
@@ -101,7 +103,7 @@ impl SparseFfn {
         wanted
     }
 
-    /// The part's activations as `weight` takes them.
+    /// The tokens' activations in the format that `weight` takes.
     fn views<const N: usize>(
         &self,
         weight: &Weight,
@@ -115,8 +117,8 @@ impl SparseFfn {
         })
     }
 
-    /// Calls `f(i, products)` for each of the wanted rows times those of the tokens that want it, with its bias;
-    /// places of other tokens are unspecified.
+    /// Calls `f(i, products)` for each wanted row with its products, bias included, for the tokens
+    /// that want it; entries of other tokens are unspecified.
     #[inline(always)]
     fn for_wanted<const N: usize>(
         (weight, bias): (&Weight, Option<&Reads<f32>>),
@@ -177,7 +179,7 @@ impl SparseFfn {
             }
         });
         kept.is_run = wanted.is_run && kept.len == wanted.len;
-        // What is carried through, packed.
+        // Active neurons, compacted.
         let mut pairs = [[[0.0f32; SLICE]; 2]; N];
         let mut carry = |i: usize, up: &[f32; N]| {
             for token in (0..n).filter(|token| kept.tokens[i] >> token & 1 == 1) {
@@ -208,7 +210,8 @@ impl SparseFfn {
             let values = &carried.values[token][..carried.len[token]];
             self.carried.part(pair, part.chunk..part.chunk + 1)[0] = values.len() as u32;
             if let Some(hits) = &self.hits {
-                // A row is in one slice, and a slice is one chunk.
+                // A row is in exactly one slice, and a slice is one chunk, so that no other chunk
+                // writes these entries.
                 let hits = hits.part(0, part.rows.clone());
                 values.iter().for_each(|(id, _)| hits[*id as usize - part.rows.start] += 1.0);
             }
@@ -236,7 +239,7 @@ impl SparseFfn {
         }
     }
 
-    /// Sums and offsets for some columns of y.
+    /// Sums and biases for some columns of y.
     fn few_finish(&self, tokens: &Range<usize>, chunk: usize) {
         match &self.output {
             Output::ByNeuron { partial, .. } => {
@@ -266,14 +269,15 @@ impl SparseFfn {
         }
     }
 
-    /// How many neurons each slice of a pair carries through.
+    /// Number of active neurons in each slice of a pair.
     fn carried_of(&self, pair: usize) -> &[u32] {
         let group = self.groups.group(pair);
         let n_slices = self.groups.slice(group + 1, 0) - self.groups.slice(group, 0);
         &self.carried.reads_row(pair)[..n_slices]
     }
 
-    /// Some rows of down times what lies across them, group after group.
+    /// Some rows of a down matrix with one row per output times the neurons' values, group by
+    /// group.
     fn few_product(&self, tokens: &Range<usize>, cols: &Range<usize>) {
         let Output::Across { down, acts, .. } = &self.output else { return };
         for slot in 0..tokens.len() {
@@ -297,10 +301,10 @@ impl SparseFfn {
         }
     }
 
-    /// Whether the test value lets a neuron through.
+    /// Whether a neuron is active by its test value.
     #[inline]
     pub(super) fn passes(&self, id: u32, test: f32) -> bool {
-        // Written so that a value that is no number passes.
+        // Written so that NaN passes.
         let below = |limit: f32| self.neurons.activated(test).abs() < limit;
         !match self.skip {
             Skip::Never | Skip::GaussianCut(_) => false,

@@ -1,7 +1,7 @@
-//! Which rows a token uses: those of its groups, or all as one group.
+//! The rows that a token uses: those of its groups, or all rows as one group.
 //!
-//! A pair is a token of a tile and a group that it uses. Pairs are numbered group by group, within a group by token,
-//! so that what belongs to a group lies together; what is kept for a pair lies in the row of its number.
+//! A pair is a token of a tile and a group that it uses. Pairs are numbered by group, then by
+//! token, so that the pairs of a group are adjacent; data of a pair is in the row of its number.
 
 use std::ops::Range;
 
@@ -33,31 +33,31 @@ impl GroupSpans {
     }
 }
 
-/// The groups of an op, and who uses them in a tile.
+/// The groups of an op, and the tokens that use them in a tile.
 #[derive(Debug)]
 pub(super) struct Groups {
-    /// Where each group's rows begin, and the end.
+    /// Start of each group's rows, then the end of the last.
     starts: Box<[usize]>,
-    /// The first of each group's slices, and how many there are.
+    /// The first slice of each group, then the number of slices.
     first_slice: Box<[usize]>,
-    /// The first row of every slice, and the end.
+    /// The first row of every slice, then the end.
     slice_starts: Box<[u32]>,
     n_used: usize,
-    /// `[n_tokens, n_group]`; none where there are no groups.
+    /// `[n_tokens, n_group]`; `None` without groups.
     weight: Option<Reads<f32>>,
-    /// The first pair of each group, and how many there are: `[1, n_group + 1]`.
+    /// The first pair of each group, then the number of pairs: `[1, n_group + 1]`.
     first: Writes<u32>,
-    /// The first chunk of each group, and how many there are: `[1, n_group + 1]`.
+    /// The first chunk of each group, then the number of chunks: `[1, n_group + 1]`.
     chunks: Writes<u32>,
-    /// The token of each pair, counted from the tile's first.
+    /// The token of each pair, relative to the tile's first.
     slots: Writes<u32>,
     /// The group of each pair.
     of: Writes<u32>,
-    /// How many pairs each token has, and which, by group: `[tile, 1 + n_used]`.
+    /// Number of pairs of each token, then the pairs by group: `[tile, 1 + n_used]`.
     pairs: Writes<u32>,
 }
 
-/// What a chunk works on: some rows of a group for the tokens that use it.
+/// The work of a chunk: some rows of a group for the tokens that use it.
 #[derive(Clone, Debug)]
 pub(super) struct Part<'a> {
     pub(super) group: usize,
@@ -65,9 +65,9 @@ pub(super) struct Part<'a> {
     pub(super) rows: Range<usize>,
     /// Its pairs.
     pub(super) pairs: Range<usize>,
-    /// Their tokens, counted from the tile's first.
+    /// Their tokens, relative to the tile's first.
     pub(super) slots: &'a [u32],
-    /// Which of the group's chunks.
+    /// Index of this chunk in its group.
     pub(super) chunk: usize,
 }
 
@@ -105,13 +105,13 @@ impl Groups {
         }
     }
 
-    /// Whether there is more to say than that every token uses every row.
+    /// Whether tokens use groups; otherwise every token uses every row.
     pub(super) fn are_chosen(&self) -> bool {
         self.weight.is_some()
     }
 
-    /// Finds out who uses what in a tile; `n_chunks` tells into how many chunks so many pairs and rows of a group are
-    /// cut.
+    /// Finds the pairs of a tile; `n_chunks` gives the number of chunks for a number of pairs and
+    /// rows of a group.
     pub(super) fn index(&self, tile: &Range<usize>, n_chunks: impl Fn(usize, usize) -> usize) {
         let (first, next) = (self.first.row(0), self.chunks.row(0));
         first.fill(0);
@@ -134,7 +134,7 @@ impl Groups {
         for g in 1..first.len() {
             first[g] += first[g - 1];
         }
-        // Until the chunks are known: where the next pair of each group goes.
+        // Used for the next pair of each group until the chunks are known.
         next.copy_from_slice(first);
         let (slots, of) = (self.slots.row(0), self.of.row(0));
         for slot in 0..tile.len() {
@@ -199,7 +199,7 @@ impl Groups {
         })
     }
 
-    /// Some neighbouring pairs, group by group.
+    /// Consecutive pairs, group by group.
     pub(super) fn runs(&self, pairs: Range<usize>) -> impl Iterator<Item = Part<'_>> {
         let of = &self.of.reads_row(0)[pairs.clone()];
         let mut first = pairs.start;
@@ -226,7 +226,7 @@ impl Groups {
         self.starts[group + 1] - self.starts[group]
     }
 
-    /// What a group weighs for token `t`.
+    /// The weight of a group for token `t`.
     pub(super) fn weight(&self, group: usize, t: usize) -> f32 {
         self.weight.as_ref().map_or(1.0, |weight| weight.row(t)[group])
     }
@@ -236,7 +236,7 @@ impl Groups {
         self.first_slice[group] + n
     }
 
-    /// The first row of every slice, and the end.
+    /// The first row of every slice, then the end.
     pub(super) fn slice_starts(&self) -> &[u32] {
         &self.slice_starts
     }

@@ -1,4 +1,4 @@
-//! Which rows a step wants: lists with membership bits.
+//! The rows that a step wants: lists with membership bits.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use hal::{RowSet, Tensor};
 use crate::buffer::{Reads, Writes};
 use crate::kernels::Context;
 
-/// Marks a list whose rows do not come slice by slice.
+/// Marks a list whose rows are not grouped by slice.
 const UNORDERED: u32 = u32::MAX;
 
 /// A row set on this device.
@@ -16,7 +16,8 @@ pub(super) struct List {
     ids: Reads<u32>,
     count: Reads<u32>,
     members: Reads<u32>,
-    /// Where each slice begins in the list; the first is [`UNORDERED`] if slots were refilled out of order.
+    /// Start of each slice in the list; the first is [`UNORDERED`] if slots were refilled out of
+    /// order.
     starts: Writes<u32>,
 }
 
@@ -35,7 +36,7 @@ impl List {
         &ids[..ids.len().min(self.count.all()[0] as usize)]
     }
 
-    /// Notes where the slices with these first rows begin.
+    /// Records where the slices with these first rows begin.
     pub(super) fn index(&self, first_rows: &[u32]) {
         let (ids, starts) = (self.ids(), self.starts.row(0));
         let mut slice = 0;
@@ -52,7 +53,8 @@ impl List {
         starts[slice..].fill(ids.len() as u32);
     }
 
-    /// Calls `f` with each listed row of `rows`, which lie in one slice, and its bits of tokens that want it.
+    /// Calls `f` with each listed row of `rows`, a range within one slice, and the membership bits
+    /// of its tokens.
     pub(super) fn for_rows(
         &self,
         slice: usize,
@@ -75,7 +77,7 @@ impl List {
     }
 }
 
-/// Whether token `t` is among a row's bits, as a bit.
+/// Token `t`'s membership bit of a row.
 pub(super) fn wants(members: &[u32], t: usize) -> u32 {
     members[t / 32] >> (t % 32) & 1
 }

@@ -1,7 +1,8 @@
-//! Many tokens at once: gate and up by panels where most of a panel's neurons and tokens are wanted, else by rows;
-//! down by panels or neuron by neuron.
+//! Prefill: gate and up by panels if most of a panel's neurons are needed by most tokens,
+//! otherwise by rows; down by panels or neuron by neuron.
 //!
-//! With groups, the tokens that use one are taken together wherever they stand in the tile; few of them go row by row.
+//! With groups, the tokens that use a group are gathered from anywhere in the tile; small numbers
+//! of them go row by row.
 
 use std::ops::Range;
 
@@ -17,26 +18,26 @@ use super::{Output, SLICE, SparseFfn};
 use crate::buffer::Writes;
 use crate::simd::{ActView, PANEL_ROWS, RowIds, TokenRows};
 
-/// Bytes of values between up and down, and of sums of groups, above which tiles get smaller.
+/// Tiles are made smaller above this many bytes of neuron values and of group sums.
 const VALUE_BYTES: usize = 32 << 20;
-/// Chunks of a tile whose down lies by neuron.
+/// Chunks of a tile if down has one row per neuron.
 const N_CHUNKS: usize = 32;
-/// Most tokens of such a chunk: their sums stay in a core's cache while the rows pass by.
+/// Most tokens of such a chunk: their sums stay in a core's cache while the rows stream through.
 const CHUNK_TOKENS: usize = 16;
 /// Panels whose neurons are summed at once.
 const PANELS: usize = SLICE / PANEL_ROWS;
 
-/// What else a tile of many tokens needs.
+/// Additional state of a prefill tile.
 #[derive(Debug)]
 pub(super) struct Prompt {
     pub(super) panels: Panels,
-    /// Which neurons of each panel are carried through: `[n_pairs, panels of a group]`.
+    /// Active neurons of each panel, a bit each: `[n_pairs, panels of a group]`.
     pub(super) kept: Writes<u32>,
-    /// Their values: `[n_pairs, group_rows]`, unless they are rounded at once.
+    /// Values of the neurons: `[n_pairs, group_rows]`, unless they are quantised at once.
     pub(super) h: Writes<f32>,
 }
 
-/// Tokens of a tile if an op goes this way.
+/// Tokens per tile if an op takes this path.
 pub(super) fn tile<T: Operand>(
     op: &op::SparseFfn<T>,
     n_used: usize,
@@ -54,7 +55,7 @@ pub(super) fn tile<T: Operand>(
 
 /// A panel of neurons of a group, and the tokens that a worker computes it for.
 struct Panel<'a> {
-    /// Which of the group's panels.
+    /// Index of the panel in its group.
     number: usize,
     part: Part<'a>,
     tile: &'a Range<usize>,
@@ -66,7 +67,7 @@ impl SparseFfn {
         tokens.len().div_ceil(N_CHUNKS).min(CHUNK_TOKENS)
     }
 
-    /// Chunks of a step but the first.
+    /// Chunks of a step except the first step.
     pub(super) fn prompt_chunks(&self, step: usize, tokens: &Range<usize>) -> usize {
         match (step, &self.output) {
             (1, _) => self.groups.n_chunks(),
@@ -94,7 +95,7 @@ impl SparseFfn {
         }
     }
 
-    /// A panel of rows times some tokens, in place `place` of the worker's sums.
+    /// A panel of rows times some tokens, at index `place` of the worker's sums.
     fn products<'a>(
         prompt: &'a Prompt,
         (weight, rows): (&Weight, &Range<usize>),
@@ -120,7 +121,7 @@ impl SparseFfn {
             ..whole
         };
         let at = Panel { number: rows.start / PANEL_ROWS, part, tile, worker };
-        // Here, since a panel's bits lie a whole row apart in `prompt.kept`.
+        // A local copy, since the words of one panel are a whole row apart in `prompt.kept`.
         let mut kept = [0; TILE];
         let kept = &mut kept[..at.part.slots.len()];
         self.prompt_wanted(&at, kept);
@@ -149,7 +150,8 @@ impl SparseFfn {
         self.prompt_values(prompt, &at, kept, (tests, ups));
     }
 
-    /// Which neurons of the panel each of its tokens wants, a bit each: all, or those of the list that name it.
+    /// Neurons of the panel that each of its tokens wants, a bit each: all, or those whose list
+    /// entry names the token.
     fn prompt_wanted(&self, at: &Panel<'_>, kept: &mut [u32]) {
         let part = &at.part;
         let Some(list) = &self.list else {
@@ -164,8 +166,8 @@ impl SparseFfn {
         });
     }
 
-    /// The products of the panel's rows of `weight` with the tokens that keep them, in place `place` of the sums;
-    /// those of others are unspecified.
+    /// The products of the panel's rows of `weight` with the tokens that want them, at index
+    /// `place` of the sums; other entries are unspecified.
     fn prompt_wanted_products<'a>(
         &self,
         prompt: &'a Prompt,
@@ -176,7 +178,8 @@ impl SparseFfn {
     ) -> &'a mut [[f32; PANEL_ROWS]] {
         let (part, n) = (&at.part, at.part.slots.len());
         let n_kept: usize = kept.iter().map(|kept| kept.count_ones() as usize).sum();
-        // A product of its own costs a neuron and token about twice its part of a panel.
+        // A separate product costs about twice as much per neuron and token as its share of a
+        // panel.
         if 2 * n_kept > n * part.rows.len() {
             let tile = at.tile;
             let all = self.x.rows(weight.activation, tile.start, 0..tile.len(), self.n_in);
@@ -208,7 +211,7 @@ impl SparseFfn {
         sums
     }
 
-    /// From the products of a panel to what meets down.
+    /// From the products of a panel to the input of down.
     fn prompt_values(
         &self,
         prompt: &Prompt,
@@ -245,11 +248,11 @@ impl SparseFfn {
         }
     }
 
-    /// Down across neurons: a panel of outputs for some tokens, group after group.
+    /// Down with one row per output: a panel of outputs for some tokens, group by group.
     fn prompt_product(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>, worker: usize) {
         let Output::Across { down, acts, .. } = &self.output else { return };
         let (slots, cols) = PanelCut::new(tile.len(), self.cut.n_out).chunk(chunk);
-        // One group is the only one to add anything, so that y is met once.
+        // With one group, its products are the only term, so that y is written once.
         let at_once = !self.groups.are_chosen() && self.cut.group_rows > 0;
         if !at_once {
             for slot in slots.clone() {
@@ -276,7 +279,7 @@ impl SparseFfn {
         }
     }
 
-    /// Adds the rows of down of a run of neurons that a pair carries through.
+    /// Adds the rows of down of a run of neurons that are active for a pair.
     fn prompt_add(&self, prompt: &Prompt, part: &Part<'_>, run: usize, pair: usize, y: &mut [f32]) {
         let Output::ByNeuron { down, .. } = &self.output else { return };
         let (kept, h) = (prompt.kept.reads_row(pair), prompt.h.reads_row(pair));
@@ -293,7 +296,8 @@ impl SparseFfn {
         down.add(&list[..len], y);
     }
 
-    /// Down by neuron with groups: sums for some pairs, a run of neurons after the other.
+    /// Down with one row per neuron and with groups: sums for some pairs, one run of neurons after
+    /// the other.
     fn prompt_sums(&self, prompt: &Prompt, chunk: usize) {
         let Output::ByNeuron { partial, .. } = &self.output else { return };
         let pairs = piece(chunk, CHUNK_TOKENS, self.groups.n_pairs());
@@ -307,8 +311,8 @@ impl SparseFfn {
         }
     }
 
-    /// Down by neuron: all outputs of some tokens. Without groups a run of neurons after the other, with them the
-    /// sums that are there.
+    /// Down with one row per neuron: all outputs of some tokens. Without groups one run of neurons
+    /// after the other, with groups the sums computed before.
     fn prompt_rows(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>) {
         let Output::ByNeuron { partial, .. } = &self.output else { return };
         let slots = piece(chunk, Self::chunk_tokens(tile), tile.len());

@@ -1,4 +1,4 @@
-//! Dots of the formats with blocks of 256 values. A tile is two blocks.
+//! Dot products of the formats with blocks of 256 values. A tile is two blocks.
 
 use std::arch::x86_64::*;
 
@@ -10,7 +10,7 @@ use super::super::tile::{for_tiles, q3_scales, six_bits};
 use super::vector::{load_bytes, load_quarter, look_up, one_scale, store_ps};
 use super::{Products, Sixteens, totals, vector};
 
-/// The scales and minimums of one Q4_K or Q5_K block, multiplied out.
+/// The scales and minimums of one Q4_K or Q5_K block, multiplied by `d` and `dmin`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn scales_and_mins(block: &[u8]) -> (__m256, __m256) {
@@ -104,7 +104,7 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// The pairs of bits of 64 bytes, those of the first 32 first.
+/// The bit pairs of 64 bytes, those of the first 32 first.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn bit_pairs(bytes: &[u8]) -> [__m256i; 8] {
@@ -126,7 +126,7 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for half in 0..2 {
             let block = &tile[84 * half..][..84];
-            // A scale in the low, a minimum in the high nibble of each byte.
+            // Each byte has a scale in its low and a minimum in its high nibble.
             let both = vector::load_half(block, 0);
             let low = _mm_and_si128(both, _mm_set1_epi8(15));
             let high = _mm_and_si128(_mm_srli_epi16::<4>(both), _mm_set1_epi8(15));
@@ -170,7 +170,7 @@ pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// The scales of one IQ4_XS block, multiplied out.
+/// The scales of one IQ4_XS block, multiplied by `d`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn iq4_scales(block: &[u8]) -> __m256 {
@@ -210,7 +210,7 @@ fn six_bit_codes(block: &[u8]) -> [__m256i; 8] {
         let first = nibbles(block, 64 * half);
         let second = nibbles(block, 64 * half + 32);
         let lows = [first[0], second[0], first[1], second[1]];
-        // Pair k of each byte comes to bits 4 and 5.
+        // Moves pair k of each byte to bits 4 and 5.
         let uppers = [
             _mm256_slli_epi16::<4>(upper),
             _mm256_slli_epi16::<2>(upper),

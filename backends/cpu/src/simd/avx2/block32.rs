@@ -1,4 +1,4 @@
-//! Dots of the formats with blocks of 32 values.
+//! Dot products of the formats with blocks of 32 values.
 
 use std::arch::x86_64::*;
 
@@ -10,12 +10,12 @@ use super::super::tile::for_tiles;
 use super::vector::{load_bytes, look_up, nibbles};
 use super::{Products, scales_apart, totals};
 
-/// The codes of a block whose fifth bits begin at `at` and whose nibbles follow.
+/// The codes of a block whose fifth bits begin at `at`, followed by its nibbles.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn five_bits(tile: &[u8], at: usize) -> __m256i {
     let fifths = i32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]]);
-    // Eight bytes look at the bits of one.
+    // Each byte of fifth bits is broadcast to eight bytes.
     let each =
         _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
     let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(fifths), each);

@@ -1,9 +1,10 @@
 //! AVX2 with FMA and F16C: a block of 32 codes is one register.
 //!
-//! `vpmaddubsw` wants one unsigned side: codes that are unsigned go there as they are, signed ones with
-//! their sign moved to the activations. Two products of at most 128 * 127 fit in 16 bits.
+//! `vpmaddubsw` needs one unsigned operand: unsigned codes are used directly, signed ones move
+//! their sign to the activations. Two products of at most 128 * 127 fit in 16 bits.
 //!
-//! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
+//! Every function here requires the features that [`detected`] checks; `TABLE` is returned only
+//! after that.
 
 mod activation;
 mod apart;
@@ -13,6 +14,7 @@ mod block32;
 mod panel;
 mod plain;
 mod quantize;
+mod recurrent;
 mod sum_rows;
 mod transposed;
 mod vector;
@@ -33,7 +35,7 @@ pub(super) const TABLE: Table = Table {
     transposed: transposed::transposed,
     panel: Panel { fill: panel::FILL, times: panel::TIMES },
     quantize: |x, q, d, sum| {
-        // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+        // SAFETY: `Kernels::select` returns this table only if `detected` holds.
         unsafe { quantize::quantize(x, q, d, sum) }
     },
     sum_squares: |x| {
@@ -42,9 +44,11 @@ pub(super) const TABLE: Table = Table {
     },
     attention: &attention::ATTENTION,
     activate: activation::ACTIVATE,
+    gate: activation::GATE,
+    recurrent: &recurrent::RECURRENT,
 };
 
-/// Whether this processor has the instructions.
+/// Whether this processor has the features.
 pub(super) fn detected() -> bool {
     is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
@@ -102,15 +106,16 @@ fn totals<const N: usize>(acc: [__m256; N]) -> [f32; N] {
     out
 }
 
-/// The products of one tile: the blocks' scales times the activations' scales, and sums whose lanes
-/// belong to no block in particular.
+/// The products of one tile: the blocks' scales times the activations' scales, and sums whose
+/// lanes are not tied to a block.
 struct Products<const N: usize> {
     weights: [[f32; 16]; N],
     sums: [__m256; N],
 }
 
 impl<const N: usize> Products<N> {
-    /// Starts with what the minimums take away: `scales` and `mins` of 16 blocks of 32 values.
+    /// Starts with the sums subtracted by the minimums: `scales` and `mins` of 16 blocks of 32
+    /// values.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn new(scales: [__m256; 2], mins: Option<[__m256; 2]>, x: &[Q8Tile<'_>; N]) -> Self {
@@ -152,7 +157,8 @@ impl<const N: usize> Products<N> {
         }
     }
 
-    /// Adds the tile to the row's sums. A tile has a sum of its own so that tiles can overlap.
+    /// Adds the tile to the row's sums. A tile has separate sums so that tiles can overlap in the
+    /// pipeline.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_to(self, acc: &mut [__m256; N]) {
@@ -162,7 +168,7 @@ impl<const N: usize> Products<N> {
     }
 }
 
-/// The products of a block of 256 values, the `half` of a tile, of which each 16 have a scale.
+/// The products of a block of 256 values, half `half` of a tile, with a scale per 16 values.
 struct Sixteens<const N: usize> {
     half: usize,
     scales: [f32; 16],
@@ -228,21 +234,22 @@ impl<const N: usize> Sixteens<N> {
     }
 }
 
-/// Values `2 * i` and `2 * i + 1`, four lanes each: products of 16 values are in four lanes.
+/// Values `2 * i` and `2 * i + 1`, in four lanes each: the products of 16 values are in four
+/// lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn two(values: &[f32; 16], i: usize) -> __m256 {
     _mm256_set_m128(_mm_set1_ps(values[2 * i + 1]), _mm_set1_ps(values[2 * i]))
 }
 
-/// Sums of two 16-bit sums each, as floats.
+/// Pairwise sums of 16-bit sums, as floats.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn quads(pairs: __m256i) -> __m256 {
     _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
-/// Sums of four products each of signed codes with activations.
+/// Sums of four products of signed codes with activations.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn signed_products(codes: __m256i, q: __m256i) -> __m256 {

@@ -1,7 +1,7 @@
 //! Panels times tokens: 32 rows are four registers, taken two at a time.
 //!
-//! Codes are signed here: `vpmaddubsw` takes their size and the activations with the codes' signs, so that two
-//! products of at most 128 * 127 fit in 16 bits.
+//! Codes are signed here: `vpmaddubsw` multiplies their magnitudes with activations that carry the
+//! codes' signs, so that two products of at most 128 * 127 fit in 16 bits.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -37,7 +37,7 @@ unsafe fn group<const GROUP: usize, const MIN: bool>(
                 .map(|codes| _mm256_xor_si256(_mm256_castps_si256(codes), _mm256_set1_epi8(-128)));
             let sizes = codes.map(|codes| _mm256_abs_epi8(codes));
             for (dots, q) in dots.iter_mut().zip(q) {
-                // SAFETY: inside the group's values, of which the caller has `n_groups`.
+                // SAFETY: inside the group's values; the caller provides `n_groups` groups.
                 let q = _mm256_set1_epi32(unsafe { q.add(i).read_unaligned() });
                 for half in 0..2 {
                     let q = _mm256_sign_epi8(q, codes[half]);
@@ -64,7 +64,7 @@ unsafe fn group<const GROUP: usize, const MIN: bool>(
     out
 }
 
-/// 8 words of 8 rows, from column `at` on, across: into the panel from row `first` on.
+/// Transposes 8 words of 8 rows, from column `at` on, into the panel from row `first` on.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn transpose(words: &Rows<LANES>, at: usize, panel: &mut [u32], first: usize) {

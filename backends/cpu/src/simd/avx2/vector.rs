@@ -1,4 +1,4 @@
-//! The vocabulary of the kernels that are written once for all levels: registers of 8 floats.
+//! Operations used by the kernels that are written once for all levels: registers of 8 floats.
 
 use std::arch::x86_64::*;
 
@@ -25,16 +25,16 @@ vocabulary! {
     fn fmadd(a: V, b: V, c: V) -> V { _mm256_fmadd_ps(a, b, c) }
     /// `c - a * b`
     fn fnmadd(a: V, b: V, c: V) -> V { _mm256_fnmadd_ps(a, b, c) }
-    /// The larger; b where one is no number.
+    /// The larger of both; b if either is NaN.
     fn max(a: V, b: V) -> V { _mm256_max_ps(a, b) }
     fn div(a: V, b: V) -> V { _mm256_div_ps(a, b) }
-    /// The smaller; b where one is no number.
+    /// The smaller of both; b if either is NaN.
     fn min(a: V, b: V) -> V { _mm256_min_ps(a, b) }
     /// a where x is below 0, else b.
     fn where_negative(x: V, a: V, b: V) -> V {
         _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, zero()))
     }
-    /// `2^n` for the n in the last bits of each lane, from -127, which is zero, to 127.
+    /// `2^n` for the integer n in the low bits of each lane, from -127 (which gives zero) to 127.
     fn power_of_two(n: V) -> V {
         let exponent = _mm256_add_epi32(_mm256_castps_si256(n), _mm256_set1_epi32(127));
         _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
@@ -94,20 +94,20 @@ vocabulary! {
         unsafe { _mm256_storeu_ps(part.as_mut_ptr(), v) }
     }
 
-    /// The 8 numbers at byte `at`, as floats.
+    /// The 8 values at byte `at`, as floats.
     fn widen_f32(from: &[u8], at: usize) -> V { _mm256_castsi256_ps(load_bytes(from, at)) }
-    /// The 8 numbers at byte `at`, as floats.
+    /// The 8 values at byte `at`, as floats.
     fn widen_f16(from: &[u8], at: usize) -> V { _mm256_cvtph_ps(load_half(from, at)) }
-    /// The 8 numbers at byte `at`, as floats.
+    /// The 8 values at byte `at`, as floats.
     fn widen_bf16(from: &[u8], at: usize) -> V {
         let wide = _mm256_cvtepu16_epi32(load_half(from, at));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
     }
-    /// The 8 numbers at byte `at`, as floats.
+    /// The 8 values at byte `at`, as floats.
     fn widen_i8(from: &[u8], at: usize) -> V {
         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_quarter(from, at)))
     }
-    /// The f16 that `bytes` begins with, in every lane.
+    /// The f16 at the beginning of `bytes`, in every lane.
     fn one_scale(bytes: &[u8]) -> V {
         _mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes([bytes[0], bytes[1]])))
     }
@@ -128,7 +128,7 @@ pub(super) fn nibbles(bytes: &[u8], at: usize) -> __m256i {
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 
-/// What `table` holds for each of 32 nibbles.
+/// The entries of `table` for 32 nibbles.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn look_up(table: &[i8; 16], nibbles: __m256i) -> __m256i {
@@ -136,7 +136,7 @@ pub(super) fn look_up(table: &[i8; 16], nibbles: __m256i) -> __m256i {
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles)
 }
 
-/// What `table` holds for each nibble of 16 bytes: for the low ones, then for the high ones.
+/// The entries of `table` for the nibbles of 16 bytes: the low ones, then the high ones.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
@@ -145,8 +145,8 @@ pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
     unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), found) }
 }
 
-/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for two sums
-/// and the high ones for the next two.
+/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for two
+/// sums and the high ones for the next two.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn add_nibbles<const R: usize>(h: V, row: &[u8], offset: i8, sums: &mut [V; R]) {

@@ -1,4 +1,4 @@
-//! Dots of the formats with blocks of 256 values. A tile is two blocks.
+//! Dot products of the formats with blocks of 256 values. A tile is two blocks.
 
 use std::arch::x86_64::*;
 
@@ -9,7 +9,8 @@ use super::block32::{IQ4_SHIFTED, low_and_high};
 use super::vector::{load_bytes, load_half, load_quarter, look_up, one_scale};
 use super::{Products, Sixteens, times_d, totals};
 
-/// The scales and minimums of the 16 groups of a tile of two Q4_K or Q5_K blocks, multiplied out.
+/// The scales and minimums of the 16 groups of a tile of two Q4_K or Q5_K blocks, multiplied by
+/// `d` and `dmin`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn scales_and_mins(first: &[u8], second: &[u8]) -> (__m512, __m512) {
@@ -93,7 +94,7 @@ fn six_bit_codes(block: &[u8], i: usize) -> __m512i {
     _mm512_or_si512(low, _mm512_and_si512(pairs, _mm512_set1_epi8(48)))
 }
 
-/// 16 signed bytes times the f16 that `d` begins with.
+/// 16 signed bytes times the f16 at the beginning of `d`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn sixteen_scales(bytes: __m128i, d: &[u8]) -> __m512 {
@@ -119,7 +120,7 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// Quarter i of the 256 values whose pairs of bits begin at `at`.
+/// Quarter i of the 256 values whose bit pairs begin at `at`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn bit_pairs(block: &[u8], at: usize, i: usize) -> __m512i {
@@ -140,7 +141,7 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for half in 0..2 {
             let block = &tile[84 * half..][..84];
-            // A scale in the low, a minimum in the high nibble of each byte.
+            // Each byte has a scale in its low and a minimum in its high nibble.
             let (both, nibble) = (load_quarter(block, 0), _mm_set1_epi8(15));
             let scales = sixteen_scales(_mm_and_si128(both, nibble), &block[80..]);
             let high = _mm_and_si128(_mm_srli_epi16::<4>(both), nibble);
@@ -182,7 +183,7 @@ pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// The scales of a tile of two IQ4_XS blocks, multiplied out.
+/// The scales of a tile of two IQ4_XS blocks, multiplied by `d`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn iq4_scales(first: &[u8], second: &[u8]) -> __m512 {

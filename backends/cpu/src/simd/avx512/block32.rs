@@ -1,8 +1,8 @@
-//! Dots of the formats with blocks of 32 values.
+//! Dot products of the formats with blocks of 32 values.
 //!
-//! The nibbles of four blocks fill a register, 16 bytes each; their low and high halves meet the halves of the
-//! activations, so that a block's products end up in four lanes. About 62 vector instructions for the 288 bytes of
-//! a tile of Q4_0.
+//! The nibbles of four blocks fill a register, 16 bytes each; their low and high halves are
+//! multiplied with the halves of the activations, so that a block's products end up in four lanes.
+//! About 62 vector instructions for the 288 bytes of a tile of Q4_0.
 
 use std::arch::x86_64::*;
 
@@ -32,7 +32,7 @@ const fn shifted(codes: [i8; 16], shift: u8) -> [u8; 16] {
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn nibbles<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
-    // Three blocks lie within 64 bytes, and at even places.
+    // Three blocks lie within 64 bytes, at even offsets.
     let pick: [u16; 32] = const {
         let mut pick = [0; 32];
         let mut i = 0;
@@ -85,7 +85,7 @@ fn five_bits<const STRIDE: usize>(
 ) -> [__m512i; 2] {
     let [low, high] = nibbles::<STRIDE>(tile, 4 * STRIDE * quad + at);
     let fifths = _mm512_permutexvar_epi32(four_lanes_each(quad), fifths);
-    // Eight bytes look at the bits of one: of byte 0 and 1, then of byte 2 and 3.
+    // Each byte of fifth bits is broadcast to eight bytes: bytes 0 and 1, then bytes 2 and 3.
     let first = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0101_0101_0101_0101, 0));
     let second = _mm512_add_epi8(first, _mm512_set1_epi8(2));
     let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
@@ -177,7 +177,7 @@ pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
-        // A scale, and what is added, in each word.
+        // Each word has a scale and the minimum that is added.
         let (words, fifths) = (words_apart::<24>(tile, 0), words_apart::<24>(tile, 4));
         let (scales, added) = (low_halves(words), low_halves(_mm512_srli_epi32::<16>(words)));
         let mins = _mm512_sub_ps(_mm512_setzero_ps(), added);
@@ -226,7 +226,8 @@ pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; 
     totals(acc)
 }
 
-/// Four blocks of 128 values. The signs are the masks of bytes that are 2 or 0, and 1 is taken away.
+/// Four blocks of 128 values. The sign bits are masks that select bytes of 2 or 0; 1 is then
+/// subtracted.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn q1_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {

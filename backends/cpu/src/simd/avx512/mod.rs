@@ -1,10 +1,11 @@
 //! AVX-512 with VNNI: one `vpdpbusd` multiplies 64 codes with 64 activations.
 //!
-//! Codes are unsigned there. Formats with signed codes shift them up and take the shift back: Q4_0
-//! through the minimum, as formats with minimums do, the wider ones by a
-//! second product, exactly.
+//! Its codes are unsigned. Formats with signed codes shift them up and subtract the shift again:
+//! Q4_0 through the minimum, as formats with minimums do, the wider ones by a second product,
+//! exactly.
 //!
-//! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
+//! Every function here requires the features that [`detected`] checks; `TABLE` is returned only
+//! after that.
 
 mod activation;
 mod apart;
@@ -14,6 +15,7 @@ mod block32;
 mod panel;
 mod plain;
 mod quantize;
+mod recurrent;
 mod sum_rows;
 mod transposed;
 mod vector;
@@ -34,7 +36,7 @@ pub(super) const TABLE: Table = Table {
     transposed: transposed::transposed,
     panel: Panel { fill: panel::FILL, times: panel::TIMES },
     quantize: |x, q, d, sum| {
-        // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+        // SAFETY: `Kernels::select` returns this table only if `detected` holds.
         unsafe { quantize::quantize(x, q, d, sum) }
     },
     sum_squares: |x| {
@@ -43,9 +45,11 @@ pub(super) const TABLE: Table = Table {
     },
     attention: &attention::ATTENTION,
     activate: activation::ACTIVATE,
+    gate: activation::GATE,
+    recurrent: &recurrent::RECURRENT,
 };
 
-/// Whether this processor has the instructions.
+/// Whether this processor has the features.
 pub(super) fn detected() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -94,8 +98,8 @@ fn dot(format: Format) -> Dot {
     }
 }
 
-/// The products of one tile: `weights` are the blocks' scales times the activations' scales, and a lane
-/// of `sums` belongs to no block in particular.
+/// The products of one tile: `weights` are the blocks' scales times the activations' scales, and
+/// the lanes of `sums` are not tied to a block.
 struct Products<const N: usize> {
     weights: [__m512; N],
     sums: [__m512; N],
@@ -113,7 +117,7 @@ impl<const N: usize> Products<N> {
         Self { weights, sums: [zero(); N] }
     }
 
-    /// Starts with what the minimums of the blocks take away.
+    /// Starts with the sums subtracted by the minimums of the blocks.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn with_mins(scales: __m512, mins: __m512, x: &[Q8Tile<'_>; N]) -> Self {
@@ -135,7 +139,8 @@ impl<const N: usize> Products<N> {
         }
     }
 
-    /// Adds the products of blocks `4 * quad` to `4 * quad + 3`, the halves of whose unsigned codes are `codes`.
+    /// Adds the products of blocks `4 * quad` to `4 * quad + 3`; `codes` are the two halves of
+    /// their unsigned codes.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_halves(&mut self, quad: usize, codes: [__m512i; 2], x: &[Q8Tile<'_>; N]) {
@@ -194,7 +199,8 @@ impl<const N: usize> Products<N> {
         self.sums[t] = fmadd(dot, weights, self.sums[t]);
     }
 
-    /// Adds the tile to the row's sums. A tile has a sum of its own so that tiles can overlap.
+    /// Adds the tile to the row's sums. A tile has separate sums so that tiles can overlap in the
+    /// pipeline.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_to(self, acc: &mut [__m512; N]) {
@@ -220,7 +226,7 @@ fn load_halves(x: &Q8Tile<'_>, quad: usize) -> [__m512i; 2] {
     [_mm512_shuffle_i64x2::<0b10_00_10_00>(a, b), _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b)]
 }
 
-/// The products of a block of 256 values, the `half` of a tile, of which each 16 have a scale.
+/// The products of a block of 256 values, half `half` of a tile, with a scale per 16 values.
 struct Sixteens<const N: usize> {
     half: usize,
     /// The scales times those of the activations.
@@ -241,8 +247,8 @@ impl<const N: usize> Sixteens<N> {
         Self { half, weights: times_d(half, scales, x), sums: [zero(); N] }
     }
 
-    /// Adds the products of quarter `i` of the values, whose codes are shifted up by `SHIFT` (as a byte). It is taken
-    /// back in integers.
+    /// Adds the products of quarter `i` of the values, whose codes are shifted up by `SHIFT` (as a
+    /// byte). The shift is subtracted in integers.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add<const SHIFT: i8>(&mut self, i: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
@@ -287,7 +293,7 @@ impl<const N: usize> Sixteens<N> {
     }
 }
 
-/// A factor of each 16 values of a half tile times the scales of the activations.
+/// Factors of each 16 values of a half tile times the scales of the activations.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn times_d<const N: usize>(half: usize, factors: __m512, x: &[Q8Tile<'_>; N]) -> [__m512; N] {
@@ -307,7 +313,8 @@ fn load_codes(x: &Q8Tile<'_>, pair: usize) -> __m512i {
     load_bytes(bytemuck::cast_slice(x.q), 64 * pair)
 }
 
-/// Sums of four products each of activations with codes that were shifted up by `SHIFT` (as a byte).
+/// Sums of four products each of activations with codes that were shifted up by `SHIFT` (as a
+/// byte).
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn shifted_dot<const SHIFT: i8>(codes: __m512i, q: __m512i) -> __m512 {
@@ -332,7 +339,8 @@ fn totals<const N: usize>(acc: [__m512; N]) -> [f32; N] {
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn scales_apart<const STRIDE: usize>(tile: &[u8]) -> __m512 {
-    // As many as begin within 64 bytes are picked at once, into their place among the 16.
+    // Each permutation picks all scales that begin within 64 bytes and moves them to their index
+    // among the 16.
     let at_once = const { if STRIDE <= 20 { 4 } else { 2 } };
     let pick: [u16; 32] = const {
         let mut pick = [0; 32];

@@ -1,8 +1,10 @@
-//! Panels times tokens: 32 rows are two registers, a dword of activations goes to all their lanes.
+//! Panels times tokens: 32 rows are two registers; a dword of activations is broadcast to all
+//! lanes.
 //!
-//! For a token and a block of 32 values that is 16 `vpdpbusd`, and 6 instructions for the scales (8 with
-//! minimums), all of them on the two ports that have `vpdpbusd`: at most 16 of 22 are products, 73 % of their
-//! peak (128 products a cycle and core), or 67 %. Loads are half as many and go elsewhere.
+//! For a token and a block of 32 values that is 16 `vpdpbusd`, and 6 instructions for the scales
+//! (8 with minimums), all of them on the two ports that execute `vpdpbusd`: at most 16 of 22 are
+//! products, 73 % of the peak (128 products per cycle and core), or 67 % with minimums. There are
+//! half as many loads, on other ports.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -17,9 +19,9 @@ use super::vector::*;
 
 panel_kernels!("avx512bw,avx512vl,avx512vnni");
 
-/// Tokens at a time: their sums of integers fill half of the registers.
+/// Tokens at a time: their integer sums fill half of the registers.
 const TOKENS: usize = 6;
-/// Tokens at a time of plain formats.
+/// Tokens at a time for plain formats.
 const PLAIN_TOKENS: usize = 8;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -38,7 +40,8 @@ fn quantised<const GROUP: usize, const MIN: bool>(
             factors.set::<GROUP, MIN>(x, t, k, |q, sums| sums_of_16(q, sums));
         }
         let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
-        // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks that `check` found to fit.
+        // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks whose length `check`
+        // verified.
         let out = unsafe { group::<GROUP, MIN>(panel, &q, &factors, k.len() / GROUP) };
         for (sums, out) in sums[first..].iter_mut().zip(out) {
             for (half, out) in out.into_iter().enumerate() {
@@ -69,7 +72,7 @@ unsafe fn group<const GROUP: usize, const MIN: bool>(
             let codes = [load_ps(codes, PANEL_ROWS * i), load_ps(codes, PANEL_ROWS * i + LANES)];
             let codes = codes.map(|codes| _mm512_castps_si512(codes));
             for (dots, q) in dots.iter_mut().zip(q) {
-                // SAFETY: inside the group's values, of which the caller has `n_groups`.
+                // SAFETY: inside the group's values; the caller provides `n_groups` groups.
                 let q = _mm512_set1_epi32(unsafe { q.add(g * GROUP / 4 + i).read_unaligned() });
                 for (dot, codes) in dots.iter_mut().zip(codes) {
                     *dot = _mm512_dpbusd_epi32(*dot, codes, q);
@@ -113,7 +116,7 @@ fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
     }
 }
 
-/// Plain values: one multiplication and addition each, the bound is their 32 a cycle.
+/// Plain values: one multiplication and addition each; the limit is 32 per cycle.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn plain(panel: &[f32], k: &Range<usize>, x: &TokenRows<'_>, sums: &mut [[f32; PANEL_ROWS]]) {
     let n = sums.len();
@@ -141,7 +144,7 @@ fn plain(panel: &[f32], k: &Range<usize>, x: &TokenRows<'_>, sums: &mut [[f32; P
     }
 }
 
-/// 16 words of 16 rows, from column `at` on, across: into the panel from row `first` on.
+/// Transposes 16 words of 16 rows, from column `at` on, into the panel from row `first` on.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn transpose(words: &Rows<LANES>, at: usize, panel: &mut [u32], first: usize) {

@@ -1,4 +1,4 @@
-//! Activations to Q8 blocks, with the bits of [`hal::format::quantize_q8`].
+//! Quantises activations to Q8 blocks, with the bits of [`hal::format::quantize_q8`].
 
 use std::arch::x86_64::*;
 
@@ -18,7 +18,7 @@ pub(super) fn quantize(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]) 
 fn block(x: &[f32; Q8_BLOCK], q: &mut [i8; Q8_BLOCK]) -> (f32, i32) {
     let (a, b) = (load_ps(x, 0), load_ps(x, 16));
     let magnitude = |v| _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MAX));
-    // As bit patterns, magnitudes sort like the numbers, with infinity and NaN on top.
+    // As bit patterns, magnitudes sort like the floats, with infinity and NaN on top.
     let most = _mm512_reduce_max_epu32(_mm512_max_epu32(magnitude(a), magnitude(b)));
     let amax = f32::from_bits(most);
     let d = amax / 127.0;
@@ -27,7 +27,7 @@ fn block(x: &[f32; Q8_BLOCK], q: &mut [i8; Q8_BLOCK]) -> (f32, i32) {
         return (if amax.is_finite() { 0.0 } else { f32::NAN }, 0);
     }
     let inverse = _mm512_set1_ps(127.0 / amax);
-    // The conversion rounds to nearest, ties to even; 127 cannot be passed by more than rounding.
+    // The conversion rounds to nearest, ties to even; 127 is exceeded only by rounding error.
     let a = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
     let b = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
     let (low, high) = (_mm512_cvtepi32_epi8(a), _mm512_cvtepi32_epi8(b));

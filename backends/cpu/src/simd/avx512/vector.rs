@@ -1,4 +1,4 @@
-//! The vocabulary of the kernels that are written once for all levels: registers of 16 floats.
+//! Operations used by the kernels that are written once for all levels: registers of 16 floats.
 
 use std::arch::x86_64::*;
 
@@ -25,16 +25,16 @@ vocabulary! {
     fn fmadd(a: V, b: V, c: V) -> V { _mm512_fmadd_ps(a, b, c) }
     /// `c - a * b`
     fn fnmadd(a: V, b: V, c: V) -> V { _mm512_fnmadd_ps(a, b, c) }
-    /// The larger; b where one is no number.
+    /// The larger of both; b if either is NaN.
     fn max(a: V, b: V) -> V { _mm512_max_ps(a, b) }
     fn div(a: V, b: V) -> V { _mm512_div_ps(a, b) }
-    /// The smaller; b where one is no number.
+    /// The smaller of both; b if either is NaN.
     fn min(a: V, b: V) -> V { _mm512_min_ps(a, b) }
     /// a where x is below 0, else b.
     fn where_negative(x: V, a: V, b: V) -> V {
         _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, zero()), b, a)
     }
-    /// `2^n` for the n in the last bits of each lane, from -127, which is zero, to 127.
+    /// `2^n` for the integer n in the low bits of each lane, from -127 (which gives zero) to 127.
     fn power_of_two(n: V) -> V {
         let exponent = _mm512_add_epi32(_mm512_castps_si512(n), _mm512_set1_epi32(127));
         _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent))
@@ -90,20 +90,20 @@ vocabulary! {
         unsafe { _mm512_storeu_ps(part.as_mut_ptr(), v) }
     }
 
-    /// The 16 numbers at byte `at`, as floats.
+    /// The 16 values at byte `at`, as floats.
     fn widen_f32(from: &[u8], at: usize) -> V { _mm512_castsi512_ps(load_bytes(from, at)) }
-    /// The 16 numbers at byte `at`, as floats.
+    /// The 16 values at byte `at`, as floats.
     fn widen_f16(from: &[u8], at: usize) -> V { _mm512_cvtph_ps(load_half(from, at)) }
-    /// The 16 numbers at byte `at`, as floats.
+    /// The 16 values at byte `at`, as floats.
     fn widen_bf16(from: &[u8], at: usize) -> V {
         let wide = _mm512_cvtepu16_epi32(load_half(from, at));
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
     }
-    /// The 16 numbers at byte `at`, as floats.
+    /// The 16 values at byte `at`, as floats.
     fn widen_i8(from: &[u8], at: usize) -> V {
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_quarter(from, at)))
     }
-    /// The f16 that `bytes` begins with, in every lane.
+    /// The f16 at the beginning of `bytes`, in every lane.
     fn one_scale(bytes: &[u8]) -> V {
         _mm512_cvtph_ps(_mm256_set1_epi16(i16::from_le_bytes([bytes[0], bytes[1]])))
     }
@@ -115,7 +115,7 @@ vocabulary! {
     }
 }
 
-/// What `table` holds for each of 64 nibbles.
+/// The entries of `table` for 64 nibbles.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn look_up(table: [u8; 16], nibbles: __m512i) -> __m512i {
@@ -123,7 +123,7 @@ pub(super) fn look_up(table: [u8; 16], nibbles: __m512i) -> __m512i {
     _mm512_shuffle_epi8(table, nibbles)
 }
 
-/// What `table` holds for each nibble of 16 bytes: for the low ones, then for the high ones.
+/// The entries of `table` for the nibbles of 16 bytes: the low ones, then the high ones.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
@@ -140,7 +140,8 @@ pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
 /// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for one sum and
 /// the high ones for the next.
 ///
-/// A nibble selects its product out of a register of all 16, so it is neither masked nor converted.
+/// A nibble selects its product from a register with all 16, so it is neither masked nor
+/// converted.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn add_nibbles<const R: usize>(h: V, row: &[u8], offset: i8, sums: &mut [V; R]) {

@@ -1,4 +1,4 @@
-//! Dots of formats that are taken apart first.
+//! Dot products of formats that are unpacked first.
 
 use std::arch::aarch64::vdupq_n_f32;
 

@@ -1,4 +1,4 @@
-//! Dots of the formats with blocks of 256 values. A tile is two blocks.
+//! Dot products of the formats with blocks of 256 values. A tile is two blocks.
 
 use std::arch::aarch64::*;
 
@@ -10,12 +10,12 @@ use super::super::tile::{Q8Tile, for_tiles, q3_scales, six_bits};
 use super::vector::{V, load_bytes, look_up, mul, nibbles, one_scale, store_ps, widen_i8};
 use super::{Products, Sixteens, totals};
 
-/// The scales and the minimums of one Q4_K or Q5_K block, multiplied out.
+/// The scales and the minimums of one Q4_K or Q5_K block, multiplied by `d` and `dmin`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn scales_and_mins(block: &[u8]) -> [V; 2] {
     let (scales, mins) = six_bits(&block[4..16]);
-    // Six bits are the same with and without a sign.
+    // Six-bit values are the same signed and unsigned.
     let widen = |bytes: u64| widen_i8(&bytes.to_le_bytes(), 0);
     [mul(one_scale(block), widen(scales)), mul(one_scale(&block[2..]), widen(mins))]
 }
@@ -29,7 +29,8 @@ fn two_blocks<const N: usize>(first: &[u8], second: &[u8], x: &[Q8Tile<'_>; N]) 
     Products::new([a[0], a[1], b[0], b[1]], Some(mins), x)
 }
 
-/// The codes of four blocks of 32 from 64 bytes: the low and the high nibbles of 32 bytes make one each.
+/// The codes of four blocks of 32 from 64 bytes: the low and the high nibbles of 32 bytes form one
+/// each.
 #[inline]
 #[target_feature(enable = "neon")]
 fn four_blocks(bytes: &[u8], at: usize) -> [[int8x16_t; 2]; 4] {
@@ -77,7 +78,7 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// 16 signed bytes times the f16 that `d` begins with.
+/// 16 signed bytes times the f16 at the beginning of `d`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn sixteen_scales(bytes: &[u8], d: &[u8]) -> [f32; 16] {
@@ -105,7 +106,7 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// The pairs of bits of 32 bytes.
+/// The bit pairs of 32 bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 fn bit_pairs(bytes: &[u8], at: usize) -> [int8x16_t; 8] {
@@ -126,7 +127,7 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<84>().0.iter().enumerate() {
-            // A scale in the low, a minimum in the high nibble of each byte.
+            // Each byte has a scale in its low and a minimum in its high nibble.
             let [low, high] =
                 [0, 4].map(|shift| std::array::from_fn::<u8, 16, _>(|i| block[i] >> shift & 15));
             let scales = sixteen_scales(&low, &block[80..]);
@@ -157,7 +158,7 @@ pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
                     // Bit g of each byte belongs to the values from 32 * g on.
                     let bit = vdupq_n_u8(1 << (4 * part + i / 2));
                     let set = vtstq_u8(load_bytes(block, 16 * (i % 2)), bit);
-                    // Where the third bit is not set, 4 is taken off.
+                    // Subtracts 4 where the third bit is not set.
                     let less = vbicq_u8(vdupq_n_u8(4), set);
                     *codes = vsubq_s8(*codes, vreinterpretq_s8_u8(less));
                 }
@@ -169,7 +170,7 @@ pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// The scales of one IQ4_XS block, multiplied out.
+/// The scales of one IQ4_XS block, multiplied by `d`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn iq4_scales(block: &[u8]) -> V {
@@ -208,7 +209,7 @@ fn six_bit_codes(block: &[u8], half: usize) -> [int8x16_t; 8] {
         let first = nibbles(block, 64 * half + 16 * part);
         let second = nibbles(block, 64 * half + 32 + 16 * part);
         let lows = [first[0], second[0], first[1], second[1]];
-        // Pair k of each byte comes to bits 4 and 5.
+        // Moves pair k of each byte to bits 4 and 5.
         let uppers =
             [vshlq_n_u8::<4>(upper), vshlq_n_u8::<2>(upper), upper, vshrq_n_u8::<2>(upper)];
         for (k, (low, upper)) in lows.into_iter().zip(uppers).enumerate() {

@@ -1,4 +1,4 @@
-//! Dots of the formats with blocks of 32 values.
+//! Dot products of the formats with blocks of 32 values.
 
 use std::arch::aarch64::*;
 
@@ -10,7 +10,7 @@ use super::super::tile::{e8m0_normal, for_tiles};
 use super::vector::{load_bytes, load_ps, look_up, nibbles};
 use super::{Products, scales_apart, totals};
 
-/// What `codes` gives for the four blocks from `first` on.
+/// The results of `codes` for the four blocks from `first` on.
 #[inline(always)]
 fn four<T>(first: usize, codes: impl Fn(usize) -> T) -> [T; 4] {
     std::array::from_fn(|i| codes(first + i))
@@ -65,7 +65,7 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// The codes of a block whose fifth bits begin at `at` and whose nibbles follow.
+/// The codes of a block whose fifth bits begin at `at`, followed by its nibbles.
 #[inline]
 #[target_feature(enable = "neon")]
 fn five_bits(tile: &[u8], at: usize) -> [int8x16_t; 2] {

@@ -1,9 +1,10 @@
-//! NEON, which every AArch64 processor that Rust's standard library runs on has.
+//! NEON, which every AArch64 processor supported by Rust's standard library has.
 //!
-//! Codes are multiplied to 16 bits and their sums taken to 32. `sdot` would do both at once; its intrinsics are not
-//! stable in Rust (`stdarch_neon_dotprod`, rust-lang/rust#117224).
+//! Codes are multiplied to 16 bits and summed up in 32. `sdot` would do both at once; its
+//! intrinsics are not stable in Rust (`stdarch_neon_dotprod`, rust-lang/rust#117224).
 //!
-//! Every function here needs what [`detected`] looks for; `TABLE` is handed out after that.
+//! Every function here requires the features that [`detected`] checks; `TABLE` is returned only
+//! after that.
 
 mod activation;
 mod apart;
@@ -13,6 +14,7 @@ mod block32;
 mod panel;
 mod plain;
 mod quantize;
+mod recurrent;
 mod sum_rows;
 mod transposed;
 mod vector;
@@ -34,7 +36,7 @@ pub(super) const TABLE: Table = Table {
     transposed: transposed::transposed,
     panel: Panel { fill: panel::FILL, times: panel::TIMES },
     quantize: |x, q, d, sum| {
-        // SAFETY: `Kernels::select` hands out this table only where `detected` holds.
+        // SAFETY: `Kernels::select` returns this table only if `detected` holds.
         unsafe { quantize::quantize(x, q, d, sum) }
     },
     sum_squares: |x| {
@@ -43,9 +45,11 @@ pub(super) const TABLE: Table = Table {
     },
     attention: &attention::ATTENTION,
     activate: activation::ACTIVATE,
+    gate: activation::GATE,
+    recurrent: &recurrent::RECURRENT,
 };
 
-/// Whether this processor has the instructions.
+/// Whether this processor has the features.
 pub(super) fn detected() -> bool {
     is_aarch64_feature_detected!("neon")
 }
@@ -105,7 +109,8 @@ struct Products<const N: usize> {
 }
 
 impl<const N: usize> Products<N> {
-    /// Starts with what the minimums take away: `scales` and `mins` of 16 blocks of 32 values.
+    /// Starts with the sums subtracted by the minimums: `scales` and `mins` of 16 blocks of 32
+    /// values.
     #[inline]
     #[target_feature(enable = "neon")]
     fn new(scales: [float32x4_t; 4], mins: Option<[float32x4_t; 4]>, x: &[Q8Tile<'_>; N]) -> Self {
@@ -125,7 +130,8 @@ impl<const N: usize> Products<N> {
         products
     }
 
-    /// Adds the products of the four blocks from `first` on. Codes of more than six bits are `WIDE`.
+    /// Adds the products of the four blocks from `first` on. `WIDE` is set for codes of more than
+    /// six bits.
     #[inline]
     #[target_feature(enable = "neon")]
     fn add<const WIDE: bool>(
@@ -152,7 +158,8 @@ impl<const N: usize> Products<N> {
         }
     }
 
-    /// Adds the tile to the row's sums. A tile has a sum of its own so that tiles can overlap.
+    /// Adds the tile to the row's sums. A tile has separate sums so that tiles can overlap in the
+    /// pipeline.
     #[inline]
     #[target_feature(enable = "neon")]
     fn add_to(self, acc: &mut [float32x4_t; N]) {
@@ -162,7 +169,7 @@ impl<const N: usize> Products<N> {
     }
 }
 
-/// The products of a block of 256 values, the `half` of a tile, of which each 16 have a scale.
+/// The products of a block of 256 values, half `half` of a tile, with a scale per 16 values.
 struct Sixteens<const N: usize> {
     half: usize,
     scales: [f32; 16],
@@ -176,7 +183,7 @@ impl<const N: usize> Sixteens<N> {
         Self { half, scales: *scales, sums: [vdupq_n_f32(0.0); N] }
     }
 
-    /// Adds the sums of integers of the 16 values from every `16 * i` on, of one half of the block, times `factors`.
+    /// Adds the integer sums of each 16 values of one half of the block, times `factors`.
     #[inline]
     #[target_feature(enable = "neon")]
     fn add_sums(
@@ -188,7 +195,7 @@ impl<const N: usize> Sixteens<N> {
     ) {
         let factors = load_ps(factors, 8 * part);
         for (t, x) in x.iter().enumerate() {
-            // Two groups in a row meet the same scale of the activations.
+            // Two consecutive groups share a scale of the activations.
             let d = load_ps(x.d, 8 * self.half)[part];
             for (i, d) in [vzip1q_f32(d, d), vzip2q_f32(d, d)].into_iter().enumerate() {
                 let dots = std::array::from_fn(|g| {
@@ -209,7 +216,7 @@ impl<const N: usize> Sixteens<N> {
         self.add_sums(part, &scales, x, |i, q| vpaddlq_s16(pairs_of(codes[i], q)));
     }
 
-    /// Takes off what one half of the block is less by.
+    /// Subtracts the minimums of one half of the block.
     #[inline]
     #[target_feature(enable = "neon")]
     fn take_off(&mut self, part: usize, mins: &[f32; 16], x: &[Q8Tile<'_>; N]) {
@@ -243,7 +250,7 @@ fn load_codes(x: &Q8Tile<'_>, at: usize) -> int8x16_t {
     vreinterpretq_s8_u8(load_bytes(bytemuck::cast_slice(x.q), at))
 }
 
-/// Sums of two products each of codes with activations: two of at most 128 * 127 fit in 16 bits.
+/// Sums of two products of codes with activations: two of at most 128 * 127 fit in 16 bits.
 #[inline]
 #[target_feature(enable = "neon")]
 fn pairs_of(codes: int8x16_t, q: int8x16_t) -> int16x8_t {

@@ -1,4 +1,5 @@
-//! Panels times tokens: 32 rows are eight registers, of which the products of quantised rows take two at a time.
+//! Panels times tokens: 32 rows are eight registers; the products of quantised rows use two at a
+//! time.
 
 use std::arch::aarch64::*;
 use std::ops::Range;
@@ -26,11 +27,11 @@ unsafe fn group<const GROUP: usize, const MIN: bool>(
     n_groups: usize,
 ) -> [[V; 2]; TOKENS] {
     let mut out = [[zero(); 2]; TOKENS];
-    // The sums of integers of 8 rows fill half of the registers.
+    // The integer sums of 8 rows fill half of the registers.
     for half in 0..2 {
         let panel = &panel[LANES * half..];
         for g in 0..n_groups {
-            // SAFETY: the caller has `n_groups` groups of values.
+            // SAFETY: the caller provides `n_groups` groups of values.
             let dots = unsafe { dots::<GROUP>(panel, q, g) };
             let scales = load_ps(panel, (SCALES + g) * PANEL_ROWS);
             let mins = if MIN { load_ps(panel, (MINS + g) * PANEL_ROWS) } else { scales };
@@ -46,7 +47,7 @@ unsafe fn group<const GROUP: usize, const MIN: bool>(
     out
 }
 
-/// The products of one group of 8 rows, exact sums of integers.
+/// The products of one group of 8 rows, as exact integer sums.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn dots<const GROUP: usize>(
@@ -54,7 +55,7 @@ unsafe fn dots<const GROUP: usize>(
     q: &[*const i32; TOKENS],
     g: usize,
 ) -> [V; TOKENS] {
-    // Two lanes for each row.
+    // Two lanes per row.
     let mut sums = [[vdupq_n_s32(0); 4]; TOKENS];
     for i in (g * GROUP / 4..(g + 1) * GROUP / 4).step_by(2) {
         let [first, second] = [i, i + 1].map(|i| {
@@ -63,7 +64,7 @@ unsafe fn dots<const GROUP: usize>(
             codes.map(|v| veorq_s8(vreinterpretq_s8_f32(v), vdupq_n_s8(-128)))
         });
         for (sums, q) in sums.iter_mut().zip(q) {
-            // SAFETY: inside the group, which the caller has the values of.
+            // SAFETY: inside the group, whose values the caller provides.
             let [a, b] = [i, i + 1].map(|i| unsafe { q.add(i).read_unaligned() });
             let [a, b] = [a, b].map(|q| vreinterpretq_s8_s32(vdupq_n_s32(q)));
             for (half, (first, second)) in first.into_iter().zip(second).enumerate() {
@@ -79,7 +80,7 @@ unsafe fn dots<const GROUP: usize>(
     sums.map(|[a, b, c, d]| [vcvtq_f32_s32(vpaddq_s32(a, b)), vcvtq_f32_s32(vpaddq_s32(c, d))])
 }
 
-/// 8 words of 8 rows, from column `at` on, across: into the panel from row `first` on.
+/// Transposes 8 words of 8 rows, from column `at` on, into the panel from row `first` on.
 #[inline]
 #[target_feature(enable = "neon")]
 fn transpose(words: &Rows<LANES>, at: usize, panel: &mut [u32], first: usize) {

@@ -1,4 +1,4 @@
-//! Activations to Q8 blocks, with the bits of [`hal::format::quantize_q8`].
+//! Quantises activations to Q8 blocks, with the bits of [`hal::format::quantize_q8`].
 
 use std::arch::aarch64::*;
 
@@ -17,7 +17,7 @@ pub(super) fn quantize(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]) 
 #[target_feature(enable = "neon")]
 fn block(x: &[f32; Q8_BLOCK], q: &mut [i8; Q8_BLOCK]) -> (f32, i32) {
     let x = [0, 8, 16, 24].map(|at| load_ps(x, at));
-    // As bit patterns, magnitudes sort like the numbers, with infinity and NaN on top.
+    // As bit patterns, magnitudes sort like the floats, with infinity and NaN on top.
     let most = x
         .as_flattened()
         .iter()
@@ -31,7 +31,7 @@ fn block(x: &[f32; Q8_BLOCK], q: &mut [i8; Q8_BLOCK]) -> (f32, i32) {
     let inverse = 127.0 / amax;
     let mut sum = vdupq_n_s32(0);
     for (x, q) in x.iter().zip(q.as_chunks_mut::<8>().0) {
-        // The conversion rounds to nearest, ties to even; 127 cannot be passed by more than rounding.
+        // The conversion rounds to nearest, ties to even; 127 is exceeded only by rounding error.
         let codes = x.map(|v| vcvtnq_s32_f32(vmulq_n_f32(v, inverse)));
         sum = vaddq_s32(sum, vaddq_s32(codes[0], codes[1]));
         let bytes = vmovn_s16(vmovn_high_s32(vmovn_s32(codes[0]), codes[1]));

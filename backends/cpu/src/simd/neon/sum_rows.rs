@@ -1,3 +1,3 @@
-//! Sums of rows.
+//! Weighted sums of rows.
 
 super::super::sum_rows::sum_rows_kernels!("neon");

@@ -1,7 +1,8 @@
-//! The vocabulary of the kernels that are written once for all levels: two registers of 4 floats at a time.
+//! Operations used by the kernels that are written once for all levels: two registers of 4 floats
+//! at a time.
 //!
-//! There are twice as many registers as AVX2 has, of half the size. In pairs they fill the tiles of the shared
-//! kernels in the same way, and each row of a tile is looked up for 8 values.
+//! NEON has twice as many registers as AVX2, of half the size. In pairs they fill the tiles of the
+//! shared kernels in the same way, and each row of a tile is loaded for 8 values.
 
 use std::arch::aarch64::*;
 
@@ -14,12 +15,12 @@ macro_rules! vocabulary {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)+) => {
         $(
             $(#[$doc])*
-            // A pair of registers would go through memory in a call.
+            // Inlined, because a function call would pass a pair of registers through memory.
             #[inline(always)]
-            #[allow(unused_unsafe, reason = "some bodies need none, some say why themselves")]
+            #[allow(unused_unsafe, reason = "some bodies need no unsafe, some have their own blocks")]
             pub(super) fn $name($($arg: $type),*) -> $result {
-                // SAFETY: only kernels of this level call it, and `Kernels::select` hands those out only where
-                // NEON was detected.
+                // SAFETY: only kernels of this level call it, and `Kernels::select` returns those
+                // only if NEON was detected.
                 unsafe { $body }
             }
         )+
@@ -35,14 +36,14 @@ vocabulary! {
     fn fmadd(a: V, b: V, c: V) -> V { [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])] }
     /// `c - a * b`
     fn fnmadd(a: V, b: V, c: V) -> V { [vfmsq_f32(c[0], a[0], b[0]), vfmsq_f32(c[1], a[1], b[1])] }
-    /// The larger; b where one is no number.
+    /// The larger of both; b if either is NaN.
     fn max(a: V, b: V) -> V {
-        // `vmaxq_f32` would keep what is no number of either side.
+        // `vmaxq_f32` would return NaN if either is NaN.
         let larger = |i: usize| vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i]);
         [larger(0), larger(1)]
     }
     fn div(a: V, b: V) -> V { [vdivq_f32(a[0], b[0]), vdivq_f32(a[1], b[1])] }
-    /// The smaller; b where one is no number.
+    /// The smaller of both; b if either is NaN.
     fn min(a: V, b: V) -> V {
         let smaller = |i: usize| vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i]);
         [smaller(0), smaller(1)]
@@ -51,7 +52,7 @@ vocabulary! {
     fn where_negative(x: V, a: V, b: V) -> V {
         [vbslq_f32(vcltzq_f32(x[0]), a[0], b[0]), vbslq_f32(vcltzq_f32(x[1]), a[1], b[1])]
     }
-    /// `2^n` for the n in the last bits of each lane, from -127, which is zero, to 127.
+    /// `2^n` for the integer n in the low bits of each lane, from -127 (which gives zero) to 127.
     fn power_of_two(n: V) -> V {
         n.map(|n| {
             let exponent = vaddq_s32(vreinterpretq_s32_f32(n), vdupq_n_s32(127));
@@ -91,14 +92,16 @@ vocabulary! {
 
     /// Four f16 as floats.
     ///
-    /// In integers: `vcvt_f32_f16`, one instruction, is stable in newer Rust (1.94) than this workspace asks for.
+    /// In integers: `vcvt_f32_f16`, one instruction, is stable only from Rust 1.94, newer than
+    /// this workspace requires.
     fn widen_four(halves: uint16x4_t) -> float32x4_t {
-        // The sign stays at the top, and the exponent's five bits become the last of eight, too small by 112.
+        // The sign stays at the top, and the five exponent bits become the low bits of eight, too
+        // small by 112.
         let high = vreinterpretq_s32_u32(vshll_n_u16::<16>(halves));
         let placed = vandq_s32(vshrq_n_s32::<3>(high), vdupq_n_s32(0x8fff_e000_u32 as i32));
         let scale = vdupq_n_f32(f32::from_bits((127 + 112) << 23));
         let value = vmulq_f32(vreinterpretq_f32_s32(placed), scale);
-        // The largest exponent stands for infinity or no number, not for 2^16 and more.
+        // The largest exponent means infinity or NaN, not 2^16 and more.
         let special = vcageq_f32(value, vdupq_n_f32(65536.0));
         let exponent = vandq_u32(special, vdupq_n_u32(f32::INFINITY.to_bits()));
         vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(value), exponent))
@@ -116,16 +119,16 @@ vocabulary! {
         ]
     }
 
-    /// The 8 numbers at byte `at`, as floats.
+    /// The 8 values at byte `at`, as floats.
     fn widen_f32(from: &[u8], at: usize) -> V {
         let part = &from[at..][..32];
         [vreinterpretq_f32_u8(load_bytes(part, 0)), vreinterpretq_f32_u8(load_bytes(part, 16))]
     }
-    /// The 8 numbers at byte `at`, as floats.
+    /// The 8 values at byte `at`, as floats.
     fn widen_f16(from: &[u8], at: usize) -> V {
         widen_eight(vreinterpretq_u16_u8(load_bytes(from, at)))
     }
-    /// The 8 numbers at byte `at`, as floats.
+    /// The 8 values at byte `at`, as floats.
     fn widen_bf16(from: &[u8], at: usize) -> V {
         let words = vreinterpretq_u16_u8(load_bytes(from, at));
         [
@@ -133,13 +136,13 @@ vocabulary! {
             vreinterpretq_f32_u32(vshll_high_n_u16::<16>(words)),
         ]
     }
-    /// The 8 numbers at byte `at`, as floats.
+    /// The 8 values at byte `at`, as floats.
     fn widen_i8(from: &[u8], at: usize) -> V {
         let part = &from[at..][..LANES];
         // SAFETY: `part` has 8 bytes.
         widen_bytes(unsafe { vld1_s8(part.as_ptr().cast()) })
     }
-    /// The f16 that `bytes` begins with, in every lane.
+    /// The f16 at the beginning of `bytes`, in every lane.
     fn one_scale(bytes: &[u8]) -> V {
         [widen_four(vdup_n_u16(u16::from_le_bytes([bytes[0], bytes[1]]))); 2]
     }
@@ -160,7 +163,7 @@ pub(super) fn nibbles(bytes: &[u8], at: usize) -> [int8x16_t; 2] {
     [vreinterpretq_s8_u8(low), vreinterpretq_s8_u8(vshrq_n_u8::<4>(pairs))]
 }
 
-/// What `table` holds for the low and for the high nibbles of 16 bytes.
+/// The entries of `table` for the low and for the high nibbles of 16 bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn look_up(table: &[i8; 16], pairs: &[u8], at: usize) -> [int8x16_t; 2] {

@@ -1,4 +1,5 @@
-//! The second half of a feed-forward block: values of neurons times down, in parts that are added in their order.
+//! The second half of a feed-forward block: values of neurons times down, in partial sums that are
+//! added in order.
 
 use hal::format::Code;
 use hal::op::{Down, Groups, SparseFfn};
@@ -15,26 +16,27 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Most slices of rows whose sums are kept apart.
+/// Most slices of rows with separate sums.
 const MAX_SLICES: usize = 64;
-/// Rows of a slice are a multiple of this: `down_few` cuts it in four.
+/// Rows of a slice are a multiple of this: `down_few` splits it in four.
 const SLICE_STEP: usize = 64;
-/// Slices of a group that is used. What is added up first must not depend on which other groups are used: a multiple of
-/// what `ffn_reduce` adds side by side.
+/// Slices per used group. The order of additions must not depend on which other groups are used,
+/// so this is a multiple of the parallel sums of `ffn_reduce`.
 const GROUP_SLICES: usize = 8;
-/// Tokens whose groups are walked over at once.
+/// Tokens whose groups are processed at once.
 const GROUP_TOKENS: usize = 4;
-/// Columns that a block of `down_few` takes, and columns and tokens of a tile of `down_many`.
+/// Columns per block of `down_few`, and columns and tokens per tile of `down_many`.
 const FEW_COLUMNS: usize = 512;
 const TILE_COLUMNS: usize = 128;
 const TILE_TOKENS: usize = 64;
-/// Columns that a block of `ffn_reduce` takes.
+/// Columns per block of `ffn_reduce`.
 const REDUCE_COLUMNS: usize = 32;
-/// Threads of a block of `across_few`, and rows that a group of lanes takes at once.
+/// Threads per block of `across_few`, and rows that a group of lanes processes at once.
 const ACROSS_BLOCK: u32 = 128;
 const ACROSS_ROWS: usize = 2;
 
-/// Rows of a slice: for few tokens by the matrix alone, for many so that all slices together fill the device.
+/// Rows of a slice: in decode they depend on the matrix alone; in prefill all slices together fill
+/// the device.
 fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
     let n_slices = match n_tokens {
         0..=FEW => MAX_SLICES,
@@ -46,15 +48,15 @@ fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
     n_rows.div_ceil(n_slices).next_multiple_of(SLICE_STEP).max(SLICE_STEP)
 }
 
-/// What of the scratch the second half takes.
+/// Scratch memory of the second half.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DownRooms {
-    /// Values of neurons as down takes them, where it takes them rounded.
+    /// Values of neurons in Q8 blocks, if down takes them so.
     q8: Room,
     partial: Room,
     n_slices: usize,
     slice: usize,
-    /// Slices of a group, where only those that are used are cut; else 0.
+    /// Slices per group, if only used groups are sliced; otherwise 0.
     each: usize,
 }
 
@@ -87,7 +89,7 @@ impl DownRooms {
     }
 }
 
-/// Some tokens of an op whose neurons have their values.
+/// Some tokens of an op whose neuron values are computed.
 pub(super) struct SecondHalf<'a> {
     pub(super) op: &'a SparseFfn<Tensor>,
     pub(super) rooms: DownRooms,
@@ -95,15 +97,16 @@ pub(super) struct SecondHalf<'a> {
     pub(super) n_tokens: usize,
     /// `[n_tokens, n_rows]`
     pub(super) h: Span,
-    /// `[n_tokens]`, how many were carried through.
+    /// `[n_tokens]`, number of active neurons.
     pub(super) counts: Span,
-    /// Where groups begin; null without groups.
+    /// Start of each group; null without groups.
     pub(super) starts: Span,
 }
 
 impl SecondHalf<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
-        // The last tokens of many go as the others: there is room for that way alone.
+        // The last tokens of a prefill use the same path, since scratch is planned only for
+        // it.
         let many = self.n_tokens > FEW || self.op.groups.is_some() && self.rooms.each == 0;
         match (self.op.orientation, &self.op.groups) {
             (Down::ByNeuron, _) if many => self.by_neuron_many(out)?,
@@ -115,7 +118,7 @@ impl SecondHalf<'_> {
         self.reduce(out)
     }
 
-    /// A few tokens after the other: together they would use many groups.
+    /// A few tokens at a time: together they would use many groups.
     fn in_parts(&self, out: &mut Lowering<'_>) -> Result<()> {
         let row = 4 * self.op.up.desc().n_rows as u64;
         for first in (0..self.n_tokens).step_by(GROUP_TOKENS) {
@@ -165,7 +168,7 @@ impl SecondHalf<'_> {
         Ok(())
     }
 
-    /// The values as down takes them.
+    /// The values in the format that down takes.
     fn values(&self, out: &mut Lowering<'_>) -> Result<Span> {
         if !takes_q8(self.op.down.desc().format) {
             return Ok(self.h);
@@ -183,7 +186,7 @@ impl SecondHalf<'_> {
         Ok(())
     }
 
-    /// One matrix for each group that has rows; those of groups that nobody uses are not read.
+    /// One matrix for each group that has rows; matrices of unused groups are not read.
     fn across_groups(&self, groups: &Groups, out: &mut Lowering<'_>) -> Result<()> {
         let x = self.values(out)?;
         let weight = Weight::new(&self.op.down)?;
@@ -241,8 +244,8 @@ impl SecondHalf<'_> {
     }
 }
 
-/// Tables of a transposed matrix, and what else is to be known of it: words of their rows, what is taken off codes,
-/// whether scales are wide.
+/// Tables of a transposed matrix, and its other parameters: words of the tables' rows, the offset
+/// subtracted from codes, whether scales are wide.
 fn side(weight: &Weight) -> Result<([Arg; 3], [Arg; 3])> {
     let side = weight.side()?;
     let quants = weight.desc.format.quants().filter(|_| has_tables(&weight.desc));
@@ -262,12 +265,13 @@ fn side(weight: &Weight) -> Result<([Arg; 3], [Arg; 3])> {
     Ok((pointers, numbers))
 }
 
-/// Values of neurons times rows of down, by tiles: in slices of all rows, or with groups in one for each.
+/// Values of neurons times rows of down, by tiles: in slices of all rows, or with groups in one
+/// slice per group.
 pub(super) struct DownMany<'a> {
     pub(super) weight: &'a Weight,
     pub(super) n_out: usize,
     pub(super) n_tokens: usize,
-    /// A row for each token, or for each pair.
+    /// A row per token, or per pair.
     pub(super) h: Span,
     pub(super) slice: usize,
     pub(super) groups: Option<GroupTokens>,
@@ -314,7 +318,7 @@ pub(super) fn tokens(tensor: &Tensor, first: usize, n: usize) -> Result<Span> {
     plain(&tensor.rows(first..first + n))
 }
 
-/// What the groups weigh for some tokens; null without groups.
+/// The weights of the groups for some tokens; null without groups.
 pub(super) fn group_weight(
     op: &SparseFfn<Tensor>,
     first_token: usize,

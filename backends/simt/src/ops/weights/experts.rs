@@ -1,4 +1,4 @@
-//! Feed-forward blocks with experts for many tokens: tiles over those tokens that use an expert.
+//! Feed-forward blocks with experts in prefill: tiles over the tokens that use an expert.
 
 use hal::op::{Down, Groups, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
@@ -13,19 +13,19 @@ use crate::buffer::{Span, plain};
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Most tokens that are worked on at once, and most pairs of a token and a group: what lies between the two halves is
-/// as large.
+/// Most tokens processed at once, and most (token, group) pairs: they bound the intermediate
+/// results between the two halves.
 const STRETCH: usize = 256;
 const MAX_PAIRS: usize = 4096;
-/// Rows that one thread of `experts_hidden` takes.
+/// Rows per thread of `experts_hidden`.
 const ROWS_EACH: usize = 4;
 
-/// How many tokens are worked on at once.
+/// How many tokens are processed at once.
 fn stretch(groups: &Groups) -> usize {
     STRETCH.min(MAX_PAIRS / groups.n_used.max(1)).max(1)
 }
 
-/// Sizes of an op, for a stretch of its tokens.
+/// Sizes of an op, for a chunk of its tokens.
 struct Sizes {
     n_tokens: usize,
     n_group: usize,
@@ -44,10 +44,10 @@ impl Sizes {
     }
 }
 
-/// Scratch of a stretch of tokens.
+/// Scratch memory for a chunk of tokens.
 pub(super) struct ExpertRooms {
     q8: Room,
-    /// Where each group's pairs begin, and the pairs' words.
+    /// Start of each group's pairs, then the words of the pairs.
     pairs: Room,
     of_tokens: Room,
     flags: Room,
@@ -114,9 +114,9 @@ struct Experts<'a> {
     op: &'a SparseFfn<Tensor>,
     rooms: &'a ExpertRooms,
     starts: Span,
-    /// Where each group's rows begin and end.
+    /// Begin and end of each group's rows.
     rows: Span,
-    /// The same of the rows of down, where it lies across neurons.
+    /// The same for the rows of down, if it has one row per output.
     outputs: Span,
     sizes: Sizes,
     first_token: usize,
@@ -153,14 +153,14 @@ impl Experts<'_> {
         self.reduce(out)
     }
 
-    /// The words of pairs, behind where each group's begin.
+    /// The words of the pairs, which follow the group starts.
     fn of_pairs(&self, out: &Lowering<'_>) -> Result<Span> {
         let pairs = self.rooms.pairs.span(out)?;
         let skipped = 4 * (self.sizes.n_group + 1) as u64;
         Ok(pairs.part(skipped, pairs.size - skipped))
     }
 
-    /// Who uses which group.
+    /// Finds the tokens that use each group.
     fn pairs(&self, out: &mut Lowering<'_>) -> Result<()> {
         let args = [
             ptr(self.group_weight()?),

@@ -1,4 +1,4 @@
-//! Feed-forward blocks: for few tokens gate first and only what counts, for many by tiles.
+//! Feed-forward blocks: in decode gate first, then only the active neurons; in prefill by tiles.
 
 use hal::format::Format;
 use hal::op::{Activation, FfnKind, Groups, Skip, SparseFfn};
@@ -18,26 +18,26 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Words in front of the values of neurons, where those that are carried through are counted.
+/// Words before the values of neurons, for the counts of active ones.
 const N_COUNTS: usize = 64;
-/// The word of a neuron that was dropped (`kernels-cuda/lib/ffn.cuh`).
+/// Marks the value of a skipped neuron (`kernels-cuda/lib/ffn.cuh`).
 const DROPPED: u32 = 0x8000_0000;
-/// Most groups: a block keeps a list of those that are used.
+/// Most groups: a block holds a list of the used ones.
 const MAX_GROUPS: usize = 1024;
-/// Threads of a block of `ffn_few`, blocks of each multiprocessor (as many as the kernel leaves registers for), and neurons
-/// that a group of lanes tests at once.
+/// Threads per block of `ffn_few`, blocks per multiprocessor (as many as the kernel's registers
+/// allow), and neurons that a group of lanes tests at once.
 const BLOCK: u32 = 128;
 const PER_UNIT: u32 = 4;
 const NEURONS: usize = 2;
 
-/// The ways to compute a block.
+/// The algorithms for a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Gate first and only what counts, up to 16 tokens at a time.
+    /// Gate first, then only the active neurons, up to 16 tokens at a time.
     Few,
-    /// Products with all rows first; what counts is decided then.
+    /// Products with all rows first; then the inactive neurons are dropped.
     Many,
-    /// The same, of each expert with those tokens that use it.
+    /// The same, each expert with the tokens that use it.
     Experts,
 }
 
@@ -72,23 +72,23 @@ pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
         refused = refused.or_else(|| refusal("gate", gate));
     }
     if stride(&op.down).is_none() {
-        refused = refused.or(Some(format!("operand down cannot be laid out: {}", op.down)));
+        refused = refused.or(Some(format!("operand down has no device layout: {}", op.down)));
     }
     let n_group = op.groups.as_ref().map_or(0, Groups::n_group);
     if n_group > MAX_GROUPS {
-        refused = refused.or(Some(format!("{n_group} groups are more than {MAX_GROUPS}")));
+        refused = refused.or(Some(format!("{n_group} groups, at most {MAX_GROUPS} are supported")));
     }
     if let Some(reason) = refused {
         return Plan::No(reason);
     }
     let slow = (way == Way::Few && op.x.n_rows > FEW)
-        .then(|| "lists of experts' rows run 16 tokens at a time on graphics devices".to_owned());
+        .then(|| "row lists with experts run 16 tokens at a time on graphics devices".to_owned());
     Plan::Yes { workspace: hal::Bytes(scratch.bytes), slow }
 }
 
 pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
-        unreachable!("`to_desc` keeps the kind of op")
+        unreachable!("`to_desc` keeps the op's variant")
     };
     let starts = match &op.groups {
         Some(groups) => out.constants(&groups.starts)?,
@@ -114,13 +114,14 @@ pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Resul
     Ok(())
 }
 
-/// What a block of few tokens wants done before it: where its x goes in Q8 blocks, and which words are set.
+/// The preparation that a decode block needs: where its x goes in Q8 blocks, and which words are
+/// initialised.
 pub(crate) fn before_ffn(
     op: &SparseFfn<Tensor>,
     out: &Lowering<'_>,
 ) -> Result<(Option<Span>, Option<Clear>)> {
     let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
-        unreachable!("`to_desc` keeps the kind of op")
+        unreachable!("`to_desc` keeps the op's variant")
     };
     let n_tokens = desc.x.n_rows;
     if Way::of(&desc) != Way::Few || n_tokens > FEW {
@@ -133,8 +134,8 @@ pub(crate) fn before_ffn(
     Ok((q8, Some(few.clear(rooms.h.span(out)?))))
 }
 
-/// Kind, activation, way to skip, the activation's factor, what sizes are compared with, the activation's cap, as kernels
-/// take them one behind the other.
+/// FFN kind, activation, skip rule, the activation's factor, the skip threshold, the activation's
+/// limit: in the order of the kernels' parameters.
 pub(super) fn rule(op: &SparseFfn<Tensor>) -> [Arg; 6] {
     let kind = match op.kind {
         FfnKind::Plain => 0,
@@ -165,9 +166,9 @@ pub(super) fn rounds_x(gate: Option<Format>, up: Format) -> bool {
     takes_q8(up) || gate.is_some_and(takes_q8)
 }
 
-/// Scratch of a step of few tokens.
+/// Scratch memory of a decode step.
 struct FewRooms {
-    /// x in Q8 blocks, if gate or up takes it so.
+    /// x in Q8 blocks, if gate or up takes it.
     q8: Room,
     /// Counts, then the values of neurons.
     h: Room,
@@ -193,7 +194,7 @@ struct Few<'a> {
     n_tokens: usize,
 }
 
-/// What a launch of `ffn_few` computes: tests, or what follows from them, or both.
+/// The work of one `ffn_few` launch: test values, or the values computed from them, or both.
 struct Stage<'a> {
     test: Option<&'a Weight>,
     up: Option<&'a Weight>,
@@ -222,14 +223,15 @@ impl Few<'_> {
         SecondHalf { op, rooms, first_token, n_tokens, h, counts, starts: self.starts }.lower(out)
     }
 
-    /// What of the counts and values must be set before. Where only some rows are walked over, the others are marked.
+    /// Initial contents of counts and values. If only some rows are processed, the others are
+    /// marked as skipped.
     fn clear(&self, room: Span) -> Clear {
         let some = self.op.groups.is_some() || matches!(self.op.rows, Rows::Active(_));
         let n_h = if some { self.n_tokens * self.op.up.desc().n_rows } else { 0 };
         Clear { span: room, n: N_COUNTS + n_h, n_zero: N_COUNTS, word: DROPPED }
     }
 
-    /// The values of all neurons that count; `x` as it is and in Q8 blocks.
+    /// The values of all active neurons; `x` is given in F32 and in Q8 blocks.
     fn hidden(&self, x: [Span; 2], h: Span, counts: Span, out: &mut Lowering<'_>) -> Result<()> {
         let up = Weight::new(&self.op.up)?;
         let gate = self.op.gate.as_ref().map(Weight::new).transpose()?;
@@ -299,12 +301,12 @@ impl Few<'_> {
         Ok(())
     }
 
-    /// A list's ids, count and bits of members; the most that it holds, its words of bits and the bit of the first token;
-    /// and, if there is one, the most that it holds.
+    /// A list's ids, count and membership bits; its capacity, words of bits and the bit of the
+    /// first token; and the capacity again if there is a list.
     fn list(&self) -> Result<([Span; 3], [usize; 3], Option<usize>)> {
         let Rows::Active(set) = &self.op.rows else { return Ok(([Span::NONE; 3], [0; 3], None)) };
         let all = plain(&set.members)?;
-        // The word that the first token's bit is in.
+        // The word with the first token's bit.
         let skipped = (4 * (self.first_token / 32) as u64).min(all.size);
         let members = all.part(skipped, all.size - skipped);
         let capacity = set.ids.desc().n_cols;

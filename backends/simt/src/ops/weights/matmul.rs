@@ -1,4 +1,4 @@
-//! Dense matrices, and the products that other ops are made of.
+//! Dense matrix products, also used by other ops.
 
 use hal::op::MatMul;
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
@@ -11,21 +11,22 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Threads of a block of `matmul_few`, and rows that a group of lanes takes at once.
+/// Threads per block of `matmul_few`, and rows that a group of lanes processes at once.
 const FEW_BLOCK: u32 = 128;
 const FEW_ROWS: usize = 2;
-/// Rows and tokens of a tile of `matmul_many`; rows of a tile of `matmul_some`, for grids that would be too small.
+/// Rows and tokens per tile of `matmul_many`; rows per tile of `matmul_some`, for grids that would
+/// be too small.
 const TILE_ROWS: usize = 128;
 const TILE_TOKENS: usize = 64;
 const SMALL_TILE_ROWS: usize = 32;
-/// The latter for weights of floats.
+/// The latter for float weights.
 const SMALL_FLOAT_TILE_ROWS: usize = 64;
 
 pub(crate) fn plan_matmul(op: &MatMul<TensorDesc>, _facts: &Facts) -> Plan {
     plan_of(refuse_products(&op.w), products_workspace(&op.w, op.x.n_rows))
 }
 
-/// Why products of a weight cannot be made; `None` if they can.
+/// Why products of a weight are not supported; `None` if they are.
 pub(crate) fn refuse_products(w: &TensorDesc) -> Option<String> {
     refusal("w", w)
 }
@@ -47,7 +48,8 @@ pub(crate) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Resul
     Ok(())
 }
 
-/// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256) holds x rounded.
+/// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256)
+/// holds x in Q8 blocks.
 pub(crate) fn products(
     w: &Tensor,
     mut x: Span,
@@ -69,8 +71,8 @@ pub(crate) fn products(
     Ok(())
 }
 
-/// Values in Q8 blocks: where they were rounded before, or at the beginning of the workspace. For `MatMul` alone, which uses
-/// nothing else of it.
+/// Values in Q8 blocks: where they were quantised before, or at the beginning of the workspace.
+/// For `MatMul` alone, which uses nothing else of the workspace.
 fn rounded(x: Span, n_values: usize, out: &mut Lowering<'_>) -> Result<Span> {
     if let Some(q) = out.rounded(x) {
         return Ok(q);
@@ -81,7 +83,7 @@ fn rounded(x: Span, n_values: usize, out: &mut Lowering<'_>) -> Result<Span> {
     Ok(q)
 }
 
-/// Where a product wants to find its x in Q8 blocks; `None` if it takes it as it is.
+/// Where a product expects its x in Q8 blocks; `None` if it takes F32.
 pub(crate) fn rounded_for_matmul(op: &MatMul<Tensor>, out: &Lowering<'_>) -> Result<Option<Span>> {
     let desc = op.x.desc();
     match takes_q8(op.w.desc().format) {
@@ -122,7 +124,8 @@ pub(crate) fn lower_beside(all: &[&MatMul<Tensor>], out: &mut Lowering<'_>) -> R
     Ok(())
 }
 
-/// Words that are set beside rounding: `n` of them, the first `n_zero` to 0 and the others to `word`.
+/// Words that the quantisation launch also sets: `n` of them, the first `n_zero` to 0 and the
+/// others to `word`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clear {
     pub(crate) span: Span,
@@ -131,7 +134,7 @@ pub(crate) struct Clear {
     pub(crate) word: u32,
 }
 
-/// Rounds `n_values` of `x` (whole blocks) to Q8 in `q`.
+/// Quantises `n_values` of `x` (whole blocks) to Q8 in `q`.
 pub(super) fn quantize(
     x: Span,
     n_values: usize,
@@ -155,30 +158,31 @@ pub(super) fn quantize(
     out.launch(Unit::plain("quantize"), "quantize", grid, BLOCK, &args);
 }
 
-/// Who takes which rows of a product: those that use a group take its rows.
+/// Restricts a product to groups: the tokens that use a group take its rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupTokens {
-    /// Where the pairs of each group begin, then the token of each pair in its lower 16 bits.
+    /// Start of the pairs of each group, then the token of each pair in its lower 16 bits.
     pub(super) pairs: Span,
-    /// Where the rows of each group begin and end.
+    /// Begin and end of the rows of each group.
     pub(super) rows: Span,
     pub(super) n_group: usize,
     /// Most rows of a group, and columns of y.
     pub(super) most_rows: usize,
-    /// Whether x has a row for each pair; else one for each token.
+    /// Whether x has a row per pair; otherwise one per token.
     pub(super) x_by_pair: bool,
 }
 
-/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row for each pair, and columns for the group's rows.
+/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row per pair, and columns for
+/// the group's rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Product<'a> {
     pub(super) weight: &'a Weight,
-    /// As the weight takes it.
+    /// In the format that the weight takes.
     pub(super) x: Span,
     pub(super) n_tokens: usize,
-    /// Null where there is none.
+    /// Null without bias.
     pub(super) bias: Span,
-    /// What is negative becomes 0.
+    /// Applies ReLU to the results.
     pub(super) relu: bool,
     pub(super) groups: Option<GroupTokens>,
     pub(super) y: Span,
@@ -250,7 +254,7 @@ impl Product<'_> {
         ];
         let n_rows = desc.n_rows.min(groups.most_rows);
         let n_columns = self.n_tokens.div_ceil(TILE_TOKENS) * groups.n_group.max(1);
-        // Every output is added up in the same order in both.
+        // Both kernels add up every output in the same order.
         let large = n_rows.div_ceil(TILE_ROWS) * n_columns >= out.facts().n_units as usize;
         let (kernel, tile) = match (large, takes_q8(desc.format)) {
             (true, _) => ("matmul_many", TILE_ROWS),

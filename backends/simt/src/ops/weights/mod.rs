@@ -21,13 +21,14 @@ pub(crate) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, p
 
 use hal::{Bytes, Plan};
 
-/// Most tokens whose products go row by row: up to so many, nobody's bits depend on who else is there.
+/// Most tokens whose products go row by row: up to this number, a token's bits do not depend on
+/// its neighbours.
 const FEW: usize = 16;
 
-/// Threads of a block, where there is nothing to choose.
+/// Default number of threads per block.
 const BLOCK: u32 = 256;
 
-/// Yes with this workspace, unless there is a reason against it.
+/// `Yes` with this workspace, unless there is a refusal.
 fn plan_of(refusal: Option<String>, workspace: u64) -> Plan {
     match refusal {
         Some(reason) => Plan::No(reason),

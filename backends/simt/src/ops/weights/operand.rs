@@ -17,14 +17,15 @@ pub(super) struct Weight {
     pub(super) row_words: usize,
     /// All of its rows.
     pub(super) span: Span,
-    /// The first row in its memory: slots of side tables count from there.
+    /// Index of the first row in its memory: slots of side tables count from there.
     pub(super) first_row: usize,
-    /// All of the memory, and what it holds.
+    /// All of the memory, and its shape.
     memory: Span,
     whole: TensorDesc,
 }
 
-/// Where groups, scales and minimums of a transposed weight begin, and words of a row of scales. Null for others.
+/// Location of the group numbers, scales and minimums of a transposed weight, and the words of a
+/// row of scales. Null for others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Side {
     pub(super) groups: Span,
@@ -35,10 +36,10 @@ pub(super) struct Side {
 
 impl Weight {
     /// # Errors
-    /// [`hal::Error::Driver`] for what was not imported as a weight.
+    /// [`hal::Error::Driver`] for a tensor that was not imported as a weight.
     pub(super) fn new(tensor: &Tensor) -> Result<Weight> {
         let (raw, desc) = (raw(tensor)?, tensor.desc());
-        // Blocks that were not imported lie as the host has them.
+        // Blocks that were not imported have the host's layout.
         let packed = raw.layout == RowLayout::Packed || desc.format.quants().is_none();
         let words = if packed { stride(&desc) } else { None };
         let Some(row_words) = words else {
@@ -53,7 +54,7 @@ impl Weight {
     /// The tables of a transposed weight.
     ///
     /// # Errors
-    /// [`hal::Error::Shape`] for a matrix that cannot exist.
+    /// [`hal::Error::Shape`] for an invalid matrix.
     pub(super) fn side(&self) -> Result<Side> {
         if !has_tables(&self.desc) {
             let none = Span::NONE;
@@ -69,7 +70,7 @@ impl Weight {
         })
     }
 
-    /// The tables of its format's codes, if it has some.
+    /// The code tables of its format, if it has any.
     pub(super) fn tables(&self, out: &Lowering<'_>) -> Span {
         match needs_tables(self.desc.format) && !has_tables(&self.desc) {
             true => out.tables(),
@@ -77,8 +78,8 @@ impl Weight {
         }
     }
 
-    /// Lanes that share a row: four units of a kernel's loop or more for each, if there are so many. Of the columns
-    /// alone, since sums are added up by lane.
+    /// Lanes that share a row: at least four loop iterations of the kernel for each, if the row is
+    /// long enough. Depends on the columns alone, since sums are added up by lane.
     pub(super) fn lanes(&self) -> usize {
         let units = match self.desc.format.quants() {
             Some(_) => self.desc.n_cols / 32,
@@ -96,8 +97,8 @@ pub(crate) fn takes_q8(format: Format) -> bool {
 /// Why a weight cannot be read row by row; `None` if it can.
 pub(super) fn refusal(name: &str, desc: &TensorDesc) -> Option<String> {
     match stride(desc) {
-        None => Some(format!("operand {name} cannot be laid out: {desc}")),
-        Some(_) if has_tables(desc) => Some(format!("operand {name} is stored by neuron: {desc}")),
+        None => Some(format!("operand {name} has no device layout: {desc}")),
+        Some(_) if has_tables(desc) => Some(format!("operand {name} is transposed: {desc}")),
         Some(_) => None,
     }
 }

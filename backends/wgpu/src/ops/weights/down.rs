@@ -1,4 +1,5 @@
-//! The second half of a feed-forward block: values of neurons times down, in parts that are added in their order.
+//! The second half of a feed-forward block: values of neurons times down, in partial sums that are
+//! added in order.
 
 use hal::op::{Down, Groups, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
@@ -12,14 +13,15 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Most slices of rows whose sums are kept apart.
+/// Most slices of rows with separate sums.
 const MAX_SLICES: usize = 64;
 /// Rows of a slice are a multiple of this.
 const SLICE_STEP: usize = 64;
 /// Columns and tokens of a tile of `down_many`.
 const TILE: usize = 64;
 
-/// Rows of a slice: for few tokens by the matrix alone, for many so that all slices together fill the device.
+/// Rows of a slice: in decode they depend on the matrix alone; in prefill all slices together fill
+/// the device.
 pub(super) fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
     let n_slices = match n_tokens {
         0..=FEW => MAX_SLICES,
@@ -31,10 +33,10 @@ pub(super) fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts)
     n_rows.div_ceil(n_slices).next_multiple_of(SLICE_STEP).max(SLICE_STEP)
 }
 
-/// What of the scratch the second half takes.
+/// Scratch memory of the second half.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DownRooms {
-    /// Values of neurons as down takes them, where it takes them rounded.
+    /// Values of neurons in Q8 blocks, if down takes them so.
     q8: Room,
     partial: Room,
     n_slices: usize,
@@ -63,7 +65,7 @@ impl DownRooms {
     }
 }
 
-/// Some tokens of an op whose neurons have their values.
+/// Some tokens of an op whose neuron values are computed.
 pub(super) struct SecondHalf<'a> {
     pub(super) op: &'a SparseFfn<Tensor>,
     pub(super) rooms: DownRooms,
@@ -71,7 +73,7 @@ pub(super) struct SecondHalf<'a> {
     pub(super) n_tokens: usize,
     /// `[n_tokens, n_rows]`
     pub(super) h: Span,
-    /// `[n_tokens]`, how many were carried through.
+    /// `[n_tokens]`, number of active neurons.
     pub(super) counts: Span,
 }
 
@@ -88,7 +90,7 @@ impl SecondHalf<'_> {
         self.reduce(out)
     }
 
-    /// Which rows were carried through.
+    /// Counts the active rows.
     fn count(&self, hits: &Span, out: &mut Lowering<'_>) -> Result<()> {
         let flat = out.facts().tuning.flat as usize;
         let source = Source::new("ffn_count").set("FLAT", flat);
@@ -144,7 +146,7 @@ impl SecondHalf<'_> {
         Ok(())
     }
 
-    /// The values as down takes them.
+    /// The values in the format that down takes.
     fn values(&self, out: &mut Lowering<'_>) -> Result<Span> {
         if !takes_q8(self.op.down.desc().format) {
             return Ok(self.h.clone());
@@ -163,7 +165,7 @@ impl SecondHalf<'_> {
             .lower(out)
     }
 
-    /// One matrix for each group that has rows; those of groups that nobody uses are not read.
+    /// One matrix for each group that has rows; matrices of unused groups are not read.
     fn across_groups(&self, groups: &Groups, out: &mut Lowering<'_>) -> Result<()> {
         let x = self.values(out)?;
         let weight = Weight::new(&self.op.down, 1, out)?;
@@ -232,15 +234,16 @@ impl SecondHalf<'_> {
     }
 }
 
-/// Values of neurons times rows of down, by tiles: in slices of all rows, or with groups in one for each.
+/// Values of neurons times rows of down, by tiles: in slices of all rows, or with groups in one
+/// slice per group.
 pub(super) struct DownMany<'a> {
     pub(super) weight: &'a Weight,
     pub(super) n_out: usize,
     pub(super) n_tokens: usize,
-    /// A row for each token, or for each pair.
+    /// A row per token, or per pair.
     pub(super) h: Span,
     pub(super) slice: usize,
-    /// And most pairs.
+    /// With the largest number of pairs.
     pub(super) groups: Option<(GroupTokens, usize)>,
     pub(super) partial: Span,
 }
@@ -258,7 +261,7 @@ impl DownMany<'_> {
                 None => (&none, &none, 0, weight.desc.n_rows, 0),
                 Some((g, n)) => (&g.pairs, &g.rows, g.n_group, g.most_rows, *n),
             };
-            // The number of the first sums: of this part, or of its first slice.
+            // Index of the first sums: of this part, or of its first slice.
             let first = if n_group > 0 { i } else { part.first / self.slice };
             let numbers = [
                 h_cols,
@@ -296,7 +299,7 @@ pub(super) fn tokens(tensor: &Tensor, first: usize, n: usize) -> Result<Span> {
     plain(&tensor.rows(first..first + n))
 }
 
-/// What the groups weigh for some tokens; nothing without groups.
+/// The weights of the groups for some tokens; nothing without groups.
 pub(super) fn group_weight(
     op: &SparseFfn<Tensor>,
     first_token: usize,

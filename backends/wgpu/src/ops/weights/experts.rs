@@ -1,4 +1,4 @@
-//! Feed-forward blocks with experts for many tokens: tiles over those tokens that use an expert.
+//! Feed-forward blocks with experts in prefill: tiles over the tokens that use an expert.
 
 use hal::op::{Down, Groups, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
@@ -13,35 +13,35 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Most tokens that are worked on at once, and most pairs of a token and a group: what lies between the two halves is
-/// as large.
+/// Most tokens processed at once, and most (token, group) pairs: they bound the intermediate
+/// results between the two halves.
 const STRETCH: usize = 256;
 const MAX_PAIRS: usize = 4096;
-/// Most groups: a token and a group share a word, and what is read of all groups stays short.
+/// Most groups: a token and a group share a word, and the per-group data stays small.
 const MAX_GROUPS: usize = 1024;
-/// Rows that one invocation of `experts_hidden` takes.
+/// Rows per invocation of `experts_hidden`.
 const ROWS_EACH: usize = 4;
-/// Rows of a part are multiples of this where down lies by neuron.
+/// Rows of a part are multiples of this if down has one row per neuron.
 const STEP: usize = 64;
 
-/// Whether an op of many tokens is done here.
+/// Whether a prefill op takes this path.
 pub(super) fn suits(op: &SparseFfn<TensorDesc>) -> bool {
     let Some(groups) = &op.groups else { return false };
     matches!(op.rows, Rows::All) && groups.n_group() <= MAX_GROUPS
 }
 
-/// How many tokens are worked on at once.
+/// How many tokens are processed at once.
 fn stretch(groups: &Groups) -> usize {
     STRETCH.min(MAX_PAIRS / groups.n_used.max(1)).max(1)
 }
 
-/// Sizes of an op, for a stretch of its tokens.
+/// Sizes of an op, for a chunk of its tokens.
 struct Sizes {
     n_tokens: usize,
     n_group: usize,
     n_used: usize,
     n_pairs: usize,
-    /// Most rows of a group, whole blocks where they are rounded.
+    /// Most rows of a group, in whole blocks if they are quantised.
     most_rows: usize,
 }
 
@@ -53,7 +53,8 @@ impl Sizes {
         Sizes { n_tokens, n_group, n_used, n_pairs: n_tokens * n_used, most_rows }
     }
 
-    /// Where in `pairs` the pairs' words, the tokens' pairs and the scratch begin, and where that ends.
+    /// Offsets in `pairs` of the pairs' words, the tokens' pairs and the scratch memory, and the
+    /// end.
     fn places(&self) -> [usize; 4] {
         let of_pairs = self.n_group + 1;
         let of_tokens = of_pairs + self.n_pairs;
@@ -62,7 +63,7 @@ impl Sizes {
     }
 }
 
-/// Scratch of a stretch of tokens.
+/// Scratch memory for a chunk of tokens.
 pub(super) struct ExpertRooms {
     q8: Room,
     pairs: Room,
@@ -126,7 +127,7 @@ struct Experts<'a> {
     groups: &'a Groups,
     rooms: &'a ExpertRooms,
     starts: Span,
-    /// Where each group's rows begin and end.
+    /// Begin and end of each group's rows.
     rows: Span,
     sizes: Sizes,
     first_token: usize,
@@ -165,7 +166,7 @@ impl Experts<'_> {
         self.reduce(out)
     }
 
-    /// Who uses which group.
+    /// Finds the tokens that use each group.
     fn pairs(&self, out: &mut Lowering<'_>) -> Result<()> {
         let [of_pairs, of_tokens, scratch, _] = self.sizes.places();
         let Sizes { n_tokens, n_group, n_used, .. } = self.sizes;

@@ -1,4 +1,4 @@
-//! Feed-forward blocks: for few tokens gate first and only what counts, for many by tiles.
+//! Feed-forward blocks: in decode gate first, then only the active neurons; in prefill by tiles.
 
 use hal::format::Format;
 use hal::op::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
@@ -16,19 +16,19 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Words in front of the values of neurons, where those that are carried through are counted.
+/// Words before the values of neurons, for the counts of active ones.
 pub(super) const N_COUNTS: usize = 64;
-/// The word of a neuron that was dropped (`shaders/lib/wanted.wgsl`).
+/// Marks the value of a skipped neuron (`shaders/lib/wanted.wgsl`).
 const DROPPED: u32 = 0x8000_0000;
 
-/// The ways to compute a block.
+/// The algorithms for a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Gate first and only what counts, up to 16 tokens at a time.
+    /// Gate first, then only the active neurons, up to 16 tokens at a time.
     Few,
-    /// Products with all rows first; what counts is decided then.
+    /// Products with all rows first; then the inactive neurons are dropped.
     Many,
-    /// The same, of each expert with those tokens that use it.
+    /// The same, each expert with the tokens that use it.
     Experts,
 }
 
@@ -72,7 +72,7 @@ pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> P
     refused = refused.or_else(|| facts.unbindable("y", &op.y));
     refused = refused.or_else(|| scratch.refusal(facts));
     let slow = (way == Way::Few && op.x.n_rows > FEW)
-        .then_some("lists of experts' rows run 16 tokens at a time on graphics devices");
+        .then_some("row lists with experts run 16 tokens at a time on graphics devices");
     plan_of(refused, scratch.bytes, slow)
 }
 
@@ -105,12 +105,12 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
 
 fn op_desc(op: &SparseFfn<Tensor>) -> SparseFfn<TensorDesc> {
     let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
-        unreachable!("`to_desc` keeps the kind of op")
+        unreachable!("`to_desc` keeps the op's variant")
     };
     desc
 }
 
-/// The number of a kind in the shaders.
+/// The number of an FFN kind in the shaders.
 pub(super) fn kind_number(kind: FfnKind) -> u32 {
     match kind {
         FfnKind::Plain => 0,
@@ -131,7 +131,7 @@ pub(super) fn activation_numbers(activation: Activation) -> (u32, f32, f32) {
     }
 }
 
-/// The number of a way to skip in the shaders, and what it compares with.
+/// The number of a skip rule in the shaders, and its threshold.
 pub(super) fn skip_numbers(skip: Skip) -> (u32, f32) {
     match skip {
         Skip::Never => (0, 0.0),
@@ -142,9 +142,9 @@ pub(super) fn skip_numbers(skip: Skip) -> (u32, f32) {
     }
 }
 
-/// Scratch of a step of few tokens.
+/// Scratch memory of a decode step.
 struct FewRooms {
-    /// x in Q8 blocks, if gate or up takes it so.
+    /// x in Q8 blocks, if gate or up takes it.
     q8: Room,
     /// Counts, then the values of neurons.
     h: Room,
@@ -177,7 +177,7 @@ struct Few<'a> {
 }
 
 impl Few<'_> {
-    /// Whether only the rows of a list count, which may have room for none.
+    /// Whether the op takes a list of rows, which may have capacity 0.
     fn is_listed(&self) -> bool {
         matches!(self.op.rows, Rows::Active(_))
     }
@@ -206,7 +206,7 @@ impl Few<'_> {
         SecondHalf { op, rooms, first_token, n_tokens, h, counts }.lower(out)
     }
 
-    /// The values of all neurons that count.
+    /// The values of all active neurons.
     fn hidden(
         &self,
         x: &Span,
@@ -291,7 +291,7 @@ impl Few<'_> {
         ]
     }
 
-    /// The list, with its room, its words of bits and the bit of the first token.
+    /// The list, with its capacity, its words of bits and the bit of the first token.
     fn list(&self, out: &Lowering<'_>) -> Result<ListSpans> {
         let none = out.nothing();
         let Rows::Active(set) = &self.op.rows else {
@@ -299,7 +299,7 @@ impl Few<'_> {
             return Ok(ListSpans { ids, count, members: none, size: [0; 3] });
         };
         let all = plain(&set.members)?;
-        // The word that the first token's bit is in.
+        // The word with the first token's bit.
         let skipped = 4 * (self.first_token / 32) as u64;
         let members = all.part(skipped, all.size.saturating_sub(skipped));
         let words = set.members.desc().n_cols as u32;
@@ -328,7 +328,7 @@ fn lanes_of(weight: &Weight, out: &Lowering<'_>) -> usize {
     lanes(&weight.desc, out.facts())
 }
 
-/// Parts of both with the same rows: those of the one that a binding reaches fewer rows of, or smaller ones.
+/// Splits both at the same rows: at the boundaries of either.
 fn aligned(gate: &Weight, up: &Weight) -> Vec<(Span, Span, usize, usize)> {
     let mut cuts: Vec<usize> = gate.parts.iter().chain(&up.parts).map(|part| part.first).collect();
     cuts.push(up.desc.n_rows);

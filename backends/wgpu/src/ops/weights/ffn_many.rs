@@ -1,4 +1,5 @@
-//! Feed-forward blocks by products with all rows: for many tokens, and where a cut is made from all tests of a token.
+//! Feed-forward blocks by products with all rows: in prefill, and for a cut that depends on all
+//! test values of a token.
 
 use hal::op::{Groups, Skip, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
@@ -13,17 +14,17 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Tokens that are worked on at once: what lies between the two halves is as large.
+/// Tokens processed at once: they bound the intermediate results between the two halves.
 const STRETCH: usize = 256;
-/// Rows that one invocation of `ffn_hidden` takes.
+/// Rows per invocation of `ffn_hidden`.
 const ROWS_EACH: usize = 4;
 
-/// How many tokens of an op are worked on at once.
+/// How many tokens of an op are processed at once.
 pub(super) fn stretch(op: &SparseFfn<TensorDesc>) -> usize {
     op.x.n_rows.min(STRETCH)
 }
 
-/// Scratch of a stretch of tokens.
+/// Scratch memory for a chunk of tokens.
 pub(super) struct ManyRooms {
     q8: Room,
     /// The list's membership bits, by row.
@@ -74,7 +75,7 @@ pub(super) fn lower_many(
     Ok(())
 }
 
-/// Puts a list's membership bits where their rows are.
+/// Scatters a list's membership bits to their rows.
 fn mask(op: &SparseFfn<Tensor>, rooms: &ManyRooms, out: &mut Lowering<'_>) -> Result<()> {
     let Rows::Active(set) = &op.rows else { return Ok(()) };
     let (n_rows, words) = (op.up.desc().n_rows, set.members.desc().n_cols);
@@ -131,7 +132,7 @@ impl Many<'_> {
         SecondHalf { op, rooms, first_token, n_tokens, h: tests, counts }.lower(out)
     }
 
-    /// Products with all rows of a weight; `x` as it is and in Q8 blocks.
+    /// Products with all rows of a weight; `x` is given in F32 and in Q8 blocks.
     fn product(
         &self,
         weight: &Tensor,

@@ -1,4 +1,4 @@
-//! Dense matrices, and the products that other ops are made of.
+//! Dense matrix products, also used by other ops.
 
 use hal::op::MatMul;
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
@@ -21,7 +21,7 @@ pub(in super::super) fn plan_matmul(op: &MatMul<TensorDesc>, facts: &Facts) -> P
     plan_of(refused, products_workspace(&op.w, op.x.n_rows), None)
 }
 
-/// Why products of a weight with so many tokens cannot be made; `None` if they can.
+/// Why products of a weight with this number of tokens are not supported; `None` if they are.
 pub(in super::super) fn refuse_products(
     w: &TensorDesc,
     n_tokens: usize,
@@ -47,7 +47,8 @@ pub(in super::super) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>
     products(&op.w, &plain(&op.x)?, n_tokens, op.bias.as_ref(), plain(&op.y)?, 0, out)
 }
 
-/// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256) holds x rounded.
+/// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256)
+/// holds x in Q8 blocks.
 pub(in super::super) fn products(
     w: &Tensor,
     x: &Span,
@@ -69,7 +70,8 @@ pub(in super::super) fn products(
     Product { weight: &weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out)
 }
 
-/// Words that are set beside rounding: `n` of them, the first `n_zero` to 0 and the others to `word`.
+/// Words that the quantisation dispatch also sets: `n` of them, the first `n_zero` to 0 and the
+/// others to `word`.
 pub(super) struct Clear {
     pub(super) span: Span,
     pub(super) n: usize,
@@ -77,7 +79,7 @@ pub(super) struct Clear {
     pub(super) word: u32,
 }
 
-/// Rounds `n_values` of `x` (whole blocks) to Q8 in `q`.
+/// Quantises `n_values` of `x` (whole blocks) to Q8 in `q`.
 pub(super) fn quantize(
     x: &Span,
     n_values: usize,
@@ -94,27 +96,28 @@ pub(super) fn quantize(
     out.dispatch(&Source::new("quantize"), &spans, &numbers, grid)
 }
 
-/// Who takes which rows of a product: those that use a group take its rows (`shaders/experts_pairs.wgsl`).
+/// Restricts a product to groups: the tokens that use a group take its rows
+/// (`shaders/experts_pairs.wgsl`).
 #[derive(Clone)]
 pub(super) struct GroupTokens {
     pub(super) pairs: Span,
-    /// Where the rows of each group begin and end.
+    /// Begin and end of the rows of each group.
     pub(super) rows: Span,
     pub(super) n_group: usize,
     /// Most rows of a group, and columns of y.
     pub(super) most_rows: usize,
-    /// Whether x has a row for each pair; else one for each token.
+    /// Whether x has a row per pair; otherwise one per token.
     pub(super) x_by_pair: bool,
 }
 
 /// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row for each pair, and columns for the group's rows.
 pub(super) struct Product<'a> {
     pub(super) weight: &'a Weight,
-    /// As the weight takes it.
+    /// In the format that the weight takes.
     pub(super) x: Span,
     pub(super) n_tokens: usize,
     pub(super) bias: Option<Span>,
-    /// What is negative becomes 0.
+    /// Applies ReLU to the results.
     pub(super) relu: bool,
     pub(super) groups: Option<GroupTokens>,
     pub(super) y: Span,
@@ -173,7 +176,8 @@ impl Product<'_> {
         let name = if takes_q8(desc.format) { "matmul_many" } else { "matmul_many_float" };
         let source = Source::new(name).include("which", which);
         let source = include(source, "weight", desc, Use::Tile)?;
-        // All of an output's vocabulary for hundreds of tokens is too much for a dispatch. Groups are small.
+        // An output matrix (all of the vocabulary) with hundreds of tokens is too much for one
+        // dispatch. Groups are small.
         let one = (self.n_tokens * desc.n_cols * TILE).max(1) as u64;
         let most = match groups.n_group {
             0 => TILE.saturating_mul((out.facts().most_work / one).max(1) as usize),
@@ -212,13 +216,13 @@ impl Product<'_> {
     }
 }
 
-/// What a shader for few tokens includes, whose workgroups have `row` invocations.
+/// Includes of a decode shader whose workgroups have `row` invocations.
 pub(super) fn few(source: Source, n_tokens: usize, row: usize) -> Source {
     let tokens = if n_tokens == 1 { "lib/tokens_one" } else { "lib/tokens_four" };
     source.include("tokens", tokens).set("ROW", row)
 }
 
-/// How products with so many tokens are made.
+/// The dot product code for this number of tokens.
 pub(super) fn dots(n_tokens: usize) -> Use {
     if n_tokens == 1 { Use::DotsOne } else { Use::DotsFour }
 }

@@ -1,4 +1,5 @@
-//! Ops that read weights: whatever format they have, one shader text serves it, with the format's file included.
+//! Ops that read weights: one shader per op, into which the file of the weight's format is
+//! included.
 
 mod down;
 mod experts;
@@ -19,10 +20,11 @@ pub(super) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, p
 
 use hal::Plan;
 
-/// Most tokens whose products go row by row: up to so many, nobody's bits depend on who else is there.
+/// Most tokens whose products go row by row: up to this number, a token's bits do not depend on
+/// its neighbours.
 const FEW: usize = 16;
 
-/// Yes with this workspace, unless there is a reason against it.
+/// `Yes` with this workspace, unless there is a refusal.
 fn plan_of(refusal: Option<String>, workspace: u64, slow: Option<&str>) -> Plan {
     match refusal {
         Some(reason) => Plan::No(reason),

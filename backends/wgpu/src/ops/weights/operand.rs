@@ -1,4 +1,5 @@
-//! A weight as shaders see it: which files read its format, and parts of its rows that one binding reaches.
+//! A weight as shaders see it: the files that read its format, and ranges of its rows that fit one
+//! binding.
 
 use hal::format::{Activation, Code, Format};
 use hal::pack::transposed;
@@ -11,20 +12,20 @@ use crate::lowering::Lowering;
 use crate::shader::Source;
 use layout::{has_tables, needs_tables, stride};
 
-/// Some rows of a weight, as many as a binding reaches.
+/// Some rows of a weight that fit one binding.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) span: Span,
-    /// The first of them in the operand.
+    /// Index of the first in the operand.
     pub(super) first: usize,
     /// How many.
     pub(super) n: usize,
 }
 
-/// What a shader needs of a weight beside its format.
+/// Use of a weight in a shader, besides its format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Products with one token, or with four at a time.
+    /// Dot products with one token, or with four at a time.
     DotsOne,
     DotsFour,
     /// Codes and scales of a block, or values, of many rows at once.
@@ -33,7 +34,8 @@ pub(super) enum Use {
     Fours,
 }
 
-/// The file of `shaders/formats/` that reads a format's rows; `None` for what is no weight.
+/// The file of `shaders/formats/` that reads a format's rows; `None` for formats that are not
+/// weights.
 fn format_file(format: Format) -> Option<&'static str> {
     Some(match format {
         Format::F32 => "formats/f32",
@@ -74,7 +76,7 @@ pub(super) fn takes_q8(format: Format) -> bool {
     format.activation() == Activation::Q8
 }
 
-/// Includes what reads `desc` under the name `name`.
+/// Includes the code that reads `desc` under the name `name`.
 pub(super) fn include(
     source: Source,
     name: &'static str,
@@ -83,13 +85,13 @@ pub(super) fn include(
 ) -> Result<Source> {
     let quantised = desc.format.quants();
     let Some(file) = format_file(desc.format) else {
-        return Err(driver("compile", format!("{desc} is no weight")));
+        return Err(driver("compile", format!("{desc} is not a weight")));
     };
     let (data, x) = match quantised {
         Some(_) => ("array<vec4<u32>>", "array<vec4<u32>>"),
         None => ("array<u32>", "array<f32>"),
     };
-    // The names of the placeholders are those of the bindings.
+    // The placeholders have the names of the bindings.
     let (data_type, x_type) = match name {
         "gate" => ("gate_type", "gate_x_type"),
         "up" => ("up_type", "up_x_type"),
@@ -137,33 +139,35 @@ pub(super) fn include(
     })
 }
 
-/// Rows of one part, a multiple of `step`; 0 if not even so many fit a binding.
+/// Rows of one part, a multiple of `step`; 0 if `step` rows do not fit a binding.
 pub(super) fn part_rows(desc: &TensorDesc, step: usize, facts: &Facts) -> usize {
     let row = 4 * stride(desc).unwrap_or(usize::MAX / 4).max(1) as u64;
     (facts.max_binding() / row) as usize / step * step
 }
 
-/// Why a weight cannot be read here; `None` if it can.
+/// Why a weight cannot be read by this backend; `None` if it can.
 pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts) -> Option<String> {
     let Some(_) = stride(desc) else {
-        return Some(format!("operand {name} cannot be laid out: {desc}"));
+        return Some(format!("operand {name} has no device layout: {desc}"));
     };
     if part_rows(desc, step, facts) == 0 {
         let limit = hal::Bytes(facts.max_binding());
-        return Some(format!("{step} rows of operand {name} are more than an op binds: {limit}"));
+        return Some(format!("{step} rows of operand {name} do not fit the binding limit {limit}"));
     }
     if has_tables(desc) {
         let side = transposed(desc).map_or(u64::MAX, |l| (l.n_bytes - l.groups_at) as u64);
         if side > facts.max_binding() {
             let (side, limit) = (hal::Bytes(side), hal::Bytes(facts.max_binding()));
-            return Some(format!("the scales of operand {name} take {side}, an op binds {limit}"));
+            return Some(format!(
+                "the scales of operand {name} take {side}, but an op binds at most {limit}"
+            ));
         }
     }
     None
 }
 
 impl Part {
-    /// At most `most` rows at a time, which begin `row` bytes after each other.
+    /// Ranges of at most `most` rows, each `row` bytes long.
     pub(super) fn pieces(&self, most: usize, row: u64) -> impl Iterator<Item = Part> {
         (0..self.n).step_by(most.max(1)).map(move |at| {
             let n = most.min(self.n - at);
@@ -188,7 +192,7 @@ impl Weight {
     /// Parts begin at multiples of `step` rows.
     pub(super) fn new(tensor: &Tensor, step: usize, out: &Lowering<'_>) -> Result<Weight> {
         let (raw, desc) = (raw(tensor)?, tensor.desc());
-        // Blocks that were not imported lie as the host has them.
+        // Blocks that were not imported have the host's layout.
         let packed = raw.layout == RowLayout::Packed || desc.format.quants().is_none();
         let words = if packed { stride(&desc) } else { None };
         let Some(row_words) = words else {
@@ -214,8 +218,8 @@ impl Weight {
         })
     }
 
-    /// Groups, scales and minimums of a transposed weight, and where they are in that: groups, scales, minimums, words
-    /// of a row of them. Nothing for others.
+    /// Group numbers, scales and minimums of a transposed weight, with their offsets: groups,
+    /// scales, minimums, and the words of a row of them. Empty for other weights.
     pub(super) fn side(&self, out: &Lowering<'_>) -> Result<(Span, [u32; 4])> {
         if !has_tables(&self.desc) {
             return Ok((out.nothing(), [0; 4]));
@@ -227,13 +231,13 @@ impl Weight {
             size: (layout.n_bytes - layout.groups_at) as u64,
         };
         let at = |byte: usize| ((byte - layout.groups_at) / 4) as u32;
-        // Without minimums nothing is read from where they would be.
+        // Without minimums nothing is read from their offset.
         let places =
             [0, at(layout.scales_at), at(layout.mins_at), layout.table_row_bytes as u32 / 4];
         Ok((span, places))
     }
 
-    /// The tables of its format, if it has some.
+    /// The code tables of its format, if it has any.
     pub(super) fn tables(&self, out: &Lowering<'_>) -> Result<Span> {
         match needs_tables(self.desc.format) && !has_tables(&self.desc) {
             true => out.tables(),

@@ -1,4 +1,4 @@
-//! Which neurons a step needs: two products, then the wanted ones as lists.
+//! Predicts the active neurons of a step: two products, then lists of the active ones.
 
 use hal::op::{Hidden, Predict};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};

@@ -1,4 +1,4 @@
-//! Rows of a weight by what the step says: embeddings and learned positions.
+//! Rows of a weight selected by the batch: embeddings and learned positions.
 
 use hal::op::{AddPositions, GetRows};
 use hal::{Batch, Operand, Plan, Result, Tensor, TensorDesc};
@@ -36,12 +36,12 @@ pub(in super::super) fn lower_add_positions(
     lower(&op.table, &op.batch, &op.x, &how, out)
 }
 
-/// Which rows, and what becomes of them.
+/// Selection of the rows, and their use.
 struct How {
-    /// Of the batch, with a number for each token.
+    /// Section of the batch with a number per token.
     section: usize,
     offset: usize,
-    /// A factor where rows are written; none where they are added.
+    /// Scale factor if rows are written; `None` if they are added.
     scale: Option<f32>,
 }
 

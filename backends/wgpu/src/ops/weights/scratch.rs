@@ -1,4 +1,4 @@
-//! Cutting the workspace into parts, the same way when an op is planned and when it is lowered.
+//! Splits the workspace, identically when an op is planned and when it is lowered.
 
 use hal::Result;
 
@@ -6,10 +6,10 @@ use crate::buffer::Span;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 
-/// Parts begin at multiples of this: no driver asks bindings for more.
+/// Ranges begin at multiples of this, the strictest alignment of any driver.
 const STEP: u64 = 256;
 
-/// A part of the workspace, in bytes.
+/// A range of the workspace, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Room {
     offset: u64,
@@ -25,7 +25,7 @@ impl Room {
     }
 }
 
-/// What is laid out so far.
+/// The layout so far.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) bytes: u64,
@@ -33,12 +33,12 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// What lies behind byte `bytes`, a multiple of 256.
+    /// The layout from byte `bytes` on, a multiple of 256.
     pub(super) fn behind(bytes: u64) -> Scratch {
         Scratch { bytes, largest: 0 }
     }
 
-    /// Room for so many words.
+    /// Reserves `n` words.
     pub(super) fn words(&mut self, n: usize) -> Room {
         let room = Room { offset: self.bytes, size: 4 * n as u64 };
         self.bytes += room.size.next_multiple_of(STEP);
@@ -46,15 +46,16 @@ impl Scratch {
         room
     }
 
-    /// Room for so many values in Q8 blocks.
+    /// Reserves `n_values` values in Q8 blocks.
     pub(super) fn q8(&mut self, n_values: usize) -> Room {
         self.words(n_values / 32 * 12)
     }
 
-    /// Why a part of it cannot be bound; `None` if all can.
+    /// Why a range cannot be bound; `None` if all can.
     pub(super) fn refusal(&self, facts: &Facts) -> Option<String> {
         let limit = hal::Bytes(facts.max_binding());
         let largest = hal::Bytes(self.largest);
-        (largest > limit).then(|| format!("its scratch takes {largest}, an op binds {limit}"))
+        (largest > limit)
+            .then(|| format!("its scratch takes {largest}, but an op binds at most {limit}"))
     }
 }

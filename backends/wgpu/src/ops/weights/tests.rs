@@ -1,4 +1,4 @@
-//! Every text that an op on weights can ask for is valid, and becomes SPIR-V, MSL and HLSL.
+//! Every shader variant of the ops on weights is valid and translates to SPIR-V, MSL and HLSL.
 
 use hal::format::Format;
 use hal::{Layout, TensorDesc};
@@ -35,7 +35,7 @@ fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc, [flat,
     }
 }
 
-/// All shaders that read weights of a format, in workgroups of these sizes.
+/// Checks all shaders that read weights of a format, in workgroups of these sizes.
 fn check_format(format: Format, sizes: [u32; 2]) {
     let desc = TensorDesc::new(64, 256, format);
     let many = if format.quants().is_some() { "matmul_many" } else { "matmul_many_float" };
@@ -60,8 +60,8 @@ fn check_format(format: Format, sizes: [u32; 2]) {
     }
 }
 
-/// All formats in the largest workgroups; in others one with codes and one without, since the size of a workgroup and the
-/// format stand in different files.
+/// All formats in the largest workgroups; in others one with codes and one without, since the
+/// workgroup size and the format are in different files.
 #[test]
 fn shaders_of_every_format_translate() {
     let largest = sizes().into_iter().max();

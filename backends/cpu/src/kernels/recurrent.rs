@@ -1,0 +1,390 @@
+//! Recurrent layers: a chunk is one sequence's state in one head (or in some channels), which stays in the first-level
+//! cache from the sequence's first token of the step to its last.
+//!
+//! No chunked form of the recurrences: for heads of 128 by 128 it multiplies as often as these loops do, and these loops
+//! do not wait for memory.
+
+use std::ops::Range;
+
+use hal::op::{self, HeadMapping};
+use hal::{Operand, Tensor};
+
+use super::operand::{Step, maybe};
+use super::{Context, Kernel, piece};
+use crate::buffer::{Reads, Scratch, Span, Writes};
+use crate::simd::{
+    ActivateFn, DeltaColumns, DeltaToken, Kernels, MOST_DELTA_COLUMNS, MultiplyAddFn, ScanToken,
+};
+
+/// Channels of a convolution per chunk: inputs, filters and outputs of a token fit the L1 cache.
+const CONV_CHANNELS: usize = 256;
+
+/// Channels of a scan per chunk, so that a step of one token occupies all threads.
+const SCAN_CHANNELS: usize = 32;
+
+/// From this number of tokens of a sequence on, columns of its state are copied to contiguous memory: in place, rows whose
+/// stride is a power of two map to too few sets of the L1 cache.
+const COPIED_FROM: usize = 4;
+
+/// The tokens of the step by their sequences.
+#[derive(Debug)]
+struct Sequences {
+    step: Step,
+    n_rows: usize,
+}
+
+impl Sequences {
+    fn new(batch: &hal::Batch<Tensor>, x: &Tensor, context: &Context<'_>) -> Sequences {
+        Sequences { step: Step::new(batch, context), n_rows: x.desc().n_rows }
+    }
+
+    fn n_seqs(&self) -> usize {
+        self.step.view().n_seqs()
+    }
+
+    /// The tokens of a sequence in ascending position, each with whether it is at position 0.
+    fn tokens(&self, seq: usize) -> impl Iterator<Item = (usize, bool)> {
+        let (view, n) = (self.step.view(), self.step.n_tokens(self.n_rows));
+        let tokens = view.seqs()[..n].iter().zip(view.positions()).enumerate();
+        tokens.filter(move |(_, (s, _))| **s as usize == seq).map(|(t, (_, pos))| (t, *pos == 0))
+    }
+}
+
+/// Workspace of a convolution: filters tap by tap, `[n_threads, taps * CONV_CHANNELS]`.
+pub(super) struct ConvSpan(Span<f32>);
+
+impl ConvSpan {
+    pub(super) fn new<T: Operand>(
+        op: &op::ShortConv<T>,
+        n_threads: usize,
+        scratch: &mut Scratch,
+    ) -> ConvSpan {
+        ConvSpan(scratch.take(n_threads, op.weight.desc().n_cols.saturating_mul(CONV_CHANNELS)))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ShortConv {
+    x: Reads<f32>,
+    weight: Reads<f32>,
+    bias: Option<Reads<f32>>,
+    sequences: Sequences,
+    state: Writes<f32>,
+    y: Writes<f32>,
+    by_tap: Writes<f32>,
+    silu: bool,
+    multiply_add: MultiplyAddFn,
+    activate: ActivateFn,
+}
+
+impl ShortConv {
+    pub(super) fn new(op: &op::ShortConv<Tensor>, context: &Context<'_>) -> ShortConv {
+        let span = ConvSpan::new(op, context.n_threads, &mut Scratch::default());
+        ShortConv {
+            x: context.bind.read(&op.x),
+            weight: context.bind.read(&op.weight),
+            bias: maybe(op.bias.as_ref(), context),
+            sequences: Sequences::new(&op.batch, &op.x, context),
+            state: context.bind.write(&op.state),
+            y: context.bind.write(&op.y),
+            by_tap: context.bind.scratch(&span.0),
+            silu: op.silu,
+            multiply_add: context.simd.multiply_add(),
+            activate: context.simd.activate(),
+        }
+    }
+
+    fn chunks_per_sequence(&self) -> usize {
+        self.x.n_cols().div_ceil(CONV_CHANNELS)
+    }
+}
+
+impl Kernel for ShortConv {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.sequences.n_seqs() * self.chunks_per_sequence()
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, worker: usize) {
+        let per_sequence = self.chunks_per_sequence();
+        let (seq, n, taps) = (chunk / per_sequence, self.x.n_cols(), self.weight.n_cols());
+        let channels = piece(chunk % per_sequence, CONV_CHANNELS, n);
+        let mut tokens = self.sequences.tokens(seq).peekable();
+        if tokens.peek().is_none() {
+            return;
+        }
+        let by_tap = self.by_tap.row(worker);
+        for (c, channel) in channels.clone().enumerate() {
+            for (i, weight) in self.weight.row(channel).iter().enumerate() {
+                by_tap[i * CONV_CHANNELS + c] = *weight;
+            }
+        }
+        let weights = |i: usize| &by_tap[i * CONV_CHANNELS..][..channels.len()];
+        // The input of `taps - 1 - i` tokens ago.
+        let before = |i: usize| self.state.part(seq, i * n + channels.start..i * n + channels.end);
+        for (t, begins) in tokens {
+            if begins {
+                (0..taps - 1).for_each(|i| before(i).fill(0.0));
+            }
+            let x = &self.x.row(t)[channels.clone()];
+            let y = self.y.part(t, channels.clone());
+            match &self.bias {
+                Some(bias) => y.copy_from_slice(&bias.all()[channels.clone()]),
+                None => y.fill(0.0),
+            }
+            for i in 0..taps - 1 {
+                (self.multiply_add)(y, weights(i), before(i));
+            }
+            (self.multiply_add)(y, weights(taps - 1), x);
+            if self.silu {
+                (self.activate)(op::Activation::Silu, y);
+            }
+            for i in 1..taps - 1 {
+                before(i - 1).copy_from_slice(before(i));
+            }
+            if taps > 1 {
+                before(taps - 2).copy_from_slice(x);
+            }
+        }
+    }
+}
+
+/// Workspace of the gated delta rule.
+pub(super) struct DeltaSpans {
+    /// Factors per head and token, `[n_head_v, 3 * n_tokens]`.
+    factors: Span<f32>,
+    /// Columns of a state, `[n_threads, d_k * MOST_DELTA_COLUMNS]`.
+    columns: Span<f32>,
+}
+
+impl DeltaSpans {
+    pub(super) fn new<T: Operand>(
+        op: &op::GatedDelta<T>,
+        n_threads: usize,
+        scratch: &mut Scratch,
+    ) -> DeltaSpans {
+        let (n_tokens, [d_k, _]) = (op.q.desc().n_rows, op.head_dims());
+        let copied = if n_tokens < COPIED_FROM { 0 } else { MOST_DELTA_COLUMNS };
+        DeltaSpans {
+            factors: scratch.take(op.n_head_v, n_tokens.saturating_mul(3)),
+            columns: scratch.take(n_threads, d_k.saturating_mul(copied)),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct GatedDelta {
+    q: Reads<f32>,
+    k: Reads<f32>,
+    v: Reads<f32>,
+    decay: Reads<f32>,
+    beta: Reads<f32>,
+    dt_bias: Reads<f32>,
+    a: Reads<f32>,
+    sequences: Sequences,
+    state: Writes<f32>,
+    y: Writes<f32>,
+    /// For token t, at `3 t`: the state's factor, the writing strength, `k . q`.
+    factors: Writes<f32>,
+    columns: Writes<f32>,
+    n_head_k: usize,
+    n_head_v: usize,
+    heads: HeadMapping,
+    head_dims: [usize; 2],
+    scale: f32,
+    simd: Kernels,
+}
+
+impl GatedDelta {
+    pub(super) fn new(op: &op::GatedDelta<Tensor>, context: &Context<'_>) -> GatedDelta {
+        let spans = DeltaSpans::new(op, context.n_threads, &mut Scratch::default());
+        let bind = &context.bind;
+        GatedDelta {
+            q: bind.read(&op.q),
+            k: bind.read(&op.k),
+            v: bind.read(&op.v),
+            decay: bind.read(&op.decay),
+            beta: bind.read(&op.beta),
+            dt_bias: bind.read(&op.dt_bias),
+            a: bind.read(&op.a),
+            sequences: Sequences::new(&op.batch, &op.q, context),
+            state: bind.write(&op.state),
+            y: bind.write(&op.y),
+            factors: bind.scratch(&spans.factors),
+            columns: bind.scratch(&spans.columns),
+            n_head_k: op.n_head_k,
+            n_head_v: op.n_head_v,
+            heads: op.heads,
+            head_dims: op.head_dims(),
+            scale: op.scale,
+            simd: context.simd,
+        }
+    }
+
+    /// Query and key of value head `h`.
+    fn query_key(&self, h: usize, t: usize) -> [&[f32]; 2] {
+        let [d_k, _] = self.head_dims;
+        let head = self.heads.key_head(h, self.n_head_k, self.n_head_v);
+        [&self.q, &self.k].map(|x| &x.row(t)[head * d_k..][..d_k])
+    }
+
+    fn factors(&self, h: usize, t: usize) -> &mut [f32] {
+        self.factors.part(h, 3 * t..3 * t + 3)
+    }
+
+    /// Advances columns of head `h`, stored in `place`, over all tokens of the sequence.
+    fn advance(&self, [seq, h]: [usize; 2], columns: Range<usize>, place: DeltaColumns<'_>) {
+        let (delta, at) = (self.simd.delta(), h * self.head_dims[1]);
+        let in_row = at + columns.start..at + columns.end;
+        let DeltaColumns { state, d_v, first } = place;
+        for (t, begins) in self.sequences.tokens(seq) {
+            if begins {
+                let rows = state.chunks_exact_mut(d_v);
+                rows.for_each(|row| row[first..first + columns.len()].fill(0.0));
+            }
+            let ([q, k], scale) = (self.query_key(h, t), self.scale);
+            let &mut [decay, beta, k_dot_q] = self.factors(h, t) else { continue };
+            let token = DeltaToken { q, k, k_dot_q, decay, beta, scale };
+            let (v, y) = (&self.v.row(t)[in_row.clone()], self.y.part(t, in_row.clone()));
+            delta(&token, DeltaColumns { state, d_v, first }, v, y);
+        }
+    }
+
+    /// The state's factor, the writing strength and `k . q` of a token in a head.
+    fn prepare(&self, h: usize, t: usize) -> [f32; 3] {
+        let dt = softplus(self.decay.row(t)[h] + self.dt_bias.all()[h]);
+        let [q, k] = self.query_key(h, t);
+        [(self.a.all()[h] * dt).exp(), sigmoid(self.beta.row(t)[h]), dot(k, q)]
+    }
+}
+
+impl Kernel for GatedDelta {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.sequences.n_seqs() * self.n_head_v
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, worker: usize) {
+        let (seq, h, [d_k, d_v]) = (chunk / self.n_head_v, chunk % self.n_head_v, self.head_dims);
+        let mut n_tokens = 0;
+        for (t, _) in self.sequences.tokens(seq) {
+            self.factors(h, t).copy_from_slice(&self.prepare(h, t));
+            n_tokens += 1;
+        }
+        if n_tokens == 0 {
+            return;
+        }
+        let state = self.state.part(seq, h * d_k * d_v..(h + 1) * d_k * d_v);
+        let width = self.simd.delta_columns();
+        for first in (0..d_v).step_by(width) {
+            let columns = first..d_v.min(first + width);
+            if n_tokens < COPIED_FROM {
+                self.advance([seq, h], columns, DeltaColumns { state, d_v, first });
+                continue;
+            }
+            let n = columns.len();
+            let tile = self.columns.part(worker, 0..d_k * n);
+            for (to, from) in tile.chunks_exact_mut(n).zip(state.chunks_exact(d_v)) {
+                to.copy_from_slice(&from[columns.clone()]);
+            }
+            let place = DeltaColumns { state: tile, d_v: n, first: 0 };
+            self.advance([seq, h], columns.clone(), place);
+            for (from, to) in tile.chunks_exact(n).zip(state.chunks_exact_mut(d_v)) {
+                to[columns.clone()].copy_from_slice(from);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct SsmScan {
+    x: Reads<f32>,
+    dt: Reads<f32>,
+    dt_bias: Reads<f32>,
+    a: Reads<f32>,
+    b: Reads<f32>,
+    c: Reads<f32>,
+    d: Reads<f32>,
+    sequences: Sequences,
+    state: Writes<f32>,
+    y: Writes<f32>,
+    n_group: usize,
+    simd: Kernels,
+}
+
+impl SsmScan {
+    pub(super) fn new(op: &op::SsmScan<Tensor>, context: &Context<'_>) -> SsmScan {
+        let bind = &context.bind;
+        SsmScan {
+            x: bind.read(&op.x),
+            dt: bind.read(&op.dt),
+            dt_bias: bind.read(&op.dt_bias),
+            a: bind.read(&op.a),
+            b: bind.read(&op.b),
+            c: bind.read(&op.c),
+            d: bind.read(&op.d),
+            sequences: Sequences::new(&op.batch, &op.x, context),
+            state: bind.write(&op.state),
+            y: bind.write(&op.y),
+            n_group: op.n_group,
+            simd: context.simd,
+        }
+    }
+
+    fn n_head(&self) -> usize {
+        self.dt.n_cols()
+    }
+
+    fn chunks_per_head(&self) -> usize {
+        (self.x.n_cols() / self.n_head()).div_ceil(SCAN_CHANNELS)
+    }
+}
+
+impl Kernel for SsmScan {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.sequences.n_seqs() * self.n_head() * self.chunks_per_head()
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        let (n_head, per_head) = (self.n_head(), self.chunks_per_head());
+        let (d_head, d_state) = (self.x.n_cols() / n_head, self.b.n_cols() / self.n_group);
+        let (seq, h) = (chunk / per_head / n_head, chunk / per_head % n_head);
+        let own = piece(chunk % per_head, SCAN_CHANNELS, d_head);
+        let channels = h * d_head + own.start..h * d_head + own.end;
+        let group = h * self.n_group / n_head * d_state;
+        let (rate, offset, d) = (self.a.all()[h], self.dt_bias.all()[h], self.d.all()[h]);
+        let mut tokens = self.sequences.tokens(seq).peekable();
+        if tokens.peek().is_none() {
+            return;
+        }
+        let state = self.state.part(seq, channels.start * d_state..channels.end * d_state);
+        for (t, begins) in tokens {
+            if begins {
+                state.fill(0.0);
+            }
+            let dt = softplus(self.dt.row(t)[h] + offset);
+            let [b, c] = [&self.b, &self.c].map(|v| &v.row(t)[group..][..d_state]);
+            let token = ScanToken { b, c, dt, decay: (dt * rate).exp(), d };
+            let (x, y) = (&self.x.row(t)[channels.clone()], self.y.part(t, channels.clone()));
+            (self.simd.scan())(&token, state, x, y);
+        }
+    }
+}
+
+/// `ln(1 + e^x)`, without overflow.
+fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The sum of products, in eight interleaved sums.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0; 8];
+    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += a * b;
+        }
+    }
+    sums.iter().sum()
+}

@@ -1,0 +1,5 @@
+//! Recurrent layers.
+
+use super::vector::*;
+
+super::super::recurrent::recurrent_kernels!(#[target_feature(enable = "avx2,fma,f16c")]);

@@ -1,0 +1,242 @@
+//! One token of the recurrent layers, written once for all levels.
+//!
+//! A value's bits depend on its place in a head alone: columns of the delta rule are summed in the order of the rows,
+//! channels of the scan by vectors of one width. The text is compiled against each level's module `vector`, hence a
+//! macro.
+
+/// A token as one head of the gated delta rule sees it ([`hal::op::GatedDelta`]).
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaToken<'a> {
+    /// `[d_k]`
+    pub q: &'a [f32],
+    /// `[d_k]`
+    pub k: &'a [f32],
+    /// `k . q`
+    pub k_dot_q: f32,
+    /// Factor on the state, after exp.
+    pub decay: f32,
+    /// Writing strength, after the sigmoid.
+    pub beta: f32,
+    /// Factor on the output.
+    pub scale: f32,
+}
+
+/// Some columns of a head's state.
+#[derive(Debug)]
+pub struct DeltaColumns<'a> {
+    /// The whole head, `[d_k, d_v]`.
+    pub state: &'a mut [f32],
+    /// Columns of the head.
+    pub d_v: usize,
+    /// The first column.
+    pub first: usize,
+}
+
+/// Advances some columns of a state by one token: `v` and `y` belong to these columns.
+pub type DeltaFn = fn(token: &DeltaToken<'_>, columns: DeltaColumns<'_>, v: &[f32], y: &mut [f32]);
+
+/// A token as one head of the Mamba-2 recurrence sees it ([`hal::op::SsmScan`]).
+#[derive(Clone, Copy, Debug)]
+pub struct ScanToken<'a> {
+    /// `[d_state]`
+    pub b: &'a [f32],
+    /// `[d_state]`
+    pub c: &'a [f32],
+    /// Step size, after softplus.
+    pub dt: f32,
+    /// Factor on the state, after exp.
+    pub decay: f32,
+    /// Skip connection.
+    pub d: f32,
+}
+
+/// Advances the state `[n, d_state]` of some channels by one token; `x` and `y` are `[n]`.
+pub type ScanFn = fn(token: &ScanToken<'_>, state: &mut [f32], x: &[f32], y: &mut [f32]);
+
+/// `y += a * b`, value by value.
+pub type MultiplyAddFn = fn(y: &mut [f32], a: &[f32], b: &[f32]);
+
+/// The most columns per call of any SIMD level.
+pub const MOST_DELTA_COLUMNS: usize = 64;
+
+/// Kernels of one SIMD level for recurrent layers.
+pub(super) struct Recurrent {
+    /// Number of columns at which a call of `delta` is fastest: their sums fill the registers.
+    pub(super) delta_columns: usize,
+    pub(super) delta: DeltaFn,
+    pub(super) scan: ScanFn,
+    pub(super) multiply_add: MultiplyAddFn,
+}
+
+/// The module `recurrent` of a level; `$level` are the attributes of its functions.
+macro_rules! recurrent_kernels {
+    ($(#[$level:meta])*) => {
+        use super::super::recurrent::{
+            DeltaColumns, DeltaToken, MOST_DELTA_COLUMNS, Recurrent, ScanToken,
+        };
+
+        pub(in super::super) const RECURRENT: Recurrent = Recurrent {
+            delta_columns: {
+                assert!(4 * LANES <= MOST_DELTA_COLUMNS);
+                4 * LANES
+            },
+            // SAFETY: `Kernels::select` returns this level only if it was detected.
+            delta: |token, columns, v, y| unsafe { delta(token, columns, v, y) },
+            // SAFETY: the same.
+            scan: |token, state, x, y| unsafe { scan(token, state, x, y) },
+            // SAFETY: the same.
+            multiply_add: |y, a, b| unsafe { multiply_add(y, a, b) },
+        };
+
+        $(#[$level])*
+        fn delta(token: &DeltaToken<'_>, columns: DeltaColumns<'_>, v: &[f32], y: &mut [f32]) {
+            let DeltaColumns { state, d_v, first } = columns;
+            assert!(first + v.len() <= d_v && v.len() == y.len(), "columns of the head");
+            assert!(token.q.len() == token.k.len() && token.k.len() * d_v == state.len());
+            let mut at = 0;
+            while v.len() - at >= 4 * LANES {
+                delta_vectors::<4>(token, state, d_v, first + at, &v[at..], &mut y[at..]);
+                at += 4 * LANES;
+            }
+            while v.len() - at >= LANES {
+                delta_vectors::<1>(token, state, d_v, first + at, &v[at..], &mut y[at..]);
+                at += LANES;
+            }
+            for at in at..v.len() {
+                y[at] = delta_column(token, state, d_v, first + at, v[at]);
+            }
+        }
+
+        /// N vectors of columns from column `first` on. With `known` and `sum` the products of the state before with
+        /// keys and queries, `S^T q` after is `decay * sum + change * (k . q)`: the state is read once and then updated.
+        #[inline]
+        $(#[$level])*
+        fn delta_vectors<const N: usize>(
+            token: &DeltaToken<'_>,
+            state: &mut [f32],
+            d_v: usize,
+            first: usize,
+            v: &[f32],
+            y: &mut [f32],
+        ) {
+            let (mut known, mut sum) = ([zero(); N], [zero(); N]);
+            for ((row, k), q) in state.chunks_exact(d_v).zip(token.k).zip(token.q) {
+                let (row, k, q) = (&row[first..][..N * LANES], splat(*k), splat(*q));
+                for c in 0..N {
+                    let s = load_ps(row, c * LANES);
+                    known[c] = fmadd(s, k, known[c]);
+                    sum[c] = fmadd(s, q, sum[c]);
+                }
+            }
+            let decay = splat(token.decay);
+            let mut change = [zero(); N];
+            for c in 0..N {
+                let missing = fnmadd(decay, known[c], load_ps(v, c * LANES));
+                change[c] = mul(splat(token.beta), missing);
+                let product = fmadd(change[c], splat(token.k_dot_q), mul(decay, sum[c]));
+                store_ps(y, c * LANES, mul(splat(token.scale), product));
+            }
+            for (row, k) in state.chunks_exact_mut(d_v).zip(token.k) {
+                let (row, k) = (&mut row[first..][..N * LANES], splat(*k));
+                for c in 0..N {
+                    let s = fmadd(change[c], k, mul(decay, load_ps(row, c * LANES)));
+                    store_ps(row, c * LANES, s);
+                }
+            }
+        }
+
+        /// One column after the last whole vector.
+        #[inline]
+        $(#[$level])*
+        fn delta_column(
+            token: &DeltaToken<'_>,
+            state: &mut [f32],
+            d_v: usize,
+            column: usize,
+            v: f32,
+        ) -> f32 {
+            let (mut known, mut sum) = (0.0, 0.0);
+            for ((row, k), q) in state.chunks_exact(d_v).zip(token.k).zip(token.q) {
+                known += row[column] * k;
+                sum += row[column] * q;
+            }
+            let change = token.beta * (v - token.decay * known);
+            for (row, k) in state.chunks_exact_mut(d_v).zip(token.k) {
+                row[column] = token.decay * row[column] + change * k;
+            }
+            token.scale * (token.decay * sum + change * token.k_dot_q)
+        }
+
+        $(#[$level])*
+        fn scan(token: &ScanToken<'_>, state: &mut [f32], x: &[f32], y: &mut [f32]) {
+            let d_state = token.b.len();
+            assert!(token.c.len() == d_state && state.len() == x.len() * d_state);
+            assert!(x.len() == y.len(), "values of the same channels");
+            let mut at = 0;
+            while x.len() - at >= 4 {
+                scan_channels::<4>(token, &mut state[at * d_state..], &x[at..], &mut y[at..]);
+                at += 4;
+            }
+            for at in at..x.len() {
+                scan_channels::<1>(token, &mut state[at * d_state..], &x[at..], &mut y[at..]);
+            }
+        }
+
+        /// N channels, which share the loads of `b` and `c`.
+        #[inline]
+        $(#[$level])*
+        fn scan_channels<const N: usize>(
+            token: &ScanToken<'_>,
+            state: &mut [f32],
+            x: &[f32],
+            y: &mut [f32],
+        ) {
+            let d_state = token.b.len();
+            let (b, b_rest) = token.b.as_chunks::<LANES>();
+            let (c, c_rest) = token.c.as_chunks::<LANES>();
+            let (n, whole) = (b.len(), b.len() * LANES);
+            let c = &c[..n];
+            let decay = splat(token.decay);
+            let mut inputs = [0.0; N];
+            for (input, x) in inputs.iter_mut().zip(x) {
+                *input = token.dt * x;
+            }
+            let mut rows = state.chunks_exact_mut(d_state);
+            let mut channels: [&mut [f32]; N] =
+                std::array::from_fn(|_| rows.next().expect("a row for each channel"));
+            // Equal lengths, so that the loop has no bounds checks.
+            let vectors = channels.each_mut().map(|row| &mut row.as_chunks_mut::<LANES>().0[..n]);
+            let mut sums = [zero(); N];
+            for i in 0..n {
+                let (b, c) = (load_ps(&b[i], 0), load_ps(&c[i], 0));
+                for r in 0..N {
+                    let before = mul(decay, load_ps(&vectors[r][i], 0));
+                    let after = fmadd(splat(inputs[r]), b, before);
+                    store_ps(&mut vectors[r][i], 0, after);
+                    sums[r] = fmadd(after, c, sums[r]);
+                }
+            }
+            for r in 0..N {
+                let mut sum = total(sums[r]);
+                for ((s, b), c) in channels[r][whole..].iter_mut().zip(b_rest).zip(c_rest) {
+                    *s = token.decay * *s + inputs[r] * b;
+                    sum += *s * c;
+                }
+                y[r] = token.d * x[r] + sum;
+            }
+        }
+
+        $(#[$level])*
+        fn multiply_add(y: &mut [f32], a: &[f32], b: &[f32]) {
+            assert!(y.len() == a.len() && y.len() == b.len(), "values of the same places");
+            let whole = y.len() / LANES * LANES;
+            for i in (0..whole).step_by(LANES) {
+                store_ps(y, i, fmadd(load_ps(a, i), load_ps(b, i), load_ps(y, i)));
+            }
+            for i in whole..y.len() {
+                y[i] += a[i] * b[i];
+            }
+        }
+    };
+}
+pub(super) use recurrent_kernels;

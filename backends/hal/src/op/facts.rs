@@ -1,0 +1,116 @@
+//! What backends ask of any op: how it uses its operands, how much it multiplies, whether it is a hand-off.
+
+use super::{Merge, Op, Post};
+use crate::{Operand, TensorDesc};
+
+/// Whether an op reads or writes an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only read; may not overlap anything the op writes.
+    Read,
+    /// Written without being read.
+    Write,
+    /// Read and written in place.
+    Update,
+}
+
+/// What an operand holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A weight matrix, in any weight format, of which each row is multiplied with the tokens.
+    Weight,
+    /// Rows of which a token reads one, in any weight format.
+    Table,
+    /// Values of tokens or of the model, and counts.
+    Values,
+    /// The step's facts ([`crate::Batch`]).
+    Batch,
+    /// A list of rows ([`crate::RowSet`]).
+    List,
+    /// Keys or values of the paged cache.
+    Cache,
+    /// Recurrent state, a row per sequence.
+    State,
+}
+
+impl Role {
+    /// Whether it grows with the model, the context or the number of sequences and not with the tokens of a step, so that
+    /// 32 bits may not count its values. Kernels reach it row by row.
+    #[must_use]
+    pub fn is_by_row(self) -> bool {
+        match self {
+            Role::Weight | Role::Table | Role::Cache | Role::State => true,
+            Role::Values | Role::Batch | Role::List => false,
+        }
+    }
+}
+
+/// How an op uses an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// Whether it is read or written.
+    pub access: Access,
+    /// What it holds.
+    pub role: Role,
+}
+
+impl Use {
+    /// Whether the op writes the operand.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        self.access != Access::Read
+    }
+}
+
+/// How much an op computes, at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Tokens it has room for.
+    pub n_tokens: usize,
+    /// Multiplications for each of them; 0 for an op that multiplies little beside reading its operands.
+    pub per_token: u64,
+}
+
+impl Work {
+    pub(super) fn new(n_tokens: usize, per_token: u64) -> Work {
+        Work { n_tokens, per_token }
+    }
+}
+
+/// The number of values of an operand.
+pub(super) fn n_values<T: Operand>(operand: &T) -> u64 {
+    let TensorDesc { n_rows, n_cols, .. } = operand.desc();
+    (n_rows as u64).saturating_mul(n_cols as u64)
+}
+
+/// The work of ops that do not multiply: the others have a method of their own, which comes before this one.
+pub(super) trait NoWork {
+    fn work(&self) -> Work {
+        Work::default()
+    }
+}
+
+impl<T> NoWork for T {}
+
+/// One end of a hand-off.
+#[derive(Clone, Copy, Debug)]
+pub enum HandOff<'a, T> {
+    /// The device sends.
+    Post(&'a Post<T>),
+    /// The device receives.
+    Merge(&'a Merge<T>),
+}
+
+impl<T> Op<T> {
+    /// This op as one end of a hand-off, which is a program's own business; `None` for ops that are computed.
+    #[must_use]
+    pub fn hand_off(&self) -> Option<HandOff<'_, T>> {
+        if let Op::Post(op) = self {
+            Some(HandOff::Post(op))
+        } else if let Op::Merge(op) = self {
+            Some(HandOff::Merge(op))
+        } else {
+            None
+        }
+    }
+}

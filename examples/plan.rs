@@ -1,0 +1,35 @@
+//! Shows what a card of a given size would hold of a model, and how fast it would decode. Nothing is loaded.
+//!
+//!     cargo run --release -p thermocline-runtime --example plan -- [GIB] [MODEL.gguf]
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thermocline_runtime::{Assumed, Options, Runtime, Silent, forecast};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let gib = args.next().map_or(Ok(8.0), |text| text.parse())?;
+    run(gib, args.next().map(PathBuf::from), &mut io::stdout())
+}
+
+/// Plans for a card with `gib` GiB; without a path for the built-in model.
+pub(crate) fn run(
+    gib: f64,
+    path: Option<PathBuf>,
+    out: &mut impl Write,
+) -> Result<(), Box<dyn Error>> {
+    let memory = Some((gib * 1024f64.powi(3)) as u64);
+    let card = Assumed { name: Some("card".to_owned()), memory, ..Assumed::default() };
+    let runtime = Runtime::assume(Options::default(), &[card], Arc::new(Silent))?;
+    let model = runtime.open(path.as_deref())?.model;
+    let plan = forecast(&runtime, &model)?;
+    let layers = &plan.placement.layers;
+    let on_card = layers.iter().filter(|layer| layer.home == 1).count();
+    let n_split = plan.placement.n_split();
+    writeln!(out, "{on_card} of {} layers on the card, {n_split} of them split", layers.len())?;
+    writeln!(out, "{} of device memory, {:.1} tokens/s", plan.devices[1].total(), plan.rate())?;
+    Ok(())
+}

@@ -1,0 +1,24 @@
+// x[t, i] *= act(g[t, i / per_gate]), for each value.
+#include "lib/gate.cuh"
+#include "lib/wide.cuh"
+
+// The numbers are those of `mul` in `backends/simt/src/ops/elementwise.rs`.
+static DEVICE float gate(unsigned activation, float v) {
+    switch (activation) {
+        case 0: return v;
+        case 1: return gate_sigmoid(v);
+        case 2: return v * gate_sigmoid(v);
+        case 3: return softplus(v);
+        // (1 + tanh y) / 2 is the sigmoid of 2 y.
+        default: return v * gate_sigmoid(1.5957691216f * v * fmaf(0.044715f * v, v, 1.0f));
+    }
+}
+
+// gate_stride: from the gate values of one token to those of the next, 0 where all tokens share them.
+KERNEL(mul)(const float* g, float* x, unsigned n, unsigned n_cols, unsigned per_gate, unsigned gate_stride, unsigned activation) {
+    const size_t i = flat_index();
+    if (i >= n) return;
+    const unsigned t = unsigned(i) / n_cols, column = unsigned(i) % n_cols;
+    x[i] *= gate(activation, g[size_t(t) * gate_stride + column / per_gate]);
+}
+EXPORT(mul)

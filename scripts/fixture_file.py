@@ -1,0 +1,38 @@
+"""What all fixtures of tests/families share: the vocabulary in the model file, and the file of token ids and logits."""
+import json
+from pathlib import Path
+
+import gguf
+
+OUT = Path(__file__).resolve().parent.parent / "tests/families"
+# Byte-level: the printable characters, space, newline, one merged token, and two special ones.
+CHARACTERS = [chr(c) for c in range(33, 127)] + ["\u0120", "\u010a"]
+TOKENS = CHARACTERS + ["\u0120t", "<s>", "</s>"]
+MERGES = [("\u0120", "t")]
+
+
+def write_vocabulary(writer):
+    special = [gguf.TokenType.CONTROL] * 2
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (len(TOKENS) - 2) + special)
+    writer.add_token_merges([" ".join(pair) for pair in MERGES])
+    writer.add_bos_token_id(97)
+    writer.add_eos_token_id(98)
+    writer.add_add_bos_token(False)
+
+
+def neighbours(w, n_head):
+    """Rows of a rotary matrix from halves to neighbours."""
+    return w.reshape(n_head, 2, -1, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def run_of(n_ctx, ids, logits):
+    """A run as the fixture has it; `logits` is `[len(ids)][n_vocab]`, kept to 7 digits."""
+    return {"n_ctx": n_ctx, "ids": ids, "logits": [[float(f"{v:.7g}") for v in row] for row in logits]}
+
+
+def write_runs(path, runs, **facts):
+    text = json.dumps({**facts, "runs": runs}, separators=(",", ":"))
+    path.write_text(text + "\n")

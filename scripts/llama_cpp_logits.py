@@ -1,0 +1,74 @@
+"""Logits of llama.cpp for given token ids, in F32 as far as it goes.
+
+    PYTHON llama_cpp_logits.py MODEL IDS.json OUT.npy [N_UBATCH]
+
+IDS.json is a list of token ids, OUT.npy becomes `[n_tokens, n_vocab]` F32. PYTHON has llama-cpp-python (llama_cpp_venv.py
+makes such an environment), or finds its `llama_cpp` folder on PYTHONPATH and a built library by LLAMA_CPP_LIB_PATH.
+
+The KV cache is F32, flash attention is off and weights are not repacked. llama.cpp rounds activations to the type of the
+weights they meet (F16, or Q8 blocks for quantised ones), so only a file of F32 weights is computed in F32.
+"""
+import ctypes
+import json
+import sys
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+GGML_TYPE_F32 = 0
+
+
+@llama_cpp.llama_log_callback
+def only_errors(level, text, _):
+    if level == 4:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+def load(path):
+    llama_cpp.llama_log_set(only_errors, ctypes.c_void_p(0))
+    settings = llama_cpp.llama_model_default_params()
+    settings.use_extra_bufts = False
+    settings.n_gpu_layers = 0
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
+    if not model:
+        raise SystemExit(f"llama.cpp cannot load {path}")
+    return model
+
+
+def logits_of(model, ids, n_ctx, n_ubatch):
+    """Logits `[len(ids), n_vocab]` of a new sequence, fed `n_ubatch` tokens at a time."""
+    settings = llama_cpp.llama_context_default_params()
+    settings.n_ctx = n_ctx
+    settings.n_batch = settings.n_ubatch = n_ubatch
+    settings.type_k = settings.type_v = GGML_TYPE_F32
+    settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    settings.n_threads = settings.n_threads_batch = 1
+    context = llama_cpp.llama_init_from_model(model, settings)
+    if not context:
+        raise SystemExit("llama.cpp cannot make a context")
+    n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    batch = llama_cpp.llama_batch_init(n_ubatch, 0, 1)
+    rows = []
+    for begin in range(0, len(ids), n_ubatch):
+        part = ids[begin : begin + n_ubatch]
+        batch.n_tokens = len(part)
+        for i, token in enumerate(part):
+            batch.token[i], batch.pos[i] = token, begin + i
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 1
+        if llama_cpp.llama_decode(context, batch) != 0:
+            raise SystemExit("llama_decode failed")
+        for i in range(len(part)):
+            rows.append(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, i), (n_vocab,)).copy())
+    llama_cpp.llama_batch_free(batch)
+    llama_cpp.llama_free(context)
+    return np.stack(rows)
+
+
+def main(model, ids, out, n_ubatch=None):
+    ids = json.loads(Path(ids).read_text())
+    np.save(out, logits_of(load(model), ids, max(256, len(ids)), int(n_ubatch or len(ids))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

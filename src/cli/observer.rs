@@ -1,0 +1,118 @@
+//! Prints notices and progress of the runtime on standard error, with the related flags.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hal::Bytes;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use runtime::{Notice, Observer, RepackNotice, SharedObserver, SparsityNotice, Task};
+
+use super::terminal::Terminal;
+
+/// Smaller models load before a bar could be read.
+const BAR_FROM: Bytes = Bytes(256 << 20);
+
+/// A progress bar over `size` bytes, hidden if standard error is not a terminal or loading is too
+/// short.
+pub(crate) fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> ProgressBar {
+    if !terminal.shows_progress() || size < BAR_FROM {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(Some(size.0), ProgressDrawTarget::stderr());
+    match ProgressStyle::with_template("{prefix} {bar:40} {binary_bytes}/{binary_total_bytes}") {
+        Ok(style) => bar.with_style(style).with_prefix(what),
+        Err(_) => bar,
+    }
+}
+
+/// Prints what the runtime reports.
+struct Printer {
+    terminal: Terminal,
+    bar: Mutex<Option<(Task, ProgressBar)>>,
+}
+
+impl Terminal {
+    /// Prints what the runtime reports.
+    pub(crate) fn observer(&self) -> SharedObserver {
+        Arc::new(Printer { terminal: self.clone(), bar: Mutex::new(None) })
+    }
+}
+
+impl Observer for Printer {
+    fn notice(&self, notice: &Notice) {
+        let text = text(notice);
+        let print = || match notice.is_detail() {
+            true => self.terminal.detail(&text),
+            false => self.terminal.note(&text),
+        };
+        let bar = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*bar {
+            Some((_, bar)) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    fn progress(&self, task: Task, done: Bytes, total: Bytes) {
+        let mut shown = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
+        if done >= total {
+            if let Some((_, bar)) = shown.take() {
+                bar.finish_and_clear();
+            }
+            return;
+        }
+        let what = match task {
+            Task::Load => "loading",
+            Task::Repack => "repacking",
+        };
+        let (_, bar) = shown.get_or_insert_with(|| (task, bar(what, total, &self.terminal)));
+        bar.set_length(total.0);
+        bar.set_position(done.0);
+    }
+}
+
+/// A notice as text, with the flags that affect it.
+#[allow(clippy::wildcard_enum_match_arm)] // most notices have to do with no flag
+fn text(notice: &Notice) -> String {
+    let hint = match notice {
+        Notice::Context { .. } => {
+            "-c sets it; a larger context leaves less device memory for neurons"
+        }
+        Notice::NoDevice { expected_by, .. } if expected_by.is_empty() => {
+            "`thermocline doctor` reports what is missing"
+        }
+        Notice::NoMemoryReport { .. } => "--vram-budget sets a limit",
+        Notice::DeviceFull(_) => "--vram-budget sets how much may be used",
+        Notice::NoProfile => "`thermocline profile` collects one",
+        Notice::Sparsity(
+            SparsityNotice::TrainedPredictor { .. } | SparsityNotice::Thresholds { .. },
+        ) => "`perplexity --against dense` measures the loss",
+        Notice::Sparsity(SparsityNotice::Predictor { .. }) => "--sparsity exact changes nothing",
+        Notice::Repack(RepackNotice::Writing { .. }) => "--repack-cache off disables it",
+        Notice::WholeLayersIgnored => {
+            return "--n-gpu-layers changes nothing: --disable-gpu-index keeps the neurons of all layers on the CPU"
+                .to_owned();
+        }
+        Notice::BudgetReduced { .. } => return format!("--vram-budget: {notice}"),
+        Notice::SplitFileIsMapped => return format!("{notice}, despite --no-mmap"),
+        Notice::Repack(RepackNotice::Off { cost }) => return format!("--no-repack: {cost}"),
+        Notice::Sparsity(SparsityNotice::ThresholdIgnored { .. }) => {
+            return format!("--sparse-threshold: {notice}");
+        }
+        _ => return notice.to_string(),
+    };
+    format!("{notice}; {hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notices_name_the_flags_that_change_them() {
+        let context = Notice::Context { n_ctx: 64, n_ctx_train: 128, shorter: Some((32, 0.25)) };
+        let told = text(&context);
+        assert!(told.contains("32 would decode 25 % faster; -c sets it"), "{told}");
+        let (reason, flags) = ("no driver".to_owned(), vec!["--main-gpu"]);
+        let told = text(&Notice::NoDevice { reason, expected_by: flags });
+        assert!(told.starts_with("--main-gpu changes nothing: no driver"), "{told}");
+    }
+}

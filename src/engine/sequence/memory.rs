@@ -1,0 +1,139 @@
+//! The rows of sequences on the devices: keys and values in cache blocks, and recurrent state.
+
+use std::ops::Range;
+
+use hal::{Bytes, KvCache, Operand, Tensor};
+
+use super::super::Result;
+use super::super::build::{Layer, Loaded};
+use super::super::lane::Lane;
+use placement::Placement;
+
+impl Layer {
+    /// Tensors of the KV cache of a layer with attention.
+    pub(crate) fn caches(&self) -> impl Iterator<Item = &Tensor> {
+        self.memory.kv().into_iter().flat_map(|KvCache { k, v }| [k, v])
+    }
+
+    /// Tensors of its recurrent state, `[n_seq + n_checkpoint, width]` F32 each.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &Tensor> {
+        self.memory.states().iter()
+    }
+}
+
+impl Loaded {
+    /// Calls `f` for each layer, with the lane of its home.
+    fn each_layer(
+        &mut self,
+        placement: &Placement,
+        f: &mut dyn FnMut(&mut Lane, &Layer) -> Result<()>,
+    ) -> Result<()> {
+        for (layer, placed) in self.layers.iter().zip(&placement.layers) {
+            let lane = self.lanes[placed.home].as_mut().expect("a used device has a lane");
+            f(lane, layer)?;
+        }
+        Ok(())
+    }
+
+    /// Copies cache rows of all layers.
+    pub(super) fn copy_cache(
+        &mut self,
+        placement: &Placement,
+        from: Range<usize>,
+        to: Range<usize>,
+    ) -> Result<()> {
+        self.each_layer(placement, &mut |lane, layer| {
+            for cache in layer.caches() {
+                lane.queue.copy_rows(&cache.rows(from.clone()), &cache.rows(to.clone()))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies a state row in all recurrent layers.
+    pub(super) fn copy_state(
+        &mut self,
+        placement: &Placement,
+        from: usize,
+        to: usize,
+    ) -> Result<()> {
+        self.each_layer(placement, &mut |lane, layer| {
+            for state in layer.states() {
+                lane.queue.copy_rows(&state.rows(from..from + 1), &state.rows(to..to + 1))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Appends the bytes of the rows `blocks` of all caches, and of the row `state` of all states,
+    /// to `out`: per layer keys, values, states.
+    pub(super) fn save(
+        &mut self,
+        placement: &Placement,
+        blocks: &[Range<usize>],
+        state: Option<usize>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.each_layer(placement, &mut |lane, layer| {
+            for cache in layer.caches() {
+                blocks.iter().try_for_each(|rows| fetch(lane, &cache.rows(rows.clone()), out))?;
+            }
+            let Some(row) = state else { return Ok(()) };
+            layer.states().try_for_each(|all| fetch(lane, &all.rows(row..row + 1), out))
+        })
+    }
+
+    /// Writes the bytes from [`Loaded::save`] to other rows. The length of `bytes` has been
+    /// checked.
+    pub(super) fn restore(
+        &mut self,
+        placement: &Placement,
+        blocks: &[Range<usize>],
+        state: Option<usize>,
+        mut bytes: &[u8],
+    ) -> Result<()> {
+        self.each_layer(placement, &mut |lane, layer| {
+            for cache in layer.caches() {
+                for rows in blocks {
+                    bytes = send(lane, &cache.rows(rows.clone()), bytes)?;
+                }
+            }
+            if let Some(row) = state {
+                for all in layer.states() {
+                    bytes = send(lane, &all.rows(row..row + 1), bytes)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Number of bytes that [`Loaded::save`] appends for `n` positions.
+    pub(super) fn saved_len(&self, n: usize) -> usize {
+        let rows = |tensor: &Tensor, n: usize| {
+            let desc = tensor.desc();
+            n * desc.format.row_bytes(desc.n_cols).unwrap_or(0)
+        };
+        let caches = self.layers.iter().flat_map(Layer::caches).map(|cache| rows(cache, n));
+        let states = self.layers.iter().flat_map(Layer::states);
+        caches.chain(states.map(|state| rows(state, n.min(1)))).sum()
+    }
+}
+
+/// Appends the bytes of rows on a device. The staging memory is released at once, so that it does
+/// not stay in the budget.
+fn fetch(lane: &mut Lane, rows: &Tensor, out: &mut Vec<u8>) -> Result<()> {
+    let staging = lane.device.staging(rows.desc().bytes().unwrap_or(Bytes(0)))?;
+    let staging = lane.queue.download(rows, staging)?.wait()?;
+    out.extend_from_slice(staging.bytes());
+    Ok(())
+}
+
+/// Writes the first bytes to rows on a device and returns the rest.
+fn send<'a>(lane: &mut Lane, rows: &Tensor, bytes: &'a [u8]) -> Result<&'a [u8]> {
+    let len = rows.desc().bytes().unwrap_or(Bytes(0));
+    let (these, rest) = bytes.split_at(len.0 as usize);
+    let mut staging = lane.device.staging(len)?;
+    staging.bytes_mut().copy_from_slice(these);
+    drop(lane.queue.upload(staging, rows)?.wait()?);
+    Ok(rest)
+}

@@ -1,0 +1,170 @@
+//! Cache blocks and state rows of one generation of the cache: which are free, and how many
+//! sequences use each.
+//!
+//! A holder releases its blocks and rows by dropping its [`Cached`](super::cached::Cached), so
+//! that nothing leaks.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hal::Bytes;
+
+use super::super::{EngineOptions, state_bytes};
+use model::Model;
+
+/// Numbers `0..n` with a reference count each; free ones are taken from the end of a list.
+#[derive(Debug)]
+struct Counted {
+    refs: Vec<u32>,
+    free: Vec<u32>,
+}
+
+impl Counted {
+    fn new(n: usize) -> Counted {
+        Counted { refs: vec![0; n], free: (0..n as u32).rev().collect() }
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        let number = self.free.pop()?;
+        self.refs[number as usize] = 1;
+        Some(number)
+    }
+
+    fn retain(&mut self, number: u32) {
+        self.refs[number as usize] += 1;
+    }
+
+    fn release(&mut self, number: u32) {
+        let refs = &mut self.refs[number as usize];
+        *refs -= 1;
+        if *refs == 0 {
+            self.free.push(number);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    blocks: Counted,
+    slots: Counted,
+    checkpoints: Counted,
+}
+
+/// Capacities of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolSizes {
+    /// KV blocks.
+    pub(crate) n_blocks: usize,
+    /// Maximum number of sequences in a step; with recurrent layers each has its own state row.
+    pub(crate) n_seq: usize,
+    /// State rows after those, for checkpoints; 0 without recurrent layers.
+    pub(crate) n_checkpoint: usize,
+    /// Whether there are recurrent layers.
+    pub(crate) recurrent: bool,
+}
+
+impl PoolSizes {
+    pub(crate) fn of(model: &Model, options: &EngineOptions) -> PoolSizes {
+        let recurrent = model.layers.iter().any(|layer| state_bytes(layer) > Bytes(0));
+        PoolSizes {
+            n_blocks: options.n_blocks(),
+            n_seq: options.n_seq,
+            n_checkpoint: if recurrent { options.n_checkpoint } else { 0 },
+            recurrent,
+        }
+    }
+}
+
+/// The blocks and rows of one generation of the cache, shared by all sequences. A new pool is made
+/// when the model is loaded again.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    sizes: PoolSizes,
+    inner: Mutex<Inner>,
+}
+
+impl Pool {
+    pub(crate) fn new(sizes: PoolSizes) -> Arc<Pool> {
+        let inner = Inner {
+            blocks: Counted::new(sizes.n_blocks),
+            slots: Counted::new(sizes.n_seq),
+            checkpoints: Counted::new(sizes.n_checkpoint),
+        };
+        Arc::new(Pool { sizes, inner: Mutex::new(inner) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Every change is one operation on integers, so a panic elsewhere leaves the counts
+        // consistent.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_recurrent(&self) -> bool {
+        self.sizes.recurrent
+    }
+
+    /// The row of the state tensors that holds checkpoint `number`.
+    pub(super) fn checkpoint_row(&self, number: u32) -> usize {
+        self.sizes.n_seq + number as usize
+    }
+
+    pub(super) fn n_free_blocks(&self) -> usize {
+        self.lock().blocks.free.len()
+    }
+
+    pub(super) fn take_block(&self) -> Option<u32> {
+        self.lock().blocks.take()
+    }
+
+    pub(super) fn is_shared(&self, block: u32) -> bool {
+        self.lock().blocks.refs[block as usize] > 1
+    }
+
+    pub(super) fn retain_blocks(&self, blocks: &[u32]) {
+        let mut inner = self.lock();
+        blocks.iter().for_each(|&block| inner.blocks.retain(block));
+    }
+
+    pub(super) fn release_blocks(&self, blocks: impl Iterator<Item = u32>) {
+        let mut inner = self.lock();
+        blocks.for_each(|block| inner.blocks.release(block));
+    }
+
+    pub(super) fn take_slot(&self) -> Option<u32> {
+        self.lock().slots.take()
+    }
+
+    pub(super) fn release_slot(&self, slot: u32) {
+        self.lock().slots.release(slot);
+    }
+
+    pub(super) fn take_checkpoint(&self) -> Option<u32> {
+        self.lock().checkpoints.take()
+    }
+
+    pub(super) fn retain_checkpoint(&self, number: u32) {
+        self.lock().checkpoints.retain(number);
+    }
+
+    pub(super) fn release_checkpoint(&self, number: u32) {
+        self.lock().checkpoints.release(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_free_again_when_its_last_holder_releases_it() {
+        let sizes = PoolSizes { n_blocks: 2, n_seq: 1, n_checkpoint: 0, recurrent: false };
+        let pool = Pool::new(sizes);
+        let (a, b) = (pool.take_block().unwrap(), pool.take_block().unwrap());
+        assert_eq!((a, b, pool.take_block()), (0, 1, None));
+        pool.retain_blocks(&[a]);
+        assert!(pool.is_shared(a) && !pool.is_shared(b));
+        pool.release_blocks([a, b].into_iter());
+        assert_eq!((pool.n_free_blocks(), pool.is_shared(a)), (1, false));
+        pool.release_blocks([a].into_iter());
+        assert_eq!(pool.n_free_blocks(), 2);
+    }
+}

@@ -1,0 +1,148 @@
+//! Which tokens of several feeds go into the next device step.
+
+use super::{Feed, Want};
+
+/// Limits of a device step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits<'a> {
+    /// Numbers of tokens that programs exist for, ascending, the first being 1.
+    pub(super) rungs: &'a [usize],
+    /// Maximum number of tokens whose logits are computed.
+    pub(super) max_out: usize,
+    /// Maximum number of sequences.
+    pub(super) max_seqs: usize,
+    /// Only numbers of tokens that match a program exactly.
+    pub(super) unpadded: bool,
+}
+
+/// Number of logits from `take` of the `left` tokens of a feed.
+fn outputs(want: Want, take: usize, left: usize) -> usize {
+    match want {
+        Want::None => 0,
+        Want::Last => usize::from(take > 0 && take == left),
+        Want::All => take,
+    }
+}
+
+/// Sets `takes` to the tokens of each feed for the next device step. Every feed advances by a
+/// token if there is room, so that decode does not wait for prefill; the rest goes to the feeds in
+/// order. The number of tokens is the largest that a program exists for, so that a single feed is
+/// never padded, or all of them where these sequences need more.
+pub(super) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<usize>) {
+    takes.clear();
+    takes.resize(feeds.len(), 0);
+    let most = limits.rungs.last().copied().unwrap_or(1);
+    let (mut n_seqs, mut n, mut n_out) = (0, 0, 0);
+    for (feed, take) in feeds.iter().zip(takes.iter_mut()) {
+        let left = feed.tokens.len();
+        let out = outputs(feed.want, 1, left);
+        if left > 0 && n_seqs < limits.max_seqs && n < most && n_out + out <= limits.max_out {
+            *take = 1;
+            (n_seqs, n, n_out) = (n_seqs + 1, n + 1, n_out + out);
+        }
+    }
+    for (feed, take) in feeds.iter().zip(takes.iter_mut()).filter(|(_, take)| **take > 0) {
+        let left = feed.tokens.len();
+        let room = limits.max_out - n_out;
+        let mut more = (left - 1).min(most - n);
+        match feed.want {
+            Want::None => {}
+            Want::Last if more > 0 && 1 + more == left && room == 0 => more -= 1,
+            Want::Last => {}
+            Want::All => more = more.min(room),
+        }
+        n_out += outputs(feed.want, 1 + more, left) - outputs(feed.want, 1, left);
+        *take += more;
+        n += more;
+    }
+    let whole = limits.rungs.iter().rev().copied().find(|&rung| rung <= n).unwrap_or(1);
+    let least = if limits.unpadded { 0 } else { 1 };
+    let target = if whole < n_seqs && !limits.unpadded { n } else { whole };
+    for keep in [1, least] {
+        for take in takes.iter_mut().rev() {
+            let less = take.saturating_sub(keep).min(n - target);
+            *take -= less;
+            n -= less;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::cached::Cached;
+    use super::super::{Pool, PoolSizes, Sequence};
+    use super::*;
+
+    /// The takes of all device steps for feeds of these lengths.
+    fn steps(feeds: &[(usize, Want)], limits: Limits<'_>) -> Vec<Vec<usize>> {
+        let sizes = PoolSizes { n_blocks: 1, n_seq: 1, n_checkpoint: 0, recurrent: false };
+        let pool = Pool::new(sizes);
+        let sequence =
+            |_: &_| Sequence { tokens: Vec::new(), cached: Cached::new(&Arc::clone(&pool)) };
+        let mut sequences: Vec<Sequence> = feeds.iter().map(sequence).collect();
+        let tokens = vec![0; 200];
+        let mut feeds: Vec<Feed<'_>> = sequences
+            .iter_mut()
+            .zip(feeds)
+            .map(|(sequence, &(n, want))| Feed { sequence, tokens: &tokens[..n], want })
+            .collect();
+        let mut all = Vec::new();
+        while feeds.iter().any(|feed| !feed.tokens.is_empty()) {
+            let mut takes = Vec::new();
+            schedule(&feeds, &limits, &mut takes);
+            let (n, n_out) = feeds.iter().zip(&takes).fold((0, 0), |(n, n_out), (feed, &take)| {
+                (n + take, n_out + outputs(feed.want, take, feed.tokens.len()))
+            });
+            assert!(n > 0 && n <= *limits.rungs.last().unwrap() && n_out <= limits.max_out);
+            assert!(takes.iter().filter(|take| **take > 0).count() <= limits.max_seqs);
+            assert!(!limits.unpadded || limits.rungs.contains(&n));
+            feeds
+                .iter_mut()
+                .zip(&takes)
+                .for_each(|(feed, &take)| feed.tokens = &feed.tokens[take..]);
+            all.push(takes);
+        }
+        all
+    }
+
+    const RUNGS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+    const LIMITS: Limits<'_> = Limits { rungs: &RUNGS, max_out: 8, max_seqs: 4, unpadded: false };
+
+    #[test]
+    fn one_feed_is_cut_along_the_ladder() {
+        let expected: [Vec<usize>; 4] = [vec![32], vec![4], vec![2], vec![1]];
+        assert_eq!(steps(&[(39, Want::Last)], LIMITS), expected);
+        assert_eq!(steps(&[(11, Want::All)], LIMITS), [[8], [2], [1]]);
+        assert_eq!(steps(&[(3, Want::None)], LIMITS), [[2], [1]]);
+    }
+
+    #[test]
+    fn decoding_goes_along_with_prefill() {
+        let feeds = [(20, Want::Last), (1, Want::Last), (0, Want::All), (1, Want::Last)];
+        let expected = [[14, 1, 0, 1], [4, 0, 0, 0], [2, 0, 0, 0]];
+        assert_eq!(steps(&feeds, LIMITS), expected);
+    }
+
+    #[test]
+    fn sequences_that_are_no_rung_are_padded() {
+        let one = (1, Want::Last);
+        assert_eq!(steps(&[one; 3], LIMITS), [[1, 1, 1]]);
+        assert_eq!(steps(&[one; 5], LIMITS), [[1, 1, 1, 1, 0], [0, 0, 0, 0, 1]]);
+        let unpadded = Limits { unpadded: true, ..LIMITS };
+        assert_eq!(steps(&[one; 3], unpadded), [[1, 1, 0], [0, 0, 1]]);
+        let wide = Limits { max_seqs: 5, ..LIMITS };
+        assert_eq!(steps(&[(3, Want::None), one, one, one, one], wide), [[3, 1, 1, 1, 1]]);
+    }
+
+    #[test]
+    fn outputs_are_limited() {
+        let two = Limits { max_out: 2, ..LIMITS };
+        assert_eq!(steps(&[(1, Want::Last), (1, Want::Last), (1, Want::Last)], two).len(), 2);
+        let feeds = [(3, Want::All), (3, Want::Last)];
+        let expected = [[1, 1], [1, 1], [1, 1]];
+        assert_eq!(steps(&feeds, Limits { max_out: 1, ..LIMITS }).len(), 4);
+        assert_eq!(steps(&[(3, Want::All), (3, Want::All)], two), expected);
+    }
+}

@@ -1,0 +1,445 @@
+//! Replaces a section of a model's side file and keeps the others, with several writers at a time.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use super::{
+    ARCHITECTURE, ARCHITECTURE_KEY, FINGERPRINT_KEY, Learned, MODEL_KEY, Refused, Section, VERSION,
+    VERSION_KEY, places,
+};
+use gguf::{self, Container, File, Hash, TensorType, Value, Writer};
+
+/// The contents of a section.
+#[derive(Debug, Default)]
+pub struct Contents {
+    entries: Vec<(String, Value)>,
+    tensors: Vec<(String, Vec<u64>, TensorType, Vec<u8>)>,
+}
+
+impl Contents {
+    /// Adds a key, named without the section.
+    pub fn set(&mut self, name: &str, value: impl Into<Value>) {
+        self.entries.push((name.to_owned(), value.into()));
+    }
+
+    /// Changes the value of an existing key.
+    pub fn replace(&mut self, name: &str, value: impl Into<Value>) {
+        let value = value.into();
+        if let Some((_, old)) = self.entries.iter_mut().find(|(key, _)| key == name) {
+            *old = value;
+        }
+    }
+
+    /// Adds a tensor, named without the section, of `shape` (row length first), with all its bytes.
+    pub fn tensor(&mut self, name: &str, shape: &[u64], ty: TensorType, bytes: Vec<u8>) {
+        self.tensors.push((name.to_owned(), shape.to_vec(), ty, bytes));
+    }
+
+    /// [`Contents::tensor`] of 64-bit floats.
+    pub fn f64s(&mut self, name: &str, shape: &[u64], values: &[f64]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, shape, TensorType::F64, bytes);
+    }
+
+    /// [`Contents::tensor`] of 32-bit floats.
+    pub fn f32s(&mut self, name: &str, shape: &[u64], values: &[f32]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, shape, TensorType::F32, bytes);
+    }
+
+    /// [`Contents::tensor`] of 64-bit integers.
+    pub fn i64s(&mut self, name: &str, shape: &[u64], values: &[i64]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, shape, TensorType::I64, bytes);
+    }
+
+    /// [`Contents::tensor`] of 32-bit integers.
+    pub fn i32s(&mut self, name: &str, shape: &[u64], values: &[i32]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, shape, TensorType::I32, bytes);
+    }
+}
+
+/// Why nothing was saved. The previous contents are unchanged.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// A file of this name exists and does not belong to this model; it is not overwritten.
+    #[error("{0}")]
+    Taken(#[from] Refused),
+    /// The model is not in a file, and no cache folder is known.
+    #[error("no folder to store it in")]
+    Nowhere,
+    /// The folder cannot be created.
+    #[error("the folder {folder}: {reason}")]
+    Folder {
+        /// Its path.
+        folder: String,
+        /// The system's error.
+        reason: io::Error,
+    },
+    /// The file cannot be locked against other writers.
+    #[error("{file}: cannot be locked: {reason}")]
+    Lock {
+        /// Its path.
+        file: String,
+        /// The system's error.
+        reason: io::Error,
+    },
+    /// Writing failed.
+    #[error(transparent)]
+    File(#[from] gguf::Error),
+}
+
+/// Checks that a file can be created at `path`.
+///
+/// # Errors
+/// [`SaveError`].
+pub fn check_place(path: &Path) -> Result<(), SaveError> {
+    make_folder(path)?;
+    Writer::new(Container::Gguf).create(path)?;
+    Ok(())
+}
+
+fn make_folder(path: &Path) -> Result<(), SaveError> {
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        Some(folder) => fs::create_dir_all(folder)
+            .map_err(|reason| SaveError::Folder { folder: folder.display().to_string(), reason }),
+        None => Ok(()),
+    }
+}
+
+/// Locks the file at `path` while it is read and replaced; other writers wait. The folder itself
+/// is locked, which leaves no lock file behind; if that is not possible (on Windows, on some
+/// network drives), a lock file next to it is used, which remains.
+///
+/// # Errors
+/// [`SaveError::Lock`].
+pub fn lock(path: &Path) -> Result<fs::File, SaveError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let of_folder = fs::File::open(folder.unwrap_or(Path::new("."))).and_then(locked);
+    let beside = || {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".lock");
+        fs::OpenOptions::new().create(true).truncate(false).write(true).open(name).and_then(locked)
+    };
+    of_folder
+        .or_else(|_| beside())
+        .map_err(|reason| SaveError::Lock { file: path.display().to_string(), reason })
+}
+
+fn locked(file: fs::File) -> io::Result<fs::File> {
+    file.lock()?;
+    Ok(file)
+}
+
+/// The location for the side file of `model`: next to it, otherwise in `folder`, whichever is
+/// writable.
+///
+/// # Errors
+/// [`SaveError`] of the last candidate.
+pub fn place(model: &File, folder: Option<&Path>) -> Result<PathBuf, SaveError> {
+    let mut last = SaveError::Nowhere;
+    for path in places(model, folder) {
+        match check_place(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Writes `contents` as the `section` of the side file at `path` for `model`, and keeps the other
+/// sections. With the flag set, a file for another model is replaced. Processes that save sections at
+/// the same time wait for each other, so none is lost.
+///
+/// # Errors
+/// [`SaveError`].
+pub fn save(
+    path: &Path,
+    model: &File,
+    section: Section,
+    contents: &Contents,
+    anew: bool,
+) -> Result<(), SaveError> {
+    save_if(path, model, section, contents, anew, &|_| true).map(|_| ())
+}
+
+/// [`save`], unless the section exists now and `may` refuses to replace it: another process may
+/// have saved it since it was read. Returns whether it was saved.
+///
+/// # Errors
+/// [`SaveError`].
+pub fn save_if(
+    path: &Path,
+    model: &File,
+    section: Section,
+    contents: &Contents,
+    anew: bool,
+    may: &dyn Fn(&Learned) -> bool,
+) -> Result<bool, SaveError> {
+    make_folder(path)?;
+    let _lock = lock(path)?;
+    let now = Some(path).filter(|path| path.exists()).map(|path| Learned::open(path, model));
+    if let Some(Ok(now)) = now
+        && now.has(section)
+        && !may(&now)
+    {
+        return Ok(false);
+    }
+    let kept = kept(path, model, section, anew)?;
+    let mut writer = Writer::new(Container::Gguf);
+    writer.set(ARCHITECTURE_KEY, ARCHITECTURE)?;
+    writer.set(VERSION_KEY, VERSION)?;
+    let name = model.paths().first().and_then(|path| path.file_name());
+    let name = name.map_or(model.name().into(), |name| name.to_string_lossy());
+    writer.set(MODEL_KEY, &*name)?;
+    writer.set(FINGERPRINT_KEY, model.fingerprint())?;
+    if let Some(kept) = &kept {
+        for (key, value) in kept.entries() {
+            writer.set(key, value.clone())?;
+        }
+    }
+    for (name, value) in &contents.entries {
+        writer.set(&section.full(name), value.clone())?;
+    }
+    writer.set(&section.sum_key(), sum(section, contents))?;
+    if let Some(kept) = &kept {
+        for tensor in kept.tensors() {
+            writer.declare(&tensor.name, &tensor.shape, tensor.ty)?;
+        }
+    }
+    for (name, shape, ty, _) in &contents.tensors {
+        writer.declare(&section.full(name), shape, *ty)?;
+    }
+    let mut data = writer.create(path)?;
+    if let Some(kept) = &kept {
+        for tensor in kept.tensors() {
+            data.write(&tensor.name, kept.file.bytes(tensor)?)?;
+        }
+    }
+    for (name, _, _, bytes) in &contents.tensors {
+        data.write(&section.full(name), bytes)?;
+    }
+    data.finish()?;
+    Ok(true)
+}
+
+/// The contents of the file at `path` to keep when `section` is replaced. With the flag set, damaged
+/// sections are dropped, and so is everything in a file for another model.
+fn kept(
+    path: &Path,
+    model: &File,
+    section: Section,
+    anew: bool,
+) -> Result<Option<Kept>, SaveError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let (file, mut but) = match Learned::open(path, model) {
+        Ok(old) => (old.file, Vec::new()),
+        Err(Refused::Model { .. } | Refused::Version { .. }) if anew => return Ok(None),
+        Err(Refused::Sum { .. }) if anew => {
+            let file = File::open(path)?;
+            let broken = super::broken(&file)?;
+            (file, broken)
+        }
+        Err(refused) => return Err(refused.into()),
+    };
+    but.push(section);
+    Ok(Some(Kept { file, but }))
+}
+
+/// All sections of a file but some.
+struct Kept {
+    file: File,
+    but: Vec<Section>,
+}
+
+impl Kept {
+    fn owns(&self, name: &str) -> bool {
+        Section::ALL.iter().any(|section| !self.but.contains(section) && section.owns(name))
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.file.metadata().iter().filter(|(key, _)| self.owns(key))
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &gguf::TensorInfo> {
+        self.file.tensors().iter().filter(|tensor| self.owns(&tensor.name))
+    }
+}
+
+/// The result of [`super::sum`] for the file once it is written.
+fn sum(section: Section, contents: &Contents) -> u64 {
+    let mut hash = Hash::default();
+    for (name, value) in &contents.entries {
+        hash.add(section.full(name).as_bytes());
+        hash.add(format!("{value:?}").as_bytes());
+    }
+    for (name, shape, ty, bytes) in &contents.tensors {
+        hash.add(format!("{} {shape:?} {ty}", section.full(name)).as_bytes());
+        hash.add(bytes);
+    }
+    hash.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gguf::Container;
+
+    fn model(seed: u8) -> File {
+        let mut writer = Writer::new(Container::Gguf);
+        writer.declare("w", &[4], TensorType::I8).unwrap();
+        let mut data = writer.in_memory().unwrap();
+        data.write("w", &[seed; 4]).unwrap();
+        File::from_vec(data.finish().unwrap(), "made").unwrap()
+    }
+
+    fn contents(n: i32) -> Contents {
+        let mut contents = Contents::default();
+        contents.set("tokens", n as u64);
+        contents.i32s("blk.0.fires", &[3], &[n, 2, 3]);
+        contents.f64s("blk.0.size", &[2], &[0.5, f64::from(n)]);
+        contents
+    }
+
+    #[test]
+    fn sections_are_replaced_one_by_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, model) = (folder.path().join("deeper/x.gguf"), model(1));
+        save(&path, &model, Section::Profile, &contents(1), false).unwrap();
+        save(&path, &model, Section::Predictor, &contents(7), false).unwrap();
+        save(&path, &model, Section::Profile, &contents(5), false).unwrap();
+        let learned = Learned::open(&path, &model).unwrap();
+        assert!(learned.has(Section::Profile) && !learned.has(Section::Thresholds));
+        for (section, n) in [(Section::Profile, 5), (Section::Predictor, 7)] {
+            assert_eq!(learned.u64(section, "tokens").unwrap(), n as u64);
+            assert_eq!(learned.i32s(section, "blk.0.fires", &[3]).unwrap(), [n, 2, 3]);
+            assert_eq!(learned.f64s(section, "blk.0.size", &[2]).unwrap(), [0.5, f64::from(n)]);
+        }
+        assert!(learned.i32s(Section::Profile, "blk.0.fires", &[4]).is_err());
+        assert!(learned.f32s(Section::Profile, "blk.0.fires", &[3]).is_err());
+        assert!(learned.u64(Section::Thresholds, "tokens").is_err());
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no other files");
+    }
+
+    #[test]
+    fn sections_that_are_saved_at_once_are_all_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, model) = (folder.path().join("x.gguf"), model(1));
+        std::thread::scope(|scope| {
+            for section in Section::ALL {
+                let (path, model) = (&path, &model);
+                scope.spawn(move || {
+                    for n in 1..=20 {
+                        save(path, model, section, &contents(n), false).unwrap();
+                        // The section that this thread saved is present, whatever the others did
+                        // since.
+                        let learned = Learned::open(path, model).unwrap();
+                        assert_eq!(learned.u64(section, "tokens").unwrap(), n as u64);
+                    }
+                });
+            }
+        });
+        let learned = Learned::open(&path, &model).unwrap();
+        assert!(Section::ALL.iter().all(|section| learned.has(*section)));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no other files");
+    }
+
+    #[test]
+    fn each_section_is_found_where_it_is_beside_the_model_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("m.gguf");
+        let mut writer = Writer::new(Container::Gguf);
+        writer.declare("w", &[4], TensorType::I8).unwrap();
+        let mut data = writer.create(&at).unwrap();
+        data.write("w", &[1; 4]).unwrap();
+        data.finish().unwrap();
+        let model = File::open(&at).unwrap();
+        let cache = folder.path().join("cache");
+        let [beside, cached] = &places(&model, Some(&cache))[..] else { panic!("two places") };
+        let tokens = |section| {
+            let found = Learned::find(&model, Some(&cache), section).unwrap();
+            found.map(|learned| learned.u64(section, "tokens").unwrap())
+        };
+        assert_eq!(tokens(Section::Profile), None);
+        save(cached, &model, Section::Profile, &contents(1), false).unwrap();
+        save(beside, &model, Section::Predictor, &contents(2), false).unwrap();
+        assert_eq!((tokens(Section::Profile), tokens(Section::Predictor)), (Some(1), Some(2)));
+        assert_eq!(tokens(Section::Thresholds), None);
+        save(beside, &model, Section::Profile, &contents(3), false).unwrap();
+        assert_eq!(tokens(Section::Profile), Some(3));
+        fs::write(beside, "not ours").unwrap();
+        Learned::find(&model, Some(&cache), Section::Profile).unwrap_err();
+    }
+
+    #[test]
+    fn a_file_of_another_model_is_refused_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.gguf");
+        save(&path, &model(1), Section::Profile, &contents(1), false).unwrap();
+        let before = fs::read(&path).unwrap();
+        let refused = Learned::open(&path, &model(2)).unwrap_err().to_string();
+        assert!(refused.contains("was made for another model"), "{refused}");
+        save(&path, &model(2), Section::Profile, &contents(2), false).unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), before);
+        save(&path, &model(2), Section::Profile, &contents(2), true).unwrap();
+        Learned::open(&path, &model(2)).unwrap();
+        fs::write(&path, "not ours").unwrap();
+        save(&path, &model(2), Section::Profile, &contents(2), true).unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), b"not ours");
+    }
+
+    #[test]
+    fn a_damaged_section_takes_no_other_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, model) = (folder.path().join("x.gguf"), model(1));
+        save(&path, &model, Section::Predictor, &contents(7), false).unwrap();
+        save(&path, &model, Section::Profile, &contents(5), false).unwrap();
+        let learned = Learned::open(&path, &model).unwrap();
+        let of_profile = learned.f64s(Section::Profile, "blk.0.size", &[2]).unwrap();
+        drop(learned);
+        let mut bytes = fs::read(&path).unwrap();
+        let size = of_profile[1].to_le_bytes();
+        let at = bytes.windows(8).position(|window| window == size).unwrap();
+        bytes[at] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let refused = Learned::open(&path, &model).unwrap_err();
+        assert!(matches!(refused, Refused::Sum { .. }), "{refused}");
+        save(&path, &model, Section::Profile, &contents(9), false).unwrap_err();
+        save(&path, &model, Section::Profile, &contents(9), true).unwrap();
+        let learned = Learned::open(&path, &model).unwrap();
+        for (section, n) in [(Section::Profile, 9), (Section::Predictor, 7)] {
+            assert_eq!(learned.u64(section, "tokens").unwrap(), n);
+        }
+    }
+
+    #[test]
+    fn every_byte_of_a_section_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, model) = (folder.path().join("x.gguf"), model(1));
+        save(&path, &model, Section::Profile, &contents(1), false).unwrap();
+        let bytes = fs::read(&path).unwrap();
+        let known = model.fingerprint();
+        let original = Learned::from_vec(bytes.clone(), &known).unwrap();
+        for at in 0..bytes.len() {
+            let mut other = bytes.clone();
+            other[at] ^= 4;
+            // Padding and the model's name are not covered.
+            if let Ok(read) = Learned::from_vec(other, &known) {
+                assert_eq!(read.has(Section::Profile), original.has(Section::Profile), "{at}");
+                let fires = |of: &Learned| of.i32s(Section::Profile, "blk.0.fires", &[3]).ok();
+                let size = |of: &Learned| of.f64s(Section::Profile, "blk.0.size", &[2]).ok();
+                assert_eq!((fires(&read), size(&read)), (fires(&original), size(&original)));
+            }
+        }
+        for end in 0..bytes.len() {
+            // The padding of the last tensor may be missing.
+            if let Ok(read) = Learned::from_vec(bytes[..end].to_vec(), &known) {
+                assert!(bytes.len() - end < 32 && bytes[end..].iter().all(|b| *b == 0), "{end}");
+                assert!(read.has(Section::Profile), "{end} bytes");
+            }
+        }
+    }
+}

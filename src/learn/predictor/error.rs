@@ -1,0 +1,96 @@
+//! Errors of making or reading a predictor.
+
+use crate::learned;
+
+/// An error of a predictor.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Weights cannot be read.
+    #[error("cannot read the model's weights: {reason}")]
+    Read {
+        /// The cause.
+        reason: hal::Error,
+    },
+    /// Too little text to evaluate the result.
+    #[error("the text has {found} tokens, a predictor needs at least {needed}")]
+    TooShort {
+        /// Number of tokens.
+        found: usize,
+        /// Required number of tokens.
+        needed: usize,
+    },
+    /// Inputs that do not allow a factorisation.
+    #[error("layer {layer}: cannot factor the second moment of the inputs: {reason}")]
+    Singular {
+        /// Layer.
+        layer: usize,
+        /// The operation that failed.
+        reason: &'static str,
+    },
+    /// Factors that exceed the size limit in every format.
+    #[error("factors of the block take at least {:.1} % of its bytes, more than the limit of {:.1} %", 100.0 * least, 100.0 * most)]
+    TooLarge {
+        /// The limit, as a share.
+        most: f64,
+        /// The size of the smallest candidates.
+        least: f64,
+    },
+    /// The training library failed.
+    #[error("layer {layer}: training failed: {reason}")]
+    Training {
+        /// Layer.
+        layer: usize,
+        /// Its message.
+        reason: String,
+    },
+    /// A side file that is not used.
+    #[error(transparent)]
+    Refused(#[from] learned::Refused),
+    /// A side file that cannot be written.
+    #[error(transparent)]
+    Save(#[from] learned::SaveError),
+    /// A side file with the predictor or the thresholds of only some layers: the run that made it
+    /// was interrupted.
+    #[error("{file}: has {found} of {expected} layers: the run that made it was interrupted")]
+    Unfinished {
+        /// Path.
+        file: String,
+        /// Layers in the file.
+        found: usize,
+        /// Layers of the model.
+        expected: usize,
+    },
+    /// Another program has saved the file since it was read, by an explicit request or faster.
+    #[error(
+        "{file}: another program has saved a result for this model in the meantime; keeping that"
+    )]
+    Overtaken {
+        /// Path.
+        file: String,
+    },
+    /// A file made from another text or with other settings.
+    #[error("{file}: was made with other settings ({found}), not those requested now ({wanted})")]
+    OtherRecipe {
+        /// Path.
+        file: String,
+        /// The settings of the file.
+        found: String,
+        /// The requested settings.
+        wanted: String,
+    },
+    /// A side file whose predictor is inconsistent with the model or itself.
+    #[error("{file}: {what} is {found}, expected {expected}")]
+    Damaged {
+        /// Path.
+        file: String,
+        /// The field.
+        what: String,
+        /// The expected value.
+        expected: String,
+        /// The actual value.
+        found: String,
+    },
+}
+
+/// Result of an operation on predictors.
+pub type Result<T> = std::result::Result<T, Error>;

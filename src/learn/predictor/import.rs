@@ -1,0 +1,61 @@
+//! Requantises predictors trained elsewhere, if that loses nothing.
+
+use hal::HostRows;
+use hal::format::Format;
+
+use super::Verdict;
+use super::judge::Judge;
+use super::make::Block;
+use super::matrix::Dense;
+use super::seen::Seen;
+use super::{RANK_STEP, Result};
+use model::Predictor;
+
+/// Candidate formats, the smallest first.
+const FORMATS: [Format; 2] = [Format::Q4_0, Format::Q8_0];
+/// Allowed loss of weighted recall.
+const MOST_LOST: f64 = 0.002;
+/// Allowed growth of the lists.
+const LONGEST: f64 = 1.05;
+
+/// Evaluates `layer` on the tokens in `seen`, which has its inputs.
+fn judged(layer: &Predictor, judge: &Judge<'_>, seen: &Seen, threshold: f32) -> Result<Verdict> {
+    let mut hidden = seen.x.activations(layer.fc1.desc().format).times(&Dense::of(&layer.fc1)?);
+    hidden.values.iter_mut().for_each(|v| *v = v.max(0.0));
+    let scores = hidden.activations(layer.fc2.desc().format).times(&Dense::of(&layer.fc2)?);
+    Ok(judge.by_scores(&scores, threshold))
+}
+
+/// `layer` in the smallest candidate format that finds as much as before, or unchanged.
+///
+/// # Errors
+/// [`super::Error::Read`].
+pub fn requantised(
+    layer: &Predictor,
+    block: &Block,
+    seen: &Seen,
+    threshold: f32,
+) -> Result<Predictor> {
+    let whole = |rows: &HostRows| rows.desc().n_cols.is_multiple_of(RANK_STEP);
+    if !whole(&layer.fc1) || !whole(&layer.fc2) {
+        return Ok(layer.clone());
+    }
+    let judge = Judge::new(seen, &block.down);
+    let before = judged(layer, &judge, seen, threshold)?;
+    for format in FORMATS {
+        let fewer = |rows: &HostRows| {
+            format.row_bytes(rows.desc().n_cols).is_some_and(|bytes| bytes < rows.row_bytes())
+        };
+        if !fewer(&layer.fc1) || !fewer(&layer.fc2) {
+            continue;
+        }
+        let smaller = |rows: &HostRows| Ok::<_, super::Error>(Dense::of(rows)?.quantized(format));
+        let candidate = Predictor { fc1: smaller(&layer.fc1)?, fc2: smaller(&layer.fc2)? };
+        let after = judged(&candidate, &judge, seen, threshold)?;
+        let found = after.weighted_recall >= before.weighted_recall - MOST_LOST;
+        if found && after.listed <= before.listed * LONGEST {
+            return Ok(candidate);
+        }
+    }
+    Ok(layer.clone())
+}

@@ -1,0 +1,319 @@
+//! The cost of skipping neurons: the error of the block's output, and the choice of thresholds.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use model::chooser::{Curve, ERRORS, Verdict};
+
+use super::matrix::Dense;
+use super::seen::{Part, Seen};
+
+/// Tokens that are evaluated together.
+const TOKENS: usize = 64;
+/// If more than one contribution in this many is skipped, a matrix product is faster than separate
+/// rows.
+const MANY: usize = 16;
+/// Thresholds that are tried at once, and again between two of them.
+const LINES: usize = 64;
+
+/// A layer's tokens, and their products with its down matrix.
+#[derive(Debug)]
+pub(super) struct Judge<'a> {
+    seen: &'a Seen,
+    /// `[n_ff, n_embd]`: a row per neuron.
+    down: &'a Dense,
+    /// The same with a row per output.
+    columns: Dense,
+    /// Sum over tokens of the squared norm of the output.
+    size: f64,
+    /// Norm of each neuron's row of down.
+    lengths: Vec<f64>,
+}
+
+impl<'a> Judge<'a> {
+    /// Evaluates the contributions in `seen` with `down` `[n_ff, n_embd]`.
+    #[must_use]
+    pub(super) fn new(seen: &'a Seen, down: &'a Dense) -> Judge<'a> {
+        let lengths = down
+            .values
+            .chunks_exact(down.n_cols.max(1))
+            .map(|row| row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt());
+        let (columns, lengths) = (down.transposed(), lengths.collect());
+        let mut judge = Judge { seen, down, columns, size: 0.0, lengths };
+        judge.size = judge.lost(|_, _| true);
+        judge
+    }
+
+    /// The squared norm of the output's error if contributions are `dropped`, summed over tokens.
+    fn lost(&self, dropped: impl Fn(usize, &Part) -> bool + Sync) -> f64 {
+        let n = self.seen.n_tokens();
+        let some = |first: usize| self.lost_of(first..n.min(first + TOKENS), &dropped);
+        // Added in order, so that the sum does not depend on the threads.
+        let firsts: Vec<usize> = (0..n).step_by(TOKENS).collect();
+        let sizes: Vec<f64> = firsts.into_par_iter().map(some).collect();
+        sizes.iter().sum()
+    }
+
+    fn lost_of(&self, tokens: Range<usize>, dropped: &impl Fn(usize, &Part) -> bool) -> f64 {
+        let parts = |t: usize| self.seen.parts(t).iter().filter(move |part| dropped(t, part));
+        let n_dropped: usize = tokens.clone().map(|t| parts(t).count()).sum();
+        let n_embd = self.down.n_cols;
+        let mut sums = Dense::new(tokens.len(), n_embd);
+        if n_dropped * MANY > tokens.len() * self.seen.n_ff() {
+            let mut h = Dense::new(tokens.len(), self.seen.n_ff());
+            for (t, row) in tokens.zip(h.values.chunks_exact_mut(self.seen.n_ff())) {
+                parts(t).for_each(|part| row[part.neuron as usize] = part.h);
+            }
+            sums = h.times(&self.columns);
+        } else {
+            for (t, sum) in tokens.zip(sums.values.chunks_exact_mut(n_embd)) {
+                for part in parts(t) {
+                    let row = self.down.row(part.neuron as usize);
+                    sum.iter_mut().zip(row).for_each(|(sum, d)| *sum += part.h * d);
+                }
+            }
+        }
+        sums.values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum()
+    }
+
+    fn error(&self, dropped: impl Fn(usize, &Part) -> bool + Sync) -> f64 {
+        match self.size > 0.0 {
+            true => (self.lost(dropped) / self.size).sqrt(),
+            false => 0.0,
+        }
+    }
+
+    /// The errors of skipping contributions whose `value` is below each of `lines`, which are
+    /// ascending. Each token's contributions are visited once, in the order of their values.
+    fn errors(&self, value: &(impl Fn(usize, &Part) -> f32 + Sync), lines: &[f32]) -> Vec<f64> {
+        let n = self.seen.n_tokens();
+        let some = |first: usize| {
+            let (mut sizes, mut sum) = (vec![0.0f64; lines.len()], vec![0.0; self.down.n_cols]);
+            for t in first..n.min(first + TOKENS) {
+                let parts = self.seen.parts(t).iter();
+                let mut order: Vec<(f32, &Part)> =
+                    parts.map(|part| (value(t, part), part)).collect();
+                order.sort_by(|a, b| a.0.total_cmp(&b.0));
+                sum.fill(0.0);
+                let (mut order, mut size) = (order.into_iter().peekable(), 0.0);
+                for (line, total) in lines.iter().zip(&mut sizes) {
+                    let mut more = false;
+                    while let Some((_, part)) = order.next_if(|(value, _)| value < line) {
+                        let row = self.down.row(part.neuron as usize);
+                        sum.iter_mut().zip(row).for_each(|(sum, d)| *sum += part.h * d);
+                        more = true;
+                    }
+                    if more {
+                        size = sum.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+                    }
+                    *total += size;
+                }
+            }
+            sizes
+        };
+        // Added in order, so that the sum does not depend on the threads.
+        let firsts: Vec<usize> = (0..n).step_by(TOKENS).collect();
+        let all: Vec<Vec<f64>> = firsts.into_par_iter().map(some).collect();
+        let total = |i: usize| all.iter().map(|sizes| sizes[i]).sum::<f64>();
+        let error = |size: f64| if self.size > 0.0 { (size / self.size).sqrt() } else { 0.0 };
+        (0..lines.len()).map(|i| error(total(i))).collect()
+    }
+
+    /// For each of `targets` the largest threshold on the contributions' `value`, up to `top`,
+    /// whose error is within the target: of the tried ones, the last before the first that exceeds
+    /// it.
+    pub(super) fn lines(
+        &self,
+        value: impl Fn(usize, &Part) -> f32 + Sync,
+        top: f32,
+        targets: &[f32],
+    ) -> Vec<f32> {
+        let each = (0..self.seen.n_tokens())
+            .flat_map(|t| self.seen.parts(t).iter().map(move |part| (t, part)));
+        let mut values: Vec<f32> = each.map(|(t, part)| value(t, part)).collect();
+        values.sort_by(f32::total_cmp);
+        let last = values.len().saturating_sub(1);
+        let at = |i: usize| values.get(i.min(last)).copied().unwrap_or(top).min(top);
+        let place = |i: usize| i * last / LINES;
+        let mut lines: Vec<f32> = (0..=LINES).map(|i| at(place(i))).chain([top]).collect();
+        let errors = self.errors(&value, &lines);
+        let within = |errors: &[f64], target: f32| {
+            let beyond = errors.iter().position(|error| *error > f64::from(target));
+            beyond.unwrap_or(errors.len()).saturating_sub(1)
+        };
+        let mut finer = lines.clone();
+        for found in targets.iter().map(|&target| within(&errors, target).min(LINES)) {
+            let (from, to) = (place(found), place((found + 1).min(LINES)));
+            finer.extend((1..LINES).map(|i| at(from + i * (to - from) / LINES)));
+        }
+        finer.sort_by(f32::total_cmp);
+        finer.dedup();
+        lines = finer;
+        let errors = self.errors(&value, &lines);
+        targets.iter().map(|&target| lines[within(&errors, target)]).collect()
+    }
+
+    /// Cost of skipping neurons with scores below `threshold`; `scores` `[n_tokens, n_ff]`.
+    #[must_use]
+    pub(super) fn by_scores(&self, scores: &Dense, threshold: f32) -> Verdict {
+        let dropped = |t: usize, part: &Part| scores.row(t)[part.neuron as usize] < threshold;
+        let listed = scores.values.iter().filter(|score| **score >= threshold).count();
+        self.verdict(listed as f64, dropped)
+    }
+
+    /// Cost of skipping contributions whose activation is below `cut / weight` of their neuron.
+    #[must_use]
+    pub(super) fn by_activation(&self, weights: &[f32], cut: f32) -> Verdict {
+        let dropped = |_: usize, part: &Part| part.act < row_threshold(weights, part, cut);
+        let tokens = 0..self.seen.n_tokens();
+        let kept = |t| self.seen.parts(t).iter().filter(|part| !dropped(t, part)).count();
+        self.verdict(tokens.map(kept).sum::<usize>() as f64, dropped)
+    }
+
+    fn verdict(&self, listed: f64, dropped: impl Fn(usize, &Part) -> bool + Sync) -> Verdict {
+        let (mut found, mut all) = ([0.0; 2], [0.0; 2]);
+        for t in 0..self.seen.n_tokens() {
+            for part in self.seen.parts(t) {
+                let length = f64::from(part.h.abs()) * self.lengths[part.neuron as usize];
+                let kept = if dropped(t, part) { 0.0 } else { 1.0 };
+                found = [found[0] + kept, found[1] + kept * length];
+                all = [all[0] + 1.0, all[1] + length];
+            }
+        }
+        let share = |i: usize| if all[i] > 0.0 { found[i] / all[i] } else { 1.0 };
+        Verdict {
+            error: self.error(dropped),
+            listed: listed / (self.seen.n_tokens() * self.seen.n_ff()).max(1) as f64,
+            recall: share(0),
+            weighted_recall: share(1),
+        }
+    }
+
+    /// Thresholds on `scores` for each of `targets`: the largest found whose error is within the
+    /// target.
+    #[must_use]
+    pub(super) fn thresholds(&self, scores: &Dense, targets: &[f32]) -> Vec<f32> {
+        let highest = scores.values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        self.lines(|t, part| scores.row(t)[part.neuron as usize], highest, targets)
+    }
+
+    /// Thresholds on `scores` for all of [`ERRORS`].
+    #[must_use]
+    pub(super) fn curve(&self, scores: &Dense) -> Curve {
+        let thresholds = self.thresholds(scores, &ERRORS);
+        let verdicts = thresholds.iter().map(|&line| self.by_scores(scores, line)).collect();
+        Curve { thresholds, verdicts }
+    }
+
+    /// Weight of a neuron's activation: the norm of its row of down times the typical magnitude of
+    /// the factor on the activation, `[n_ff]`. A neuron that never contributed has the smallest
+    /// weight of all others.
+    #[must_use]
+    pub(super) fn weights(&self) -> Vec<f32> {
+        let mut acts = vec![0.0f64; self.seen.n_ff()];
+        for part in (0..self.seen.n_tokens()).flat_map(|t| self.seen.parts(t)) {
+            acts[part.neuron as usize] += f64::from(part.act) * f64::from(part.act);
+        }
+        let energies = self.seen.energies();
+        let weight = |n: usize| self.lengths[n] * (energies[n] / acts[n]).sqrt();
+        let mut weights: Vec<f32> = (0..acts.len()).map(|n| weight(n) as f32).collect();
+        let counts = |w: &&f32| w.is_finite() && **w > 0.0;
+        let least = weights.iter().filter(counts).copied().fold(f32::INFINITY, f32::min);
+        let least = if least.is_finite() { least } else { 1.0 };
+        weights.iter_mut().filter(|w| !counts(&&**w)).for_each(|w| *w = least);
+        weights
+    }
+
+    /// Cuts on weighted activations for all of [`ERRORS`].
+    #[must_use]
+    pub(super) fn activation_curve(&self, weights: &[f32]) -> Curve {
+        // Slightly reduced, so that a contribution at the cut stays above it after rounding.
+        let weighted = |_: usize, part: &Part| part.act * weights[part.neuron as usize];
+        let parts = (0..self.seen.n_tokens()).flat_map(|t| self.seen.parts(t));
+        let highest = parts.map(|part| weighted(0, part)).fold(0.0, f32::max);
+        let lines = self.lines(weighted, highest, &ERRORS);
+        let thresholds: Vec<f32> = lines.into_iter().map(|line| line * (1.0 - 1e-6)).collect();
+        let verdicts = thresholds.iter().map(|&cut| self.by_activation(weights, cut)).collect();
+        Curve { thresholds, verdicts }
+    }
+}
+
+/// The threshold on a neuron's activation, computed as in the engine.
+fn row_threshold(weights: &[f32], part: &Part, cut: f32) -> f32 {
+    cut / weights[part.neuron as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use hal::op::{Activation, FfnKind};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn seen(gates: &[f32], ups: &[f32], n_ff: usize) -> Seen {
+        let mut seen = Seen::new(FfnKind::Gated, Activation::Relu, 1, n_ff);
+        for (gates, ups) in gates.chunks_exact(n_ff).zip(ups.chunks_exact(n_ff)) {
+            seen.push(&[1.0], Some(gates), ups);
+        }
+        seen
+    }
+
+    fn values(n: usize) -> impl Strategy<Value = Vec<f32>> {
+        proptest::collection::vec(-1.0f32..1.0, n)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn thresholds_keep_to_their_errors(gates in values(80), ups in values(80), down in values(20), noise in values(80)) {
+            let seen = seen(&gates, &ups, 10);
+            let down = Dense { n_rows: 10, n_cols: 2, values: down };
+            let judge = Judge::new(&seen, &down);
+            let scores = gates.iter().zip(&noise).map(|(g, n)| g + 0.3 * n).collect();
+            let scores = Dense { n_rows: 8, n_cols: 10, values: scores };
+            let curve = judge.curve(&scores);
+            let cuts = judge.activation_curve(&judge.weights());
+            for curve in [&curve, &cuts] {
+                prop_assert!(curve.thresholds.windows(2).all(|pair| pair[0] <= pair[1]));
+                for (verdict, target) in curve.verdicts.iter().zip(ERRORS) {
+                    prop_assert!(verdict.error <= f64::from(target) + 1e-6, "{verdict:?} {target}");
+                    prop_assert!((0.0..=1.0).contains(&verdict.weighted_recall));
+                }
+            }
+            // The error is 0 if all neurons are used, and 1 if none is.
+            let all = judge.by_scores(&scores, f32::NEG_INFINITY);
+            prop_assert_eq!((all.error, all.listed, all.recall), (0.0, 1.0, 1.0));
+            let none = judge.by_scores(&scores, f32::INFINITY);
+            prop_assert!(none.listed == 0.0 && (judge.size == 0.0 || (none.error - 1.0).abs() < 1e-6));
+        }
+    }
+
+    #[test]
+    fn the_error_is_that_of_the_output() {
+        // Two neurons whose rows of down are orthogonal: one of the norms 3 and 4 is lost.
+        let seen = seen(&[1.0, 1.0], &[3.0, 4.0], 2);
+        let down = Dense { n_rows: 2, n_cols: 2, values: vec![1.0, 0.0, 0.0, 1.0] };
+        let judge = Judge::new(&seen, &down);
+        let scores = Dense { n_rows: 1, n_cols: 2, values: vec![0.0, 1.0] };
+        let verdict = judge.by_scores(&scores, 0.5);
+        assert!((verdict.error - 0.6).abs() < 1e-6);
+        assert_eq!((verdict.listed, verdict.recall), (0.5, 0.5));
+        assert!((verdict.weighted_recall - 4.0 / 7.0).abs() < 1e-6);
+        assert_eq!(judge.weights(), [3.0, 4.0]);
+    }
+
+    #[test]
+    fn between_errors_thresholds_are_interpolated() {
+        let thresholds: Vec<f32> = (0..ERRORS.len()).map(|i| i as f32).collect();
+        assert_eq!(Curve::at(&thresholds, 0.0001), 0.0);
+        assert_eq!(Curve::at(&thresholds, 0.003), 0.0);
+        assert_eq!(Curve::at(&thresholds, 5.0), 11.0);
+        for (i, error) in ERRORS.iter().enumerate() {
+            assert!((Curve::at(&thresholds, *error) - i as f32).abs() < 1e-4);
+        }
+        let between = Curve::at(&thresholds, (0.01f32 * 0.02).sqrt());
+        assert!((between - 2.5).abs() < 1e-4, "{between}");
+    }
+}

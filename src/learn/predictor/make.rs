@@ -1,0 +1,367 @@
+//! Makes a layer's predictor or thresholds from observed activity.
+
+use hal::HostRows;
+use hal::format::Format;
+
+use super::factor::{Factors, Moment};
+use super::judge::Judge;
+use super::matrix::Dense;
+use super::scale::{self, Spread};
+use super::seen::{Part, Seen};
+use super::train::{self, Trained};
+use super::{Curve, Error, LayerPredictor, LayerThresholds, Result};
+use model::Ffn;
+
+/// Ranks are multiples of this, the block size of quantised weights.
+pub const RANK_STEP: usize = 32;
+/// The largest candidate rank.
+const MOST_RANK: usize = 1024;
+/// Candidate formats of the two matrices. The second matrix is the larger one, so the first may
+/// have more bits; formats with blocks of 256 are for wide models, whose ranks and rows are
+/// multiples of 256.
+const FORMATS: [Formats; 5] = [
+    Formats(Format::Q3_K, Format::Q2_K),
+    Formats(Format::Q4_0, Format::Q3_K),
+    Formats(Format::Q4_0, Format::Q4_0),
+    Formats(Format::Q8_0, Format::Q4_0),
+    Formats(Format::Q8_0, Format::Q8_0),
+];
+/// Most candidate ranks.
+const RANKS: usize = 32;
+/// Range of the logarithms of losses in which thresholds are searched.
+const LEAST_LOSS: f64 = -60.0;
+const MOST_LOSS: f32 = 40.0;
+/// Training shortens lists about as much as twice the error would, so the candidate to train is
+/// chosen with that error.
+const BEFORE_TRAINING: f32 = 2.0;
+
+/// Kinds of predictor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// Low-rank factors of the gate.
+    #[default]
+    Factors,
+    /// The signs of the gate, one bit per weight. The text only determines the thresholds, so a
+    /// short one is enough, and nothing is decomposed or trained.
+    Signs,
+}
+
+/// Settings for making predictors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// Kind of predictor.
+    pub kind: Kind,
+    /// The relative error of a block's output at which rank and training are evaluated.
+    pub target: f32,
+    /// Steps of training; 0 for none. Signs are not trained.
+    pub n_steps: usize,
+    /// The rank of factors, a multiple of [`RANK_STEP`]; `None` chooses it.
+    pub rank: Option<usize>,
+    /// Size limit of factors, as a share of the block's bytes; `None` for the rank with the least
+    /// bytes per token.
+    pub max_size: Option<f64>,
+}
+
+/// The current step for a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Second moment and eigenvectors.
+    Factors,
+    /// Evaluates this rank.
+    Rank(usize),
+    /// Finished steps of training.
+    Training(usize),
+    /// Searches thresholds.
+    Thresholds,
+}
+
+/// The weights of a block that a predictor needs.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// `[n_ff, n_embd]`: gate, or up without a gate.
+    test: Dense,
+    /// `[n_ff]`: bias of its products.
+    offset: Option<Dense>,
+    /// `[n_ff, n_embd]`: a row per neuron.
+    pub(super) down: Dense,
+    /// Bytes of a row of `test` in the file.
+    row_bytes: usize,
+    /// Bytes of all its matrices in the file.
+    n_bytes: u64,
+}
+
+impl Block {
+    /// Reads the block's weights.
+    ///
+    /// # Errors
+    /// [`Error::Read`].
+    pub fn of(ffn: &Ffn) -> Result<Block> {
+        let test = ffn.gate.as_ref().unwrap_or(&ffn.up);
+        let down = Dense::of(&ffn.down.w)?;
+        let size = |rows: &HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
+        Ok(Block {
+            test: Dense::of(&test.w)?,
+            offset: test.bias.as_ref().map(Dense::of).transpose()?,
+            down: if ffn.down_by_neuron { down } else { down.transposed() },
+            row_bytes: test.w.row_bytes(),
+            n_bytes: ffn.matrices().map(|(_, rows)| size(rows)).sum(),
+        })
+    }
+
+    /// The test values for the rows of `x`.
+    fn tests(&self, x: &Dense) -> Dense {
+        let mut tests = x.times(&self.test);
+        if let Some(offset) = &self.offset {
+            for row in tests.values.chunks_exact_mut(offset.n_cols) {
+                row.iter_mut().zip(&offset.values).for_each(|(v, offset)| *v += offset);
+            }
+        }
+        tests
+    }
+}
+
+/// A layer's observations, split by use.
+#[derive(Clone, Copy, Debug)]
+pub struct Texts<'a> {
+    /// For fitting.
+    pub seen: &'a Seen,
+    /// Held out, for evaluation.
+    pub held: &'a Seen,
+}
+
+/// Formats of a predictor's two matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Formats(pub(super) Format, pub(super) Format);
+
+impl Formats {
+    /// Whether rows of inputs and of the rank are whole blocks.
+    fn fit(self, n_embd: usize, rank: usize) -> bool {
+        n_embd.is_multiple_of(self.0.block_values()) && rank.is_multiple_of(self.1.block_values())
+    }
+}
+
+/// A candidate predictor.
+struct Candidate {
+    formats: Formats,
+    start: Trained,
+    /// Bytes read per token: the predictor's, and those of the listed gate rows.
+    cost: f64,
+}
+
+/// Scores as computed by the engine, without bias: both matrices and their inputs quantised.
+fn scores(factors: &Factors, formats: Formats, x: &Dense) -> Result<Dense> {
+    let fc1 = Dense::of(&factors.fc1.quantized(formats.0))?;
+    let fc2 = Dense::of(&factors.fc2.quantized(formats.1))?;
+    let hidden = x.activations(formats.0).times(&fc1);
+    Ok(hidden.activations(formats.1).times(&fc2))
+}
+
+fn with_bias(mut scores: Dense, bias: &[f32]) -> Dense {
+    for row in scores.values.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+    }
+    scores
+}
+
+/// Makes the predictor of layer `layer`. `stage` receives the current step and cancels by
+/// returning `false`: then there is no predictor.
+///
+/// # Errors
+/// [`Error::Singular`] for inputs without variation; [`Error::Training`].
+pub fn predictor(
+    layer: usize,
+    block: &Block,
+    texts: Texts<'_>,
+    settings: &Settings,
+    stage: &mut dyn FnMut(Stage) -> bool,
+) -> Result<Option<LayerPredictor>> {
+    let maker = Maker::new(block, texts, settings);
+    match settings.kind {
+        Kind::Signs if !stage(Stage::Thresholds) => return Ok(None),
+        Kind::Signs => return maker.signs().map(Some),
+        Kind::Factors if !stage(Stage::Factors) => return Ok(None),
+        Kind::Factors => {}
+    }
+    let most = settings.rank.unwrap_or(MOST_RANK).min(block.test.n_cols);
+    let mut moment = Moment::new(texts.seen.n_embd());
+    moment.add(&texts.seen.x);
+    let factors = Factors::new(&block.test, &moment, most)
+        .map_err(|reason| Error::Singular { layer, reason })?;
+    let Some(best) = maker.best(&factors, stage)? else { return Ok(None) };
+    let trained = match settings.n_steps {
+        0 => None,
+        n => {
+            let lengths: Vec<f32> =
+                (0..block.down.n_rows).map(|n| length(block.down.row(n))).collect();
+            let step = &mut |done| stage(Stage::Training(done));
+            let trained = train::train(&best.start, best.formats, texts.seen, &lengths, n, step);
+            let failed =
+                |reason: candle_core::Error| Error::Training { layer, reason: reason.to_string() };
+            match trained.map_err(failed)? {
+                Some(trained) => Some(trained),
+                None => return Ok(None),
+            }
+        }
+    };
+    if !stage(Stage::Thresholds) {
+        return Ok(None);
+    }
+    Ok(Some(maker.finish(&best, trained)?))
+}
+
+fn length(row: &[f32]) -> f32 {
+    row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt() as f32
+}
+
+/// Makes the thresholds of a layer whose activation has no exact zeros.
+#[must_use]
+pub fn thresholds(block: &Block, texts: Texts<'_>) -> LayerThresholds {
+    let weights = Judge::new(texts.seen, &block.down).weights();
+    let curve = Judge::new(texts.held, &block.down).activation_curve(&weights);
+    LayerThresholds { weights, curve }
+}
+
+struct Maker<'a> {
+    block: &'a Block,
+    texts: Texts<'a>,
+    settings: &'a Settings,
+    judge: Judge<'a>,
+    weights: Vec<f64>,
+    /// Some inputs to estimate the spread from, and their products.
+    some: Dense,
+    tests: Dense,
+}
+
+/// Tokens for estimating a neuron's spread.
+const SPREAD_TOKENS: usize = 4096;
+
+impl<'a> Maker<'a> {
+    fn new(block: &'a Block, texts: Texts<'a>, settings: &'a Settings) -> Maker<'a> {
+        let mut some = Dense::new(0, texts.seen.n_embd());
+        let every = texts.seen.n_tokens().div_ceil(SPREAD_TOKENS).max(1);
+        (0..texts.seen.n_tokens()).step_by(every).for_each(|t| some.push(texts.seen.x.row(t)));
+        let tests = block.tests(&some);
+        let judge = Judge::new(texts.held, &block.down);
+        let weights = scale::weights(texts.seen, &block.down);
+        Maker { block, texts, settings, judge, weights, some, tests }
+    }
+
+    /// The candidate with the least bytes per token among the candidates within the size limit.
+    fn best(
+        &self,
+        factors: &Factors,
+        stage: &mut dyn FnMut(Stage) -> bool,
+    ) -> Result<Option<Candidate>> {
+        let mut best: Option<Candidate> = None;
+        let (mut since, mut least) = (0, f64::MAX);
+        let most = factors.fc1.n_rows / RANK_STEP * RANK_STEP;
+        let step = (most / RANKS).next_multiple_of(RANK_STEP).max(RANK_STEP);
+        let ranks = match self.settings.rank {
+            Some(rank) => rank.min(most)..=rank.min(most),
+            None => step..=most,
+        };
+        for rank in ranks.step_by(step) {
+            if !stage(Stage::Rank(rank)) {
+                return Ok(None);
+            }
+            since += 1;
+            let fit = |formats: &Formats| formats.fit(self.block.test.n_cols, rank);
+            for formats in FORMATS.into_iter().filter(fit) {
+                let share = bytes(factors, rank, formats) as f64 / self.block.n_bytes.max(1) as f64;
+                least = least.min(share);
+                if self.settings.max_size.is_some_and(|most| share > most) {
+                    continue;
+                }
+                let candidate = self.candidate(factors, rank, formats)?;
+                if best.as_ref().is_none_or(|best| candidate.cost < best.cost) {
+                    (best, since) = (Some(candidate), 0);
+                }
+            }
+            // Bytes grow linearly with the rank, while the benefit shrinks.
+            if since > 2 {
+                break;
+            }
+        }
+        match (best, self.settings.max_size) {
+            (None, Some(most)) => Err(Error::TooLarge { most, least }),
+            (best, _) => Ok(best),
+        }
+    }
+
+    fn candidate(&self, factors: &Factors, rank: usize, formats: Formats) -> Result<Candidate> {
+        let cut = factors.cut(rank);
+        let spread = Spread::new(&self.tests, &scores(&cut, formats, &self.some)?);
+        let factors = Factors { fc2: spread.scale(&cut.fc2), fc1: cut.fc1 };
+        let held = scores(&factors, formats, &self.texts.held.x)?;
+        let target = match self.settings.n_steps {
+            0 => self.settings.target,
+            _ => self.settings.target * BEFORE_TRAINING,
+        };
+        let bias = self.bias(&spread, &held, target);
+        let wanted = self.judge.by_scores(&with_bias(held, &bias), 0.0).listed;
+        let rows = self.block.test.n_rows as f64;
+        let cost =
+            bytes(&factors, rank, formats) as f64 + wanted * rows * self.block.row_bytes as f64;
+        Ok(Candidate { formats, start: Trained { factors, bias }, cost })
+    }
+
+    /// The biases for a threshold that is equal for all neurons and gives an output error of
+    /// `target`.
+    fn bias(&self, spread: &Spread, held: &Dense, target: f32) -> Vec<f32> {
+        // Losses as logarithms.
+        let loss = |t: usize, part: &Part| {
+            let n = part.neuron as usize;
+            spread.loss(n, held.row(t)[n], self.weights[n]).ln().max(LEAST_LOSS) as f32
+        };
+        let line = self.judge.lines(loss, MOST_LOSS, &[target])[0];
+        spread.bias(&self.weights, f64::from(line).exp())
+    }
+
+    /// The predictor from the gate's signs.
+    fn signs(&self) -> Result<LayerPredictor> {
+        let scores = |x: &Dense, w: &Dense| {
+            let w = Dense::of(&w.quantized(Format::Q1_0))?;
+            Ok::<_, Error>(x.activations(Format::Q1_0).times(&w))
+        };
+        let spread = Spread::new(&self.tests, &scores(&self.some, &self.block.test)?);
+        let fc2 = spread.scale(&self.block.test);
+        let held = scores(&self.texts.held.x, &fc2)?;
+        let bias = self.bias(&spread, &held, self.settings.target);
+        let curve = self.judge.curve(&with_bias(held, &bias));
+        let fc2 = fc2.quantized(Format::Q1_0);
+        Ok(LayerPredictor { fc1: None, fc2, bias, curve, trained: false })
+    }
+
+    /// The trained predictor if training shortened the lists on held-out text, otherwise the
+    /// untrained one.
+    fn finish(&self, best: &Candidate, trained: Option<Trained>) -> Result<LayerPredictor> {
+        let mut kept: Option<(&Trained, Curve, f64, bool)> = None;
+        for (made, is_trained) in [(Some(&best.start), false), (trained.as_ref(), true)] {
+            let Some(made) = made else { continue };
+            let held = scores(&made.factors, best.formats, &self.texts.held.x)?;
+            let held = with_bias(held, &made.bias);
+            let line = self.judge.thresholds(&held, &[self.settings.target])[0];
+            let listed = self.judge.by_scores(&held, line).listed;
+            if kept.as_ref().is_none_or(|kept| listed < kept.2) {
+                kept = Some((made, self.judge.curve(&held), listed, is_trained));
+            }
+        }
+        let (made, curve, _, trained) = kept.expect("the start is always judged");
+        Ok(LayerPredictor {
+            fc1: Some(made.factors.fc1.quantized(best.formats.0)),
+            fc2: made.factors.fc2.quantized(best.formats.1),
+            bias: made.bias.clone(),
+            curve,
+            trained,
+        })
+    }
+}
+
+/// Bytes of factors of this rank.
+fn bytes(factors: &Factors, rank: usize, formats: Formats) -> usize {
+    let size = |n_rows: usize, n_cols: usize, format: Format| {
+        n_rows * format.row_bytes(n_cols).unwrap_or(usize::MAX / 8 / n_rows.max(1))
+    };
+    let (n_ff, n_embd) = (factors.fc2.n_rows, factors.fc1.n_cols);
+    size(rank, n_embd, formats.0) + size(n_ff, rank, formats.1) + 4 * n_ff
+}

@@ -1,0 +1,177 @@
+//! Converts factors of a gate to scores, using the residual error of each neuron.
+//!
+//! Given its score `s`, a neuron's test value is about `slope * s + mean`, with a standard
+//! deviation per neuron. The expected loss of skipping the neuron is then
+//! `weight^2 * E[max(slope * s + mean + deviation * e, 0)^2]` for a normal `e`, and the best lists of a given length
+//! contain the neurons for which it is largest. So rows of the second factor are multiplied by the
+//! slope (below 1 if rounding made the scores too large) and divided by the deviation, and a bias
+//! moves the threshold to the same loss for all neurons.
+
+use super::matrix::Dense;
+use super::seen::Seen;
+
+/// Deviations from the threshold at which values saturate.
+const FAR: f64 = 12.0;
+
+/// Distribution of a neuron's test value given its score.
+#[derive(Clone, Debug)]
+pub(super) struct Spread {
+    /// `[n_ff]`
+    slope: Vec<f64>,
+    /// `[n_ff]`
+    mean: Vec<f64>,
+    /// `[n_ff]`, above 0.
+    deviation: Vec<f64>,
+}
+
+impl Spread {
+    /// Estimated from the products `tests` and their `scores`, both `[n_tokens, n_ff]`.
+    pub(super) fn new(tests: &Dense, scores: &Dense) -> Spread {
+        let (n_ff, n) = (tests.n_cols, tests.n_rows.max(1) as f64);
+        let mut sums = vec![[0.0f64; 5]; n_ff];
+        for (tests, scores) in tests.values.chunks_exact(n_ff).zip(scores.values.chunks_exact(n_ff))
+        {
+            for (sums, (&test, &score)) in sums.iter_mut().zip(tests.iter().zip(scores)) {
+                let (test, score) = (f64::from(test), f64::from(score));
+                let terms = [test, score, test * test, score * score, test * score];
+                sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+            }
+        }
+        let (mut slope, mut mean, mut deviation) = (Vec::new(), Vec::new(), Vec::new());
+        for sums in sums {
+            let [test, score, tests, scores, both] = sums.map(|sum| sum / n);
+            let (of_score, of_both) = (scores - score * score, both - test * score);
+            let fit = of_both / of_score;
+            // Uncorrelated or negatively correlated scores are left unscaled.
+            let fit = if fit.is_finite() && fit > 0.0 { fit } else { 1.0 };
+            let rest = (tests - test * test) - 2.0 * fit * of_both + fit * fit * of_score;
+            slope.push(fit);
+            mean.push(test - fit * score);
+            deviation.push(rest.max(0.0).sqrt());
+        }
+        // A minimum deviation, since no neuron is known exactly.
+        let usual = deviation.iter().sum::<f64>() / n_ff.max(1) as f64;
+        let least = (usual * 0.05).max(1e-9);
+        deviation.iter_mut().for_each(|d| *d = d.max(least));
+        Spread { slope, mean, deviation }
+    }
+
+    /// Multiplies the rows of the second factor by the slopes and divides them by the deviations.
+    pub(super) fn scale(&self, fc2: &Dense) -> Dense {
+        let mut to = fc2.clone();
+        let each = self.slope.iter().zip(&self.deviation).map(|(slope, d)| slope / d);
+        let rows = to.values.chunks_exact_mut(fc2.n_cols.max(1)).zip(each);
+        rows.for_each(|(row, by)| row.iter_mut().for_each(|v| *v = (f64::from(*v) * by) as f32));
+        to
+    }
+
+    /// Expected loss of skipping neuron `n` with this `weight` at a scaled `score`.
+    pub(super) fn loss(&self, n: usize, score: f32, weight: f64) -> f64 {
+        let z = f64::from(score) + self.mean[n] / self.deviation[n];
+        (weight * self.deviation[n]).powi(2) * expected(z)
+    }
+
+    /// Biases of scaled scores that put the threshold where skipping a neuron costs `loss`.
+    pub(super) fn bias(&self, weights: &[f64], loss: f64) -> Vec<f32> {
+        let each = self.mean.iter().zip(&self.deviation).zip(weights);
+        each.map(|((mean, deviation), weight)| {
+            let line = inverse(loss / (weight * weight * deviation * deviation));
+            (mean / deviation - line) as f32
+        })
+        .collect()
+    }
+}
+
+/// Effect of a unit of each neuron's test value on the output, `[n_ff]`: its mean contribution
+/// where it contributed. A neuron that never contributed does not get weight 0.
+pub(super) fn weights(seen: &Seen, down: &Dense) -> Vec<f64> {
+    let (mut tests, mut gains) = (vec![0.0f64; seen.n_ff()], seen.energies());
+    for part in (0..seen.n_tokens()).flat_map(|t| seen.parts(t)) {
+        tests[part.neuron as usize] += f64::from(part.act) * f64::from(part.act);
+    }
+    for (n, gain) in gains.iter_mut().enumerate() {
+        let length: f64 = down.row(n).iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+        *gain = (*gain / tests[n] * length).sqrt();
+    }
+    let known: Vec<f64> = gains.iter().copied().filter(|g| g.is_finite() && *g > 0.0).collect();
+    let usual = known.iter().sum::<f64>() / known.len().max(1) as f64;
+    let usual = if usual > 0.0 { usual } else { 1.0 };
+    let sure = |g: f64| g.is_finite() && g > 0.0;
+    gains.iter_mut().for_each(|g| *g = if sure(*g) { *g } else { usual });
+    gains
+}
+
+/// `E[max(z + e, 0)^2]` for a normal `e`.
+fn expected(z: f64) -> f64 {
+    let density = (-0.5 * z * z).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    let below = 0.5 * libm::erfc(-z / std::f64::consts::SQRT_2);
+    ((z * z + 1.0) * below + z * density).max(0.0)
+}
+
+/// Inverse of [`expected`], within [`FAR`].
+fn inverse(value: f64) -> f64 {
+    let (mut low, mut high) = (-FAR, FAR);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        match expected(middle) < value {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expectations_are_right_and_go_back() {
+        assert!((expected(0.0) - 0.5).abs() < 1e-12);
+        // For large z it is z^2 + 1.
+        assert!((expected(9.0) - 82.0).abs() < 1e-9);
+        // A sum over a fine grid.
+        let sum = |z: f64| {
+            let step = 1e-3;
+            let grid = (-10_000..10_000).map(|i| f64::from(i) * step);
+            grid.map(|e| (z + e).max(0.0).powi(2) * (-0.5 * e * e).exp() * step).sum::<f64>()
+                / (2.0 * std::f64::consts::PI).sqrt()
+        };
+        for z in [-3.0, -1.0, 0.3, 2.0] {
+            assert!((expected(z) / sum(z) - 1.0).abs() < 1e-4, "{z}");
+            assert!((inverse(expected(z)) - z).abs() < 1e-6, "{z}");
+        }
+        assert!(inverse(0.0) <= -8.0 && inverse(1e9) >= FAR - 1e-6);
+    }
+
+    #[test]
+    fn heavier_and_less_certain_neurons_are_wanted_earlier() {
+        let tests = Dense { n_rows: 2, n_cols: 3, values: vec![1.0, 1.0, 4.0, -1.0, -1.0, -4.0] };
+        let scores = Dense::new(2, 3);
+        let spread = Spread::new(&tests, &scores);
+        assert_eq!(spread.deviation, [1.0, 1.0, 4.0]);
+        let bias = spread.bias(&[1.0, 2.0, 1.0], 0.1);
+        // At the threshold, where score and bias are 0, each costs that much.
+        for (n, weight) in [(0, 1.0), (1, 2.0), (2, 1.0)] {
+            assert!((spread.loss(n, -bias[n], weight) / 0.1 - 1.0).abs() < 1e-4);
+        }
+        assert!(bias[1] > bias[0] && bias[2] > bias[0], "{bias:?}");
+        let scaled = spread.scale(&Dense { n_rows: 3, n_cols: 1, values: vec![2.0; 3] });
+        assert_eq!(scaled.values, [2.0, 2.0, 0.5]);
+    }
+
+    #[test]
+    fn scores_that_are_too_large_are_made_smaller() {
+        // test = score / 2 + 1, plus or minus 0.1.
+        let scores = Dense { n_rows: 4, n_cols: 1, values: vec![-2.0, -2.0, 2.0, 2.0] };
+        let tests = Dense { n_rows: 4, n_cols: 1, values: vec![-0.1, 0.1, 1.9, 2.1] };
+        let spread = Spread::new(&tests, &scores);
+        let near =
+            |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-6, "{found}");
+        near(spread.slope[0], 0.5);
+        near(spread.mean[0], 1.0);
+        near(spread.deviation[0], 0.1);
+        let scaled = spread.scale(&Dense { n_rows: 1, n_cols: 1, values: vec![3.0] });
+        near(f64::from(scaled.values[0]), 15.0);
+    }
+}

@@ -1,0 +1,482 @@
+//! Stores a model's predictor or thresholds in its side file, layer by layer, so that an
+//! interrupted run can be resumed.
+
+use std::path::Path;
+
+use hal::HostRows;
+
+use super::{
+    Chooser, Curve, ERRORS, Error, LayerPredictor, LayerThresholds, Layers, Levels, Result, Verdict,
+};
+use crate::learned::{self, Contents, FIRST_USE, Learned, Section};
+use gguf::{Container, TensorType};
+use model::{Model, Predictor};
+
+/// Version of the sections' format.
+const VERSION: u64 = 1;
+const VERSION_KEY: &str = "version";
+/// How neuron values are computed ([`Model::neurons_by`]).
+const NEURONS_KEY: &str = "neurons";
+/// The settings of the run, to detect whether an interrupted run is the same.
+const RECIPE_KEY: &str = "recipe";
+/// The threshold of an imported predictor; only present with one.
+const IMPORTED: &str = "threshold";
+/// The errors of [`Levels`].
+const LEVELS: &str = "levels";
+/// Threshold, error, share listed, recall, weighted recall; for each of [`ERRORS`].
+const CURVE: [u64; 2] = [ERRORS.len() as u64, 5];
+
+fn section_of(layers: &Layers) -> Section {
+    match layers {
+        Layers::Predictors(_) | Layers::Imported { .. } => Section::Predictor,
+        Layers::Thresholds(_) => Section::Thresholds,
+    }
+}
+
+/// Sizes that a section is checked against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sizes {
+    n_layer: usize,
+    n_embd: usize,
+    /// Of each layer.
+    n_ff: Vec<usize>,
+}
+
+impl Sizes {
+    fn of(model: &Model) -> Sizes {
+        let hyper = &model.hyper;
+        Sizes { n_layer: hyper.n_layer, n_embd: hyper.n_embd, n_ff: model.neurons() }
+    }
+}
+
+/// The section for `model`.
+#[must_use]
+pub fn section(model: &Model) -> Section {
+    section_of(&no_layers(model))
+}
+
+/// The stored data for `model`: a predictor if its activation has exact zeros, otherwise
+/// thresholds; `None` if there is none.
+///
+/// # Errors
+/// [`Error::Refused`] and [`Error::Damaged`]; [`Error::Unfinished`] if the run that made it was
+/// interrupted.
+pub fn read(learned: &Learned, model: &Model) -> Result<Option<Chooser>> {
+    let sizes = Sizes::of(model);
+    let none = no_layers(model);
+    let section = section_of(&none);
+    if !learned.has(section) {
+        return Ok(None);
+    }
+    check_neurons(learned, section, model)?;
+    let layers = read_layers(learned, none, &sizes)?;
+    let levels = levels(learned, section)?;
+    match (layers, levels) {
+        (layers @ Layers::Imported { .. }, _) => Ok(Some(Chooser { layers, levels: None })),
+        (layers, Some(_)) if layers.len() == sizes.n_layer => Ok(Some(Chooser { layers, levels })),
+        (layers, _) => Err(Error::Unfinished {
+            file: learned.name().to_owned(),
+            found: layers.len(),
+            expected: sizes.n_layer,
+        }),
+    }
+}
+
+/// Whether the stored data of `model` was made automatically on first use ([`FIRST_USE`]).
+///
+/// # Errors
+/// [`Error::Refused`].
+pub fn is_of_first_use(learned: &Learned, model: &Model) -> Result<bool> {
+    Ok(learned.text(section(model), RECIPE_KEY)?.starts_with(FIRST_USE))
+}
+
+/// The kind that a model needs, without layers.
+fn no_layers(model: &Model) -> Layers {
+    match model.is_exactly_sparse() {
+        true => Layers::Predictors(Vec::new()),
+        false => Layers::Thresholds(Vec::new()),
+    }
+}
+
+/// Rejects data for the same weights with another activation, which a flag can set.
+fn check_neurons(learned: &Learned, section: Section, model: &Model) -> Result<()> {
+    let (expected, found) = (model.neurons_by(), learned.text(section, NEURONS_KEY)?);
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::Damaged {
+        file: learned.name().to_owned(),
+        what: format!("`{}.{NEURONS_KEY}`", section.name()),
+        expected,
+        found: found.to_owned(),
+    })
+}
+
+/// The errors of the quality levels, if they are known already.
+fn levels(learned: &Learned, section: Section) -> Result<Option<Levels>> {
+    if !learned.has_tensor(section, LEVELS) {
+        return Ok(None);
+    }
+    let values = learned.f32s(section, LEVELS, &[2])?;
+    let (balanced, fast) = (values[0], values[1]);
+    // 0 means a quality that was not reached.
+    let level = |error: f32| (error > 0.0).then_some(error);
+    match 0.0 <= balanced && balanced <= fast && fast < 1.0 {
+        true => Ok(Some(Levels { balanced: level(balanced), fast: level(fast) })),
+        false => Err(Error::Damaged {
+            file: learned.name().to_owned(),
+            what: format!("`{}.{LEVELS}`", section.name()),
+            expected: "two errors from 0 to below 1, the larger last".to_owned(),
+            found: format!("{balanced} and {fast}"),
+        }),
+    }
+}
+
+/// A run that makes a model's predictor or thresholds, layer by layer.
+#[derive(Debug)]
+pub struct Maker<'a> {
+    model: &'a Model,
+    path: &'a Path,
+    recipe: String,
+    layers: Layers,
+    levels: Option<Levels>,
+}
+
+impl<'a> Maker<'a> {
+    /// A run identified by `recipe`; its result goes to `path`. Layers of an earlier run with the
+    /// same recipe are kept; those of another run are replaced if the last argument is set, or if
+    /// they were made automatically ([`FIRST_USE`]).
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a file at `path` for another model; [`Error::OtherRecipe`];
+    /// [`Error::Damaged`].
+    pub fn new(model: &'a Model, path: &'a Path, recipe: &str, anew: bool) -> Result<Maker<'a>> {
+        let (mut layers, mut found) = (no_layers(model), None);
+        if path.exists() {
+            let learned = Learned::open(path, &model.file)?;
+            let section = section_of(&layers);
+            let before = match learned.has(section) && !anew {
+                true => Some(learned.text(section, RECIPE_KEY)?),
+                false => None,
+            };
+            let replaced = |before: &&str| before.starts_with(FIRST_USE) && *before != recipe;
+            if let Some(before) = before.filter(|before| !replaced(before)) {
+                if before != recipe {
+                    let (file, found) = (learned.name().to_owned(), before.to_owned());
+                    return Err(Error::OtherRecipe { file, found, wanted: recipe.to_owned() });
+                }
+                check_neurons(&learned, section, model)?;
+                layers = read_layers(&learned, layers, &Sizes::of(model))?;
+                found = levels(&learned, section)?;
+            }
+        }
+        let recipe = recipe.to_owned();
+        Ok(Maker { model, path, recipe, layers, levels: found })
+    }
+
+    /// The finished layers.
+    #[must_use]
+    pub fn layers(&self) -> &Layers {
+        &self.layers
+    }
+
+    /// Whether all is done.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.levels.is_some()
+    }
+
+    /// Adds the quality levels of the whole model, and saves all.
+    ///
+    /// # Errors
+    /// [`Error::Save`].
+    pub fn finish(&mut self, levels: Levels) -> Result<()> {
+        self.levels = Some(levels);
+        self.save()
+    }
+
+    /// Stores imported predictors, and saves them.
+    ///
+    /// # Errors
+    /// [`Error::Save`].
+    pub fn import(&mut self, layers: Vec<Predictor>, threshold: f32) -> Result<()> {
+        (self.layers, self.levels) = (Layers::Imported { layers, threshold }, None);
+        self.save()
+    }
+
+    /// Appends a layer's predictor and saves all.
+    ///
+    /// # Errors
+    /// [`Error::Save`].
+    ///
+    /// # Panics
+    /// If the run makes thresholds or imports.
+    pub fn predictor(&mut self, layer: LayerPredictor) -> Result<()> {
+        match &mut self.layers {
+            Layers::Predictors(layers) => layers.push(layer),
+            Layers::Thresholds(_) | Layers::Imported { .. } => {
+                panic!("this run makes something else")
+            }
+        }
+        self.save()
+    }
+
+    /// Appends a layer's thresholds and saves all.
+    ///
+    /// # Errors
+    /// [`Error::Save`].
+    ///
+    /// # Panics
+    /// If the run makes thresholds or imports.
+    pub fn thresholds(&mut self, layer: LayerThresholds) -> Result<()> {
+        match &mut self.layers {
+            Layers::Thresholds(layers) => layers.push(layer),
+            Layers::Predictors(_) | Layers::Imported { .. } => {
+                panic!("this run makes something else")
+            }
+        }
+        self.save()
+    }
+
+    fn save(&self) -> Result<()> {
+        let mut contents = Contents::default();
+        contents.set(VERSION_KEY, VERSION);
+        contents.set(RECIPE_KEY, self.recipe.as_str());
+        contents.set(NEURONS_KEY, self.model.neurons_by());
+        if let Some(Levels { balanced, fast }) = self.levels {
+            vector(&mut contents, LEVELS, &[balanced, fast].map(Option::unwrap_or_default));
+        }
+        match &self.layers {
+            Layers::Predictors(layers) => {
+                for (i, layer) in layers.iter().enumerate() {
+                    if let Some(fc1) = &layer.fc1 {
+                        matrix(&mut contents, &format!("blk.{i}.fc1"), fc1)?;
+                    }
+                    matrix(&mut contents, &format!("blk.{i}.fc2"), &layer.fc2)?;
+                    vector(&mut contents, &format!("blk.{i}.bias"), &layer.bias);
+                    let trained = if layer.trained { 1.0 } else { 0.0 };
+                    vector(&mut contents, &format!("blk.{i}.trained"), &[trained]);
+                    curve(&mut contents, i, &layer.curve);
+                }
+            }
+            Layers::Imported { layers, threshold } => {
+                vector(&mut contents, IMPORTED, &[*threshold]);
+                for (i, layer) in layers.iter().enumerate() {
+                    matrix(&mut contents, &format!("blk.{i}.fc1"), &layer.fc1)?;
+                    matrix(&mut contents, &format!("blk.{i}.fc2"), &layer.fc2)?;
+                }
+            }
+            Layers::Thresholds(layers) => {
+                for (i, layer) in layers.iter().enumerate() {
+                    vector(&mut contents, &format!("blk.{i}.weights"), &layer.weights);
+                    curve(&mut contents, i, &layer.curve);
+                }
+            }
+        }
+        let (file, section) = (&self.model.file, section_of(&self.layers));
+        let may = |now: &Learned| self.may_replace(now, section);
+        match learned::save_if(self.path, file, section, &contents, false, &may)? {
+            true => Ok(()),
+            false => Err(Error::Overtaken { file: self.path.display().to_string() }),
+        }
+    }
+
+    /// An explicitly requested run replaces everything; an automatic one ([`FIRST_USE`]) only
+    /// another automatic one with less progress.
+    fn may_replace(&self, now: &Learned, section: Section) -> bool {
+        let recipe = now.text(section, RECIPE_KEY).unwrap_or_default();
+        if !self.recipe.starts_with(FIRST_USE) {
+            return true;
+        }
+        let layers = read_layers(now, no_layers(self.model), &Sizes::of(self.model));
+        let n_layers = layers.map_or(0, |layers| layers.len());
+        let finished = matches!(levels(now, section), Ok(Some(_)));
+        let further = n_layers > self.layers.len() || (finished && self.levels.is_none());
+        recipe.starts_with(FIRST_USE) && (recipe != self.recipe || !further)
+    }
+}
+
+fn vector(contents: &mut Contents, name: &str, values: &[f32]) {
+    contents.f32s(name, &[values.len() as u64], values);
+}
+
+fn matrix(contents: &mut Contents, name: &str, rows: &HostRows) -> Result<()> {
+    let desc = rows.desc();
+    let bytes = rows.rows(0..desc.n_rows).map_err(|reason| Error::Read { reason })?;
+    let id = desc.format.gguf_id().expect("weights have ids");
+    let ty = TensorType::from_id(id, Container::Gguf);
+    contents.tensor(name, &[desc.n_cols as u64, desc.n_rows as u64], ty, bytes.into_owned());
+    Ok(())
+}
+
+fn curve(contents: &mut Contents, layer: usize, curve: &Curve) {
+    let mut values = curve.thresholds.clone();
+    let parts: [fn(&Verdict) -> f64; 4] =
+        [|v| v.error, |v| v.listed, |v| v.recall, |v| v.weighted_recall];
+    for part in parts {
+        values.extend(curve.verdicts.iter().map(|verdict| part(verdict) as f32));
+    }
+    contents.f32s(&format!("blk.{layer}.curve"), &CURVE, &values);
+}
+
+/// The layers in a section, of the kind of `none`.
+fn read_layers(learned: &Learned, none: Layers, sizes: &Sizes) -> Result<Layers> {
+    let section = section_of(&none);
+    let reader = Reader { learned, section, sizes };
+    let version = learned.u64(section, VERSION_KEY)?;
+    if version != VERSION {
+        return Err(reader.damaged("version".into(), VERSION.to_string(), version.to_string()));
+    }
+    if section == Section::Predictor && learned.has_tensor(section, IMPORTED) {
+        let threshold = reader.vector(IMPORTED, 1)?[0];
+        let layers = (0..sizes.n_layer).map(|i| reader.matrices(i)).collect::<Result<_>>()?;
+        return Ok(Layers::Imported { layers, threshold });
+    }
+    let has = |i: &usize| learned.has_tensor(section, &format!("blk.{i}.curve"));
+    let layers = (0..sizes.n_layer).take_while(has);
+    Ok(match none {
+        Layers::Predictors(_) | Layers::Imported { .. } => {
+            Layers::Predictors(layers.map(|i| reader.predictor(i)).collect::<Result<_>>()?)
+        }
+        Layers::Thresholds(_) => {
+            Layers::Thresholds(layers.map(|i| reader.thresholds(i)).collect::<Result<_>>()?)
+        }
+    })
+}
+
+struct Reader<'a> {
+    learned: &'a Learned,
+    section: Section,
+    sizes: &'a Sizes,
+}
+
+impl Reader<'_> {
+    /// The two matrices of a predictor.
+    fn matrices(&self, layer: usize) -> Result<Predictor> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let fc1 = self.learned.matrix(self.section, &name("fc1"))?;
+        let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
+        let (n_embd, n_ff) = (self.sizes.n_embd, self.sizes.n_ff[layer]);
+        self.shape(name("fc1"), &fc1, [fc2.desc().n_cols, n_embd])?;
+        self.shape(name("fc2"), &fc2, [n_ff, fc1.desc().n_rows])?;
+        Ok(Predictor { fc1, fc2 })
+    }
+
+    fn shape(&self, name: String, rows: &HostRows, expected: [usize; 2]) -> Result<()> {
+        let found = [rows.desc().n_rows, rows.desc().n_cols];
+        match found == expected && rows.desc().format.is_weight() && !found.contains(&0) {
+            true => Ok(()),
+            false => Err(self.damaged(name, format!("{expected:?}"), format!("{found:?}"))),
+        }
+    }
+
+    fn predictor(&self, layer: usize) -> Result<LayerPredictor> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let (fc1, fc2) = match self.learned.has_tensor(self.section, &name("fc1")) {
+            true => {
+                let Predictor { fc1, fc2 } = self.matrices(layer)?;
+                (Some(fc1), fc2)
+            }
+            false => {
+                let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
+                self.shape(name("fc2"), &fc2, [self.sizes.n_ff[layer], self.sizes.n_embd])?;
+                (None, fc2)
+            }
+        };
+        let trained = self.vector(&name("trained"), 1)?[0] > 0.0;
+        Ok(LayerPredictor {
+            fc1,
+            fc2,
+            bias: self.vector(&name("bias"), self.sizes.n_ff[layer])?,
+            curve: self.curve(layer)?,
+            trained,
+        })
+    }
+
+    fn thresholds(&self, layer: usize) -> Result<LayerThresholds> {
+        let name = format!("blk.{layer}.weights");
+        let weights = self.vector(&name, self.sizes.n_ff[layer])?;
+        if let Some(found) = weights.iter().find(|weight| **weight <= 0.0) {
+            return Err(self.damaged(name, "positive numbers".into(), found.to_string()));
+        }
+        Ok(LayerThresholds { weights, curve: self.curve(layer)? })
+    }
+
+    fn curve(&self, layer: usize) -> Result<Curve> {
+        let name = format!("blk.{layer}.curve");
+        let values = self.learned.f32s(self.section, &name, &CURVE)?;
+        self.finite(&name, &values)?;
+        let (thresholds, verdicts) = values.split_at(ERRORS.len());
+        if let Some(pair) = thresholds.windows(2).find(|pair| pair[0] > pair[1]) {
+            let expected = "thresholds that do not fall".to_owned();
+            return Err(self.damaged(name, expected, format!("{} after {}", pair[1], pair[0])));
+        }
+        let part = |part: usize, i: usize| f64::from(verdicts[part * ERRORS.len() + i]);
+        let verdict = |i| Verdict {
+            error: part(0, i),
+            listed: part(1, i),
+            recall: part(2, i),
+            weighted_recall: part(3, i),
+        };
+        let verdicts = (0..ERRORS.len()).map(verdict).collect();
+        Ok(Curve { thresholds: thresholds.to_vec(), verdicts })
+    }
+
+    fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
+        let values = self.learned.f32s(self.section, name, &[n as u64])?;
+        self.finite(name, &values)?;
+        Ok(values)
+    }
+
+    fn finite(&self, name: &str, values: &[f32]) -> Result<()> {
+        match values.iter().find(|value| !value.is_finite()) {
+            Some(found) => {
+                Err(self.damaged(name.to_owned(), "finite numbers".into(), found.to_string()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn damaged(&self, what: String, expected: String, found: String) -> Error {
+        let file = self.learned.name().to_owned();
+        Error::Damaged { file, what: format!("`{}.{what}`", self.section.name()), expected, found }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::ModelOptions;
+
+    #[test]
+    fn what_nobody_asked_for_replaces_nothing_that_came_meanwhile() {
+        let file = runtime::embedded::file().unwrap();
+        let model = Model::from_file(file, &ModelOptions::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.thermocline.gguf");
+        let maker = |recipe: &str, anew| Maker::new(&model, &path, recipe, anew).unwrap();
+        let [unasked, other] = ["a", "b"].map(|text| format!("{FIRST_USE} {text}"));
+        let levels = Levels { balanced: Some(0.1), fast: Some(0.2) };
+        let recipe = || {
+            let learned = Learned::open(&path, &model.file).unwrap();
+            learned.text(section(&model), RECIPE_KEY).unwrap().to_owned()
+        };
+        // Two that started at once: the result of the first to finish is kept.
+        let (mut first, second) = (maker(&unasked, false), maker(&unasked, false));
+        second.save().unwrap();
+        first.finish(levels).unwrap();
+        assert!(matches!(second.save(), Err(Error::Overtaken { .. })));
+        first.save().unwrap();
+        // One for another text replaces it, as at the start.
+        maker(&other, false).save().unwrap();
+        assert_eq!(recipe(), other);
+        // An explicitly requested run replaces all, and stays.
+        let asked = maker("asked", true);
+        asked.save().unwrap();
+        for mut late in [first, second] {
+            assert!(matches!(late.finish(levels), Err(Error::Overtaken { .. })));
+        }
+        assert_eq!(recipe(), "asked");
+        asked.save().unwrap();
+    }
+}

@@ -1,0 +1,123 @@
+//! Runs a text through a model and collects the activity of its neurons.
+
+use std::sync::atomic::AtomicBool;
+
+use rayon::prelude::*;
+
+use engine::{self, Engine, StepStats};
+use gguf::Hash;
+use model::{Ffn, LayerWeights, Model};
+
+use super::{Gatherer, Profile, order};
+
+/// Most tokens of a window; each window starts with an empty context.
+const WINDOW: usize = 512;
+
+/// A calibration text, in the form that the model reads.
+#[derive(Clone, Debug)]
+pub struct Text {
+    windows: Vec<Vec<u32>>,
+    source: String,
+}
+
+impl Text {
+    /// Splits `tokens`, at most `limit` of them, into windows that fit a context of `n_ctx`. `bos`
+    /// replaces the first token of each window, for models that expect it.
+    #[must_use]
+    pub fn new(tokens: &[u32], bos: Option<u32>, n_ctx: usize, limit: Option<usize>) -> Text {
+        let tokens = &tokens[..limit.unwrap_or(usize::MAX).min(tokens.len())];
+        let window = |window: &[u32]| {
+            let mut window = window.to_vec();
+            window[0] = bos.unwrap_or(window[0]);
+            window
+        };
+        let windows: Vec<Vec<u32>> = tokens.chunks(WINDOW.min(n_ctx).max(1)).map(window).collect();
+        let mut hash = Hash::default();
+        windows.iter().for_each(|window| hash.add(bytemuck::cast_slice(window)));
+        Text { windows, source: format!("text {:016x}", hash.finish()) }
+    }
+
+    /// The same text, with a reason that a profile records.
+    #[must_use]
+    pub fn because(self, why: &str) -> Text {
+        Text { source: format!("{why}{}", self.source), ..self }
+    }
+
+    /// The windows, in order.
+    pub fn windows(&self) -> impl Iterator<Item = &[u32]> {
+        self.windows.iter().map(Vec::as_slice)
+    }
+
+    /// Tokens of all windows.
+    #[must_use]
+    pub fn n_tokens(&self) -> u64 {
+        self.windows.iter().map(|window| window.len() as u64).sum()
+    }
+
+    /// Context size that holds each window.
+    #[must_use]
+    pub fn n_ctx(&self) -> usize {
+        self.windows.iter().map(Vec::len).max().unwrap_or(1)
+    }
+
+    /// An empty profile for this text.
+    #[must_use]
+    pub fn start(&self, model: &Model) -> Profile {
+        Profile::new(model, &self.source, self.n_tokens())
+    }
+
+    /// Whether `profile` was started with this text and can be continued.
+    #[must_use]
+    pub fn continues(&self, profile: &Profile) -> bool {
+        profile.source == self.source
+            && profile.n_wanted == self.n_tokens()
+            && self.windows_done(profile).is_some()
+    }
+
+    /// Number of windows in a profile.
+    fn windows_done(&self, profile: &Profile) -> Option<usize> {
+        let mut end = 0;
+        let ends = self.windows.iter().map(|window| {
+            end += window.len() as u64;
+            end
+        });
+        [0].into_iter().chain(ends).position(|end| end == profile.n_tokens)
+    }
+}
+
+/// Continues `profile`, which `text` [started](Text::start), and passes it to `each` after every
+/// window. The result does not depend on interruptions.
+///
+/// # Errors
+/// Errors of the engine, including an interrupt: `profile` then has all complete windows.
+pub fn calibrate(
+    engine: &mut Engine,
+    text: &Text,
+    profile: &mut Profile,
+    gatherer: &mut Gatherer<'_>,
+    interrupt: &AtomicBool,
+    each: &mut dyn FnMut(&Profile),
+) -> engine::Result<StepStats> {
+    let mut stats = StepStats::default();
+    let done = text.windows_done(profile).unwrap_or(text.windows.len());
+    for window in &text.windows[done..] {
+        gatherer.drop_window();
+        let mut session = engine.open();
+        let seen = engine.observe(&mut session, window, interrupt, &mut |layer, observed| {
+            gatherer.see(profile, layer, observed);
+        });
+        engine.close(session);
+        stats += seen?;
+        gatherer.commit(profile);
+        each(profile);
+    }
+    Ok(stats)
+}
+
+/// Orders the neurons of a finished profile.
+pub fn finish(model: &Model, profile: &mut Profile) {
+    let width = |layer: &LayerWeights| layer.ffn.as_ref().map_or(0, Ffn::n_each);
+    let widths: Vec<usize> = model.layers.iter().map(width).collect();
+    let layers = profile.layers.par_iter_mut().zip(&widths);
+    layers.for_each(|(layer, &width)| layer.order = order::order(layer, width));
+}

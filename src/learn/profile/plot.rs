@@ -1,0 +1,249 @@
+//! Plots a profile: the power law of each layer, density by layer, a map of heat. Plain SVG,
+//! without scripts, with the viewer's font.
+
+use std::fmt::Write;
+
+use super::Profile;
+
+/// Size of a panel, and its margins.
+const WIDE: f64 = 420.0;
+const HIGH: f64 = 300.0;
+const GAP: f64 = 78.0;
+/// Points of a curve, and columns of the map.
+const POINTS: usize = 100;
+
+/// The plot of a profile of the model `name`.
+#[must_use]
+pub fn svg(profile: &Profile, name: &str) -> String {
+    let n_layer = profile.layers.len();
+    let map_high = (n_layer as f64 * 14.0).clamp(120.0, 480.0);
+    let (wide, high) = (3.0 * GAP + 2.0 * WIDE, 3.0 * GAP + HIGH + map_high);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {wide} {high}\" width=\"{wide}\" height=\"{high}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+    );
+    let title = format!("{}: activations of {n_layer} layers on {} tokens", name, profile.n_tokens);
+    text(&mut out, wide / 2.0, 28.0, "middle", 16, &title);
+    power_law(profile, &mut out, GAP, GAP);
+    density(profile, &mut out, 2.0 * GAP + WIDE, GAP);
+    map(profile, &mut out, (GAP, 2.0 * GAP + HIGH), (2.0 * WIDE + GAP, map_high));
+    out += "</svg>\n";
+    out
+}
+
+/// Escapes special characters of SVG.
+fn escaped(text: &str) -> String {
+    let plain = text.chars().filter(|c| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}'));
+    let plain = plain.collect::<String>();
+    plain.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+fn text(out: &mut String, x: f64, y: f64, anchor: &str, size: u32, text: &str) {
+    let text = escaped(text);
+    let _ = writeln!(
+        out,
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" font-size=\"{size}\">{text}</text>"
+    );
+}
+
+fn line(out: &mut String, from: (f64, f64), to: (f64, f64), color: &str) {
+    let _ = writeln!(
+        out,
+        "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{color}\"/>",
+        from.0, from.1, to.0, to.1
+    );
+}
+
+/// The frame of a panel with its title, and ticks in percent on the axes that have a maximum.
+fn frame(out: &mut String, at: (f64, f64), size: (f64, f64), title: &str, most: (f64, f64)) {
+    let ((x, y), (w, h)) = (at, size);
+    text(out, x + w / 2.0, y - 10.0, "middle", 13, title);
+    for i in 0..=5 {
+        let part = f64::from(i) / 5.0;
+        if most.0 > 0.0 {
+            let at = x + w * part;
+            line(out, (at, y), (at, y + h), "#e4e4e4");
+            text(out, at, y + h + 16.0, "middle", 11, &percent(most.0 * part));
+        }
+        if most.1 > 0.0 {
+            let at = y + h * (1.0 - part);
+            line(out, (x, at), (x + w, at), "#e4e4e4");
+            text(out, x - 6.0, at + 4.0, "end", 11, &percent(most.1 * part));
+        }
+    }
+    let _ = writeln!(
+        out,
+        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" fill=\"none\" stroke=\"#444\"/>"
+    );
+}
+
+fn percent(part: f64) -> String {
+    let value = 100.0 * part;
+    if value.fract().abs() < 0.05 || value >= 10.0 {
+        format!("{value:.0} %")
+    } else {
+        format!("{value:.1} %")
+    }
+}
+
+/// Share of activations of the hottest share of neurons, at evenly spaced shares.
+fn curve(mut fires: Vec<u64>) -> Vec<(f64, f64)> {
+    fires.sort_unstable_by(|a, b| b.cmp(a));
+    let all = fires.iter().map(|&n| n as f64).sum::<f64>().max(1.0);
+    let (mut sum, mut next) = (0.0, 0);
+    let mut points = Vec::new();
+    for i in 0..=POINTS {
+        let end = i * fires.len() / POINTS;
+        sum += fires[next..end].iter().map(|&n| n as f64).sum::<f64>();
+        next = end;
+        points.push((end as f64 / fires.len().max(1) as f64, sum / all));
+    }
+    points
+}
+
+fn power_law(profile: &Profile, out: &mut String, x: f64, y: f64) {
+    frame(out, (x, y), (WIDE, HIGH), "Power law: cumulative share of activations", (1.0, 1.0));
+    text(out, x + WIDE / 2.0, y + HIGH + 34.0, "middle", 12, "share of neurons, hottest first");
+    let name = "share of activations";
+    let _ = writeln!(
+        out,
+        "<text transform=\"translate({:.1} {:.1}) rotate(-90)\" text-anchor=\"middle\">{name}</text>",
+        x - 52.0,
+        y + HIGH / 2.0
+    );
+    let n_layer = profile.layers.len();
+    let mut draw = |points: Vec<(f64, f64)>, color: &str, width: f64| {
+        let points =
+            points.iter().map(|(a, b)| format!("{:.1},{:.1}", x + WIDE * a, y + HIGH * (1.0 - b)));
+        let points: Vec<String> = points.collect();
+        let _ = writeln!(
+            out,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"{width}\"/>",
+            points.join(" ")
+        );
+    };
+    for (i, layer) in profile.layers.iter().enumerate() {
+        draw(curve(layer.fires.clone()), &by_depth(i, n_layer), 1.2);
+    }
+    let all = profile.layers.iter().flat_map(|layer| layer.fires.clone()).collect();
+    draw(curve(all), "black", 2.2);
+    for (row, (color, what)) in [
+        ("black".to_owned(), "all layers"),
+        (by_depth(0, n_layer), "first layer"),
+        (by_depth(n_layer.saturating_sub(1), n_layer), "last layer"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let at = (x + WIDE - 120.0, y + HIGH - 52.0 + 17.0 * row as f64);
+        line(out, at, (at.0 + 24.0, at.1), &color);
+        text(out, at.0 + 30.0, at.1 + 4.0, "start", 12, what);
+    }
+}
+
+/// Blue for the first layer, red for the last.
+fn by_depth(layer: usize, n_layer: usize) -> String {
+    let part = layer as f64 / n_layer.saturating_sub(1).max(1) as f64;
+    mix(&[[38.0, 102.0, 204.0], [128.0, 64.0, 160.0], [204.0, 51.0, 51.0]], part)
+}
+
+/// The colour at `part` of a gradient with evenly spaced stops, in a notation that every viewer
+/// supports.
+fn mix(colors: &[[f64; 3]], part: f64) -> String {
+    let at = part.clamp(0.0, 1.0) * (colors.len() - 1) as f64;
+    let first = (at as usize).min(colors.len().saturating_sub(2));
+    let (from, to) = (colors[first], colors[first + 1]);
+    let [r, g, b] = [0, 1, 2].map(|i| (from[i] + (to[i] - from[i]) * (at - first as f64)) as u8);
+    format!("#{r:02x}{g:02x}{b:02x}")
+}
+
+fn density(profile: &Profile, out: &mut String, x: f64, y: f64) {
+    let summary = profile.summary();
+    let highest = summary.density_by_layer.iter().copied().fold(0.0, f64::max);
+    // The next round number above.
+    let steps = [0.05, 0.1, 0.2, 0.5, 1.0];
+    let most = steps.into_iter().find(|&step| highest <= step).unwrap_or(1.0);
+    let title = format!("Density: a token activates {} of the neurons", percent(summary.density));
+    frame(out, (x, y), (WIDE, HIGH), &title, (0.0, most));
+    let n = summary.density_by_layer.len().max(1);
+    let step = WIDE / n as f64;
+    for (i, &density) in summary.density_by_layer.iter().enumerate() {
+        let high = HIGH * (density / most).min(1.0);
+        let _ = writeln!(
+            out,
+            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{high:.1}\" fill=\"{}\"><title>layer {i}: {}</title></rect>",
+            x + step * (i as f64 + 0.1),
+            y + HIGH - high,
+            step * 0.8,
+            by_depth(i, n),
+            percent(density),
+        );
+        if i % n.div_ceil(16) == 0 {
+            text(out, x + step * (i as f64 + 0.5), y + HIGH + 16.0, "middle", 11, &i.to_string());
+        }
+    }
+    text(out, x + WIDE / 2.0, y + HIGH + 34.0, "middle", 12, "layer");
+}
+
+/// A row per layer, a column for neurons of similar heat, hottest first.
+fn map(profile: &Profile, out: &mut String, at: (f64, f64), size: (f64, f64)) {
+    let ((x, y), (w, h)) = (at, size);
+    let title = "Heat map: how often neurons fire (white: never, dark: for every token)";
+    frame(out, at, size, title, (1.0, 0.0));
+    let n = profile.layers.len().max(1);
+    let (cell, row) = (w / POINTS as f64, h / n as f64);
+    for (i, mut heat) in profile.probabilities().into_iter().enumerate() {
+        heat.sort_unstable_by(|a, b| b.total_cmp(a));
+        for column in 0..POINTS {
+            let from = column * heat.len() / POINTS;
+            let to = ((column + 1) * heat.len() / POINTS).max(from + 1).min(heat.len());
+            let Some(part) = heat.get(from..to).filter(|part| !part.is_empty()) else { continue };
+            let mean = f64::from(part.iter().sum::<f32>()) / part.len() as f64;
+            let _ = writeln!(
+                out,
+                "<rect x=\"{:.2}\" y=\"{:.2}\" width=\"{:.2}\" height=\"{:.2}\" fill=\"{}\"/>",
+                x + cell * column as f64,
+                y + row * i as f64,
+                cell + 0.05,
+                row + 0.05,
+                by_heat(mean),
+            );
+        }
+        if i % n.div_ceil(24) == 0 {
+            text(out, x - 6.0, y + row * (i as f64 + 0.5) + 4.0, "end", 11, &i.to_string());
+        }
+    }
+    text(out, x + w / 2.0, y + h + 34.0, "middle", 12, "share of neurons, hottest first");
+    text(out, x - 40.0, y + h / 2.0, "middle", 12, "layer");
+}
+
+/// White through orange to dark red. The root makes rare activity visible.
+fn by_heat(probability: f64) -> String {
+    const COLORS: [[f64; 3]; 4] =
+        [[255.0, 255.0, 255.0], [253.0, 190.0, 110.0], [205.0, 45.0, 40.0], [70.0, 0.0, 20.0]];
+    mix(&COLORS, probability.clamp(0.0, 1.0).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::LayerProfile;
+
+    #[test]
+    fn the_curve_ends_at_all_and_the_picture_escapes_names() {
+        let points = curve(vec![1, 0, 7, 2]);
+        assert_eq!(points.len(), POINTS + 1);
+        assert_eq!((points[0], points[POINTS]), ((0.0, 0.0), (1.0, 1.0)));
+        assert!((points[25].1 - 0.7).abs() < 1e-12);
+        let heat = [0.0, 0.25, 1.0, 7.0].map(by_heat);
+        assert_eq!(heat, ["#ffffff", "#e5754b", "#460014", "#460014"]);
+        assert_eq!((by_depth(0, 1), by_depth(4, 5)), ("#2666cc".into(), "#cc3333".into()));
+        for n in [0usize, 1, 3, 200] {
+            let layer = LayerProfile { fires: vec![1; n], ..LayerProfile::default() };
+            let (source, layers) = (String::new(), vec![layer; n.min(2)]);
+            let profile = Profile { source, n_tokens: 2, n_wanted: 2, stride: 0, layers };
+            let picture = svg(&profile, "a<b>&\u{1b}");
+            assert!(picture.contains("a&lt;b&gt;&amp;:"));
+            assert!(!picture.contains("NaN") && !picture.contains("inf"), "{n}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! PowerInfer's files of the same kind: its profiler's counts, and its list of GPU neurons.
+//!
+//! Source: PowerInfer's loader and solver (Song et al., SOSP 2024) as published in their repository.
+
+use std::path::Path;
+
+use gguf::{self, Bytes, Container, File, TensorType};
+use model::Model;
+
+use super::{LayerProfile, Profile};
+
+/// Why such a file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file of counts that cannot be read.
+    #[error(transparent)]
+    Counts(#[from] convert::Error),
+    /// A container that cannot be read.
+    #[error(transparent)]
+    File(#[from] gguf::Error),
+    /// A number of neurons that differs from the model's layer.
+    #[error("{file}: has {found} numbers, expected {expected} (neurons of layer {layer})")]
+    Neurons {
+        /// The path.
+        file: String,
+        /// The layer.
+        layer: usize,
+        /// The model's number.
+        expected: usize,
+        /// The file's number.
+        found: u64,
+    },
+    /// A number that is not a count.
+    #[error("{file}: has the value {found}, expected counts of tokens")]
+    Count {
+        /// The path.
+        file: String,
+        /// The number.
+        found: f64,
+    },
+    /// All counts are 0.
+    #[error("{folder}: all counts are 0")]
+    Empty {
+        /// The folder.
+        folder: String,
+    },
+    /// A list that does not match this model, or another file.
+    #[error("{file}: {what}, expected {expected}")]
+    Index {
+        /// The path.
+        file: String,
+        /// The actual content.
+        what: String,
+        /// The expected content.
+        expected: String,
+    },
+}
+
+/// Larger counts are rejected, since they would be inexact.
+const MOST: f64 = (1u64 << 53) as f64;
+
+/// Reads the counts `activation_0.pt`, `activation_1.pt`, ... in `folder`, by number, as a profile
+/// of `model`. The number of tokens is not in the files: the largest count of any neuron is used.
+/// The profile has counts only.
+///
+/// # Errors
+/// [`Error`].
+pub fn import(folder: &Path, model: &Model) -> Result<Profile, Error> {
+    let mut layers = Vec::new();
+    for (layer, n_ff) in model.neurons().into_iter().enumerate() {
+        let path = folder.join(format!("activation_{layer}.pt"));
+        let file = || path.display().to_string();
+        let values = convert::vector(&path, &Bytes::open(&path)?)?;
+        if values.len() != n_ff {
+            let found = values.len() as u64;
+            return Err(Error::Neurons { file: file(), layer, expected: n_ff, found });
+        }
+        if let Some(&found) = values.iter().find(|n| !(0.0..=MOST).contains(*n)) {
+            return Err(Error::Count { file: file(), found });
+        }
+        let fires = values.into_iter().map(|n| n.round() as u64).collect();
+        layers.push(LayerProfile { fires, size: vec![0.0; n_ff], ..LayerProfile::default() });
+    }
+    let n_tokens = layers.iter().flat_map(|layer| &layer.fires).max().copied().unwrap_or_default();
+    if n_tokens == 0 {
+        return Err(Error::Empty { folder: folder.display().to_string() });
+    }
+    let source = "PowerInfer's activation counts".to_owned();
+    Ok(Profile { source, n_tokens, n_wanted: n_tokens, stride: 0, layers })
+}
+
+/// PowerInfer's selection of neurons for the GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuIndex {
+    /// Device memory in bytes that it was made for.
+    pub vram_capacity: u64,
+    /// Neurons of each layer that are on the GPU, ascending.
+    pub layers: Vec<Vec<u32>>,
+}
+
+/// Reads `<model>.generated.gpuidx`, of a model with `n_ff` neurons in each layer.
+///
+/// # Errors
+/// [`Error::File`] and [`Error::Index`].
+pub fn gpu_index(file: &File, n_ff: &[usize]) -> Result<GpuIndex, Error> {
+    let wrong = |what: String, expected: String| Error::Index {
+        file: file.name().to_owned(),
+        what,
+        expected,
+    };
+    if file.container() != Container::PowerInfer {
+        return Err(wrong(format!("is a {} container", file.container()), "a PWRI one".into()));
+    }
+    let blocks = file.metadata().u32("generic.gpu_index.block_count")?;
+    let n_layer = n_ff.len();
+    if blocks.map(|n| n as usize) != Some(n_layer) {
+        let found = blocks.map_or("no number of layers".into(), |n| format!("{n} layers"));
+        return Err(wrong(found, format!("{n_layer}")));
+    }
+    let capacity = file.metadata().u64("split.vram_capacity")?;
+    let capacity = capacity.ok_or_else(|| wrong("no capacity".into(), "one in bytes".into()))?;
+    let mut layers = Vec::new();
+    for (layer, &n_ff) in n_ff.iter().enumerate() {
+        let name = format!("blk.{layer}.gpu_idx");
+        let tensor = file.tensor(&name);
+        let expected = || format!("{n_ff} numbers of I32");
+        let tensor = tensor.ok_or_else(|| wrong(format!("no `{name}`"), expected()))?;
+        if tensor.ty != TensorType::I32 || tensor.shape != [n_ff as u64] {
+            let found = format!("`{name}` of {:?} {}", tensor.shape, tensor.ty);
+            return Err(wrong(found, expected()));
+        }
+        let marks = file.bytes(tensor)?.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b));
+        let chosen = (0..).zip(marks).filter(|(_, mark)| *mark != 0).map(|(neuron, _)| neuron);
+        layers.push(chosen.collect());
+    }
+    Ok(GpuIndex { vram_capacity: capacity, layers })
+}
+
+impl GpuIndex {
+    /// Number of neurons on the GPU.
+    #[must_use]
+    pub fn n_neurons(&self) -> usize {
+        self.layers.iter().map(Vec::len).sum()
+    }
+}

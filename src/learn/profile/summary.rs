@@ -1,0 +1,100 @@
+//! Summary statistics of a profile.
+
+use super::{LayerProfile, Profile};
+
+/// The share of all activations that defines the hot neurons.
+const MOST: f64 = 0.8;
+
+/// Summary of a profile.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// Share of the neurons that fire for a token.
+    pub density: f64,
+    /// The same for each layer.
+    pub density_by_layer: Vec<f64>,
+    /// Share of the model's neurons that account for 80 % of its activations.
+    pub hot: f64,
+    /// Share of each layer's neurons that account for 80 % of its activations.
+    pub hot_by_layer: Vec<f64>,
+    /// Share of the neurons that never fired.
+    pub never: f64,
+}
+
+impl Profile {
+    /// Summarises the profile.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let all: Vec<u64> = self.layers.iter().flat_map(|layer| layer.fires.clone()).collect();
+        let tokens = self.n_tokens.max(1) as f64;
+        let share = |fires: &[u64]| {
+            fires.iter().map(|&n| n as f64).sum::<f64>() / tokens / fires.len().max(1) as f64
+        };
+        let never = all.iter().filter(|&&n| n == 0).count();
+        Summary {
+            density: share(&all),
+            density_by_layer: self.layers.iter().map(|layer| share(&layer.fires)).collect(),
+            hot_by_layer: self.layers.iter().map(|layer| hot(layer.fires.clone())).collect(),
+            never: never as f64 / all.len().max(1) as f64,
+            hot: hot(all),
+        }
+    }
+
+    /// Share of all activations that these neurons of each layer account for.
+    #[must_use]
+    pub fn carried(&self, chosen: &[Vec<u32>]) -> f64 {
+        let sum = |layer: &LayerProfile| layer.fires.iter().map(|&n| n as f64).sum::<f64>();
+        let all: f64 = self.layers.iter().map(sum).sum();
+        let of = |(layer, chosen): (&LayerProfile, &Vec<u32>)| {
+            chosen
+                .iter()
+                .filter_map(|&n| layer.fires.get(n as usize))
+                .map(|&n| n as f64)
+                .sum::<f64>()
+        };
+        self.layers.iter().zip(chosen).map(of).sum::<f64>() / all.max(1.0)
+    }
+
+    /// Share of all activations that the hottest `n` neurons of the model account for.
+    #[must_use]
+    pub fn carried_by_hottest(&self, n: usize) -> f64 {
+        let mut fires: Vec<u64> =
+            self.layers.iter().flat_map(|layer| layer.fires.clone()).collect();
+        fires.sort_unstable_by(|a, b| b.cmp(a));
+        let all: f64 = fires.iter().map(|&n| n as f64).sum();
+        fires.iter().take(n).map(|&n| n as f64).sum::<f64>() / all.max(1.0)
+    }
+}
+
+/// Share of the neurons, hottest first, that account for [`MOST`] of the activations.
+fn hot(mut fires: Vec<u64>) -> f64 {
+    fires.sort_unstable_by(|a, b| b.cmp(a));
+    let wanted = MOST * fires.iter().map(|&n| n as f64).sum::<f64>();
+    let mut sum = 0.0;
+    let n = fires.iter().take_while(|&&n| {
+        let more = sum < wanted;
+        sum += n as f64;
+        more
+    });
+    n.count() as f64 / fires.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_of_a_small_profile() {
+        let layer = |fires: &[u64]| LayerProfile { fires: fires.to_vec(), ..Default::default() };
+        let layers = vec![layer(&[10, 0, 5, 5]), layer(&[1, 1, 1, 1])];
+        let source = "test".to_owned();
+        let profile = Profile { source, n_tokens: 10, n_wanted: 10, stride: 0, layers };
+        let summary = profile.summary();
+        assert!((summary.density - 24.0 / 80.0).abs() < 1e-12);
+        assert_eq!(summary.density_by_layer, [0.5, 0.1]);
+        assert_eq!(summary.hot_by_layer, [0.75, 1.0]);
+        assert_eq!((summary.hot, summary.never), (3.0 / 8.0, 1.0 / 8.0));
+        assert!((profile.carried(&[vec![0], vec![1, 2, 9]]) - 12.0 / 24.0).abs() < 1e-12);
+        assert!((profile.carried_by_hottest(2) - 15.0 / 24.0).abs() < 1e-12);
+        assert_eq!(profile.probabilities()[0], [1.0, 0.0, 0.5, 0.5]);
+    }
+}

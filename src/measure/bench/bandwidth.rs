@@ -1,0 +1,101 @@
+//! Read bandwidth of this machine's memory, as an ordinary program gets it.
+
+use std::hint::black_box;
+use std::thread::{Builder, scope};
+use std::time::{Duration, Instant};
+
+use hal::Bytes;
+
+/// Larger than the caches of current processors.
+const WANTED: Bytes = Bytes(1 << 30);
+/// Maximum number of passes over the buffer, and the time after which two are enough.
+const PASSES: usize = 7;
+const ENOUGH: Duration = Duration::from_millis(500);
+/// Independent sums, so that reading is never delayed by additions.
+const LANES: usize = 64;
+
+/// Bytes to read, given the free memory: 1 GiB, or a quarter of the free memory.
+#[must_use]
+pub fn probe_size(free: Option<Bytes>) -> Bytes {
+    free.map_or(WANTED, |free| WANTED.min(Bytes(free.0 / 4)))
+}
+
+/// The best of a few passes in which `n_threads` threads sum a buffer of `size`, in GB (1e9 bytes)
+/// per second. Each thread writes its own part of the buffer first. `None` if the system refuses
+/// memory or threads.
+#[must_use]
+pub fn read_bandwidth(n_threads: usize, size: Bytes) -> Option<f64> {
+    let n_threads = n_threads.max(1);
+    let len = usize::try_from(size.0).ok()? / size_of::<u64>() / n_threads;
+    let parts = on_threads(0..n_threads, |i| filled(len, i as u64 + 1))?;
+    let parts: Vec<Vec<u64>> = parts.into_iter().collect::<Option<_>>()?;
+    let (mut best, started) = (f64::INFINITY, Instant::now());
+    for pass in 0..PASSES {
+        if pass >= 2 && started.elapsed() > ENOUGH {
+            break;
+        }
+        let begin = Instant::now();
+        let sums = on_threads(parts.iter(), |part| sum(black_box(part)))?;
+        best = best.min(begin.elapsed().as_secs_f64());
+        black_box(sums);
+    }
+    let read = (n_threads * len * size_of::<u64>()) as f64;
+    (read > 0.0 && best > 0.0).then(|| read / best / 1e9)
+}
+
+fn filled(len: usize, value: u64) -> Option<Vec<u64>> {
+    let mut part = Vec::new();
+    part.try_reserve_exact(len).ok()?;
+    part.resize(len, value);
+    Some(part)
+}
+
+/// Runs `work` on each input, each on its own thread. `None` if the system refuses a thread.
+fn on_threads<I: Send, T: Send>(
+    inputs: impl Iterator<Item = I>,
+    work: impl Fn(I) -> T + Sync,
+) -> Option<Vec<T>> {
+    let work = &work;
+    scope(|scope| {
+        let start = |input| Builder::new().spawn_scoped(scope, move || work(input));
+        let threads: Vec<_> = inputs.map(start).collect();
+        threads.into_iter().map(|thread| thread.ok()?.join().ok()).collect()
+    })
+}
+
+fn sum(values: &[u64]) -> u64 {
+    let mut sums = [0u64; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (sum, value) in sums.iter_mut().zip(chunk) {
+            *sum = sum.wrapping_add(*value);
+        }
+    }
+    sums.iter().chain(rest).fold(0, |sum, value| sum.wrapping_add(*value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_is_read() {
+        let values: Vec<u64> = (0..1000).collect();
+        assert_eq!(sum(&values), 499_500);
+        assert_eq!(sum(&values[..LANES - 1]), (0..LANES as u64 - 1).sum::<u64>());
+    }
+
+    #[test]
+    fn a_bandwidth_is_a_positive_number() {
+        let found = read_bandwidth(2, Bytes(1 << 20)).unwrap();
+        assert!(found.is_finite() && found > 0.0);
+        assert_eq!(read_bandwidth(2, Bytes(0)), None);
+    }
+
+    #[test]
+    fn little_memory_makes_a_small_buffer() {
+        assert_eq!(probe_size(None), WANTED);
+        assert_eq!(probe_size(Some(Bytes(400))), Bytes(100));
+        assert_eq!(probe_size(Some(Bytes(1 << 40))), WANTED);
+    }
+}

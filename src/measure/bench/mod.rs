@@ -1,0 +1,20 @@
+//! Measures how fast a model runs on real text, and how close that is to the memory bandwidth.
+//!
+//! [`measure`] times one [`Test`] on a loaded engine. [`Traffic`] computes the bytes read per
+//! generated token, and [`read_bandwidth`] what this machine can read, so that a rate can be
+//! judged without another engine. [`difference`] compares the logits of two ways to run a model.
+//! Not here: options, output formats, loading.
+
+mod bandwidth;
+mod check;
+mod measure;
+mod speed;
+mod text;
+mod traffic;
+
+pub use bandwidth::{probe_size, read_bandwidth};
+pub use check::{AGAIN, Difference, difference, logits, rounding_bound};
+pub use measure::{Measured, Settings, Test, mean, measure, standard_deviation};
+pub use speed::{Shape, speed, steady};
+pub use text::{STORY, Text};
+pub use traffic::{SkippingFfn, Traffic};

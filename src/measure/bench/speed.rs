@@ -1,0 +1,363 @@
+//! Measures the speeds that the planner needs: a matrix read whole, neurons of which few are
+//! active, a hand-off, the overhead of an op. Measured with the model's own ops on matrices of its
+//! shapes: narrow matrices are read more slowly than wide ones, and small models fit in caches.
+
+mod prompts;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hal::format::Format;
+use hal::op::{Activation, Add, Down, FfnKind, MatMul, Merge, Op, Post, Skip, SparseFfn};
+use hal::{
+    BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceKind, Error, HostRows,
+    MailboxShape, PackDesc, Program, Queue, Result, Rows, Select, Source, Tensor,
+};
+
+use placement::Speed;
+
+/// Larger than the caches of GPUs and of CPUs, which have up to hundreds of megabytes; less if
+/// there is less memory or the model is smaller.
+const SIZE: Bytes = Bytes(256 << 20);
+const SIZE_OF_CPU: Bytes = Bytes(1 << 30);
+const LEAST: Bytes = Bytes(4 << 20);
+/// One neuron in this many is active.
+const EVERY: usize = 8;
+/// Number of passes; the fastest counts, since disturbances only add time. Fewer if a pass takes
+/// long.
+const PASSES: usize = 5;
+const ENOUGH: Duration = Duration::from_millis(400);
+/// Number of hand-offs, or of ops, in one program.
+const MANY: usize = 16;
+/// Maximum number of layers of a program.
+const MOST_LAYERS: usize = 64;
+/// Slower than any cache: a device this slow is measured on few bytes.
+const NO_CACHE: f64 = 2e9;
+
+/// The shape that devices are measured with: the feed-forward blocks of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Format of the matrices.
+    pub format: Format,
+    /// Width of the residual.
+    pub n_embd: usize,
+    /// Neurons of a layer.
+    pub n_ff: usize,
+    /// Size of the model.
+    pub size: Bytes,
+    /// Whether a predictor lists the active neurons; otherwise the gate decides.
+    pub listed: bool,
+    /// Whether neurons are skipped, so that devices transpose down.
+    pub skips: bool,
+}
+
+impl Shape {
+    /// The shape of a model with seven billion weights.
+    #[must_use]
+    pub fn usual(format: Format) -> Shape {
+        Shape {
+            format,
+            n_embd: 4096,
+            n_ff: 11008,
+            size: Bytes(4 << 30),
+            listed: false,
+            skips: true,
+        }
+    }
+
+    /// Bytes of a row.
+    fn row(&self) -> usize {
+        self.format.row_bytes(self.n_embd).unwrap_or(4 * self.n_embd).max(1)
+    }
+}
+
+/// Measures `device`, which has `free` bytes, with weights of `shape`. Takes a second or two and
+/// releases its memory.
+///
+/// # Errors
+/// Errors of the device, including unsupported ops.
+pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Speed> {
+    let size = if device.info().kind == DeviceKind::Cpu { SIZE_OF_CPU } else { SIZE };
+    let most = size.min(shape.size).max(LEAST).min(Bytes(free.map_or(u64::MAX, |b| b.0 / 4)));
+    let mut queue = device.queue("probe")?;
+    let mut probe = Probe::new(device, shape, LEAST, most)?;
+    let op = probe.op(&mut queue)?;
+    let mut dense = probe.dense(&mut queue, op)?;
+    if dense > NO_CACHE && probe.layers.len() < probe.most_layers {
+        drop(probe);
+        probe = Probe::new(device, shape, most, most)?;
+        dense = probe.dense(&mut queue, op)?;
+    }
+    let sparse = probe.sparse(&mut queue, op, dense)?;
+    let hand_off = match device.info().hand_off {
+        true => probe.hand_off(&mut queue)?,
+        false => 0.0,
+    };
+    let refill = probe.refill(&mut queue)?;
+    let prompt = if_it_can(probe.prompt(&mut queue))?;
+    let upload = if_it_can(probe.upload(&mut queue))?;
+    Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
+}
+
+/// Replaces an unsupported op or a lack of memory by 0: the device is then used without that
+/// feature.
+fn if_it_can(measured: Result<f64>) -> Result<f64> {
+    match measured {
+        Err(Error::Unsupported { .. } | Error::OutOfMemory { .. }) => Ok(0.0),
+        measured => measured,
+    }
+}
+
+/// Rounds `value` to two significant digits, so that plans do not change from one measurement to
+/// the next.
+#[must_use]
+pub fn steady(value: f64) -> f64 {
+    match value > 0.0 && value.is_finite() {
+        true => format!("{value:.1e}").parse().unwrap_or(0.0),
+        false => 0.0,
+    }
+}
+
+struct Probe {
+    device: Device,
+    shape: Shape,
+    /// Gate, up and down of each layer, stacked.
+    layers: Vec<Tensor>,
+    most_layers: usize,
+    n_ff: usize,
+    x: Tensor,
+}
+
+impl Probe {
+    /// Weights of about `size`, within the limit `most`.
+    fn new(device: &Device, shape: &Shape, size: Bytes, most: Bytes) -> Result<Probe> {
+        let row = shape.row() as u64;
+        let limit = most.min(device.info().max_binding).0 / 3 / row;
+        // Whole groups of rows in any format.
+        let n_ff = (limit.min(shape.n_ff as u64) / 64).max(1) as usize * 64;
+        let layer = 3 * n_ff as u64 * row;
+        let n_layers = |size: Bytes| (size.0 / layer).clamp(1, MOST_LAYERS as u64) as usize;
+        // Each layer has its own rows: the CPU uses them in place, and shared rows would come from
+        // its cache. The rows are not zeros, because untouched pages all map to one physical page.
+        let rows = || {
+            let source = Source::Owned(Arc::new(vec![0x3c_u8; layer as usize]));
+            HostRows::new(source, 3 * n_ff, shape.n_embd, shape.format)
+        };
+        let mut queue = device.queue("probe")?;
+        let x = device.alloc_f32("probe", 1, shape.n_embd)?;
+        queue.write(&x, bytemuck::cast_slice(&vec![0.5f32; shape.n_embd]))?;
+        let import = |_| {
+            let rows = rows()?;
+            device.import("probe", &PackDesc::whole(rows.desc()), &rows)
+        };
+        Ok(Probe {
+            device: device.clone(),
+            shape: *shape,
+            layers: (0..n_layers(size)).map(import).collect::<Result<_>>()?,
+            most_layers: n_layers(most),
+            n_ff,
+            x,
+        })
+    }
+
+    /// Bytes of one matrix.
+    fn matrix(&self) -> f64 {
+        (self.n_ff * self.shape.row()) as f64
+    }
+
+    fn program(&self, ops: Vec<Op>) -> Result<Program> {
+        let mut recorder = self.device.record("probe");
+        ops.into_iter().try_for_each(|op| recorder.push(op))?;
+        recorder.finish()
+    }
+
+    /// Seconds of the fastest pass.
+    fn time(&self, queue: &mut Queue, program: &Program) -> Result<f64> {
+        let (mut least, first) = (f64::INFINITY, Instant::now());
+        for pass in 0..PASSES {
+            if pass >= 2 && first.elapsed() > ENOUGH {
+                break;
+            }
+            let begin = Instant::now();
+            queue.replay(program)?.wait()?;
+            queue.finish()?;
+            least = least.min(begin.elapsed().as_secs_f64());
+        }
+        Ok(least.max(1e-9))
+    }
+
+    fn floats(&self, n: usize) -> Result<Tensor> {
+        self.device.alloc_f32("probe", 1, n)
+    }
+
+    /// `seconds` less `less`, but at least a tenth of it: the clock is not precise enough for
+    /// less.
+    fn rest(seconds: f64, less: f64) -> f64 {
+        (seconds - less).max(seconds / 10.0)
+    }
+
+    fn dense(&self, queue: &mut Queue, op: f64) -> Result<f64> {
+        let y = self.floats(self.n_ff)?;
+        let product = |w: Tensor| MatMul { w, x: self.x.clone(), bias: None, y: y.clone() }.into();
+        let matrix = |layer: &Tensor, n: usize| layer.rows(n * self.n_ff..(n + 1) * self.n_ff);
+        let matrices = self.layers.iter().flat_map(|layer| (0..3).map(move |n| matrix(layer, n)));
+        let ops: Vec<Op> = matrices.map(product).collect();
+        let n_ops = ops.len() as f64;
+        let seconds = self.time(queue, &self.program(ops)?)?;
+        Ok(n_ops * self.matrix() / Self::rest(seconds, n_ops * op))
+    }
+
+    /// Neurons of which every eighth is active: bytes per second of what only active neurons read.
+    fn sparse(&self, queue: &mut Queue, op: f64, dense: f64) -> Result<f64> {
+        let n_ff = self.n_ff;
+        let count = n_ff / EVERY;
+        let active = self.floats(1)?;
+        queue.write(&active, bytemuck::bytes_of(&0f32))?;
+        let listed = match self.shape.listed {
+            true => {
+                let set = self.device.row_set(count, 1)?;
+                let ids: Vec<u32> = (0..count).map(|i| (i * EVERY) as u32).collect();
+                queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
+                queue.write(&set.count, bytemuck::bytes_of(&(count as u32)))?;
+                queue.write(&set.members, bytemuck::cast_slice(&vec![1u32; count]))?;
+                Some(set)
+            }
+            false => None,
+        };
+        // The biases decide which neurons are active, whatever the weights.
+        let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
+        let bias = self.floats(n_ff)?;
+        queue.write(&bias, bytemuck::cast_slice(&(0..n_ff).map(offset).collect::<Vec<_>>()))?;
+        let y = self.floats(self.shape.n_embd)?;
+        let block = |layer: &Tensor| SparseFfn {
+            gate: Some(layer.rows(0..n_ff)),
+            up: layer.rows(n_ff..2 * n_ff),
+            down: layer.rows(2 * n_ff..3 * n_ff),
+            bias_gate: Some(bias.clone()),
+            bias_up: None,
+            bias_down: None,
+            threshold: None,
+            group_weight: None,
+            rows: listed.clone().map_or(Rows::All, Rows::Active),
+            x: self.x.clone(),
+            y: y.clone(),
+            active: active.clone(),
+            hits: None,
+            kind: FfnKind::Gated,
+            activation: Activation::Relu,
+            skip: Skip::NotPositive,
+            orientation: Down::ByNeuron,
+            groups: None,
+            accumulate: false,
+        };
+        let program =
+            self.program(self.layers.iter().map(|layer| block(layer).into()).collect())?;
+        let seconds = self.time(queue, &program)? / self.layers.len() as f64;
+        let (tested, used) = match self.shape.listed {
+            true => (0.0, 3.0),
+            false => (self.matrix() / dense, 2.0),
+        };
+        let bytes = used * (count * self.shape.row()) as f64;
+        Ok((bytes / Self::rest(seconds, tested + op)).min(dense))
+    }
+
+    /// Writes a row in the file's layout into a slot; for formats without blocks, a row whose
+    /// values are in a column of the file.
+    fn refill(&self, queue: &mut Queue) -> Result<f64> {
+        let Shape { n_embd, format, .. } = self.shape;
+        // Whole groups of rows.
+        let n_ff = self.n_ff.min(4096).next_multiple_of(256);
+        let transpose = format.quants().is_none();
+        let (n_rows, n_cols) = if transpose { (n_embd, n_ff) } else { (n_ff, n_embd) };
+        let row = format.row_bytes(n_cols).unwrap_or(4 * n_cols);
+        let source = Source::Owned(Arc::new(vec![0x3c_u8; n_rows * row]));
+        let rows = HostRows::new(source, n_rows, n_cols, format)?;
+        let select = Select::Rows((0..MANY as u32).collect());
+        let pack = PackDesc { source: rows.desc(), select, transpose, spare: 0 };
+        let slots = self.device.import("probe", &pack, &rows)?;
+        let mut least = f64::INFINITY;
+        for pass in 0..PASSES {
+            let begin = Instant::now();
+            for slot in 0..MANY {
+                let row = ((pass * MANY + slot) * EVERY % n_ff) as u32;
+                let bytes = self.device.pack_rows(&pack, &rows, row..row + 1)?;
+                queue.refill(&slots, slot..slot + 1, &bytes)?;
+            }
+            queue.finish()?;
+            least = least.min(begin.elapsed().as_secs_f64());
+        }
+        Ok(least / MANY as f64)
+    }
+
+    /// Overhead of one op.
+    fn op(&self, queue: &mut Queue) -> Result<f64> {
+        let n = self.shape.n_embd;
+        let (a, x) = (self.floats(n)?, self.floats(n)?);
+        let add = || Op::from(Add { a: a.clone(), x: x.clone() });
+        let one = self.program(vec![add()])?;
+        let many = self.program((0..=MANY).map(|_| add()).collect())?;
+        let (one, many) = (self.time(queue, &one)?, self.time(queue, &many)?);
+        Ok(((many - one) / MANY as f64).max(0.0))
+    }
+
+    /// A hand-off that is answered at once.
+    fn hand_off(&self, queue: &mut Queue) -> Result<f64> {
+        let shape = BatchShape { max_tokens: 1, max_seqs: 1, max_blocks: 1 };
+        let batch = self.device.batch(shape)?;
+        let token = BatchToken { id: 0, seq: 0, pos: 0, output: false };
+        let seq = BatchSeq { blocks: vec![0], len: 1 };
+        let words = BatchFacts { tokens: vec![token], seqs: vec![seq] }.encode(&shape, 1, 1)?;
+        queue.write(&batch.words, bytemuck::cast_slice(&words))?;
+        let n = self.shape.n_embd;
+        let shape = MailboxShape { max_tokens: 1, n_in: n, n_weights: 0, n_out: n, max_rows: 0 };
+        let y = self.floats(n)?;
+        let mut recorder = self.device.record("probe");
+        for _ in 0..MANY {
+            let mailbox = recorder.mailbox(&self.device.mailbox(shape)?)?;
+            let (x, batch) = (self.x.clone(), batch.clone());
+            let post = Post { x, batch: batch.clone(), rows: None, weights: None, mailbox };
+            recorder.push(post)?;
+            recorder.push(Merge { batch, y: y.clone(), mailbox, accumulate: false })?;
+        }
+        let program = recorder.finish()?;
+        let answer = vec![0f32; n];
+        let mut least = f64::INFINITY;
+        for _ in 0..PASSES {
+            let begin = Instant::now();
+            let mut run = queue.replay(&program)?;
+            while run.next_post()?.is_some() {
+                run.answer(&answer)?;
+            }
+            run.wait()?;
+            least = least.min(begin.elapsed().as_secs_f64());
+        }
+        Ok(least / MANY as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_has_a_speed_in_every_kind_of_format() {
+        let cpu = runtime::devices::cpu(Some(1));
+        for format in [Format::F16, Format::Q4_0, Format::Q6_K] {
+            for listed in [false, true] {
+                let shape = Shape { listed, n_embd: 512, n_ff: 700, ..Shape::usual(format) };
+                let speed = speed(&cpu, &shape, Some(Bytes(32 << 20))).unwrap();
+                assert!(speed.dense > 1e6 && speed.sparse > 1e6, "{format:?}: {speed:?}");
+                assert!(speed.sparse <= speed.dense && speed.hand_off == 0.0 && speed.op < 0.1);
+                assert!(speed.prompt > 1e6 && speed.upload == 0.0, "{format:?}: {speed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_digits_stay() {
+        assert_eq!(
+            [1234.0, 0.000_018_7, 99.9, 0.0, -1.0].map(steady),
+            [1200.0, 0.000_019, 100.0, 0.0, 0.0]
+        );
+    }
+}

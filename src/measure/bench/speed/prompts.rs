@@ -1,0 +1,165 @@
+//! Prefill speeds of a device: feed-forward blocks for large batches, and streaming of weights to
+//! it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
+use hal::{
+    Bytes, DeviceKind, HostRows, Operand, PackDesc, Queue, Result, Rows, Select, Source, Staging,
+    Tensor,
+};
+
+use super::{EVERY, PASSES, Probe};
+
+/// Tokens of the first and of the largest step tried, and rows of the first.
+const TOKENS: [usize; 2] = [64, 512];
+const ROWS: usize = 256;
+/// A step that takes this many seconds is long enough to measure.
+const LONG: f64 = 0.01;
+/// Bytes streamed at once.
+const PIECE: usize = 8 << 20;
+
+impl Probe {
+    /// Bytes of neurons times tokens, per second: tries steps of more rows and then of more tokens
+    /// until one takes long enough.
+    pub(super) fn prompt(&self, queue: &mut Queue) -> Result<f64> {
+        let (mut n_tokens, mut n_rows) = (TOKENS[0], ROWS.min(self.n_ff));
+        loop {
+            let seconds = self.block(queue, n_tokens, n_rows)?;
+            let bytes = (3 * n_rows * self.shape.row()) as f64;
+            let most = (n_rows, n_tokens) == (self.n_ff, TOKENS[1]);
+            if seconds >= LONG || most {
+                return Ok(bytes * n_tokens as f64 / seconds);
+            }
+            match n_rows < self.n_ff {
+                true => n_rows = (4 * n_rows).min(self.n_ff),
+                false => n_tokens = (2 * n_tokens).min(TOKENS[1]),
+            }
+        }
+    }
+
+    /// Seconds of a block of `n_rows` neurons for `n_tokens` tokens. If neurons are skipped, a
+    /// token uses every eighth. If they are listed, each is active for every eighth token, a
+    /// different one for each.
+    fn block(&self, queue: &mut Queue, n_tokens: usize, n_rows: usize) -> Result<f64> {
+        let (layer, n_ff, n_embd) = (&self.layers[0], self.n_ff, self.shape.n_embd);
+        let floats = |rows, cols| self.device.alloc_f32("probe", rows, cols);
+        let x = floats(n_tokens, n_embd)?;
+        queue.write(&x, bytemuck::cast_slice(&vec![0.5f32; n_tokens * n_embd]))?;
+        let y = floats(n_tokens, n_embd)?;
+        let active = floats(1, n_tokens)?;
+        queue.write(&active, bytemuck::cast_slice(&vec![0f32; n_tokens]))?;
+        // Listed neurons are active.
+        let bias = match self.shape.skips && !self.shape.listed {
+            true => {
+                let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
+                let bias = floats(1, n_rows)?;
+                let offsets: Vec<f32> = (0..n_rows).map(offset).collect();
+                queue.write(&bias, bytemuck::cast_slice(&offsets))?;
+                Some(bias)
+            }
+            false => None,
+        };
+        // A model without exact zeros has down in the file's layout, which prefill multiplies much
+        // faster.
+        let across = !self.shape.skips && n_rows.is_multiple_of(self.shape.format.block_values());
+        let down = match across {
+            true => {
+                let rows = self.source(n_embd, n_rows)?;
+                self.device.import("probe", &PackDesc::whole(rows.desc()), &rows)?
+            }
+            false => layer.rows(2 * n_ff..2 * n_ff + n_rows),
+        };
+        let op = SparseFfn {
+            gate: Some(layer.rows(0..n_rows)),
+            up: layer.rows(n_ff..n_ff + n_rows),
+            down,
+            bias_gate: bias,
+            bias_up: None,
+            bias_down: None,
+            threshold: None,
+            group_weight: None,
+            rows: self.wanted(queue, n_tokens, n_rows)?,
+            x,
+            y,
+            active,
+            hits: None,
+            kind: FfnKind::Gated,
+            activation: if self.shape.skips { Activation::Relu } else { Activation::Silu },
+            skip: if self.shape.skips { Skip::NotPositive } else { Skip::Never },
+            orientation: if across { Down::AcrossNeurons } else { Down::ByNeuron },
+            groups: None,
+            accumulate: false,
+        };
+        self.time(queue, &self.program(vec![op.into()])?)
+    }
+
+    /// All rows, or a list of them.
+    fn wanted(&self, queue: &mut Queue, n_tokens: usize, n_rows: usize) -> Result<Rows<Tensor>> {
+        if !self.shape.listed {
+            return Ok(Rows::All);
+        }
+        let set = self.device.row_set(n_rows, n_tokens)?;
+        let ids: Vec<u32> = (0..n_rows as u32).collect();
+        let bits = |first: usize| {
+            let every = (first..32).step_by(EVERY).map(|bit| 1u32 << bit);
+            every.fold(0, |word, bit| word | bit)
+        };
+        let words = set.members.desc().n_cols;
+        let members = (0..n_rows).flat_map(|row| vec![bits(row % EVERY); words]);
+        queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
+        queue.write(&set.count, bytemuck::bytes_of(&(n_rows as u32)))?;
+        queue.write(&set.members, bytemuck::cast_slice(&members.collect::<Vec<_>>()))?;
+        Ok(Rows::Active(set))
+    }
+
+    /// A matrix of the format with arbitrary contents.
+    fn source(&self, n_rows: usize, n_cols: usize) -> Result<HostRows> {
+        let format = self.shape.format;
+        let len = n_rows * format.row_bytes(n_cols).unwrap_or(0);
+        HostRows::new(Source::Owned(Arc::new(vec![0x3c_u8; len])), n_rows, n_cols, format)
+    }
+
+    /// Bytes of neurons per second uploaded to the device: every other row of gate and up, and the
+    /// same number of neurons of down in the layout of such a model. 0 if packs cannot be
+    /// rewritten.
+    pub(super) fn upload(&self, queue: &mut Queue) -> Result<f64> {
+        if self.device.info().kind == DeviceKind::Cpu {
+            return Ok(0.0);
+        }
+        let (row, n_embd, format) = (self.shape.row(), self.shape.n_embd, self.shape.format);
+        // Whole blocks of any format.
+        let n = (PIECE / 3 / row).min(self.n_ff) / 256 * 256;
+        let n = n.max(256);
+        let (rows, down) = (self.source(2 * n, n_embd)?, self.source(n_embd, 2 * n)?);
+        let half = Select::Rows((0..n as u32).map(|i| 2 * i).collect());
+        let by_row = PackDesc { select: half.clone(), ..PackDesc::whole(rows.desc()) };
+        let blocks = (n / format.block_values()) as u32;
+        let by_column = match self.shape.skips {
+            true => PackDesc { select: half, transpose: true, ..PackDesc::whole(down.desc()) },
+            false => PackDesc {
+                select: Select::ColumnBlocks((0..blocks).map(|i| 2 * i).collect()),
+                ..PackDesc::whole(down.desc())
+            },
+        };
+        let mut slots: Vec<(&PackDesc, &HostRows, Tensor, Option<Staging>)> = Vec::new();
+        for (pack, source) in [(&by_row, &rows), (&by_row, &rows), (&by_column, &down)] {
+            let Some(len) = self.device.packed_len(&pack.packed()?) else { return Ok(0.0) };
+            let staging = self.device.staging(Bytes(len as u64))?;
+            slots.push((pack, source, self.device.import("probe", pack, source)?, Some(staging)));
+        }
+        let mut least = f64::INFINITY;
+        for _ in 0..PASSES {
+            let begin = Instant::now();
+            for (pack, source, tensor, held) in &mut slots {
+                let Some(mut staging) = held.take() else { continue };
+                self.device.pack_into(pack, source, staging.bytes_mut())?;
+                *held = Some(queue.repack(staging, tensor)?.wait()?);
+            }
+            queue.finish()?;
+            least = least.min(begin.elapsed().as_secs_f64());
+        }
+        Ok((3 * n * row) as f64 / least.max(1e-9))
+    }
+}

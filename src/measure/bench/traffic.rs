@@ -1,0 +1,182 @@
+//! Bytes read per generated token.
+//!
+//! Counted as if nothing were cached (a model that fits in a cache seems to read more than the
+//! memory bandwidth allows), each item once:
+//! - one row of the embedding; the norms; q, k, v and output of every layer with their biases;
+//! - keys and values of the positions the token sees; the recurrent state of its sequence;
+//! - the output norm and matrix;
+//! - of a feed-forward block that is computed whole, all of it, or with experts those that a token
+//!   uses; the shared expert and the router;
+//! - of a block that skips neurons, with a share `d` of active neurons: the whole gate (it is the
+//!   test; without a gate, up is) or, where a predictor lists neurons, its two matrices, the table
+//!   of slots and the listed share of gate; the share `d` of up, and of down `d` of its rows.
+//!   Where down was transposed at load, its scales are in tables with one row for each group of
+//!   `g` neurons. A row of a table is read if any neuron of its group is active, which is
+//!   estimated as a share `1 - (1 - d)^g`: correct for neurons that fire independently, too high
+//!   for neurons that fire together.
+//!
+//! `d` is the mean over layers and tokens. Activations, partial sums and writes are not counted.
+
+use hal::format::{Format, TransposedLayout};
+use hal::{HostRows, TensorDesc};
+
+use engine::{Engine, state_bytes};
+use model::{AttentionSizes, Ffn};
+
+use super::Test;
+
+/// Values that do not change between tokens, for one model with one set of options.
+#[derive(Clone, Debug)]
+pub struct Traffic {
+    /// Bytes read for every token.
+    always: f64,
+    /// The parts of the feed-forward blocks that depend on the density; empty if nothing is
+    /// skipped.
+    blocks: Vec<SkippingFfn>,
+    /// Bytes of the rows tested, in layers that skip neurons.
+    gates: f64,
+    /// Per layer: bytes of keys and values per position, and the number of positions that it sees.
+    positions: Vec<(f64, Option<usize>)>,
+}
+
+/// The part of a feed-forward block that depends on the density: everything except gate.
+#[derive(Clone, Copy, Debug)]
+pub struct SkippingFfn {
+    /// Bytes of the rows read in proportion to the density.
+    rows: f64,
+    /// Bytes of the tables, and the number of neurons that share a row of them.
+    tables: f64,
+    group: i32,
+    /// Share of the neurons whose experts a token uses; the others are not read.
+    used: f64,
+}
+
+impl Traffic {
+    /// The traffic of a model as `engine` runs it.
+    #[must_use]
+    pub fn new(engine: &Engine) -> Traffic {
+        let (model, kv_formats) = (engine.model(), engine.options().kv_formats);
+        let embedding = size(&model.token_embd) / model.n_vocab().max(1) as f64;
+        let position = model.positions.as_ref();
+        let position = position.map_or(0.0, |p| size(&p.rows) / p.rows.desc().n_rows.max(1) as f64);
+        let mut always = embedding + position + size(&model.output);
+        always += size(&model.output_norm.w) + model.output_norm.bias.as_ref().map_or(0.0, size);
+        let (mut blocks, mut gates) = (Vec::new(), 0.0);
+        for (i, layer) in model.layers.iter().enumerate() {
+            layer.frame.each(&mut |_, part| always += size(part));
+            always += state_bytes(layer).0 as f64;
+            let Some(ffn) = &layer.ffn else { continue };
+            let used = ffn.share_used();
+            always += used * ffn.biases().map(size).sum::<f64>();
+            always += engine.predictor_bytes(i).0 as f64;
+            let Ffn { gate, up, down, down_by_neuron, .. } = ffn;
+            match engine.is_sparse() {
+                true => {
+                    let (tested, carried) = match gate {
+                        Some(gate) => (gate, Some(up.w.desc())),
+                        None => (up, None),
+                    };
+                    gates += size(&tested.w);
+                    let mut down = down.w.desc();
+                    if let Some(n) = ffn.n_expert() {
+                        (down.n_rows, down.n_cols) = (down.n_rows / n, down.n_cols * n);
+                    }
+                    let block = SkippingFfn::new(carried, down, *down_by_neuron);
+                    blocks.push(SkippingFfn { used, ..block });
+                }
+                false => {
+                    let matrices = ffn.matrices().map(|(_, rows)| size(rows));
+                    always += used * matrices.sum::<f64>();
+                }
+            }
+        }
+        let value = |format: Format| format.block_bytes() as f64 / format.block_values() as f64;
+        let position = |sizes: AttentionSizes| {
+            let keys = sizes.n_k() as f64 * value(kv_formats.k);
+            (keys + sizes.n_v() as f64 * value(kv_formats.v), sizes.window)
+        };
+        let attention = model.layers.iter().filter_map(|layer| layer.attention());
+        let positions = attention.map(|by| position(by.sizes)).collect();
+        Traffic { always, blocks, gates, positions }
+    }
+
+    /// Bytes per generated token of `test` if the share `gates` of the neurons is tested and the
+    /// share `density` is active.
+    #[must_use]
+    pub fn bytes_per_token(&self, density: f64, gates: f64, test: Test) -> f64 {
+        let skipping: f64 = self.blocks.iter().map(|block| block.bytes(density)).sum();
+        let positions =
+            self.positions.iter().map(|(bytes, window)| bytes * mean_context(test, *window));
+        self.always + gates * self.gates + skipping + positions.sum::<f64>()
+    }
+}
+
+impl SkippingFfn {
+    /// For `up`, unless it is the test itself, and `down` as in the file: `[n_embd, n_ff]`, or one
+    /// row per neuron if `by_neuron`.
+    #[must_use]
+    pub fn new(up: Option<TensorDesc>, down: TensorDesc, by_neuron: bool) -> SkippingFfn {
+        let up = up.map_or(0.0, bytes);
+        let whole = SkippingFfn { rows: up + bytes(down), tables: 0.0, group: 1, used: 1.0 };
+        if by_neuron {
+            return whole;
+        }
+        let (n_ff, n_out) = (down.n_cols, down.n_rows);
+        // Loading the engine has rejected a matrix that cannot be transposed.
+        TransposedLayout::new(down.format, n_ff, n_ff, n_out).map_or(whole, |layout| {
+            let number = if layout.group == 0 { 0 } else { size_of::<u32>() };
+            SkippingFfn {
+                rows: up + (n_ff * (layout.row_bytes + number)) as f64,
+                tables: (layout.n_bytes - layout.scales_at) as f64,
+                group: i32::try_from(layout.group).unwrap_or(i32::MAX),
+                used: 1.0,
+            }
+        })
+    }
+
+    /// Bytes read for a token for which the share `density` of the neurons is active.
+    #[must_use]
+    pub fn bytes(&self, density: f64) -> f64 {
+        let untouched = (1.0 - (density / self.used).min(1.0)).powi(self.group);
+        density * self.rows + self.used * (1.0 - untouched) * self.tables
+    }
+}
+
+fn size(rows: &HostRows) -> f64 {
+    bytes(rows.desc())
+}
+
+fn bytes(desc: TensorDesc) -> f64 {
+    desc.bytes().map_or(0.0, |bytes| bytes.0 as f64)
+}
+
+/// Mean number of positions that a generated token of `test` sees, itself included.
+#[must_use]
+fn mean_context(test: Test, window: Option<usize>) -> f64 {
+    let first = test.n_depth + test.n_prompt + 1;
+    let seen = |i: usize| (first + i).min(window.unwrap_or(usize::MAX)) as f64;
+    (0..test.n_gen).map(seen).sum::<f64>() / test.n_gen.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn context_grows_up_to_the_window() {
+        let test = Test { n_prompt: 0, n_gen: 3, n_depth: 10, n_seq: 1 };
+        assert_eq!(mean_context(test, None), 12.0);
+        assert_eq!(mean_context(test, Some(12)), (11.0 + 12.0 + 12.0) / 3.0);
+    }
+
+    #[test]
+    fn skipping_reads_between_nothing_and_all() {
+        let block = SkippingFfn { rows: 1000.0, tables: 320.0, group: 32, used: 1.0 };
+        assert_eq!(block.bytes(0.0), 0.0);
+        assert_eq!(block.bytes(1.0), 1320.0);
+        let tenth = block.bytes(0.1);
+        assert!(tenth > 100.0 + 0.9 * 320.0 && tenth < 100.0 + 320.0, "{tenth}");
+        let of_a_fifth = SkippingFfn { used: 0.2, ..block }.bytes(0.1);
+        assert!(of_a_fifth > 100.0 + 0.9 * 64.0 && of_a_fifth < 100.0 + 64.0, "{of_a_fifth}");
+    }
+}

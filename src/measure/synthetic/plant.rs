@@ -1,0 +1,235 @@
+//! Plants neurons with given firing rates, and a matching predictor.
+
+use rayon::prelude::*;
+
+use super::{
+    plan::{Part, Plan},
+    random::{Stream, below},
+};
+
+/// Exponent of the power law of the firing rates: few neurons fire often, most of them seldom.
+const EXPONENT: f64 = 0.85;
+/// Largest firing rate of a neuron.
+const MOST: f64 = 0.95;
+/// Smallest firing rate of a neuron, as a share of the mean.
+const LEAST: f64 = 0.02;
+/// Features per row of gate; a power of four makes the predictor's weights exact in few bits.
+const FAN: usize = 16;
+/// Deviation of the part that the predictor does not use; that of the whole row is 1.
+const NOISE: f32 = 0.1;
+/// Bias of the predictor towards firing, in deviations.
+const MARGIN: f32 = 0.15;
+
+/// The thresholds of a layer's neurons, the same in all layers except for their order.
+#[derive(Debug)]
+pub(super) struct Firing {
+    /// Threshold of a neuron's gate, in deviations above the mean.
+    thresholds: Vec<f32>,
+    /// Mean square of the activations of gates with deviation 1.
+    pub(super) mean_square: f32,
+}
+
+impl Firing {
+    pub(super) fn new(n_ff: usize, density: Option<f64>, relu: bool) -> Firing {
+        let normal = Normal::new();
+        let thresholds: Vec<f32> = match density {
+            None => vec![0.0; n_ff],
+            Some(density) => {
+                rates(n_ff, density).iter().map(|rate| normal.exceeded(*rate) as f32).collect()
+            }
+        };
+        let square = |&threshold: &f32| normal.mean_square(f64::from(threshold), relu);
+        // Without planting, all thresholds are equal.
+        let distinct = if density.is_some() { n_ff } else { 1 };
+        let sum: f64 = thresholds[..distinct].par_iter().map(square).sum();
+        Firing { thresholds, mean_square: (sum / distinct as f64) as f32 }
+    }
+}
+
+/// Firing rates that follow a power law and have the mean `density`.
+fn rates(n: usize, density: f64) -> Vec<f64> {
+    let law = |scale: f64| -> Vec<f64> {
+        let rank = |i: usize| (i as f64 + 0.5) / n as f64;
+        let rate = |i| (scale * rank(i).powf(-EXPONENT)).clamp(LEAST * density, MOST);
+        (0..n).map(rate).collect()
+    };
+    let (mut low, mut high) = (1e-6_f64, 1e3_f64);
+    for _ in 0..60 {
+        let middle = (low * high).sqrt();
+        let mean = law(middle).iter().sum::<f64>() / n as f64;
+        if mean < density { low = middle } else { high = middle }
+    }
+    law(low)
+}
+
+/// The normal distribution, discretised.
+struct Normal {
+    /// Probability of each step.
+    steps: Vec<f64>,
+}
+
+impl Normal {
+    const REACH: f64 = 6.0;
+    const WIDTH: f64 = 1.0 / 32.0;
+
+    fn new() -> Normal {
+        let n = (2.0 * Normal::REACH / Normal::WIDTH) as usize;
+        let density = |z: f64| (-z * z / 2.0).exp() / std::f64::consts::TAU.sqrt();
+        Normal { steps: (0..n).map(|i| density(Normal::at(i)) * Normal::WIDTH).collect() }
+    }
+
+    /// The middle of a step.
+    fn at(i: usize) -> f64 {
+        (i as f64 + 0.5) * Normal::WIDTH - Normal::REACH
+    }
+
+    /// The value that is exceeded with probability `p`.
+    fn exceeded(&self, p: f64) -> f64 {
+        let mut above = 0.0;
+        for (i, step) in self.steps.iter().enumerate().rev() {
+            if above + step >= p {
+                return Normal::at(i) + (0.5 - (p - above) / step) * Normal::WIDTH;
+            }
+            above += step;
+        }
+        -Normal::REACH
+    }
+
+    /// Mean square of the activation of `z - threshold`.
+    fn mean_square(&self, threshold: f64, relu: bool) -> f64 {
+        let square = |(i, step): (usize, &f64)| {
+            let x = Normal::at(i) - threshold;
+            let y = if relu { x.max(0.0) } else { x / (1.0 + (-x).exp()) };
+            step * y * y
+        };
+        self.steps.iter().enumerate().map(square).sum()
+    }
+}
+
+/// Planted parameters of a layer.
+#[derive(Debug)]
+pub(super) struct Planted {
+    n_const: usize,
+    n_embd: usize,
+    /// `[n_features, n_embd]`, deviation 1; zero on the constant channels.
+    features: Vec<f32>,
+    /// Threshold of each neuron.
+    thresholds: Vec<f32>,
+    choices: Stream,
+    noise: Stream,
+    /// Deviation of the gate's weights.
+    deviation: f32,
+    /// Deviation of the residual's free channels.
+    residual: f32,
+}
+
+impl Planted {
+    pub(super) fn new(plan: &Plan<'_>, layer: usize) -> Planted {
+        let n_embd = plan.spec.shape.n_embd;
+        let stream = |part: u64| Stream::new(plan.spec.seed, part << 8, layer as u64);
+        let mut features = vec![0.0; plan.n_features() * n_embd];
+        features.par_chunks_mut(n_embd).enumerate().for_each(|(row, out)| {
+            stream(1).fill((row * n_embd) as u64, 1.0, out);
+            out[..plan.n_const].fill(0.0);
+        });
+        let order = stream(2).shuffled(plan.spec.shape.n_ff);
+        Planted {
+            n_const: plan.n_const,
+            n_embd,
+            features,
+            thresholds: order.iter().map(|&i| plan.firing.thresholds[i as usize]).collect(),
+            choices: stream(3),
+            noise: Stream::new(plan.spec.seed, Part::Gate as u64, layer as u64),
+            deviation: plan.deviation_ffn(layer),
+            residual: plan.ffn_variance(layer).sqrt(),
+        }
+    }
+
+    fn n_features(&self) -> usize {
+        self.features.len() / self.n_embd
+    }
+
+    /// The features of a neuron, and their weights.
+    fn parts(&self, neuron: usize) -> impl Iterator<Item = (usize, f32)> {
+        let weight = ((1.0 - NOISE * NOISE) / FAN as f32).sqrt();
+        (0..FAN).map(move |i| {
+            let bits = self.choices.bits((neuron * FAN + i) as u64);
+            let sign = if bits & 1 == 0 { weight } else { -weight };
+            (below(bits, self.n_features()), sign)
+        })
+    }
+
+    /// Writes a row of gate, `[n_embd]`, on the free channels; returns the deviation of its
+    /// product with the residual times the norm's weights `norm`.
+    fn free_row(&self, neuron: usize, norm: &[f32], out: &mut [f32]) -> f32 {
+        let n_const = self.n_const;
+        self.noise.fill((neuron * self.n_embd) as u64, NOISE, out);
+        out[..n_const].fill(0.0);
+        for (feature, weight) in self.parts(neuron) {
+            let feature = &self.features[feature * self.n_embd..][..self.n_embd];
+            out.iter_mut().zip(feature).for_each(|(out, x)| *out += weight * x);
+        }
+        out.iter_mut().for_each(|out| *out *= self.deviation);
+        let square: f32 = out.iter().zip(norm).map(|(w, norm)| (w * norm) * (w * norm)).sum();
+        square.sqrt() * self.residual
+    }
+
+    /// A row of gate, `[n_embd]`.
+    pub(super) fn gate(&self, neuron: usize, norm: &[f32], out: &mut [f32]) {
+        let deviation = self.free_row(neuron, norm, out);
+        out[..self.n_const].fill(-self.thresholds[neuron] * deviation / self.n_const as f32);
+    }
+
+    /// A row of the predictor's first matrix, `[n_embd]`: a feature, a negated feature, or the
+    /// constant 1.
+    pub(super) fn fc1(&self, hidden: usize, norm: &[f32], out: &mut [f32]) {
+        let n = self.n_features();
+        out.fill(0.0);
+        if hidden >= 2 * n {
+            out[..self.n_const].fill(1.0 / self.n_const as f32);
+            return;
+        }
+        let sign = if hidden < n { self.deviation } else { -self.deviation };
+        let feature = &self.features[hidden % n * self.n_embd..][..self.n_embd];
+        for ((out, x), norm) in out.iter_mut().zip(feature).zip(norm) {
+            *out = sign * x * norm;
+        }
+    }
+
+    /// A row of the predictor's second matrix, `[n_hidden]`. `row` is scratch memory for a row of
+    /// gate.
+    pub(super) fn fc2(&self, neuron: usize, norm: &[f32], row: &mut [f32], out: &mut [f32]) {
+        let n = self.n_features();
+        let deviation = self.free_row(neuron, norm, row);
+        out.fill((MARGIN - self.thresholds[neuron]) * deviation / self.n_const as f32);
+        out[..2 * n].fill(0.0);
+        for (feature, weight) in self.parts(neuron) {
+            out[feature] += weight;
+            out[n + feature] -= weight;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_have_the_mean_asked_for() {
+        for density in [0.005, 0.1, 0.5, 0.8] {
+            let rates = rates(2048, density);
+            let mean = rates.iter().sum::<f64>() / 2048.0;
+            assert!((mean / density - 1.0).abs() < 1e-3, "{density}: {mean}");
+        }
+    }
+
+    #[test]
+    fn the_normal_distribution_is_that_of_tables() {
+        let normal = Normal::new();
+        for (p, z) in [(0.5, 0.0), (0.1, 1.281_55), (0.002, 2.878_16), (0.95, -1.644_85)] {
+            assert!((normal.exceeded(p) - z).abs() < 1e-3, "{p}: {}", normal.exceeded(p));
+        }
+        assert!((normal.mean_square(0.0, true) - 0.5).abs() < 1e-3);
+        assert!((normal.mean_square(0.0, false) - 0.3558).abs() < 1e-3);
+    }
+}

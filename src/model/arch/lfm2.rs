@@ -1,0 +1,33 @@
+//! LFM2: gated short convolutions, and attention in the layers that have heads of keys and values.
+
+use hal::op::Pairing;
+
+use super::llama::LLAMA;
+use crate::{ArchSpec, Error, LayerReader, Mixer, Positions, ShortConv};
+
+pub(super) const LFM2: ArchSpec = ArchSpec {
+    name: "lfm2",
+    models: "LFM2 230M to 2.6B",
+    mixer,
+    qk_norm: true,
+    positions: Positions::Rotary(Pairing::Halves),
+    output_norm: "token_embd_norm",
+    ..LLAMA
+};
+
+fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+    if layer.sizes().n_head_kv > 0 {
+        return layer.attention();
+    }
+    let taps = layer.keys().need("shortconv.l_cache", "the taps of the short convolution")?;
+    let n = layer.n_embd();
+    let part =
+        |first: usize| layer.affine_rows("shortconv.in_proj", 3 * n, n, first * n..(first + 1) * n);
+    Ok(Mixer::ShortConv(ShortConv {
+        b: part(0)?,
+        c: part(1)?,
+        x: part(2)?,
+        conv: layer.f32_rows("shortconv.conv.weight", n, taps, 0..n)?,
+        out: layer.affine("shortconv.out_proj", n, n)?,
+    }))
+}

@@ -1,0 +1,293 @@
+//! The mixer of a layer, which combines the tokens of a sequence: attention, a recurrence, or
+//! nothing. Over host rows, tensors or shapes.
+
+use std::sync::Arc;
+
+use hal::HostRows;
+use hal::op::HeadMapping;
+
+use super::layer::{Part, try_map_maybe};
+use super::{Affine, RopeTable};
+
+/// The first half of a layer.
+#[derive(Clone, Debug)]
+pub enum Mixer<T = HostRows> {
+    /// The layer has none.
+    None,
+    /// Attention, with a cache of keys and values.
+    Attention(Attention<T>),
+    /// A gated short convolution, with the last inputs as state.
+    ShortConv(ShortConv<T>),
+    /// A gated delta net, with a matrix per head as state.
+    GatedDelta(GatedDelta<T>),
+}
+
+/// A gated short convolution (LFM2): `out . (c * conv(b * x))`, where `b`, `c` and `x` are
+/// computed from the layer's input.
+#[derive(Clone, Debug)]
+pub struct ShortConv<T = HostRows> {
+    /// `[n_channel, n_embd]`: the gate before the convolution.
+    pub b: Affine<T>,
+    /// `[n_channel, n_embd]`: the gate after it.
+    pub c: Affine<T>,
+    /// `[n_channel, n_embd]`: its input.
+    pub x: Affine<T>,
+    /// `[n_channel, k]`, F32: a filter of `k` taps per channel.
+    pub conv: T,
+    /// `[n_embd, n_channel]`.
+    pub out: Affine<T>,
+}
+
+/// Sizes of a gated delta net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatedDeltaSizes {
+    /// Heads of queries and keys.
+    pub n_head_k: usize,
+    /// Heads of values.
+    pub n_head_v: usize,
+    /// Values per head of queries and keys.
+    pub d_k: usize,
+    /// Values per head of values.
+    pub d_v: usize,
+    /// Maps value heads to key heads.
+    pub heads: HeadMapping,
+}
+
+/// A gated delta net (Yang et al. 2024): queries, keys and values pass a short convolution with
+/// SiLU, queries and keys are normalised to length 1, and the gated delta rule is followed by a
+/// norm per head and a gate.
+#[derive(Clone, Debug)]
+pub struct GatedDelta<T = HostRows> {
+    /// Its sizes.
+    pub sizes: GatedDeltaSizes,
+    /// `[n_head_k * d_k, n_embd]`.
+    pub q: Affine<T>,
+    /// `[n_head_k * d_k, n_embd]`.
+    pub k: Affine<T>,
+    /// `[n_head_v * d_v, n_embd]`.
+    pub v: Affine<T>,
+    /// `[n_head_k * d_k, taps]`, F32: a filter per channel of the queries.
+    pub q_conv: T,
+    /// The same of the keys.
+    pub k_conv: T,
+    /// `[n_head_v * d_v, taps]`, F32: of the values.
+    pub v_conv: T,
+    /// `[1, d_k]`, F32: `1 / sqrt(d_k)` throughout. An RMS norm with these factors and an epsilon of `eps / d_k` gives
+    /// `x / sqrt(sum(x^2) + eps)`.
+    pub unit: T,
+    /// `[n_head_v, n_embd]`: the decay before bias and softplus.
+    pub alpha: Affine<T>,
+    /// `[n_head_v, n_embd]`: the writing strength before the sigmoid.
+    pub beta: Affine<T>,
+    /// `[1, n_head_v]`, F32: bias of the decay.
+    pub dt_bias: T,
+    /// `[1, n_head_v]`, F32: `-exp(A_log)`.
+    pub a: T,
+    /// `[1, d_v]`: norm of each head's output.
+    pub norm: Affine<T>,
+    /// `[n_head_v * d_v, n_embd]`: the gate of the output before SiLU.
+    pub z: Affine<T>,
+    /// `[n_embd, n_head_v * d_v]`.
+    pub out: Affine<T>,
+}
+
+/// Sizes of a layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSizes {
+    /// Query heads.
+    pub n_head: usize,
+    /// Key and value heads.
+    pub n_head_kv: usize,
+    /// Values per head of queries and keys.
+    pub d_head: usize,
+    /// Values per head of values.
+    pub d_value: usize,
+    /// Values of a head that RoPE is applied to.
+    pub n_rot: usize,
+    /// Size of the sliding window; `None` for global attention.
+    pub window: Option<usize>,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Soft cap of the scores; 0 for none.
+    pub softcap: f32,
+}
+
+/// Attention.
+#[derive(Clone, Debug)]
+pub struct Attention<T = HostRows> {
+    /// Its sizes.
+    pub sizes: AttentionSizes,
+    /// RoPE of queries and keys; `None` with other positions or none.
+    pub rope: Option<Arc<RopeTable>>,
+    /// `[n_head * d_head, n_embd]`; with a gated output `[n_head * 2 * d_head, n_embd]`: for each
+    /// head its query, then its gate.
+    pub q: Affine<T>,
+    /// Whether the heads' outputs are multiplied by the sigmoid of their gates; `d_value` then
+    /// equals `d_head`.
+    pub gated: bool,
+    /// `[1, d_head]`, of each head's queries.
+    pub q_norm: Option<Affine<T>>,
+    /// Keys and values.
+    pub kv: Kv<T>,
+    /// `[1, d_head]`, of each head's keys.
+    pub k_norm: Option<Affine<T>>,
+    /// `[1, n_head]`: learned sinks.
+    pub sinks: Option<T>,
+    /// `[n_embd, n_head * d_value]`.
+    pub o: Affine<T>,
+}
+
+/// How keys and values are computed from a layer's normed input.
+#[derive(Clone, Debug)]
+pub enum Kv<T = HostRows> {
+    /// With one matrix each.
+    Direct {
+        /// `[n_head_kv * d_head, n_embd]`.
+        k: Affine<T>,
+        /// `[n_head_kv * d_value, n_embd]`.
+        v: Affine<T>,
+    },
+    /// Through a latent vector.
+    Latent(Latent<T>),
+}
+
+/// Multi-head latent attention (MLA), expanded to keys and values of every head.
+#[derive(Clone, Debug)]
+pub struct Latent<T = HostRows> {
+    /// `[d_latent, n_embd]`: computes the latent vector.
+    pub kv_a_proj: Affine<T>,
+    /// `[1, d_latent]`: its norm.
+    pub kv_a_norm: Affine<T>,
+    /// `[n_rot, n_embd]`: the columns of the keys that RoPE is applied to, the same for all heads.
+    pub k_rope: Affine<T>,
+    /// `[n_head * (d_head - n_rot + d_value), d_latent]`: for each head the other columns of its
+    /// key, then its value.
+    pub kv_b_proj: Affine<T>,
+}
+
+impl AttentionSizes {
+    /// Width of the keys of all heads.
+    #[must_use]
+    pub fn n_k(&self) -> usize {
+        self.n_head_kv * self.d_head
+    }
+
+    /// Width of the values of all heads.
+    #[must_use]
+    pub fn n_v(&self) -> usize {
+        self.n_head_kv * self.d_value
+    }
+
+    /// Width of the queries of all heads.
+    #[must_use]
+    pub fn n_q(&self) -> usize {
+        self.n_head * self.d_head
+    }
+
+    /// Width of the outputs of all heads.
+    #[must_use]
+    pub fn n_out(&self) -> usize {
+        self.n_head * self.d_value
+    }
+}
+
+impl GatedDeltaSizes {
+    /// Width of the queries, and of the keys, of all heads.
+    #[must_use]
+    pub fn n_k(&self) -> usize {
+        self.n_head_k * self.d_k
+    }
+
+    /// Width of the values of all heads.
+    #[must_use]
+    pub fn n_v(&self) -> usize {
+        self.n_head_v * self.d_v
+    }
+}
+
+impl<T> Mixer<T> {
+    /// The attention; `None` for other mixers.
+    #[must_use]
+    pub fn attention(&self) -> Option<&Attention<T>> {
+        match self {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::None | Mixer::ShortConv(_) | Mixer::GatedDelta(_) => None,
+        }
+    }
+
+    /// The same over another kind of operand.
+    pub(super) fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<Mixer<U>, E> {
+        Ok(match self {
+            Mixer::None => Mixer::None,
+            Mixer::Attention(attention) => Mixer::Attention(attention.try_map(f)?),
+            Mixer::ShortConv(conv) => Mixer::ShortConv(conv.try_map(f)?),
+            Mixer::GatedDelta(delta) => Mixer::GatedDelta(delta.try_map(f)?),
+        })
+    }
+}
+
+impl<T> Attention<T> {
+    fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<Attention<U>, E> {
+        Ok(Attention {
+            sizes: self.sizes,
+            rope: self.rope.clone(),
+            q: self.q.try_map("attn_q", f)?,
+            gated: self.gated,
+            q_norm: try_map_maybe(&self.q_norm, "attn_q_norm", f)?,
+            kv: match &self.kv {
+                Kv::Direct { k, v } => {
+                    Kv::Direct { k: k.try_map("attn_k", f)?, v: v.try_map("attn_v", f)? }
+                }
+                Kv::Latent(latent) => Kv::Latent(latent.try_map(f)?),
+            },
+            k_norm: try_map_maybe(&self.k_norm, "attn_k_norm", f)?,
+            sinks: self.sinks.as_ref().map(|sinks| f("attn_sinks", sinks)).transpose()?,
+            o: self.o.try_map("attn_output", f)?,
+        })
+    }
+}
+
+impl<T> Latent<T> {
+    fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<Latent<U>, E> {
+        Ok(Latent {
+            kv_a_proj: self.kv_a_proj.try_map("attn_kv_a_mqa", f)?,
+            kv_a_norm: self.kv_a_norm.try_map("attn_kv_a_norm", f)?,
+            k_rope: self.k_rope.try_map("attn_k_pe", f)?,
+            kv_b_proj: self.kv_b_proj.try_map("attn_kv_b", f)?,
+        })
+    }
+}
+
+impl<T> ShortConv<T> {
+    fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<ShortConv<U>, E> {
+        Ok(ShortConv {
+            b: self.b.try_map("shortconv.in_proj_b", f)?,
+            c: self.c.try_map("shortconv.in_proj_c", f)?,
+            x: self.x.try_map("shortconv.in_proj_x", f)?,
+            conv: f("shortconv.conv", &self.conv)?,
+            out: self.out.try_map("shortconv.out_proj", f)?,
+        })
+    }
+}
+
+impl<T> GatedDelta<T> {
+    fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<GatedDelta<U>, E> {
+        Ok(GatedDelta {
+            sizes: self.sizes,
+            q: self.q.try_map("attn_q", f)?,
+            k: self.k.try_map("attn_k", f)?,
+            v: self.v.try_map("attn_v", f)?,
+            q_conv: f("ssm_conv1d_q", &self.q_conv)?,
+            k_conv: f("ssm_conv1d_k", &self.k_conv)?,
+            v_conv: f("ssm_conv1d_v", &self.v_conv)?,
+            unit: f("qk_unit", &self.unit)?,
+            alpha: self.alpha.try_map("ssm_alpha", f)?,
+            beta: self.beta.try_map("ssm_beta", f)?,
+            dt_bias: f("ssm_dt", &self.dt_bias)?,
+            a: f("ssm_a", &self.a)?,
+            norm: self.norm.try_map("ssm_norm", f)?,
+            z: self.z.try_map("attn_gate", f)?,
+            out: self.out.try_map("ssm_out", f)?,
+        })
+    }
+}

@@ -1,0 +1,197 @@
+//! Chooses the devices to use, and how much of their memory.
+
+use hal::{Bytes, MemoryReport};
+
+use crate::devices::{Candidate, Missing, backend_of};
+use crate::error::DeviceError;
+use crate::notice::{DeviceFull, Notice, Observer};
+use crate::options::{Budget, DeviceOptions};
+
+type Result<T> = std::result::Result<T, DeviceError>;
+
+/// Device memory left free without a user budget: for the desktop and other programs.
+const MARGIN: Bytes = Bytes(512 << 20);
+
+/// The usable memory of a device.
+pub(crate) fn budget(
+    given: Option<&Budget>,
+    memory: MemoryReport,
+    name: &str,
+    observer: &dyn Observer,
+) -> Result<Bytes> {
+    let known = memory.free.or(memory.total);
+    let budget = match (given, known) {
+        (Some(Budget::Bytes(bytes)), _) => match memory.total {
+            Some(total) if total < Bytes(*bytes) => {
+                let (device, wanted) = (name.to_owned(), Bytes(*bytes));
+                observer.notice(&Notice::BudgetReduced { device, wanted, total });
+                total
+            }
+            _ => Bytes(*bytes),
+        },
+        (Some(Budget::Share(share)), _) => {
+            let Some(total) = memory.total.or(memory.free) else {
+                return Err(DeviceError::ShareOfUnknown { device: name.to_owned() });
+            };
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a share of a u64
+            Bytes((total.0 as f64 * f64::from(*share)) as u64)
+        }
+        (Some(Budget::Auto) | None, Some(free)) => free - MARGIN,
+        (Some(Budget::Auto) | None, None) => {
+            observer.notice(&Notice::NoMemoryReport { device: name.to_owned() });
+            Bytes::MAX
+        }
+    };
+    Ok(budget)
+}
+
+/// Selects the requested devices among those found.
+pub(crate) fn choose(
+    wanted: &DeviceOptions,
+    found: Vec<Candidate>,
+    missing: &[Missing],
+) -> Result<Vec<Candidate>> {
+    let lacks = |backend: Option<&str>| {
+        let backend = wanted.backend.or(backend);
+        // The last entry is the backend that supports most devices.
+        let concerned = missing.iter().find(|missing| backend == Some(missing.backend));
+        concerned.or(missing.last()).cloned().map(Box::new)
+    };
+    let of_backend = |candidate: &Candidate| wanted.backend.is_none_or(|b| b == candidate.backend);
+    let mut chosen = Vec::new();
+    match &wanted.named {
+        Some(wanted) => {
+            for name in wanted.iter().filter(|name| !name.eq_ignore_ascii_case("cpu")) {
+                let by_name = |c: &&Candidate| c.name.eq_ignore_ascii_case(name) && of_backend(c);
+                let Some(candidate) = found.iter().find(by_name) else {
+                    return Err(DeviceError::Unknown {
+                        name: name.clone(),
+                        known: found.iter().map(|candidate| candidate.name.clone()).collect(),
+                        missing: lacks(Some(backend_of(name))),
+                    });
+                };
+                if chosen.iter().any(|other: &Candidate| other.name == candidate.name) {
+                    return Err(DeviceError::Twice { name: name.clone() });
+                }
+                chosen.push(candidate.clone());
+            }
+        }
+        None => {
+            let once = |c: &Candidate| c.same_as.is_none() || wanted.backend.is_some();
+            chosen.extend(found.into_iter().filter(|c| of_backend(c) && !c.software && once(c)));
+        }
+    }
+    if let Some(backend) = wanted.backend
+        && chosen.is_empty()
+    {
+        return Err(DeviceError::OfBackend { backend, missing: lacks(None) });
+    }
+    match wanted.main {
+        None => Ok(chosen),
+        Some(_) if chosen.is_empty() => Ok(chosen),
+        Some(n) if n < chosen.len() => Ok(vec![chosen.swap_remove(n)]),
+        Some(n) => {
+            let (n_devices, missing) = (chosen.len(), lacks(None));
+            Err(DeviceError::Number { n, n_devices, missing })
+        }
+    }
+}
+
+/// The notice about missing devices: because settings expected one, or because this build supports
+/// some.
+pub(crate) fn no_device(wanted: &DeviceOptions, missing: &[Missing]) -> Option<Notice> {
+    // The last entry is the backend that supports most devices, so its hint helps most.
+    let reason = missing.iter().rfind(|m| m.is_built).map(|m| m.reason.clone())?;
+    Some(Notice::NoDevice { reason, expected_by: wanted.expected_by.clone() })
+}
+
+/// Why a device cannot be used without a set budget.
+pub(crate) fn device_full(name: &str, memory: MemoryReport) -> DeviceFull {
+    let known = memory.free.or(memory.total).unwrap_or_default();
+    DeviceFull { device: name.to_owned(), known, margin: MARGIN }
+}
+
+pub(crate) fn check_number(wanted: &DeviceOptions, n_devices: usize) -> Result<()> {
+    let n_budgets = wanted.budgets.len();
+    if n_budgets > 1 && n_devices > 0 && n_budgets != n_devices {
+        return Err(DeviceError::Budgets { n_budgets, n_devices });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notice::Silent;
+
+    fn found() -> Vec<Candidate> {
+        ["Card0", "Card1"].map(|name| Candidate::assumed(name, Bytes(8 << 30))).into()
+    }
+
+    #[test]
+    fn devices_by_name_and_number() {
+        let choose = |wanted: DeviceOptions| {
+            let missing = Missing {
+                backend: "wgpu",
+                is_built: true,
+                reason: "no driver".to_owned(),
+                hint: "install one".to_owned(),
+            };
+            let chosen = super::choose(&wanted, found(), &[missing]);
+            chosen.map(|all| all.into_iter().map(|c| c.name).collect::<Vec<_>>())
+        };
+        let named = |names: &[&str]| {
+            let named = names.iter().map(|&name| name.to_owned()).collect();
+            DeviceOptions { named: Some(named), ..DeviceOptions::default() }
+        };
+        assert_eq!(choose(DeviceOptions::default()).unwrap(), ["Card0", "Card1"]);
+        assert_eq!(choose(named(&["card1"])).unwrap(), ["Card1"]);
+        let second = DeviceOptions { main: Some(1), ..DeviceOptions::default() };
+        assert_eq!(choose(second).unwrap(), ["Card1"]);
+        let error = choose(named(&["CUDA0"])).unwrap_err();
+        assert!(error.to_string().contains("the devices are Card0, Card1"), "{error:?}");
+        let wgpu = DeviceOptions { backend: Some("wgpu"), ..DeviceOptions::default() };
+        let error = choose(wgpu).unwrap_err();
+        assert!(matches!(error, DeviceError::OfBackend { missing: Some(_), .. }), "{error:?}");
+        let error = choose(named(&["Card0", "card0"])).unwrap_err();
+        assert!(matches!(error, DeviceError::Twice { .. }), "{error:?}");
+        let cuda = DeviceOptions { backend: Some("cuda"), ..DeviceOptions::default() };
+        assert!(matches!(choose(cuda).unwrap_err(), DeviceError::OfBackend { .. }));
+        let third = DeviceOptions { main: Some(2), ..DeviceOptions::default() };
+        assert!(matches!(choose(third).unwrap_err(), DeviceError::Number { n: 2, .. }));
+    }
+
+    #[test]
+    fn a_card_that_two_drivers_show_is_taken_once() {
+        let choose = |wanted: DeviceOptions| {
+            let mut found = found();
+            found[1].same_as = Some("Card0".to_owned());
+            found[1].backend = "wgpu";
+            let chosen = super::choose(&wanted, found, &[]).unwrap();
+            chosen.into_iter().map(|c| c.name).collect::<Vec<_>>()
+        };
+        assert_eq!(choose(DeviceOptions::default()), ["Card0"]);
+        let named = Some(vec!["Card1".to_owned()]);
+        assert_eq!(choose(DeviceOptions { named, ..DeviceOptions::default() }), ["Card1"]);
+        let backend = Some("wgpu");
+        assert_eq!(choose(DeviceOptions { backend, ..DeviceOptions::default() }), ["Card1"]);
+    }
+
+    #[test]
+    fn budgets_of_what_there_is() {
+        let memory = |free: u64, total: u64| MemoryReport {
+            free: Some(Bytes(free << 30)),
+            total: Some(Bytes(total << 30)),
+        };
+        let budget = |given: Option<Budget>, memory| {
+            super::budget(given.as_ref(), memory, "Card", &Silent).map(|bytes| bytes.0).ok()
+        };
+        assert_eq!(budget(None, memory(6, 8)), Some((6 << 30) - MARGIN.0));
+        assert_eq!(budget(Some(Budget::Auto), memory(6, 8)), Some((6 << 30) - MARGIN.0));
+        assert_eq!(budget(Some(Budget::Share(0.5)), memory(6, 8)), Some(4 << 30));
+        assert_eq!(budget(Some(Budget::Bytes(5)), memory(6, 8)), Some(5));
+        assert_eq!(budget(Some(Budget::Bytes(9 << 30)), memory(6, 8)), Some(8 << 30));
+        assert_eq!(budget(None, MemoryReport::default()), Some(u64::MAX));
+        assert!(budget(Some(Budget::Share(0.5)), MemoryReport::default()).is_none());
+    }
+}

@@ -1,0 +1,48 @@
+//! The built-in model, which runs when no file is named.
+//!
+//! Here: its bytes and its notices. Not here: how it was made (`assets/README.md`).
+
+/// Its name in errors and in `info`.
+pub const NAME: &str = "the built-in story model";
+
+/// Licences and origins of the model.
+pub const NOTICES: &str = include_str!("../../assets/NOTICES.md");
+
+/// A container in memory, with the alignment that a mapped file has.
+#[repr(C, align(64))]
+struct Aligned<T: ?Sized>(T);
+
+const MODEL: &Aligned<[u8]> = &Aligned(*include_bytes!("../../assets/tinystories-relu-f16.gguf"));
+
+/// The GGUF file, byte for byte.
+pub static BYTES: &[u8] = &MODEL.0;
+
+/// Opens the model.
+///
+/// # Errors
+/// Those of [`gguf::File::from_static`]; they mean that the program was built from a damaged file.
+pub fn file() -> Result<gguf::File, gguf::Error> {
+    gguf::File::from_static(BYTES, NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_is_small_aligned_and_says_that_it_is_sparse() {
+        assert!(BYTES.len() < 12_000_000, "{} bytes", BYTES.len());
+        assert!(BYTES.as_ptr().addr().is_multiple_of(64));
+        let file = file().unwrap();
+        let activation = file.metadata().str("llama.hidden_activation").unwrap();
+        assert_eq!(activation, Some("relu"));
+        assert_eq!(file.metadata().str("general.name").unwrap(), Some("Llama-tinystories-relu"));
+    }
+
+    #[test]
+    fn the_notices_name_every_source() {
+        for words in ["Built with Llama", "CDLA-Sharing-1.0", "Erik Hyrkas", "CC-BY", "AS IS"] {
+            assert!(NOTICES.contains(words), "{words}");
+        }
+    }
+}

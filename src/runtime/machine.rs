@@ -1,0 +1,442 @@
+//! The CPU and the other devices: chosen, opened, with a budget, measured.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use engine::{EngineOptions, Placing};
+use hal::format::Format;
+use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
+use learn::learned::{Learned, Section};
+use learn::profile::Profile;
+use measure::bench::Shape;
+use model::Model;
+use placement::{CPU, Forecast, Speed, Wishes};
+
+use crate::assumed::{Assumed, AssumedSpeed};
+use crate::choice::{budget, check_number, choose, device_full, no_device};
+use crate::devices::{self, Candidate};
+use crate::error::DeviceError;
+use crate::notice::{Notice, Observer, Placed, SharedObserver};
+use crate::options::{Budget, Computation, DeviceOptions, Options, Sparsity};
+use crate::speeds::Speeds;
+
+type Result<T> = std::result::Result<T, DeviceError>;
+
+/// Speed of a device that failed to be measured: slower than anything, so that no plan uses it.
+const UNUSABLE: Speed = Speed {
+    dense: 1.0,
+    sparse: 1.0,
+    hand_off: 1.0,
+    op: 1.0,
+    refill: 1.0,
+    prompt: 1.0,
+    upload: 0.0,
+};
+/// The CPU and the other devices, as the user requested.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The CPU.
+    pub cpu: Device,
+    cpu_backend: Arc<dyn Backend>,
+    /// Its threads.
+    pub n_threads: usize,
+    /// Devices besides the CPU, in the order of the engine's list.
+    pub others: Vec<Beside>,
+    /// Number of chosen devices, including those without usable memory.
+    n_chosen: usize,
+    /// The CPU's speed, if it is assumed.
+    cpu_assumed: Option<AssumedSpeed>,
+}
+
+/// A device besides the CPU.
+#[derive(Clone, Debug)]
+pub struct Beside {
+    /// With its budget, less the driver's reserve.
+    pub device: Device,
+    backend: Arc<dyn Backend>,
+    /// The candidate that it was opened from.
+    pub candidate: Candidate,
+    /// Its usable memory, including the driver's reserve.
+    pub budget: Bytes,
+    /// Its speed, if it is assumed.
+    assumed: Option<AssumedSpeed>,
+}
+
+impl Beside {
+    /// The driver's reserve within the budget.
+    #[must_use]
+    pub fn reserve(&self) -> Bytes {
+        self.candidate.reserve.min(self.budget)
+    }
+
+    /// Whether it has its own memory (is not integrated).
+    #[must_use]
+    pub fn is_apart(&self) -> bool {
+        self.device.info().kind != DeviceKind::Integrated
+    }
+
+    /// Why no layer is placed here, if the device needs `least` for one; `None` if the user's
+    /// options ask for that.
+    #[must_use]
+    pub fn why_empty(&self, least: Option<Bytes>, wishes: Wishes) -> Option<String> {
+        let (left, reserve) = (self.device.ledger().budget(), self.candidate.reserve);
+        if wishes.cache_on_cpu || wishes.whole_layers == Some(0) {
+            return None;
+        }
+        match least {
+            None => Some("it cannot hold one".to_owned()),
+            Some(least) if least > left => Some(format!(
+                "the smallest one needs {least}, and the budget of {} leaves {left} after an estimated {reserve} for the driver",
+                self.budget
+            )),
+            Some(_) if wishes.whole_layers.is_some() => None,
+            Some(_) => Some("by the measured speeds no layer would be faster there".to_owned()),
+        }
+    }
+}
+
+impl Machine {
+    /// The CPU alone.
+    #[must_use]
+    pub fn cpu(options: &Options, observer: &SharedObserver) -> Machine {
+        let receiver = Arc::clone(observer);
+        let notice = devices::Notice::new(move |text| {
+            receiver.notice(&Notice::Cpu(text.to_owned()));
+        });
+        let options = devices::CpuOptions { notice, ..options.cpu() };
+        let n_threads = options.n_threads();
+        let cpu_backend = devices::cpu_backend(options);
+        let cpu = Device::new(Arc::clone(&cpu_backend), DeviceId(0), Bytes::MAX);
+        let others = Vec::new();
+        Machine { cpu, cpu_backend, n_threads, others, n_chosen: 0, cpu_assumed: None }
+    }
+
+    /// The CPU and the devices that the user requested.
+    ///
+    /// # Errors
+    /// [`DeviceError`] for a requested device that is not available.
+    pub fn new(options: &Options, observer: &SharedObserver) -> Result<Machine> {
+        let mut machine = Machine::cpu(options, observer);
+        let wanted = &options.computation.devices;
+        if wanted.backend == Some("cpu") {
+            return Ok(machine);
+        }
+        let (found, missing) = devices::candidates(options.computation.folder());
+        let chosen = choose(wanted, found, &missing)?;
+        if chosen.is_empty()
+            && let Some(notice) = no_device(wanted, &missing)
+        {
+            observer.notice(&notice);
+        }
+        if wanted.without_layers {
+            observer.notice(&Notice::WholeLayersIgnored);
+        }
+        let mut opened = Vec::new();
+        for candidate in chosen {
+            match candidate.open() {
+                Ok(backend) => opened.push((candidate, backend)),
+                Err(reason) if wanted.named.is_some() => {
+                    return Err(DeviceError::CannotOpen { name: candidate.name, reason });
+                }
+                Err(error) => {
+                    let (device, reason) = (candidate.name, error.to_string());
+                    observer.notice(&Notice::DeviceFailed { device, reason });
+                }
+            }
+        }
+        check_number(wanted, opened.len())?;
+        for (candidate, backend) in opened {
+            machine.add(candidate, backend, wanted, observer)?;
+        }
+        Ok(machine)
+    }
+
+    /// The CPU and assumed devices.
+    ///
+    /// # Errors
+    /// [`DeviceError::Assumed`] if a device has no memory size, another [`DeviceError`] if a named
+    /// device is not assumed.
+    pub fn assume(
+        options: &Options,
+        assumed: &[Assumed],
+        observer: &SharedObserver,
+    ) -> Result<Machine> {
+        let refused = |what: String| DeviceError::Assumed { what, help: None };
+        let mut machine = Machine::cpu(options, observer);
+        let wanted = &options.computation.devices;
+        let mut named: Vec<(Candidate, AssumedSpeed)> = Vec::new();
+        for given in assumed {
+            if given.name.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("cpu")) {
+                if given.memory.is_some() || machine.cpu_assumed.is_some() {
+                    let what = "cpu may occur once, and without a memory size";
+                    return Err(refused(what.to_owned()));
+                }
+                machine.cpu_assumed = Some(AssumedSpeed::of_cpu(given));
+                continue;
+            }
+            let n = named.len();
+            let name = given.name.clone().unwrap_or_else(|| format!("Assumed{n}"));
+            if named.iter().any(|(other, _)| other.name == name) {
+                return Err(refused(format!("the device '{name}' is given twice")));
+            }
+            let Some(memory) = given.memory else {
+                let what = format!("'{name}' has no memory size");
+                let help = Some("add memory=8GiB or another size");
+                return Err(DeviceError::Assumed { what, help });
+            };
+            let speed = AssumedSpeed::of_device(given);
+            named.push((Candidate::assumed(&name, Bytes(memory)), speed));
+        }
+        if wanted.backend == Some("cpu") {
+            return Ok(machine);
+        }
+        // Assumed devices match any backend.
+        let any = DeviceOptions { backend: None, ..wanted.clone() };
+        let found = named.iter().map(|(candidate, _)| candidate.clone()).collect();
+        if wanted.without_layers {
+            observer.notice(&Notice::WholeLayersIgnored);
+        }
+        let chosen = choose(&any, found, &[])?;
+        check_number(wanted, chosen.len())?;
+        for candidate in chosen {
+            let speed = named.iter().find(|(c, _)| c.name == candidate.name).map(|(_, s)| *s);
+            let opened = candidate.open();
+            let backend = opened.map_err(|error| refused(error.to_string()))?;
+            let before = machine.others.len();
+            let (memory, name) = (backend.memory().unwrap_or_default(), &candidate.name);
+            if wanted.budgets.is_empty()
+                && budget(None, memory, name, observer.as_ref())? == Bytes(0)
+            {
+                return Err(refused(device_full(name, memory).to_string()));
+            }
+            machine.add(candidate, backend, wanted, observer)?;
+            machine.others[before..].iter_mut().for_each(|other| other.assumed = speed);
+        }
+        Ok(machine)
+    }
+
+    fn add(
+        &mut self,
+        candidate: Candidate,
+        backend: Arc<dyn Backend>,
+        wanted: &DeviceOptions,
+        observer: &SharedObserver,
+    ) -> Result<()> {
+        let number = self.n_chosen;
+        self.n_chosen += 1;
+        let mut memory = backend.memory().unwrap_or_default();
+        // Metal and DX12 do not report memory; an integrated device uses the machine's memory.
+        if backend.info().kind == DeviceKind::Integrated && memory == MemoryReport::default() {
+            memory = self.cpu.memory().unwrap_or_default();
+        }
+        let given = wanted.budgets.get(number).or(match &wanted.budgets[..] {
+            [one] => Some(one),
+            _ => None,
+        });
+        let budget = budget(given, memory, &candidate.name, observer.as_ref())?;
+        if budget == Bytes(0) {
+            if matches!(given, None | Some(Budget::Auto)) {
+                let full = device_full(&candidate.name, memory);
+                observer.notice(&Notice::DeviceFull(full));
+            }
+            return Ok(());
+        }
+        let number = self.others.len();
+        let id = DeviceId(u32::try_from(number + 1).unwrap_or(u32::MAX));
+        let counted = if budget == Bytes::MAX { budget } else { budget - candidate.reserve };
+        let device = Device::new(Arc::clone(&backend), id, counted);
+        self.others.push(Beside { device, backend, candidate, budget, assumed: None });
+        Ok(())
+    }
+
+    /// The devices for the engine.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Device> {
+        [&self.cpu].into_iter().chain(self.others.iter().map(|o| &o.device)).cloned().collect()
+    }
+
+    /// Total budget of all devices, including drivers' reserves; `None` without devices or without
+    /// a limit.
+    #[must_use]
+    pub fn budget(&self) -> Option<Bytes> {
+        let sum: Bytes = self.others.iter().map(|other| other.budget).sum();
+        Some(sum).filter(|sum| self.n_chosen > 0 && *sum != Bytes::MAX)
+    }
+
+    /// The budgets as text, in order.
+    #[must_use]
+    pub fn budgets(&self) -> Option<String> {
+        let budgets: Vec<Bytes> = self.others.iter().map(|other| other.budget).collect();
+        match &budgets[..] {
+            [] => self.budget().map(|none| none.to_string()),
+            all if all.contains(&Bytes::MAX) => None,
+            all => Some(all.iter().map(Bytes::to_string).collect::<Vec<_>>().join(":")),
+        }
+    }
+
+    /// Reports the placement as notices.
+    pub(crate) fn report(
+        &self,
+        forecast: &Forecast,
+        model: &Model,
+        options: &EngineOptions,
+        observer: &dyn Observer,
+    ) {
+        let layers = &forecast.placement.layers;
+        for (number, other) in self.others.iter().enumerate() {
+            let here: Vec<_> = layers.iter().filter(|layer| layer.home == number + 1).collect();
+            let n_split = here.iter().filter(|layer| layer.is_split()).count();
+            observer.notice(&Notice::Placed(Placed {
+                device: other.candidate.name.clone(),
+                n_here: here.len(),
+                n_split,
+                n_layer: layers.len(),
+                used: forecast.devices[number + 1].total() + other.reserve(),
+                budget: Some(other.budget).filter(|budget| *budget != Bytes::MAX),
+                why_empty: other.why_empty(forecast.least[number + 1], options.placing.wishes),
+            }));
+        }
+        for what in self.cannot(forecast, options.placing.wishes) {
+            observer.notice(&Notice::NotPlaced(what));
+        }
+        let (used, skips) = (forecast.placement.n_split() > 0, uses_differ(model));
+        if used && skips && options.placing.uses.is_none() {
+            observer.notice(&Notice::NoProfile);
+        }
+    }
+
+    /// Whether any speed is measured rather than assumed.
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        self.cpu_assumed.is_none() || self.others.iter().any(|other| other.assumed.is_none())
+    }
+
+    /// User options that `forecast` does not meet, and parts of the model that devices reject, as
+    /// sentences.
+    #[must_use]
+    pub fn cannot(&self, forecast: &Forecast, wishes: Wishes) -> Vec<String> {
+        let layers = &forecast.placement.layers;
+        let placed = layers.iter().filter(|layer| layer.home != CPU).count();
+        let wanted = wishes.whole_layers.unwrap_or(0).min(layers.len());
+        let fewer = (0 < placed && placed < wanted)
+            .then(|| format!("only {placed} of the {wanted} requested layers fit"));
+        let refused = self.others.iter().zip(&forecast.refused[1..]);
+        let refused = refused.flat_map(|(other, all)| {
+            all.iter().map(|what| format!("{}: {what}", other.candidate.name))
+        });
+        fewer.into_iter().chain(refused).collect()
+    }
+
+    /// The planner's input for `model`. Devices without cached figures are measured.
+    pub(crate) fn placing(
+        &self,
+        model: &Model,
+        computation: &Computation,
+        observer: &dyn Observer,
+    ) -> Placing {
+        let wishes = computation.devices.wishes;
+        if self.others.is_empty() {
+            return Placing { wishes, ..Placing::default() };
+        }
+        let speeds = self.measured(model, computation, observer);
+        let uses = known_uses(model, computation, observer);
+        Placing { wishes, speeds, uses, ..Placing::default() }
+    }
+
+    /// Speeds with weights of the model's format, even if there is nothing to plan.
+    pub(crate) fn measured(
+        &self,
+        model: &Model,
+        computation: &Computation,
+        observer: &dyn Observer,
+    ) -> Vec<Speed> {
+        self.speeds(&shape(model, computation), computation, observer)
+    }
+
+    /// Speeds in the order of the engine's list; a device that cannot be measured is reported and
+    /// not used.
+    pub(crate) fn speeds(
+        &self,
+        shape: &Shape,
+        computation: &Computation,
+        observer: &dyn Observer,
+    ) -> Vec<Speed> {
+        let mut kept = Speeds::open(computation.folder(), computation.devices.remeasure);
+        let cpu = (&self.cpu_backend, self.cpu_assumed, Bytes::MAX);
+        let others =
+            self.others.iter().map(|o| (&o.backend, o.assumed, o.device.ledger().budget()));
+        let mut speeds = Vec::new();
+        for (number, (backend, assumed, most)) in [cpu].into_iter().chain(others).enumerate() {
+            let threads = if number == 0 { self.n_threads } else { 0 };
+            let speed = match assumed {
+                Some(assumed) => Ok(assumed.with(shape)),
+                None => kept.speed(backend, threads, shape, most),
+            };
+            speeds.push(speed.unwrap_or_else(|error| {
+                let (device, reason) = (backend.info().name.clone(), error.to_string());
+                observer.notice(&Notice::NotMeasured { device, reason });
+                UNUSABLE
+            }));
+        }
+        kept.save(observer);
+        speeds
+    }
+
+    /// Defaults of assumed devices that the prefill estimate depends on, as text.
+    #[must_use]
+    pub fn guesses(&self) -> Vec<String> {
+        let cpu = [(&self.cpu, self.cpu_assumed)];
+        let others = self.others.iter().map(|other| (&other.device, other.assumed));
+        let all = cpu.into_iter().chain(others);
+        all.filter_map(|(device, assumed)| assumed?.guess(&device.info().name)).collect()
+    }
+}
+
+/// Whether tokens use different neurons of the model.
+pub(crate) fn uses_differ(model: &Model) -> bool {
+    model.is_exactly_sparse() || model.experts().is_some()
+}
+
+/// How often each neuron is used, from the profile of a model that does not use all of them.
+pub(crate) fn known_uses(
+    model: &Model,
+    computation: &Computation,
+    observer: &dyn Observer,
+) -> Option<Arc<Vec<Vec<f32>>>> {
+    if !uses_differ(model) {
+        return None;
+    }
+    let read = Learned::find(&model.file, computation.folder(), Section::Profile)
+        .and_then(|found| found.map_or(Ok(None), |learned| Profile::read(&learned, model)));
+    match read {
+        Ok(profile) => profile.map(|profile| Arc::new(profile.uses(model))),
+        Err(refused) => {
+            observer.notice(&Notice::ProfileRefused { reason: refused.to_string() });
+            None
+        }
+    }
+}
+
+/// The shape that devices are measured with for a model: its blocks, in the format that most of
+/// their bytes have.
+fn shape(model: &Model, computation: &Computation) -> Shape {
+    let mut sizes: BTreeMap<&'static str, (u64, Format)> = BTreeMap::new();
+    for (_, ffn) in model.blocks() {
+        for (_, rows) in ffn.matrices() {
+            let desc = rows.desc();
+            let entry = sizes.entry(desc.format.name()).or_insert((0, desc.format));
+            entry.0 += desc.bytes().unwrap_or_default().0;
+        }
+    }
+    let formats = sizes.into_values().filter(|(_, f)| f.row_bytes(model.hyper.n_embd).is_some());
+    let format = formats.max_by_key(|(bytes, _)| *bytes).map_or(Format::F16, |(_, format)| format);
+    let predicts = model.blocks().any(|(_, ffn)| ffn.predictor.is_some());
+    Shape {
+        format,
+        n_embd: model.hyper.n_embd,
+        n_ff: model.max_n_ff(),
+        size: Bytes(model.file.size_bytes()),
+        listed: predicts && computation.sparsity == Sparsity::Predicted,
+        skips: model.is_exactly_sparse() && computation.sparsity != Sparsity::Off,
+    }
+}

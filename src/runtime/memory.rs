@@ -1,0 +1,199 @@
+//! Checks whether a model fits into the machine, before it is loaded.
+
+use engine::{EngineOptions, converted, state_bytes, to_convert};
+use hal::format::Format;
+use hal::{Bytes, Device, MemoryReport};
+use model::{AttentionSizes, Ffn, Model};
+use placement::{DeviceBytes, Forecast};
+
+use crate::machine::Machine;
+use crate::notice::{Notice, Observer};
+use crate::{Error, Result};
+
+/// Host memory that a run needs, itemised.
+#[derive(Clone, Copy, Debug)]
+pub struct Need {
+    /// Weights read per token, in the file's format.
+    weights: Bytes,
+    /// Repacked weights.
+    copies: Bytes,
+    /// Keys and values of one token.
+    cache_per_token: Bytes,
+    /// KV cache of the whole context, and recurrent states.
+    cache: Bytes,
+    /// Scratch between the layers.
+    scratch: Bytes,
+}
+
+impl Need {
+    /// The need of `model` with these settings on the CPU.
+    #[must_use]
+    pub fn of(model: &Model, options: &EngineOptions, cpu: &Device) -> Need {
+        let hyper = &model.hyper;
+        let weights = to_convert(model, options, cpu);
+        let copies = converted::size(&weights);
+        let mut replaced: Bytes = weights.iter().map(converted::Weight::source_size).sum();
+        // An unused predictor is not read.
+        let unused = model.blocks().filter_map(|(_, ffn)| ffn.predictor.as_ref());
+        for predictor in unused.filter(|_| !options.predicts(model)) {
+            for rows in [&predictor.fc1, &predictor.fc2] {
+                replaced += rows.desc().bytes().unwrap_or_default();
+            }
+        }
+        let half = |format: Format, n_cols| format.row_bytes(n_cols).unwrap_or(0);
+        let attention = || model.layers.iter().filter_map(|l| l.attention()).map(|by| by.sizes);
+        let row = |sizes: AttentionSizes| {
+            half(options.kv_formats.k, sizes.n_k()) + half(options.kv_formats.v, sizes.n_v())
+        };
+        let cache_per_token = Bytes(attention().map(row).sum::<usize>() as u64);
+        let state: Bytes = model.layers.iter().map(state_bytes).sum();
+        let state = product(&[state.0 as usize, options.n_seq + options.n_checkpoint]);
+        let floats = |n: &[usize]| product(&[&[4], n].concat());
+        // With experts, only those that a token uses.
+        let n_ff = |ffn: &Ffn| match &ffn.experts {
+            Some(experts) => experts.n + experts.n_used * experts.n_ff,
+            None => ffn.n_ff(),
+        };
+        let n_ff = model.blocks().map(|(_, ffn)| n_ff(ffn)).max().unwrap_or(0);
+        let heads = attention().map(|sizes| sizes.n_q() + sizes.n_k()).max().unwrap_or(0);
+        let body = 5 * hyper.n_embd + 2 * heads + 2 * n_ff;
+        let head = 2 * hyper.n_embd + model.n_vocab();
+        Need {
+            // Pages of the file that were only read to copy them can be dropped, and some are
+            // never read.
+            weights: Bytes(model.file.size_bytes()) - replaced,
+            copies,
+            cache_per_token,
+            cache: product(&[cache_per_token.0 as usize, options.n_ctx]) + state,
+            scratch: floats(&[options.n_ubatch, body]) + floats(&[options.max_out(), head]),
+        }
+    }
+
+    /// Without what `forecast` places in memory of other devices.
+    #[must_use]
+    pub fn less(self, forecast: &Forecast, machine: &Machine) -> Need {
+        let others = machine.others.iter().zip(&forecast.devices[1..]);
+        let apart = others.filter(|(other, _)| other.is_apart()).map(|(_, bytes)| *bytes);
+        self.without(&apart.collect::<Vec<_>>())
+    }
+
+    fn without(self, all: &[DeviceBytes]) -> Need {
+        let cache: Bytes = all.iter().map(|bytes| bytes.cache).sum();
+        let weights: Bytes =
+            all.iter().map(|bytes| bytes.frames + bytes.neurons + bytes.ends).sum();
+        // Neurons are repacked or used in place: either way they are no longer on the CPU.
+        let beyond = weights - self.weights;
+        Need {
+            weights: self.weights - weights,
+            copies: self.copies - beyond,
+            cache: self.cache - cache,
+            ..self
+        }
+    }
+
+    /// KV cache and scratch.
+    pub(crate) fn beside_weights(&self) -> Bytes {
+        self.cache + self.scratch
+    }
+
+    /// Sum of all items.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        self.weights + self.copies + self.cache + self.scratch
+    }
+
+    /// Rejects what the machine can never hold; reports what does not fit into free memory.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn check(&self, memory: MemoryReport, n_ctx: usize, observer: &dyn Observer) -> Result<()> {
+        let wanted = self.total();
+        if let Some(total) = memory.total.filter(|total| wanted > *total) {
+            let (items, n_ctx) = (self.items(n_ctx), self.fitting_context(total));
+            return Err(Error::Memory { wanted, total, items, n_ctx });
+        }
+        if let Some(free) = memory.free.filter(|free| wanted > *free) {
+            let items = self.items(n_ctx);
+            observer.notice(&Notice::LittleMemory { wanted, free, items });
+        }
+        Ok(())
+    }
+
+    /// The items of the need, as text.
+    fn items(&self, n_ctx: usize) -> String {
+        let copies = match self.copies {
+            Bytes(0) => String::new(),
+            copies => format!("repacked copies {copies}, "),
+        };
+        let Need { weights, cache, scratch, .. } = self;
+        format!("weights {weights}, {copies}KV cache of {n_ctx} tokens {cache}, scratch {scratch}")
+    }
+
+    /// The largest context that fits into `total`, in whole cache blocks.
+    fn fitting_context(&self, total: Bytes) -> Option<usize> {
+        let rest = total - (self.weights + self.copies + self.scratch);
+        let n_ctx = rest.0 / self.cache_per_token.0.max(1) / 32 * 32;
+        usize::try_from(n_ctx).ok().filter(|n_ctx| *n_ctx > 0)
+    }
+}
+
+/// A saturating product of sizes.
+fn product(sizes: &[usize]) -> Bytes {
+    Bytes(sizes.iter().fold(1, |product: u64, &n| product.saturating_mul(n as u64)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notice::Silent;
+
+    const GIB: u64 = 1 << 30;
+
+    fn check(need: Need, total: u64) -> Result<()> {
+        let memory = MemoryReport { total: Some(Bytes(total)), free: Some(Bytes(GIB)) };
+        need.check(memory, 1024, &Silent)
+    }
+
+    #[test]
+    fn a_model_too_large_names_its_items_and_a_context_that_fits() {
+        let need = Need {
+            weights: Bytes(4 * GIB),
+            copies: Bytes(GIB),
+            cache_per_token: Bytes(1 << 20),
+            cache: Bytes(GIB),
+            scratch: Bytes(0),
+        };
+        assert!(check(need, 6 * GIB).is_ok());
+        let error = check(need, 11 * GIB / 2).unwrap_err();
+        assert!(error.to_string().contains("6.00 GiB"), "{error}");
+        let Error::Memory { items, n_ctx, .. } = error else { panic!("{error}") };
+        assert!(items.contains("weights 4.00 GiB") && n_ctx == Some(512), "{items}");
+        let error = check(need, 3 * GIB).unwrap_err();
+        assert!(matches!(error, Error::Memory { n_ctx: None, .. }), "{error}");
+    }
+
+    #[test]
+    fn what_is_elsewhere_is_not_needed_here() {
+        let (weights, copies, cache) = (Bytes(6 * GIB), Bytes(2 * GIB), Bytes(GIB));
+        let need = Need { weights, copies, cache_per_token: Bytes(1), cache, scratch: Bytes(7) };
+        let on = |neurons: u64, cache: u64| DeviceBytes {
+            neurons: Bytes(neurons * GIB),
+            cache: Bytes(cache * GIB),
+            ..DeviceBytes::default()
+        };
+        assert_eq!(need.without(&[]).total(), need.total());
+        assert_eq!(need.without(&[on(2, 1), on(3, 0)]).total(), Bytes(3 * GIB + 7));
+        assert_eq!(need.without(&[on(7, 1)]).total(), Bytes(GIB + 7), "copies are not made either");
+    }
+
+    #[test]
+    fn no_context_overflows() {
+        let file = crate::embedded::file().unwrap();
+        let model = Model::from_file(file, &model::ModelOptions::default()).unwrap();
+        let cpu = crate::devices::cpu(Some(1));
+        let options = EngineOptions { n_ctx: u32::MAX as usize, ..EngineOptions::default() };
+        let need = Need::of(&model, &options, &cpu);
+        assert!(need.cache > Bytes(GIB) && need.copies > Bytes(0));
+        assert_eq!(product(&[usize::MAX, usize::MAX]), Bytes::MAX);
+    }
+}

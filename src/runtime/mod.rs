@@ -1,0 +1,65 @@
+//! Opens a model on this machine and runs it: the entry point for other programs.
+//!
+//! Three lines run a model:
+//!
+//! ```
+//! use thermocline_runtime::{Model, Options, SamplerConfig, Settings};
+//!
+//! let mut model = Model::built_in(&Options::default())?;
+//! let mut sequence = model.sequence();
+//! let settings = Settings { n_predict: Some(8), ..Settings::default() };
+//! let prompt = model.encode("Once upon a time")?;
+//! let greedy = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
+//! let mut text = String::new();
+//! for token in model.generate(&mut sequence, &prompt, &greedy, &settings)? {
+//!     text += &token?.text;
+//! }
+//! assert!(!text.is_empty());
+//! # Ok::<(), thermocline_runtime::Error>(())
+//! ```
+//!
+//! [`Options`] select devices, their memory budget, the context and the threads; everything has a
+//! default. Messages while a model is opened and loaded arrive at an [`Observer`] as typed
+//! [`Notice`]s: this crate does not print or read the environment.
+//!
+//! [`Model`] is built from steps that programs can also use one by one: [`Runtime`] chooses
+//! devices, [`Opened`] is a model that is not loaded, [`Runtime::placing`] and
+//! [`Runtime::settings`] plan, [`Runtime::load`] returns the [`engine::Engine`], and [`generate`]
+//! turns a prompt into text.
+
+mod assumed;
+mod choice;
+pub mod devices;
+pub mod dialogue;
+pub mod embedded;
+mod error;
+pub mod generate;
+mod loaded;
+mod machine;
+mod memory;
+mod notice;
+mod open;
+mod options;
+mod repack;
+mod runtime;
+mod side_file;
+mod speeds;
+
+pub use assumed::Assumed;
+pub use error::{DeviceError, Error, Result};
+pub use generate::{Ended, Report, Settings, Token, Tokens};
+pub use loaded::{Model, Sequence};
+pub use machine::{Beside, Machine};
+pub use memory::Need;
+pub use notice::{
+    DeviceFull, Notice, Observer, Placed, RepackNotice, SharedObserver, Silent, SparsityNotice,
+    Task,
+};
+pub use open::{Opened, file, tokenizer};
+pub use options::{
+    Budget, CacheFolder, Computation, ContextSize, DeviceOptions, Options, Processor, Sparsity,
+};
+pub use runtime::{Runtime, check_room, forecast, load_quietly};
+pub use side_file::is_learned;
+pub use text::chat::{Conversation, Dialogue};
+pub use text::sample::SamplerConfig;

@@ -1,0 +1,457 @@
+//! Messages of the runtime while it opens and loads a model.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hal::Bytes;
+
+/// Receives notices and progress. The runtime itself prints nothing.
+pub trait Observer: Send + Sync {
+    /// Called for each notice, possibly by several threads at once.
+    fn notice(&self, notice: &Notice);
+
+    /// Called repeatedly while `task` runs; the last call has `done == total`.
+    fn progress(&self, task: Task, done: Bytes, total: Bytes) {
+        let _ = (task, done, total);
+    }
+}
+
+/// A shared [`Observer`].
+pub type SharedObserver = Arc<dyn Observer>;
+
+/// A task that takes seconds with large models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Weights are loaded onto the devices.
+    Load,
+    /// Repacked weights are written to the cache folder.
+    Repack,
+}
+
+/// Ignores everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn notice(&self, _: &Notice) {}
+}
+
+/// A message about opening, placing or loading a model. [`fmt::Display`] gives an English sentence
+/// without the names of flags or settings.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// The system rejected a request of the CPU backend: affinity, priority, locked memory.
+    Cpu(String),
+    /// A message of the engine: slow paths, a smaller placement, a lost device.
+    Engine(String),
+    /// A problem with the vocabulary.
+    Vocabulary(String),
+    /// A split model is memory-mapped although the options ask to read it into memory.
+    SplitFileIsMapped,
+    /// The context that was chosen, with devices besides the CPU.
+    Context {
+        /// Tokens.
+        n_ctx: usize,
+        /// Tokens that the model was trained with.
+        n_ctx_train: usize,
+        /// A shorter context, and its speed-up in decode: `0.1` is 10 %.
+        shorter: Option<(usize, f64)>,
+    },
+    /// The context is longer than the model's training.
+    ContextBeyondTraining {
+        /// Tokens.
+        n_ctx: usize,
+        /// Tokens that the model was trained with.
+        n_ctx_train: usize,
+    },
+    /// No device besides the CPU can be used.
+    NoDevice {
+        /// The missing driver or device.
+        reason: String,
+        /// Settings that expected one ([`crate::DeviceOptions::expected_by`]).
+        expected_by: Vec<&'static str>,
+    },
+    /// Only the CPU is used for a task, whatever the settings say.
+    CpuOnly {
+        /// The task, with its verb: `calibration runs`.
+        what: String,
+        /// Settings that expected a device.
+        expected_by: Vec<&'static str>,
+    },
+    /// Whole layers cannot be placed on a device, because all neurons stay on the CPU.
+    WholeLayersIgnored,
+    /// A device that cannot be opened.
+    DeviceFailed {
+        /// The device.
+        device: String,
+        /// The driver's error.
+        reason: String,
+    },
+    /// The budget is more than the device has.
+    BudgetReduced {
+        /// The device.
+        device: String,
+        /// The requested budget.
+        wanted: Bytes,
+        /// The device's memory, which is the budget now.
+        total: Bytes,
+    },
+    /// The driver reports no memory sizes, so there is no limit.
+    NoMemoryReport {
+        /// The device.
+        device: String,
+    },
+    /// A device without usable memory.
+    DeviceFull(DeviceFull),
+    /// Measuring a device failed, so the plan avoids it.
+    NotMeasured {
+        /// The device.
+        device: String,
+        /// The error.
+        reason: String,
+    },
+    /// Measured speeds cannot be written to the cache folder.
+    SpeedsNotKept {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        reason: String,
+    },
+    /// The placement on a device.
+    Placed(Placed),
+    /// A user option that the placement does not meet, or a part of the model that a device
+    /// rejects.
+    NotPlaced(String),
+    /// Layers are split without a profile of neuron use.
+    NoProfile,
+    /// The profile in the side file cannot be used.
+    ProfileRefused {
+        /// Why.
+        reason: String,
+    },
+    /// The predictor in the side file cannot be used.
+    PredictorRefused {
+        /// Why.
+        reason: String,
+    },
+    /// Which neurons are skipped, or why none are.
+    Sparsity(SparsityNotice),
+    /// How weights are repacked, or why they are not.
+    Repack(RepackNotice),
+    /// The model needs more memory than is free now.
+    LittleMemory {
+        /// Memory that the model needs.
+        wanted: Bytes,
+        /// Free memory.
+        free: Bytes,
+        /// The items of the need.
+        items: String,
+    },
+}
+
+/// A device without usable memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFull {
+    /// The device.
+    pub device: String,
+    /// Free memory, or total memory if the driver does not report what is free.
+    pub known: Bytes,
+    /// Memory left free for other programs.
+    pub margin: Bytes,
+}
+
+/// The placement on a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placed {
+    /// The device.
+    pub device: String,
+    /// Number of layers with attention on it.
+    pub n_here: usize,
+    /// Number of these that share their neurons with the CPU.
+    pub n_split: usize,
+    /// Number of layers of the model.
+    pub n_layer: usize,
+    /// Memory used, the driver's reserve included.
+    pub used: Bytes,
+    /// The budget; `None` without a limit.
+    pub budget: Option<Bytes>,
+    /// Why no layer is on it.
+    pub why_empty: Option<String>,
+}
+
+/// Which neurons are skipped, or why none are.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SparsityNotice {
+    /// Skipping is turned off.
+    Off,
+    /// Neurons with a gate of zero are skipped; the result does not change.
+    Exact {
+        /// Name of the activation.
+        activation: &'static str,
+    },
+    /// The activation has no exact zeros.
+    Nothing {
+        /// Name of the activation.
+        activation: &'static str,
+    },
+    /// A trained predictor of the side file chooses neurons.
+    TrainedPredictor {
+        /// Number of layers with a predictor.
+        n_layers: usize,
+        /// All layers.
+        n_layer: usize,
+        /// Relative error of a block's output.
+        error: f32,
+    },
+    /// Thresholds of the side file drop neurons.
+    Thresholds {
+        /// Relative error of a block's output.
+        error: f32,
+    },
+    /// An imported predictor, or the one in the model file, chooses neurons.
+    Predictor {
+        /// It comes from the side file.
+        is_imported: bool,
+        /// Number of layers with a predictor.
+        n_layers: usize,
+        /// Minimum score of an active neuron.
+        threshold: f32,
+    },
+    /// A threshold was set, but it has no effect.
+    ThresholdIgnored {
+        /// Whether another predictor is used; otherwise none is.
+        other_predictor: bool,
+    },
+    /// Predictors of the file that need a repacked `ffn_down`.
+    NeedRepacking {
+        /// Number of predictors.
+        n: usize,
+    },
+    /// Predictors of the file in a format that is not supported.
+    PredictorFormat {
+        /// Number of predictors.
+        n: usize,
+        /// Number of predictors in the file.
+        of: usize,
+    },
+}
+
+/// How weights are repacked, or why they are not.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RepackNotice {
+    /// Repacking is turned off.
+    Off {
+        /// The cost of running without repacking.
+        cost: &'static str,
+    },
+    /// Too little memory is free for the copy.
+    TooLarge {
+        /// Bytes of the copy.
+        size: Bytes,
+        /// Bytes of everything else that the run needs.
+        rest: Bytes,
+        /// Free memory.
+        free: Bytes,
+        /// The cost of running without it.
+        cost: &'static str,
+    },
+    /// The cached file is written again.
+    Stale {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        reason: String,
+    },
+    /// The cached file is being written.
+    Writing {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        size: Bytes,
+    },
+    /// The cached file cannot be written or used.
+    NotKept {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Notice {
+    /// Whether it is only of interest in verbose output.
+    #[must_use]
+    pub fn is_detail(&self) -> bool {
+        matches!(
+            self,
+            Notice::SpeedsNotKept { .. }
+                | Notice::Sparsity(SparsityNotice::Off | SparsityNotice::Exact { .. })
+        )
+    }
+}
+
+/// `-a and -b`.
+fn list(names: &[&str]) -> String {
+    names.join(" and ")
+}
+
+fn change(names: &[&str]) -> &'static str {
+    if names.len() == 1 { "changes" } else { "change" }
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::Cpu(text) | Notice::Engine(text) | Notice::Vocabulary(text) => {
+                f.write_str(text)
+            }
+            Notice::NotPlaced(what) => f.write_str(what),
+            Notice::SplitFileIsMapped => {
+                f.write_str("a split model is mapped into memory, not read")
+            }
+            Notice::Context { n_ctx, n_ctx_train, shorter } => {
+                write!(f, "the context is {n_ctx} tokens; the model was trained with {n_ctx_train}")?;
+                let Some((n, gain)) = shorter else { return Ok(()) };
+                write!(f, "; a context of {n} would decode {:.0} % faster", 100.0 * gain)
+            }
+            Notice::ContextBeyondTraining { n_ctx, n_ctx_train } => write!(
+                f,
+                "a context of {n_ctx} is longer than the {n_ctx_train} tokens the model was trained with; text beyond that may be poor"
+            ),
+            Notice::NoDevice { reason, expected_by } => match &expected_by[..] {
+                [] => write!(f, "everything runs on the CPU: {reason}"),
+                names => write!(
+                    f,
+                    "{} {} nothing: {reason}, so everything runs on the CPU",
+                    list(names),
+                    change(names)
+                ),
+            },
+            Notice::CpuOnly { what, expected_by } => {
+                let flags = list(expected_by);
+                write!(f, "{flags} {} nothing: {what} on the CPU", change(expected_by))
+            }
+            Notice::WholeLayersIgnored => f.write_str(
+                "the number of layers has no effect: the neurons of all layers stay on the CPU",
+            ),
+            Notice::DeviceFailed { device, reason } => write!(f, "{device} is not used: {reason}"),
+            Notice::BudgetReduced { device, wanted, total } => {
+                write!(f, "{device} has {total} of memory: the budget is reduced from {wanted}")
+            }
+            Notice::NoMemoryReport { device } => write!(
+                f,
+                "the driver of {device} does not report free memory; allocating until it refuses"
+            ),
+            Notice::DeviceFull(full) => fmt::Display::fmt(full, f),
+            Notice::NotMeasured { device, reason } => write!(
+                f,
+                "the speed of {device} cannot be measured, so the plan leaves it out: {reason}"
+            ),
+            Notice::SpeedsNotKept { path, reason } => {
+                write!(f, "measured speeds are not saved in {}: {reason}", path.display())
+            }
+            Notice::Placed(placed) => fmt::Display::fmt(placed, f),
+            Notice::NoProfile => f.write_str(
+                "no activation profile for this model, so all neurons rank equally; with a profile the hot neurons go to the device",
+            ),
+            Notice::ProfileRefused { reason } => write!(f, "no profile is used: {reason}"),
+            Notice::PredictorRefused { reason } => {
+                write!(f, "the side file's predictor is not used: {reason}")
+            }
+            Notice::Sparsity(notice) => fmt::Display::fmt(notice, f),
+            Notice::Repack(notice) => fmt::Display::fmt(notice, f),
+            Notice::LittleMemory { wanted, free, items } => write!(
+                f,
+                "the model needs {wanted} of memory and {free} are free: it may run slowly ({items})"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for DeviceFull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeviceFull { device, known, margin } = self;
+        write!(
+            f,
+            "{device}: none of its {known} of memory can be used, since {margin} are left free for other programs"
+        )
+    }
+}
+
+impl fmt::Display for Placed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Placed { device, n_here, n_split, n_layer, used, budget, why_empty } = self;
+        if *n_here == 0 {
+            write!(f, "{device}: none of the {n_layer} layers is placed here")?;
+            return why_empty.as_ref().map_or(Ok(()), |why| write!(f, ": {why}"));
+        }
+        write!(f, "{device}: {n_here} of {n_layer} layers ({n_split} split with the CPU), {used}")?;
+        budget.map_or(Ok(()), |budget| write!(f, " of {budget}"))
+    }
+}
+
+impl fmt::Display for SparsityNotice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SparsityNotice::Off => f.write_str("every neuron is computed"),
+            SparsityNotice::Exact { activation } => write!(
+                f,
+                "the activation is {activation}: neurons whose gate is not positive are skipped, which changes nothing"
+            ),
+            SparsityNotice::Nothing { activation } => write!(
+                f,
+                "the activation is {activation}, which has no exact zeros: every neuron is computed"
+            ),
+            SparsityNotice::TrainedPredictor { n_layers, n_layer, error } => write!(
+                f,
+                "a trained predictor chooses neurons in {n_layers} of {n_layer} layers, for a relative error of {error} per block"
+            ),
+            SparsityNotice::Thresholds { error } => write!(
+                f,
+                "neurons below calibrated thresholds are skipped, for a relative error of {error} per block"
+            ),
+            SparsityNotice::Predictor { is_imported, n_layers, threshold } => {
+                let whose = if *is_imported { "an imported" } else { "the file's" };
+                write!(
+                    f,
+                    "{whose} predictor chooses neurons in {n_layers} layers (score at least {threshold}), as in PowerInfer; what it misses changes the result"
+                )
+            }
+            SparsityNotice::ThresholdIgnored { other_predictor: true } => f.write_str(
+                "the score threshold has no effect: it is for the predictor in the model file",
+            ),
+            SparsityNotice::ThresholdIgnored { other_predictor: false } => {
+                f.write_str("the score threshold has no effect: no predictor chooses neurons here")
+            }
+            SparsityNotice::NeedRepacking { n } => write!(
+                f,
+                "{n} of the file's predictors are not used: they need a repacked ffn_down; their layers skip by the gate alone, which is exact"
+            ),
+            SparsityNotice::PredictorFormat { n, of } => write!(
+                f,
+                "{n} of the file's {of} predictors are in an unsupported format: their layers skip by the gate alone, which is exact"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for RepackNotice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RepackNotice::Off { cost } => write!(f, "weights are not repacked: {cost}"),
+            RepackNotice::TooLarge { size, rest, free, cost } => write!(
+                f,
+                "repacked weights would take {size} of memory beside {rest} for the context, and {free} are free: the model runs from the file as it is, and {cost}"
+            ),
+            RepackNotice::Stale { path, reason } => {
+                write!(f, "{} is written again: {reason}", path.display())
+            }
+            RepackNotice::Writing { path, size } => {
+                write!(f, "writing repacked weights, {size}, to {}", path.display())
+            }
+            RepackNotice::NotKept { reason } => {
+                write!(f, "the repacked weights are not kept on disk: {reason}")
+            }
+        }
+    }
+}

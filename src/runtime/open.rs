@@ -1,0 +1,122 @@
+//! A model file that is opened and parsed, but not loaded.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use hal::{Bytes, Device};
+use model::{Model, ModelOptions};
+use text::tokenizer::{Tokenizer, Vocab};
+
+use crate::notice::{Notice, Observer};
+use crate::options::Computation;
+use crate::{Error, Result, embedded};
+
+/// A model that is parsed, but not loaded.
+#[derive(Debug)]
+pub struct Opened {
+    /// The model.
+    pub model: Arc<Model>,
+    /// Its vocabulary, checked against the size of the embedding.
+    pub tokenizer: Tokenizer,
+}
+
+impl Opened {
+    /// Opens the model file, or the built-in model without a path. Nothing is loaded, but without
+    /// [`Computation::mmap`] the file is read into memory.
+    ///
+    /// # Errors
+    /// A file that is not a model or that cannot be held in memory.
+    pub fn open(
+        path: Option<&Path>,
+        computation: &Computation,
+        cpu: &Device,
+        observer: &dyn Observer,
+    ) -> Result<Opened> {
+        let file = file(path)?;
+        let file = if computation.mmap { file } else { read_whole(file, cpu, observer)? };
+        let opened = Opened::from_file(file, computation)?;
+        for warning in opened.tokenizer.warnings() {
+            observer.notice(&Notice::Vocabulary(warning.to_string()));
+        }
+        let (found, expected) = (opened.tokenizer.n_vocab(), opened.model.n_vocab());
+        if found != expected {
+            let file = opened.model.file.name().to_owned();
+            return Err(Error::VocabularySize { file, found, expected });
+        }
+        Ok(opened)
+    }
+
+    /// Parses the model in an open file.
+    ///
+    /// # Errors
+    /// [`Error::Vocabulary`], [`Error::Model`].
+    pub fn from_file(file: gguf::File, computation: &Computation) -> Result<Opened> {
+        let tokenizer = tokenizer(&file)?;
+        let activation = computation.activation.clone();
+        let model = Model::from_file(file, &ModelOptions { activation })?;
+        Ok(Opened { model: Arc::new(model), tokenizer })
+    }
+}
+
+/// Opens the file; without a path, the built-in model.
+///
+/// # Errors
+/// [`Error::File`], which names the file and what is wrong with it.
+pub fn file(path: Option<&Path>) -> Result<gguf::File> {
+    path.map_or_else(embedded::file, gguf::File::open).map_err(Error::File)
+}
+
+/// The tokenizer of a file.
+///
+/// # Errors
+/// [`Error::Vocabulary`] where the vocabulary is missing, wrong or of an unsupported kind.
+pub fn tokenizer(file: &gguf::File) -> Result<Tokenizer> {
+    let tokenizer = Vocab::from_metadata(file.metadata()).and_then(Tokenizer::new);
+    tokenizer.map_err(|reason| Error::Vocabulary { file: file.name().to_owned(), reason })
+}
+
+/// Reads the file into ordinary memory. Split models stay mapped, with a notice.
+fn read_whole(file: gguf::File, cpu: &Device, observer: &dyn Observer) -> Result<gguf::File> {
+    let [path] = file.paths() else {
+        if file.paths().len() > 1 {
+            observer.notice(&Notice::SplitFileIsMapped);
+        }
+        return Ok(file);
+    };
+    let size = file.size_bytes();
+    let total = cpu.memory().ok().and_then(|memory| memory.total);
+    let mut bytes = Vec::new();
+    let room = usize::try_from(size).is_ok_and(|size| bytes.try_reserve_exact(size).is_ok());
+    if !room || total.is_some_and(|total| Bytes(size) > total) {
+        return Err(Error::TooLargeToRead { size: Bytes(size) });
+    }
+    let name = path.display().to_string();
+    let read = std::fs::File::open(path).and_then(|f| f.take(size).read_to_end(&mut bytes));
+    read.map_err(|reason| Error::Read { file: name.clone(), reason })?;
+    gguf::File::from_vec(bytes, &name).map_err(Error::File)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notice::Silent;
+
+    #[test]
+    fn the_built_in_model_opens() {
+        let computation = Computation { mmap: false, ..Computation::default() };
+        let cpu = crate::devices::cpu(Some(1));
+        let opened = Opened::open(None, &computation, &cpu, &Silent).unwrap();
+        assert!(opened.model.is_exactly_sparse());
+        let silu = Computation { activation: Some("silu".to_owned()), ..computation };
+        let opened = Opened::open(None, &silu, &cpu, &Silent).unwrap();
+        assert!(!opened.model.is_exactly_sparse());
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = file(Some(Path::new("no/such.gguf"))).unwrap_err();
+        let reason = std::error::Error::source(&error).unwrap().to_string();
+        assert!(reason.contains("no/such.gguf"), "{error}: {reason}");
+    }
+}

@@ -1,0 +1,227 @@
+//! Options to open and run a model, as data. Every field has a default ([`Options::default`]).
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::{Path, PathBuf};
+
+use hal::format::Format;
+use hal::{Bytes, KvCache};
+use placement::Wishes;
+
+use crate::devices::{CpuOptions, Numa, Priority};
+
+/// Sizes of a run, and how it is computed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Context in tokens; `None` for the default.
+    pub n_ctx: Option<ContextSize>,
+    /// Tokens of a prompt computed in one step.
+    pub n_ubatch: NonZeroU32,
+    /// Threads for decode; `None` for the physical cores that this process may use.
+    pub threads: Option<NonZeroUsize>,
+    /// Threads for prefill; `None` for the same as [`Options::threads`].
+    pub threads_batch: Option<NonZeroUsize>,
+    /// Formats of the KV cache.
+    pub kv_formats: KvCache<Format>,
+    /// Devices, memory and sparsity.
+    pub computation: Computation,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            n_ctx: None,
+            n_ubatch: NonZeroU32::new(512).unwrap_or(NonZeroU32::MIN),
+            threads: None,
+            threads_batch: None,
+            kv_formats: KvCache { k: Format::F16, v: Format::F16 },
+            computation: Computation::default(),
+        }
+    }
+}
+
+impl Options {
+    /// Options of the CPU backend, without a receiver for its notices.
+    pub(crate) fn cpu(&self) -> CpuOptions {
+        CpuOptions {
+            threads: self.threads.map(NonZeroUsize::get),
+            threads_batch: self.threads_batch.map(NonZeroUsize::get),
+            lock: self.computation.mlock,
+            ..self.computation.processor.options()
+        }
+    }
+}
+
+/// A context size set by the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContextSize {
+    /// The context that the model was trained with.
+    OfModel,
+    /// A number of tokens.
+    Tokens(NonZeroU32),
+}
+
+/// Which neurons are computed, on which devices, and how the model file is read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Computation {
+    /// Lock the weights in memory.
+    pub mlock: bool,
+    /// Map the file; otherwise read it into memory.
+    pub mmap: bool,
+    /// Repack weights into the layout that the CPU's kernels read fastest.
+    pub repack: bool,
+    /// Folder for repacked weights, measured speeds, compiled kernels and side files; `None`
+    /// writes nothing to disk.
+    pub cache: Option<CacheFolder>,
+    /// The feed-forward activation, if the file does not name it: `relu`, `silu`, `gelu`,
+    /// `gelu_erf`, `relu2` or `drelu`.
+    pub activation: Option<String>,
+    /// Which neurons are skipped.
+    pub sparsity: Sparsity,
+    /// Minimum score of the predictor in the file; `None` for the file's threshold.
+    pub sparse_threshold: Option<f32>,
+    /// Which devices are used, and what is placed on them.
+    pub devices: DeviceOptions,
+    /// How the CPU is used.
+    pub processor: Processor,
+}
+
+impl Default for Computation {
+    fn default() -> Computation {
+        Computation {
+            mlock: false,
+            mmap: true,
+            repack: true,
+            cache: None,
+            activation: None,
+            sparsity: Sparsity::Predicted,
+            sparse_threshold: None,
+            devices: DeviceOptions::default(),
+            processor: Processor::default(),
+        }
+    }
+}
+
+impl Computation {
+    /// Path of the cache folder.
+    #[must_use]
+    pub fn folder(&self) -> Option<&Path> {
+        self.cache.as_ref().map(|cache| cache.path.as_path())
+    }
+}
+
+/// A folder for data that is made once: repacked weights, measured speeds, compiled kernels, side
+/// files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheFolder {
+    /// Its path; it is created when needed.
+    pub path: PathBuf,
+    /// Repacked weights smaller than this are made in memory at each start.
+    pub least: Bytes,
+}
+
+/// Which neurons are computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sparsity {
+    /// Those that the file's predictor selects, if it has one; else [`Sparsity::Exact`].
+    Predicted,
+    /// Those that can contribute; the result equals that of [`Sparsity::Off`].
+    Exact,
+    /// Those that the side file's predictor or thresholds select, with hardly any change of the
+    /// output.
+    Balanced,
+    /// The same with fewer neurons: faster and less exact.
+    Fast,
+    /// The same for this relative error of a block's output.
+    Within(f32),
+    /// All of them.
+    Off,
+}
+
+/// How much memory of a device may be used.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    /// The free memory, less a margin for other programs.
+    Auto,
+    /// A number of bytes.
+    Bytes(u64),
+    /// A share of the device's memory, in `0..=1`.
+    Share(f32),
+}
+
+/// Which devices are used, and what is placed on them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceOptions {
+    /// Only devices of this backend, one of [`crate::devices::BACKENDS`]; `Some("cpu")` uses only
+    /// the CPU.
+    pub backend: Option<&'static str>,
+    /// Devices by name; `None` for every hardware device.
+    pub named: Option<Vec<String>>,
+    /// Only the device with this number among them.
+    pub main: Option<usize>,
+    /// One per device, or one for all; empty for [`Budget::Auto`].
+    pub budgets: Vec<Budget>,
+    /// User options for the placement.
+    pub wishes: Wishes,
+    /// Exchange neurons between CPU and devices as the text changes.
+    pub adapt: bool,
+    /// Measure speeds again instead of using the cached figures.
+    pub remeasure: bool,
+    /// Settings that expect a device, by the names that the caller's user knows.
+    /// [`crate::Notice::NoDevice`] repeats them.
+    pub expected_by: Vec<&'static str>,
+    /// Whether a request for whole layers was dropped, because their neurons have to stay on the
+    /// CPU.
+    pub without_layers: bool,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> DeviceOptions {
+        DeviceOptions {
+            backend: None,
+            named: None,
+            main: None,
+            budgets: Vec::new(),
+            wishes: Wishes::default(),
+            adapt: true,
+            remeasure: false,
+            expected_by: Vec::new(),
+            without_layers: false,
+        }
+    }
+}
+
+/// How the CPU's threads and memory are used, except for the number of threads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Processor {
+    /// CPUs to run on, by the system's numbers; `None` for all that the process may use.
+    pub cpus: Option<Vec<usize>>,
+    /// Bind each thread to one CPU.
+    pub strict: bool,
+    /// Priority of the threads relative to other programs.
+    pub priority: Priority,
+    /// How long an idle worker spins before it parks, in percent of the longest time.
+    pub poll: u8,
+    /// How threads and weights are spread over NUMA nodes.
+    pub numa: Option<Numa>,
+}
+
+impl Default for Processor {
+    fn default() -> Processor {
+        Processor { cpus: None, strict: false, priority: Priority::Normal, poll: 50, numa: None }
+    }
+}
+
+impl Processor {
+    /// Options of the CPU backend, without numbers of threads and without notices.
+    #[must_use]
+    pub fn options(&self) -> CpuOptions {
+        CpuOptions {
+            cpus: self.cpus.clone(),
+            strict: self.strict,
+            numa: self.numa,
+            priority: self.priority,
+            poll: Some(self.poll),
+            ..CpuOptions::default()
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Repacked weights: from a cached file, newly cached, made in memory, or none.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use engine::converted::{self, Converted, Stale, Weight};
+use engine::{EngineOptions, to_convert};
+use hal::{Bytes, Device};
+use model::Model;
+
+use crate::memory::Need;
+use crate::notice::{Notice, Observer, RepackNotice, Task};
+use crate::options::{CacheFolder, Computation};
+
+/// Decides where repacked weights come from, and writes the cached file if needed.
+pub(crate) fn prepare(
+    model: &Model,
+    options: EngineOptions,
+    computation: &Computation,
+    cpu: &Device,
+    observer: &dyn Observer,
+) -> EngineOptions {
+    let weights = to_convert(model, &options, cpu);
+    if weights.is_empty() {
+        let wants = EngineOptions { repack: true, ..options.clone() };
+        let wanted = if options.repack { Vec::new() } else { to_convert(model, &wants, cpu) };
+        if !wanted.is_empty() {
+            let cost = cost_of_rows_as_they_are(&wanted);
+            observer.notice(&Notice::Repack(RepackNotice::Off { cost }));
+        }
+        return options;
+    }
+    let size = converted::size(&weights);
+    let kept = match &computation.cache {
+        Some(CacheFolder { path, least }) if computation.mmap && size >= *least => {
+            keep(path, model, &weights, cpu, observer)
+        }
+        Some(_) | None => None,
+    };
+    let options = EngineOptions { converted: kept, ..options };
+    if options.converted.is_some() {
+        return options;
+    }
+    let rest = Need::of(model, &options, cpu).beside_weights();
+    let free = cpu.memory().ok().and_then(|memory| memory.free);
+    match short_of_memory(size, rest, free, cost_of_rows_as_they_are(&weights)) {
+        None => options,
+        Some(notice) => {
+            observer.notice(&Notice::Repack(notice));
+            EngineOptions { repack: false, ..options }
+        }
+    }
+}
+
+/// The cost of running without repacking these weights.
+fn cost_of_rows_as_they_are(weights: &[Weight]) -> &'static str {
+    match weights.iter().any(|weight| weight.pack.transpose) {
+        true => "skipped neurons only save the rows of gate and up; all of ffn_down is read",
+        false => "a neuron's rows are far apart in the file, so reading them is slower",
+    }
+}
+
+/// The notice that the copy of `size` does not fit into `free` besides the `rest`.
+fn short_of_memory(
+    size: Bytes,
+    rest: Bytes,
+    free: Option<Bytes>,
+    cost: &'static str,
+) -> Option<RepackNotice> {
+    let free = free.filter(|&free| size + rest > free)?;
+    Some(RepackNotice::TooLarge { size, rest, free, cost })
+}
+
+/// Opens the cached file, or writes it; `None`, with a notice, if that is impossible.
+fn keep(
+    folder: &Path,
+    model: &Model,
+    weights: &[Weight],
+    cpu: &Device,
+    observer: &dyn Observer,
+) -> Option<Arc<Converted>> {
+    let path = converted::path(folder, &model.file, weights)?;
+    let tell = |notice: RepackNotice| observer.notice(&Notice::Repack(notice));
+    match Converted::open(&path, &model.file, weights) {
+        Ok(converted) => return Some(converted),
+        Err(Stale::Absent) => {}
+        Err(stale) => {
+            tell(RepackNotice::Stale { path: path.clone(), reason: stale.to_string() });
+        }
+    }
+    let size = converted::size(weights);
+    tell(RepackNotice::Writing { path: path.clone(), size });
+    let made = write(&path, model, weights, cpu, observer);
+    match made.and_then(|()| {
+        Converted::open(&path, &model.file, weights).map_err(|stale| stale.to_string())
+    }) {
+        Ok(converted) => Some(converted),
+        Err(reason) => {
+            tell(RepackNotice::NotKept { reason });
+            None
+        }
+    }
+}
+
+fn write(
+    path: &Path,
+    model: &Model,
+    weights: &[Weight],
+    cpu: &Device,
+    observer: &dyn Observer,
+) -> Result<(), String> {
+    let size = converted::size(weights);
+    let progress = |done: u64, _: u64| observer.progress(Task::Repack, Bytes(done), size);
+    let made = converted::write(path, &model.file, weights, cpu, &progress);
+    observer.progress(Task::Repack, size, size);
+    made.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_copy_is_left_where_it_does_not_fit() {
+        let gib = |n: u64| Bytes(n << 30);
+        assert_eq!(short_of_memory(gib(2), gib(1), None, ""), None);
+        assert_eq!(short_of_memory(gib(2), gib(1), Some(gib(3)), ""), None);
+        let free = gib(3) - Bytes(1);
+        let notice = short_of_memory(gib(2), gib(1), Some(free), "").unwrap();
+        let (size, rest) = (gib(2), gib(1));
+        assert_eq!(notice, RepackNotice::TooLarge { size, rest, free, cost: "" });
+        assert!(short_of_memory(Bytes::MAX, Bytes::MAX, Some(gib(1)), "").is_some());
+    }
+}

@@ -1,0 +1,385 @@
+//! From options to an engine: devices, context, side files, loading.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use engine::{Engine, EngineOptions, Placing};
+use hal::op::{Activation, FfnKind};
+use hal::{Bytes, Device};
+use model::Model;
+use placement::{CPU, Forecast, Speed};
+
+use crate::assumed::Assumed;
+use crate::machine::{self, Machine};
+use crate::memory::Need;
+use crate::notice::{Notice, Observer, SharedObserver, Silent, SparsityNotice, Task};
+use crate::open::Opened;
+use crate::options::{ContextSize, Options, Sparsity};
+use crate::{Error, Result, repack, side_file};
+
+/// Default context: the model's own, but at most this, since the KV cache takes memory.
+const DEFAULT_CONTEXT: usize = 4096;
+/// A larger context is chosen if it keeps at least this fraction of the speed.
+const GOOD: f64 = 0.95;
+/// A shorter context is suggested if it is faster by at least this share.
+const WORTH_A_HINT: f64 = 0.1;
+/// Placeholder for a quality level, whose error depends on the model.
+const UNKNOWN: f32 = 0.0;
+
+/// Options, and the devices that they select. Methods that take a model take one that is opened
+/// but not loaded.
+#[derive(Clone)]
+pub struct Runtime {
+    options: Options,
+    machine: Machine,
+    observer: SharedObserver,
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Runtime { options, machine, .. } = self;
+        f.debug_struct("Runtime").field("options", options).field("machine", machine).finish()
+    }
+}
+
+impl Runtime {
+    /// The CPU and the devices that `options` select. Devices are opened, but not measured.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for a requested device that cannot be used.
+    pub fn new(options: Options, observer: SharedObserver) -> Result<Runtime> {
+        let machine = Machine::new(&options, &observer)?;
+        Ok(Runtime { options, machine, observer })
+    }
+
+    /// The CPU alone, whatever the device options.
+    #[must_use]
+    pub fn cpu(options: Options, observer: SharedObserver) -> Runtime {
+        let machine = Machine::cpu(&options, &observer);
+        Runtime { options, machine, observer }
+    }
+
+    /// As [`Runtime::cpu`], for a task that never uses devices: a notice names the settings that
+    /// expect one. `what` is the task with its verb.
+    #[must_use]
+    pub fn cpu_only(what: &str, options: Options, observer: SharedObserver) -> Runtime {
+        let expected_by = options.computation.devices.expected_by.clone();
+        if !expected_by.is_empty() {
+            observer.notice(&Notice::CpuOnly { what: what.to_owned(), expected_by });
+        }
+        Runtime::cpu(options, observer)
+    }
+
+    /// The CPU and assumed devices, to plan for.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn assume(
+        options: Options,
+        assumed: &[Assumed],
+        observer: SharedObserver,
+    ) -> Result<Runtime> {
+        let machine = Machine::assume(&options, assumed, &observer)?;
+        Ok(Runtime { options, machine, observer })
+    }
+
+    /// The options.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The CPU and the other devices.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Receives notices and progress.
+    #[must_use]
+    pub fn observer(&self) -> &SharedObserver {
+        &self.observer
+    }
+
+    /// The same devices and options with another observer.
+    #[must_use]
+    pub fn with_observer(&self, observer: SharedObserver) -> Runtime {
+        Runtime { observer, ..self.clone() }
+    }
+
+    /// Opens the model file, or the built-in model without a path. Nothing is loaded.
+    ///
+    /// # Errors
+    /// A file that is not a model or that cannot be held in memory.
+    pub fn open(&self, path: Option<&Path>) -> Result<Opened> {
+        let computation = &self.options.computation;
+        Opened::open(path, computation, &self.machine.cpu, self.observer.as_ref())
+    }
+
+    /// The planner's input for `model`: user options, speeds, how often each neuron is used.
+    /// Devices without cached figures are measured; without devices besides the CPU there is
+    /// nothing to plan.
+    #[must_use]
+    pub fn placing(&self, model: &Model) -> Placing {
+        self.machine.placing(model, &self.options.computation, self.observer.as_ref())
+    }
+
+    /// Speeds of all devices with weights of the model's format, even if there is nothing to plan.
+    #[must_use]
+    pub fn measured(&self, model: &Model) -> Vec<Speed> {
+        self.machine.measured(model, &self.options.computation, self.observer.as_ref())
+    }
+
+    /// How often each neuron is used, `[n_layer][n_ff]`, from the model's activation profile;
+    /// `None` without a profile, or if tokens use all neurons.
+    #[must_use]
+    pub fn known_uses(&self, model: &Model) -> Option<Arc<Vec<Vec<f32>>>> {
+        machine::known_uses(model, &self.options.computation, self.observer.as_ref())
+    }
+
+    /// The context to use: that of the options; with devices, the largest that costs hardly any
+    /// speed; otherwise the model's own up to 4096.
+    #[must_use]
+    pub fn context(&self, model: &Model, placing: &Placing) -> usize {
+        let usual = self.fixed_context(self.options.n_ctx, model);
+        let trained = model.hyper.n_ctx_train;
+        if self.options.n_ctx.is_some() || self.machine.others.is_empty() {
+            return usual;
+        }
+        let devices = self.machine.devices();
+        // Errors of the side file are reported when it is used.
+        let computation = &self.options.computation;
+        let settings = |n_ctx| self.settings(n_ctx);
+        let learned = side_file::add(model, settings(usual), computation, &Silent);
+        let learned = learned.unwrap_or_else(|_| settings(usual));
+        let forecast = |n_ctx| {
+            let n_ubatch = settings(n_ctx).n_ubatch;
+            let placing = placing.clone();
+            let settings = EngineOptions { n_ctx, n_ubatch, placing, ..learned.clone() };
+            engine::forecast(model, &devices, &settings)
+        };
+        let least = forecast(usual).rate() * GOOD;
+        let mut halves =
+            std::iter::successors(Some(trained), |n| Some(n / 2).filter(|n| *n > usual));
+        let fits = |n_ctx: &usize| {
+            let forecast = forecast(*n_ctx);
+            // A KV cache on the CPU would take memory from everything else.
+            let on_cpu = forecast.placement.layers.iter().filter(|layer| layer.home == CPU).count();
+            forecast.rate() >= least && on_cpu == 0
+        };
+        let n_ctx = halves.find(fits).unwrap_or(usual);
+        // Compared for the same number of tokens in the context.
+        let past = |n_ctx| engine::assumed_past(&settings(n_ctx));
+        let shorter = Some(n_ctx / 2).filter(|&n| past(n) == past(n_ctx));
+        let gain = shorter.map(|n| (n, forecast(n).rate() / forecast(n_ctx).rate() - 1.0));
+        let shorter = gain.filter(|(_, gain)| *gain > WORTH_A_HINT);
+        self.observer.notice(&Notice::Context { n_ctx, n_ctx_train: trained, shorter });
+        n_ctx
+    }
+
+    /// The context without regard to devices.
+    #[must_use]
+    pub fn fixed_context(&self, wanted: Option<ContextSize>, model: &Model) -> usize {
+        let n_ctx_train = model.hyper.n_ctx_train;
+        match wanted {
+            None => n_ctx_train.min(DEFAULT_CONTEXT),
+            Some(ContextSize::OfModel) => n_ctx_train,
+            Some(ContextSize::Tokens(n)) => {
+                let n_ctx = n.get() as usize;
+                if n_ctx > n_ctx_train {
+                    let notice = Notice::ContextBeyondTraining { n_ctx, n_ctx_train };
+                    self.observer.notice(&notice);
+                }
+                n_ctx
+            }
+        }
+    }
+
+    /// The engine's settings for one sequence of `n_ctx` tokens, without a plan ([`Runtime::placing`]) and without the
+    /// side file ([`Runtime::with_side_file`]).
+    #[must_use]
+    pub fn settings(&self, n_ctx: usize) -> EngineOptions {
+        let Options { n_ubatch, kv_formats, computation, .. } = &self.options;
+        EngineOptions {
+            n_ctx,
+            n_ubatch: (n_ubatch.get() as usize).min(n_ctx.max(1)),
+            n_seq: 1,
+            // Recurrent layers only: the state after the prompt, to which the next turn of a conversation returns.
+            n_checkpoint: 1,
+            kv_formats: *kv_formats,
+            sparsity: match computation.sparsity {
+                Sparsity::Predicted => engine::Sparsity::Predicted,
+                Sparsity::Exact => engine::Sparsity::Exact,
+                // `side_file::add` replaces it with the model's own error.
+                Sparsity::Balanced | Sparsity::Fast => engine::Sparsity::Within(UNKNOWN),
+                Sparsity::Within(error) => engine::Sparsity::Within(error),
+                Sparsity::Off => engine::Sparsity::Off,
+            },
+            sparse_threshold: computation.sparse_threshold,
+            chooser: None,
+            repack: computation.repack,
+            converted: None,
+            placing: Placing { wishes: computation.devices.wishes, ..Placing::default() },
+            adapt: computation.devices.adapt,
+            streaming: engine::Streaming::Measured,
+        }
+    }
+
+    /// Adds the predictor or the thresholds of the side file to the settings, if their sparsity
+    /// needs them.
+    ///
+    /// # Errors
+    /// [`Error::NoPredictor`] and others if there is no suitable one.
+    pub fn with_side_file(&self, model: &Model, settings: EngineOptions) -> Result<EngineOptions> {
+        side_file::add(model, settings, &self.options.computation, self.observer.as_ref())
+    }
+
+    /// Host memory that `model` needs as planned in `forecast`.
+    #[must_use]
+    pub fn need(&self, model: &Model, settings: &EngineOptions, forecast: &Forecast) -> Need {
+        Need::of(model, settings, &self.machine.cpu).less(forecast, &self.machine)
+    }
+
+    /// Loads `model`: repacks weights or takes them from the cache, and rejects a model that
+    /// cannot fit. Notices report the sparsity and the placement.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] with the numbers; errors of the engine.
+    pub fn load(&self, model: &Arc<Model>, settings: EngineOptions) -> Result<Engine> {
+        let observer = self.observer.as_ref();
+        let settings = self.with_side_file(model, settings)?;
+        let devices = self.machine.devices();
+        let cpu = &self.machine.cpu;
+        let has_devices = !self.machine.others.is_empty();
+        let planned = has_devices.then(|| engine::forecast(model, &devices, &settings));
+        let elsewhere = planned.as_ref().is_some_and(uses_devices);
+        // Repacked weights are only cached for models that are entirely on the CPU.
+        let settings = match elsewhere {
+            true => settings,
+            false => repack::prepare(model, settings, &self.options.computation, cpu, observer),
+        };
+        report_sparsity(model, &settings, observer);
+        let need = Need::of(model, &settings, cpu);
+        // Memory of an integrated device is memory of the machine too.
+        let need = planned.as_ref().map_or(need, |forecast| need.less(forecast, &self.machine));
+        need.check(cpu.memory().unwrap_or_default(), settings.n_ctx, observer)?;
+        if let Some(forecast) = &planned {
+            self.machine.report(forecast, model, &settings, observer);
+        }
+        let total = need.total();
+        observer.progress(Task::Load, Bytes(0), total);
+        let notice: engine::Notice = {
+            let observer = Arc::clone(&self.observer);
+            Arc::new(move |text: &str| observer.notice(&Notice::Engine(text.to_owned())))
+        };
+        let progress = |done: u64, of: u64| observer.progress(Task::Load, Bytes(done), Bytes(of));
+        let engine = Engine::load(Arc::clone(model), devices, settings, None, notice, &progress);
+        observer.progress(Task::Load, total, total);
+        Ok(engine?)
+    }
+}
+
+/// The plan for loading `model`: placement, memory, and decode speed.
+///
+/// # Errors
+/// As [`Runtime::with_side_file`].
+pub fn forecast(runtime: &Runtime, model: &Model) -> Result<Forecast> {
+    let placing = runtime.placing(model);
+    let n_ctx = runtime.context(model, &placing);
+    let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
+    let settings = runtime.with_side_file(model, settings)?;
+    Ok(engine::forecast(model, &runtime.machine.devices(), &settings))
+}
+
+/// Loads `model` on the CPU without notices: for one of several runs of the same model.
+///
+/// # Errors
+/// Errors of the engine.
+pub fn load_quietly(model: &Arc<Model>, settings: EngineOptions, cpu: Device) -> Result<Engine> {
+    let quiet: engine::Notice = Arc::new(|_: &str| {});
+    Ok(Engine::load(Arc::clone(model), vec![cpu], settings, None, quiet, &|_, _| {})?)
+}
+
+/// Rejects a model of `size` in memory if the machine has less.
+///
+/// # Errors
+/// [`Error::Memory`].
+pub fn check_room(size: Bytes) -> Result<()> {
+    let memory = crate::devices::cpu(Some(1)).memory().ok();
+    match memory.and_then(|memory| memory.total).filter(|total| size > *total) {
+        Some(total) => {
+            Err(Error::Memory { wanted: size, total, items: String::new(), n_ctx: None })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether anything is placed on a device besides the CPU.
+fn uses_devices(forecast: &Forecast) -> bool {
+    let placement = &forecast.placement;
+    let ends = [placement.embed, placement.head];
+    placement.layers.iter().map(|layer| layer.home).chain(ends).any(|home| home != CPU)
+}
+
+/// Reports which neurons are skipped, or why none are although skipping may be expected.
+fn report_sparsity(model: &Model, options: &EngineOptions, observer: &dyn Observer) {
+    let tell = |notice: SparsityNotice| observer.notice(&Notice::Sparsity(notice));
+    let activation = match (model.activation, model.ffn_kind) {
+        (Activation::Relu, FfnKind::GatedBoth) => "dReLU",
+        (Activation::Relu, FfnKind::Gated | FfnKind::Plain) => "ReLU",
+        (Activation::Relu2, _) => "squared ReLU",
+        (Activation::Silu, _) => "SiLU",
+        (Activation::Gelu | Activation::GeluErf, _) => "GELU",
+        (Activation::SwigluOai { .. }, _) => "SwiGLU",
+    };
+    match (options.sparsity, model.is_exactly_sparse()) {
+        (engine::Sparsity::Off, _) => tell(SparsityNotice::Off),
+        (engine::Sparsity::Within(error), _) => {
+            side_file::skips(model, options, error).into_iter().for_each(tell);
+        }
+        (engine::Sparsity::Exact | engine::Sparsity::Predicted, true) => {
+            tell(SparsityNotice::Exact { activation });
+        }
+        (engine::Sparsity::Exact | engine::Sparsity::Predicted, false) => {
+            tell(SparsityNotice::Nothing { activation });
+        }
+    }
+    if options.sparsity != engine::Sparsity::Predicted {
+        return;
+    }
+    let built = model.blocks().filter(|(_, ffn)| ffn.predictor.is_some()).count();
+    let n_layers = options.n_predicting(model);
+    if n_layers > 0 {
+        let imported = side_file::imported_threshold(options);
+        let threshold = options.sparse_threshold.or(imported).unwrap_or(model.predictor_threshold);
+        let is_imported = imported.is_some();
+        tell(SparsityNotice::Predictor { is_imported, n_layers, threshold });
+    } else if options.sparse_threshold.is_some() {
+        tell(SparsityNotice::ThresholdIgnored { other_predictor: false });
+    }
+    let repacked = EngineOptions { repack: true, ..options.clone() }.n_predicting(model);
+    if n_layers < repacked {
+        tell(SparsityNotice::NeedRepacking { n: repacked - n_layers });
+    }
+    if built < model.n_predictors {
+        let (n, of) = (model.n_predictors - built, model.n_predictors);
+        tell(SparsityNotice::PredictorFormat { n, of });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+
+    #[test]
+    fn the_context_is_the_models_or_the_one_asked_for() {
+        let runtime = Runtime::cpu(Options::default(), Arc::new(Silent));
+        let model = runtime.open(None).unwrap().model;
+        let n = runtime.fixed_context(None, &model);
+        assert_eq!(n, model.hyper.n_ctx_train.min(DEFAULT_CONTEXT));
+        let three = ContextSize::Tokens(NonZeroU32::new(3).unwrap());
+        assert_eq!(runtime.fixed_context(Some(three), &model), 3);
+    }
+}

@@ -1,0 +1,152 @@
+//! Measured speeds, cached in the user's cache folder: measured once, so that plans, and with them
+//! the last bits of a result, do not change between starts.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hal::{Backend, Bytes, Device, DeviceId};
+use learn::learned::lock;
+use measure::bench::{Shape, speed, steady};
+use placement::Speed;
+use serde_json::{Map, Value, json};
+
+use crate::notice::{Notice, Observer};
+
+/// Name of the file; the number changes when the meaning of a figure changes.
+const FILE: &str = "speeds-4.json";
+
+/// Figures by device and by the shape of the weights.
+#[derive(Debug)]
+pub(crate) struct Speeds {
+    path: Option<PathBuf>,
+    known: Map<String, Value>,
+    anew: bool,
+    /// Figures measured by this process.
+    measured: Map<String, Value>,
+}
+
+impl Speeds {
+    /// Loads those in `folder`; none if the caller asks to measure again. An unreadable file counts as
+    /// empty.
+    pub(crate) fn open(folder: Option<&Path>, anew: bool) -> Speeds {
+        let path = folder.map(|folder| folder.join(FILE));
+        let known = path.as_deref().map(kept).unwrap_or_default();
+        Speeds { path, known, anew, measured: Map::new() }
+    }
+
+    /// The speed of a device with weights of `shape`; `threads` is 0 for devices without threads.
+    /// Measuring uses at most a part of `most` bytes.
+    ///
+    /// # Errors
+    /// The device's error.
+    pub(crate) fn speed(
+        &mut self,
+        backend: &Arc<dyn Backend>,
+        threads: usize,
+        shape: &Shape,
+        most: Bytes,
+    ) -> hal::Result<Speed> {
+        let info = backend.info();
+        let Shape { format, n_embd, n_ff, size, listed, skips } = shape;
+        let listed = if *listed { ", listed" } else { "" };
+        let dense = if *skips { "" } else { ", all used" };
+        let weights = format!("{format} {n_embd}x{n_ff} of {size}{listed}{dense}");
+        let key = format!("{} | {} | {threads} | {weights}", info.name, info.description);
+        if let Some(kept) = self.known.get(&key).filter(|_| !self.anew).and_then(read) {
+            return Ok(kept);
+        }
+        // A separate ledger: the memory used to measure is not part of a run.
+        let device = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
+        let free = backend.memory().ok().and_then(|memory| memory.free);
+        let room = free.unwrap_or(Bytes::MAX).min(most);
+        let measured = speed(&device, shape, Some(room))?;
+        let Speed { dense, sparse, hand_off, op, refill, prompt, upload } = measured;
+        let [dense, sparse, prompt, upload] = [dense, sparse, prompt, upload].map(steady);
+        let [hand_off, op, refill] = [hand_off, op, refill].map(steady);
+        let figures = json!({ "bytes_per_second": dense, "row_bytes_per_second": sparse, "hand_off_seconds": hand_off, "op_seconds": op, "refill_seconds": refill, "prompt_bytes_per_second": prompt, "upload_bytes_per_second": upload });
+        self.known.insert(key.clone(), figures.clone());
+        self.measured.insert(key, figures);
+        Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
+    }
+
+    /// Saves new figures. If that fails, they are measured again next time.
+    pub(crate) fn save(&self, observer: &dyn Observer) {
+        let Some(path) = self.path.as_ref().filter(|_| !self.measured.is_empty()) else { return };
+        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        // Figures that another program has measured in the meantime are kept.
+        let _held = lock(path);
+        let mut all = kept(path);
+        all.extend(self.measured.clone());
+        let text = format!("{:#}\n", Value::Object(all));
+        let written = folder
+            .and_then(|()| std::fs::write(&temporary, text))
+            .and_then(|()| std::fs::rename(&temporary, path));
+        if let Err(error) = written {
+            let _ = std::fs::remove_file(&temporary);
+            let (path, reason) = (path.clone(), error.to_string());
+            observer.notice(&Notice::SpeedsNotKept { path, reason });
+        }
+    }
+}
+
+/// The figures in the file; empty if it cannot be read.
+fn kept(path: &Path) -> Map<String, Value> {
+    let text = std::fs::read_to_string(path).ok();
+    text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+}
+
+/// A cached figure, if it is valid.
+fn read(value: &Value) -> Option<Speed> {
+    let number = |name: &str| {
+        let number = value.get(name)?.as_f64().filter(|x| x.is_finite() && *x >= 0.0);
+        // JSON does not preserve the last bit.
+        number.map(steady)
+    };
+    let (dense, sparse) = (number("bytes_per_second")?, number("row_bytes_per_second")?);
+    let (hand_off, op) = (number("hand_off_seconds")?, number("op_seconds")?);
+    let refill = number("refill_seconds")?;
+    let (prompt, upload) = (number("prompt_bytes_per_second")?, number("upload_bytes_per_second")?);
+    let speed = Speed { dense, sparse, hand_off, op, refill, prompt, upload };
+    (dense > 0.0 && sparse > 0.0).then_some(speed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notice::Silent;
+    use hal::format::Format;
+
+    #[test]
+    fn what_was_measured_is_kept_and_nonsense_is_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let backend = crate::devices::cpu_backend(crate::devices::CpuOptions {
+            threads: Some(1),
+            ..crate::devices::CpuOptions::default()
+        });
+        let mut speeds = Speeds::open(Some(folder.path()), false);
+        let shape = Shape { n_embd: 512, size: Bytes(4 << 20), ..Shape::usual(Format::F16) };
+        let measured = speeds.speed(&backend, 1, &shape, Bytes::MAX).unwrap();
+        speeds.save(&Silent);
+        let mut again = Speeds::open(Some(folder.path()), false);
+        assert_eq!(again.speed(&backend, 1, &shape, Bytes::MAX).unwrap(), measured);
+        assert!(again.measured.is_empty());
+        // Two programs that start at the same time keep the figures of both.
+        let others = [256, 320].map(|n_embd| Shape { n_embd, ..shape });
+        let mut both = [(); 2].map(|()| Speeds::open(Some(folder.path()), false));
+        for (speeds, shape) in both.iter_mut().zip(&others) {
+            speeds.speed(&backend, 1, shape, Bytes::MAX).unwrap();
+        }
+        both.iter().for_each(|speeds| speeds.save(&Silent));
+        assert_eq!(Speeds::open(Some(folder.path()), false).known.len(), 3);
+        for text in ["", "{", "[]", "{\"a\": 1}"] {
+            std::fs::write(folder.path().join(FILE), text).unwrap();
+            assert!(
+                Speeds::open(Some(folder.path()), false).known.values().all(|v| read(v).is_none())
+            );
+        }
+        let kept = |dense: f64| json!({ "bytes_per_second": dense, "row_bytes_per_second": 1.0, "hand_off_seconds": 0.0, "op_seconds": 0.0, "refill_seconds": 0.0, "prompt_bytes_per_second": 2.0, "upload_bytes_per_second": 3.0 });
+        assert_eq!(read(&kept(4.0)).map(|speed| speed.upload), Some(3.0));
+        assert_eq!(read(&kept(-1.0)), None);
+    }
+}

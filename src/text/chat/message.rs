@@ -1,0 +1,159 @@
+//! Messages of a conversation.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// One message, as passed to templates.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Message {
+    /// The role: `system`, `user`, `assistant`, `tool`, or another one that a template supports.
+    pub role: String,
+    /// The content; null if an assistant only calls tools, a list if a template takes parts.
+    pub content: Value,
+    /// Other fields for the template: `tool_calls`, `tool_call_id`, `name`.
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
+}
+
+impl Message {
+    /// A message of text alone.
+    #[must_use]
+    pub fn new(role: &str, content: &str) -> Message {
+        Message { role: role.into(), content: content.into(), more: Map::new() }
+    }
+
+    /// The text, if the content is text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        self.content.as_str().unwrap_or_default()
+    }
+}
+
+/// A conversation: a system message, then user and assistant in turn.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// The system message.
+    pub system: Option<String>,
+    turns: Vec<Message>,
+}
+
+impl Conversation {
+    /// An empty conversation.
+    #[must_use]
+    pub fn new(system: Option<String>) -> Conversation {
+        Conversation { system, turns: Vec::new() }
+    }
+
+    /// Adds a user message.
+    pub fn ask(&mut self, text: &str) {
+        self.turns.push(Message::new("user", text));
+    }
+
+    /// Adds an answer of the assistant, without its reasoning, which is not sent back.
+    pub fn answer(&mut self, text: &str) {
+        self.turns.push(Message::new("assistant", text));
+    }
+
+    /// Removes the last answer, to regenerate it. False if the last message is not an answer.
+    pub fn take_answer_back(&mut self) -> bool {
+        self.turns.pop_if(|message| message.role == "assistant").is_some()
+    }
+
+    /// Removes all turns; the system message stays.
+    pub fn clear(&mut self) {
+        self.turns.clear();
+    }
+
+    /// Removes the oldest question with its answer. False if only the last question is left.
+    pub fn forget_oldest(&mut self) -> bool {
+        let next = self.turns.iter().skip(1).position(|message| message.role == "user");
+        match next {
+            Some(at) => {
+                self.turns.drain(..=at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Number of questions.
+    #[must_use]
+    pub fn n_questions(&self) -> usize {
+        self.turns.iter().filter(|message| message.role == "user").count()
+    }
+
+    /// All messages in order.
+    #[must_use]
+    pub fn messages(&self) -> Vec<Message> {
+        let system = self.system.as_deref().map(|text| Message::new("system", text));
+        system.into_iter().chain(self.turns.iter().cloned()).collect()
+    }
+
+    /// The same for a template without system messages: the system message is prepended to the
+    /// first question.
+    #[must_use]
+    pub fn messages_without_system(&self) -> Vec<Message> {
+        let mut messages = self.turns.clone();
+        if let (Some(system), Some(first)) = (&self.system, messages.first_mut()) {
+            first.content = format!("{system}\n\n{}", first.text()).into();
+        }
+        messages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn three_turns() -> Conversation {
+        let mut talk = Conversation::new(Some("Be brief.".into()));
+        for (question, answer) in [("a", "b"), ("c", "d")] {
+            talk.ask(question);
+            talk.answer(answer);
+        }
+        talk.ask("e");
+        talk
+    }
+
+    fn texts(messages: &[Message]) -> Vec<&str> {
+        messages.iter().map(Message::text).collect()
+    }
+
+    #[test]
+    fn messages_come_in_order() {
+        let talk = three_turns();
+        assert_eq!(texts(&talk.messages()), ["Be brief.", "a", "b", "c", "d", "e"]);
+        assert_eq!(talk.messages()[0].role, "system");
+        let merged = talk.messages_without_system();
+        assert_eq!(texts(&merged), ["Be brief.\n\na", "b", "c", "d", "e"]);
+    }
+
+    #[test]
+    fn the_oldest_turns_are_forgotten_to_the_last_question() {
+        let mut talk = three_turns();
+        assert!(talk.forget_oldest());
+        assert_eq!(texts(&talk.messages()), ["Be brief.", "c", "d", "e"]);
+        assert!(talk.forget_oldest());
+        assert!(!talk.forget_oldest());
+        assert_eq!(texts(&talk.messages()), ["Be brief.", "e"]);
+    }
+
+    #[test]
+    fn the_last_answer_can_be_taken_back() {
+        let mut talk = three_turns();
+        assert!(!talk.take_answer_back());
+        talk.answer("f");
+        assert!(talk.take_answer_back());
+        assert_eq!(texts(&talk.messages()), ["Be brief.", "a", "b", "c", "d", "e"]);
+        talk.clear();
+        assert_eq!((talk.n_questions(), talk.messages().len()), (0, 1));
+    }
+
+    #[test]
+    fn more_fields_stand_beside_the_text() {
+        let mut message = Message::new("tool", "12");
+        message.more.insert("name".into(), "add".into());
+        let json = serde_json::to_string(&message).unwrap();
+        assert_eq!(json, r#"{"role":"tool","content":"12","name":"add"}"#);
+    }
+}

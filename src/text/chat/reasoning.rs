@@ -1,0 +1,246 @@
+//! Separates reasoning from the answer in a text that arrives in pieces.
+
+/// The section of a model's output that a piece belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The reasoning before the answer.
+    Reasoning,
+    /// The answer.
+    Answer,
+}
+
+/// Opening and closing marks of reasoning in current models.
+const MARKS: [(&str, &str); 7] = [
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel|>analysis<|message|>", "<|end|>"),
+];
+
+/// Headers of gpt-oss before an answer, which are not part of it.
+const HEADERS: [&str; 3] =
+    ["<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"];
+
+/// Separates reasoning from the answer. Marks are recognised only where an answer may begin, not
+/// within one, so that an answer about `<think>` stays unchanged. A piece that may be the
+/// beginning of a mark is held back until the next one decides.
+#[derive(Clone, Debug)]
+pub struct Reasoning {
+    state: State,
+    held: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// No text of the answer but white space so far. With `after` (reasoning), that white space is
+    /// dropped.
+    Start { after: bool },
+    /// Within reasoning, up to the mark `close`. `begun`: some of it has arrived.
+    Thinking { close: &'static str, begun: bool },
+    /// Within the answer.
+    Answering,
+}
+
+/// Receives the text, piece by piece.
+pub type Take<'a> = dyn FnMut(Part, &str) + 'a;
+
+impl Reasoning {
+    /// For the text after `prompt`, which may itself have opened the reasoning, as some templates
+    /// do.
+    #[must_use]
+    pub fn after(prompt: &str) -> Reasoning {
+        let prompt = prompt.trim_end();
+        let open = MARKS.iter().find(|(open, _)| prompt.ends_with(open));
+        let state = match open {
+            Some((_, close)) => State::Thinking { close, begun: false },
+            None => State::Start { after: false },
+        };
+        Reasoning { state, held: String::new() }
+    }
+
+    /// All marks that open or close reasoning.
+    pub fn marks() -> impl Iterator<Item = &'static str> {
+        MARKS.iter().flat_map(|(open, close)| [*open, *close])
+    }
+
+    /// The opening mark for `close`, if it is a known mark.
+    #[must_use]
+    pub fn opening(close: &str) -> Option<&'static str> {
+        MARKS.iter().find(|(_, known)| *known == close).map(|(open, _)| *open)
+    }
+
+    /// Adds the next piece and passes on all text that is decided.
+    pub fn push(&mut self, piece: &str, take: &mut Take<'_>) {
+        self.held.push_str(piece);
+        while self.step(take) {}
+    }
+
+    /// Passes on the text that was held back, at the end of the output.
+    pub fn finish(mut self, take: &mut Take<'_>) {
+        let (part, text) = match self.state {
+            State::Thinking { begun, .. } => (Part::Reasoning, self.thought(begun)),
+            State::Start { after: true } => (Part::Answer, self.held.trim_start().to_owned()),
+            State::Start { after: false } | State::Answering => {
+                (Part::Answer, std::mem::take(&mut self.held))
+            }
+        };
+        if !text.is_empty() {
+            take(part, &text);
+        }
+    }
+
+    /// Makes one decision. False if it needs the next piece.
+    fn step(&mut self, take: &mut Take<'_>) -> bool {
+        match self.state {
+            State::Answering => {
+                if !self.held.is_empty() {
+                    take(Part::Answer, &self.held);
+                    self.held.clear();
+                }
+                false
+            }
+            State::Thinking { close, begun } => self.think(close, begun, take),
+            State::Start { after } => self.start(after),
+        }
+    }
+
+    fn start(&mut self, after: bool) -> bool {
+        let text = self.held.trim_start();
+        if let Some((open, close)) = MARKS.iter().find(|(open, _)| text.starts_with(open)) {
+            self.held = text[open.len()..].to_owned();
+            self.state = State::Thinking { close, begun: false };
+            return true;
+        }
+        if let Some(header) = HEADERS.iter().find(|header| text.starts_with(**header)) {
+            self.held = text[header.len()..].to_owned();
+            self.state = State::Start { after: true };
+            return true;
+        }
+        let mut all = MARKS.iter().map(|(open, _)| open).chain(&HEADERS);
+        if all.any(|mark| mark.starts_with(text)) {
+            return false;
+        }
+        if after {
+            self.held = text.to_owned();
+        }
+        self.state = State::Answering;
+        true
+    }
+
+    fn think(&mut self, close: &'static str, begun: bool, take: &mut Take<'_>) -> bool {
+        if let Some(at) = self.held.find(close) {
+            let rest = self.held.split_off(at + close.len());
+            self.held.truncate(at);
+            let text = self.thought(begun);
+            if !text.trim_end().is_empty() {
+                take(Part::Reasoning, text.trim_end());
+            }
+            self.held = rest;
+            self.state = State::Start { after: true };
+            return true;
+        }
+        // Trailing white space is held back: it is dropped if the reasoning ends with it.
+        let text = self.held.trim_end();
+        let most = text.len().min(close.len() - 1);
+        let begins = |n: &usize| text.as_bytes().ends_with(&close.as_bytes()[..*n]);
+        let undecided = (1..=most).rev().find(begins).unwrap_or(0);
+        let certain = text[..text.len() - undecided].trim_end().len();
+        let rest = self.held.split_off(certain);
+        let text = self.thought(begun);
+        self.held = rest;
+        if !text.is_empty() {
+            take(Part::Reasoning, &text);
+            self.state = State::Thinking { close, begun: true };
+        } else if !begun {
+            // Leading white space is dropped at once.
+            self.held = self.held.trim_start().to_owned();
+        }
+        false
+    }
+
+    /// The held reasoning, without leading white space.
+    fn thought(&mut self, begun: bool) -> String {
+        let text = std::mem::take(&mut self.held);
+        match begun {
+            true => text,
+            false => text.trim_start().to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Reasoning and answer of a text that arrives in pieces of `size` characters.
+    fn told(prompt: &str, text: &str, size: usize) -> (String, String) {
+        let mut reasoning = Reasoning::after(prompt);
+        let (mut thought, mut answer) = (String::new(), String::new());
+        let mut take = |part: Part, text: &str| match part {
+            Part::Reasoning => thought.push_str(text),
+            Part::Answer => answer.push_str(text),
+        };
+        let chars: Vec<char> = text.chars().collect();
+        for piece in chars.chunks(size) {
+            reasoning.push(&piece.iter().collect::<String>(), &mut take);
+        }
+        reasoning.finish(&mut take);
+        (thought, answer)
+    }
+
+    #[track_caller]
+    fn check(prompt: &str, text: &str, thought: &str, answer: &str) {
+        for size in 1..=text.chars().count().max(1) {
+            let expected = (thought.to_owned(), answer.to_owned());
+            assert_eq!(told(prompt, text, size), expected, "{text:?} in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn tags_are_told_from_the_answer() {
+        check("", "<think>\nIs it? \n</think>\n\nYes.\n", "Is it?", "Yes.\n");
+        check("", "\n<think></think>Yes", "", "Yes");
+        check("", "<thinking>a < b</thinking> c", "a < b", "c");
+        check("", "◁think▷é◁/think▷è", "é", "è");
+        check("", "[THINK]a[/THINK]b", "a", "b");
+    }
+
+    #[test]
+    fn a_template_may_have_opened_it() {
+        check("<|Assistant|><think>\n", "So.\n</think>\n\nGo", "So.", "Go");
+        check("<think>\n\n</think>\n\n", " Go", "", " Go");
+        check("user", "So </think> Go", "", "So </think> Go");
+    }
+
+    #[test]
+    fn channels_of_gpt_oss() {
+        check(
+            "<|start|>assistant",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.",
+            "Hm.",
+            "Hi.",
+        );
+        check("", "<|channel|>final<|message|>Hi", "", "Hi");
+    }
+
+    #[test]
+    fn an_answer_stays_whole() {
+        check("", " The tag <think> opens </think> it", "", " The tag <think> opens </think> it");
+        check("", "<thin air", "", "<thin air");
+        check("", "<think>no end", "no end", "");
+        check("", "<think>a</thin", "a</thin", "");
+        check("", "<", "", "<");
+        check("", "", "", "");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(text in "(<think>|</think>|<|[a é\n]){0,12}", size in 1usize..9) {
+            prop_assert_eq!(told("", &text, size), told("", &text, usize::MAX));
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! The list of candidate tokens, and the stages that shrink it.
+//!
+//! The order is part of the result: one total order (logit down, then id up) or, before sorting,
+//! id up. So a draw iterates over the same list on every machine, whatever the standard library's
+//! sort does internally.
+
+use std::cmp::Ordering;
+
+/// A candidate token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Candidate {
+    pub(super) id: u32,
+    pub(super) logit: f32,
+}
+
+fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+/// The list, reused between tokens so that its memory is allocated once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Candidates {
+    list: Vec<Candidate>,
+    /// Whether the list is in best-first order; otherwise its ids ascend.
+    sorted: bool,
+}
+
+impl Candidates {
+    /// Resets to one candidate per logit, ids ascending.
+    pub(super) fn fill(&mut self, logits: &[f32]) {
+        self.list.clear();
+        let ids = 0u32..;
+        let all = ids.zip(logits);
+        self.list.extend(all.map(|(id, &logit)| Candidate { id, logit }));
+        self.sorted = false;
+    }
+
+    pub(super) fn as_slice(&self) -> &[Candidate] {
+        &self.list
+    }
+
+    /// Replaces the logits of `tokens` that are still candidates by `change(token, logit)`.
+    pub(super) fn edit(
+        &mut self,
+        tokens: impl IntoIterator<Item = u32>,
+        mut change: impl FnMut(u32, f32) -> f32,
+    ) {
+        if self.sorted {
+            self.list.sort_unstable_by_key(|c| c.id);
+            self.sorted = false;
+        }
+        for token in tokens {
+            if let Ok(at) = self.list.binary_search_by_key(&token, |c| c.id) {
+                self.list[at].logit = change(token, self.list[at].logit);
+            }
+        }
+    }
+
+    /// Keeps the `k` best, in order. 0 keeps all, as in llama.cpp.
+    pub(super) fn top_k(&mut self, k: usize) {
+        if k == 0 {
+            return;
+        }
+        self.sort_best(k);
+        self.list.truncate(k);
+        self.sorted = true;
+    }
+
+    /// Keeps the shortest best-first prefix whose probability reaches `p`, and at least
+    /// `min_keep`.
+    pub(super) fn top_p(&mut self, p: f32, min_keep: usize) {
+        if p >= 1.0 || self.list.is_empty() {
+            return;
+        }
+        let max = self.max_logit();
+        let total: f64 = self.list.iter().map(|c| weight(c.logit, max)).sum();
+        let target = f64::from(p) * total;
+        // A vocabulary is long and the prefix short: sort only as much as the probability mass
+        // requires.
+        let mut ordered = if self.sorted { self.list.len() } else { 256 };
+        loop {
+            ordered = ordered.min(self.list.len());
+            if !self.sorted {
+                self.sort_best(ordered);
+            }
+            let mut mass = 0.0;
+            let reached = self.list[..ordered].iter().position(|c| {
+                mass += weight(c.logit, max);
+                mass >= target
+            });
+            let done = reached.is_some() || ordered == self.list.len();
+            let keep = reached.map_or(ordered, |last| last + 1).max(min_keep);
+            if done && keep <= ordered || ordered == self.list.len() {
+                self.list.truncate(keep);
+                self.sorted = true;
+                return;
+            }
+            ordered = ordered.saturating_mul(4);
+        }
+    }
+
+    /// Drops candidates less than `p` times as likely as the best, unless fewer than `min_keep`
+    /// would stay.
+    pub(super) fn min_p(&mut self, p: f32, min_keep: usize) {
+        if p <= 0.0 || self.list.is_empty() {
+            return;
+        }
+        // The best itself always passes: a `p` above 1 drops nothing more.
+        let floor = self.max_logit() + p.min(1.0).ln();
+        let passing = self.list.iter().filter(|c| c.logit >= floor).count();
+        if passing >= min_keep {
+            self.list.retain(|c| c.logit >= floor);
+        } else {
+            self.top_k(min_keep);
+        }
+    }
+
+    /// Divides the logits; at or below zero keeps the best token only, of equals the lowest id.
+    pub(super) fn temperature(&mut self, temp: f32) {
+        if temp <= 0.0 {
+            if let Some(&best) = self.list.iter().min_by(|a, b| best_first(a, b)) {
+                self.list.clear();
+                self.list.push(best);
+            }
+        } else {
+            self.list.iter_mut().for_each(|c| c.logit /= temp);
+        }
+    }
+
+    /// The candidate at which the cumulative probability passes `u`, a number in `0..1`.
+    ///
+    /// `None` if the list is empty, or all of it banned, or a logit is NaN.
+    pub(super) fn draw(&self, u: f64) -> Option<u32> {
+        let max = self.max_logit();
+        if !max.is_finite() {
+            return None;
+        }
+        let total: f64 = self.list.iter().map(|c| weight(c.logit, max)).sum();
+        let target = u * total;
+        let mut mass = 0.0;
+        let mut last = None;
+        for candidate in &self.list {
+            let w = weight(candidate.logit, max);
+            mass += w;
+            if w > 0.0 {
+                last = Some(candidate.id);
+            }
+            if mass > target {
+                return Some(candidate.id);
+            }
+        }
+        // Rounding may leave the sum slightly below the target.
+        last
+    }
+
+    fn max_logit(&self) -> f32 {
+        let logits = self.list.iter().map(|c| c.logit);
+        logits.fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    /// Moves the `n` best to the front, in order; the rest is unordered.
+    fn sort_best(&mut self, n: usize) {
+        let list = &mut self.list;
+        if self.sorted {
+            return;
+        }
+        if n.saturating_mul(8) < list.len() {
+            gather_best(list, n);
+        } else if n < list.len() {
+            list.select_nth_unstable_by(n, best_first);
+        }
+        let n = n.min(list.len());
+        list[..n].sort_unstable_by(best_first);
+    }
+}
+
+/// Moves the `n` best to the front in one pass that visits most candidates once: a pool of `2n` at
+/// the front collects candidates better than the worst of the best so far, and is halved when
+/// full.
+fn gather_best(list: &mut [Candidate], n: usize) {
+    let mut pool = n;
+    let mut bar = None;
+    for i in n..list.len() {
+        let passes = bar.is_none_or(|bar| best_first(&list[i], &bar).is_lt());
+        if !passes {
+            continue;
+        }
+        list.swap(pool, i);
+        pool += 1;
+        if pool == 2 * n {
+            list[..pool].select_nth_unstable_by(n - 1, best_first);
+            bar = Some(list[n - 1]);
+            pool = n;
+        }
+    }
+    if pool > n {
+        list[..pool].select_nth_unstable_by(n - 1, best_first);
+    }
+}
+
+/// The unnormalised probability of a logit.
+fn weight(logit: f32, max: f32) -> f64 {
+    f64::from((logit - max).exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(logits: &[f32]) -> Candidates {
+        let mut candidates = Candidates::default();
+        candidates.fill(logits);
+        candidates
+    }
+
+    fn ids(candidates: &Candidates) -> Vec<u32> {
+        candidates.list.iter().map(|c| c.id).collect()
+    }
+
+    fn fully_sorted(logits: &[f32]) -> Vec<Candidate> {
+        let mut list = of(logits).list;
+        list.sort_by(best_first);
+        list
+    }
+
+    #[test]
+    fn equal_logits_go_by_id() {
+        let mut c = of(&[1.0, 3.0, 3.0, 2.0]);
+        c.top_k(3);
+        assert_eq!(ids(&c), [1, 2, 3]);
+    }
+
+    #[test]
+    fn min_p_compares_with_the_best() {
+        let mut c = of(&[0.0, (0.5f32).ln(), (0.04f32).ln()]);
+        c.min_p(0.05, 0);
+        assert_eq!(ids(&c), [0, 1]);
+        c.min_p(0.9, 2);
+        assert_eq!(ids(&c), [0, 1], "min_keep holds");
+    }
+
+    #[test]
+    fn a_draw_never_takes_a_banned_token() {
+        let c = of(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
+        assert_eq!(c.draw(0.0), Some(1));
+        assert_eq!(c.draw(1.0), Some(1));
+        assert_eq!(of(&[f32::NEG_INFINITY]).draw(0.5), None);
+    }
+
+    proptest! {
+        #[test]
+        fn top_k_is_the_head_of_the_sorted_list(
+            logits in prop::collection::vec(-4i8..4, 1..600), k in 1usize..80,
+        ) {
+            let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
+            let mut c = of(&logits);
+            c.top_k(k);
+            let mut expected = fully_sorted(&logits);
+            expected.truncate(k);
+            prop_assert_eq!(c.list, expected);
+        }
+
+        #[test]
+        fn top_p_is_the_shortest_prefix_with_the_mass(
+            logits in prop::collection::vec(-3f32..3.0, 1..1500), p in 0.01f32..0.999,
+        ) {
+            let mut c = of(&logits);
+            c.top_p(p, 0);
+            let expected = fully_sorted(&logits);
+            let max = expected[0].logit;
+            let mass = |n: usize| expected[..n].iter().map(|c| weight(c.logit, max)).sum::<f64>();
+            let n = c.list.len();
+            let share = |n| mass(n) / mass(expected.len());
+            prop_assert_eq!(&c.list[..], &expected[..n]);
+            prop_assert!(share(n) > f64::from(p) - 1e-9);
+            prop_assert!(n == 1 || share(n - 1) < f64::from(p) + 1e-9);
+        }
+
+        #[test]
+        fn top_p_keeps_min_keep(
+            logits in prop::collection::vec(-3f32..3.0, 1..900), keep in 0usize..700,
+        ) {
+            let mut c = of(&logits);
+            c.top_p(0.01, keep);
+            prop_assert!(c.list.len() >= keep.min(logits.len()));
+            let expected = fully_sorted(&logits);
+            prop_assert_eq!(&c.list[..], &expected[..c.list.len()]);
+        }
+    }
+}

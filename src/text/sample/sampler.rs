@@ -1,0 +1,236 @@
+//! The sampling chain.
+
+use super::candidates::Candidates;
+use super::config::{Error, SamplerConfig, Stage};
+use super::history::History;
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// Chooses one token from each row of logits.
+///
+/// Bias, then the stages in order, then a draw. The draws of a seed are the same on every
+/// platform: the generator is ChaCha12 keyed with the seed, with one 64-bit word per token, and
+/// the order of the list is defined.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    config: SamplerConfig,
+    n_vocab: usize,
+    seed: u32,
+    rng: ChaCha12Rng,
+    history: History,
+    candidates: Candidates,
+}
+
+impl Sampler {
+    /// A sampler for rows of `n_vocab` logits, with a random seed if `config` has none.
+    ///
+    /// # Errors
+    /// [`Error::BadValue`] and [`Error::BiasOutside`] if `config` is invalid.
+    pub fn new(config: &SamplerConfig, n_vocab: usize) -> Result<Self, Error> {
+        config.check(n_vocab)?;
+        let seed = config.seed.unwrap_or_else(rand::random);
+        let mut key = [0; 32];
+        key[..4].copy_from_slice(&seed.to_le_bytes());
+        Ok(Self {
+            history: History::new(config.repeat_last_n),
+            config: config.clone(),
+            n_vocab,
+            seed,
+            rng: ChaCha12Rng::from_seed(key),
+            candidates: Candidates::default(),
+        })
+    }
+
+    /// The seed in use: with it the same logits give the same tokens.
+    pub fn seed(&self) -> u32 {
+        self.seed
+    }
+
+    /// The options of this sampler.
+    pub fn config(&self) -> &SamplerConfig {
+        &self.config
+    }
+
+    /// Adds `token` to the history for the penalties. Prompt tokens count too.
+    pub fn accept(&mut self, token: u32) {
+        self.history.push(token);
+    }
+
+    /// Clears the history, for another text. The random draws continue.
+    pub fn forget(&mut self) {
+        self.history = History::new(self.config.repeat_last_n);
+    }
+
+    /// Chooses a token. Call [`Sampler::accept`] to add it to the history.
+    ///
+    /// shape: `logits [n_vocab]`
+    ///
+    /// # Errors
+    /// [`Error::WrongLength`], [`Error::NotANumber`] for a NaN or plus infinity anywhere in the
+    /// row, [`Error::NothingLeft`] if every token is banned.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
+        let (given, n_vocab) = (logits.len(), self.n_vocab);
+        if given != n_vocab {
+            return Err(Error::WrongLength { given, n_vocab });
+        }
+        let bad = |l: &f32| l.is_nan() || *l == f32::INFINITY;
+        self.candidates.fill(logits);
+        if let Some(c) = self.candidates.as_slice().iter().find(|c| bad(&c.logit)) {
+            let (token, value) = (c.id, c.logit);
+            return Err(Error::NotANumber { token, value });
+        }
+        for &(token, bias) in &self.config.logit_bias {
+            self.candidates.edit([token], |_, logit| logit + bias);
+        }
+        for i in 0..self.config.chain.len() {
+            self.apply(self.config.chain[i]);
+        }
+        #[allow(clippy::cast_precision_loss)] // 53 bits are what an f64 holds
+        let u = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        self.candidates.draw(u).ok_or(Error::NothingLeft)
+    }
+
+    fn apply(&mut self, stage: Stage) {
+        let (config, candidates) = (&self.config, &mut self.candidates);
+        match stage {
+            Stage::Penalties => {
+                let neutral = config.repeat_penalty == 1.0
+                    && config.presence_penalty == 0.0
+                    && config.frequency_penalty == 0.0;
+                if !neutral {
+                    candidates.edit(self.history.tokens(), |token, logit| {
+                        self.history.penalised(token, logit, config)
+                    });
+                }
+            }
+            Stage::TopK => candidates.top_k(config.top_k),
+            Stage::TopP => candidates.top_p(config.top_p, config.min_keep),
+            Stage::MinP => candidates.min_p(config.min_p, config.min_keep),
+            Stage::Temperature => candidates.temperature(config.temp),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(config: SamplerConfig, n_vocab: usize) -> Sampler {
+        Sampler::new(&config, n_vocab).unwrap()
+    }
+
+    fn seeded(seed: u32) -> SamplerConfig {
+        SamplerConfig { seed: Some(seed), ..SamplerConfig::default() }
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_of_equals() {
+        let config = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
+        let mut s = sampler(config, 5);
+        assert_eq!(s.sample(&[0.0, 2.0, 1.0, 2.0, -1.0]), Ok(1));
+    }
+
+    #[test]
+    fn without_its_stage_the_temperature_is_not_applied() {
+        let config = SamplerConfig { temp: 0.0, chain: vec![], ..seeded(1) };
+        let mut s = sampler(config, 2);
+        let drawn: Vec<_> = (0..64).map(|_| s.sample(&[0.0, 0.1]).unwrap()).collect();
+        assert!(drawn.contains(&0) && drawn.contains(&1));
+    }
+
+    #[test]
+    fn a_seed_repeats_and_another_differs() {
+        let logits: Vec<f32> = (0..500u16).map(|i| f32::from(i % 17) * 0.1).collect();
+        let draw = |seed| {
+            let mut s = sampler(seeded(seed), logits.len());
+            (0..32).map(|_| s.sample(&logits).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(42), draw(42));
+        assert_ne!(draw(42), draw(43));
+    }
+
+    #[test]
+    fn the_stream_of_a_seed_is_pinned() {
+        // If this changes, every seeded text changes: a breaking change, which belongs in the
+        // changelog.
+        let config = SamplerConfig { chain: vec![], ..seeded(7) };
+        let mut s = sampler(config, 1000);
+        let drawn: Vec<_> = (0..4).map(|_| s.sample(&[0.0; 1000]).unwrap()).collect();
+        assert_eq!(drawn, PINNED);
+    }
+    const PINNED: [u32; 4] = [828, 920, 55, 533];
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let p = [0.5f32, 0.3, 0.15, 0.05];
+        let logits = p.map(f32::ln);
+        let config = SamplerConfig { temp: 1.0, top_p: 1.0, min_p: 0.0, ..seeded(3) };
+        let mut s = sampler(config, 4);
+        let mut counts = [0u32; 4];
+        for _ in 0..20_000 {
+            counts[s.sample(&logits).unwrap() as usize] += 1;
+        }
+        for (count, p) in counts.iter().zip(p) {
+            let share = f64::from(*count) / 20_000.0;
+            assert!((share - f64::from(p)).abs() < 0.015, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn the_order_of_the_stages_matters() {
+        // A high temperature first flattens the distribution, so that min-p keeps the second
+        // token.
+        let logits = [0.0, -4.0];
+        let base = SamplerConfig { temp: 10.0, min_p: 0.5, ..seeded(5) };
+        let seen = |chain: &[Stage]| {
+            let config = SamplerConfig { chain: chain.to_vec(), ..base.clone() };
+            let mut s = sampler(config, 2);
+            (0..200).any(|_| s.sample(&logits) == Ok(1))
+        };
+        assert!(seen(&[Stage::Temperature, Stage::MinP]));
+        assert!(!seen(&[Stage::MinP, Stage::Temperature]));
+    }
+
+    #[test]
+    fn penalties_see_the_accepted_tokens() {
+        let config = SamplerConfig { temp: 0.0, repeat_penalty: 2.0, ..SamplerConfig::default() };
+        let mut s = sampler(config, 3);
+        assert_eq!(s.sample(&[1.0, 1.5, 0.0]), Ok(1));
+        s.accept(1);
+        assert_eq!(s.sample(&[1.0, 1.5, 0.0]), Ok(0));
+    }
+
+    #[test]
+    fn a_bias_bans_and_pushes() {
+        let config = SamplerConfig {
+            temp: 0.0,
+            logit_bias: vec![(2, f32::NEG_INFINITY), (0, 5.0)],
+            ..SamplerConfig::default()
+        };
+        assert_eq!(sampler(config, 3).sample(&[0.0, 4.0, 9.0]), Ok(0));
+    }
+
+    #[test]
+    fn bad_rows_and_bad_choices_are_errors() {
+        let mut s = sampler(seeded(1), 2);
+        assert!(matches!(s.sample(&[0.0, f32::NAN]), Err(Error::NotANumber { token: 1, .. })));
+        assert!(matches!(s.sample(&[f32::INFINITY, 0.0]), Err(Error::NotANumber { token: 0, .. })));
+        assert_eq!(s.sample(&[f32::NEG_INFINITY; 2]), Err(Error::NothingLeft), "all banned");
+        assert!(matches!(s.sample(&[0.0]), Err(Error::WrongLength { given: 1, .. })));
+        let bad = |config: SamplerConfig| Sampler::new(&config, 2).is_err();
+        assert!(bad(SamplerConfig { temp: f32::NAN, ..seeded(1) }));
+        assert!(bad(SamplerConfig { repeat_penalty: 0.0, ..seeded(1) }));
+        assert!(bad(SamplerConfig { logit_bias: vec![(2, 1.0)], ..seeded(1) }));
+    }
+
+    #[test]
+    fn names_and_letters_of_llama_cpp() {
+        let all = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature";
+        assert_eq!(Stage::parse_names(all).unwrap(), Stage::DEFAULT_CHAIN);
+        assert_eq!(Stage::parse_letters("edskypmxt").unwrap(), Stage::DEFAULT_CHAIN);
+        assert_eq!(Stage::parse_names("top-p;temp").unwrap(), [Stage::TopP, Stage::Temperature]);
+        assert!(Stage::parse_names("topk").is_err());
+        assert!(Stage::parse_letters("kz").is_err());
+        assert!(Stage::parse_names("infill").is_err());
+    }
+}

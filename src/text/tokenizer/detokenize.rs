@@ -1,0 +1,77 @@
+//! Converts ids to text, one at a time, in whole characters.
+
+use super::{Error, Tokenizer};
+
+/// Position of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// At the beginning of an encoded text: the one space that `encode` prepends (for `llama`
+    /// vocabularies only) is removed again, also after a leading begin token.
+    OfText,
+    /// After a prompt: a leading space belongs to the text.
+    Continuation,
+}
+
+/// Converts ids to text as they arrive. A character whose bytes are spread over several tokens is
+/// held back until it is complete; bytes that cannot become a character are replaced by U+FFFD.
+///
+/// llama.cpp's `detokenize` also removes spaces before punctuation for some vocabularies; that
+/// changes the model's output and is not done here, nor in llama.cpp's own streaming.
+#[derive(Debug)]
+pub struct Detokenizer<'a> {
+    tokenizer: &'a Tokenizer,
+    special: bool,
+    written: &'a [u32],
+    strip: bool,
+    pending: Vec<u8>,
+    text: String,
+}
+
+impl<'a> Detokenizer<'a> {
+    /// `special`: also output the text of control tokens such as `<s>`.
+    pub fn new(tokenizer: &'a Tokenizer, start: Start, special: bool) -> Detokenizer<'a> {
+        let strip = start == Start::OfText && tokenizer.has_space_prefix();
+        let (pending, text) = (Vec::new(), String::new());
+        Detokenizer { tokenizer, special, written: &[], strip, pending, text }
+    }
+
+    /// Also outputs the text of these control tokens.
+    #[must_use]
+    pub fn writing(self, written: &'a [u32]) -> Detokenizer<'a> {
+        Detokenizer { written, ..self }
+    }
+
+    /// Adds a token and returns the text that is now complete, often one word, possibly nothing.
+    ///
+    /// # Errors
+    /// `NoSuchId` if the id is not in the vocabulary.
+    pub fn push(&mut self, id: u32) -> Result<&str, Error> {
+        let mut piece = self.tokenizer.piece(id, self.special || self.written.contains(&id))?;
+        if self.strip && Some(id) != self.tokenizer.bos() {
+            piece = piece.strip_prefix(b" ").unwrap_or(piece);
+            self.strip = false;
+        }
+        self.pending.extend_from_slice(piece);
+        self.text.clear();
+        let mut done = 0;
+        for chunk in self.pending.utf8_chunks() {
+            self.text.push_str(chunk.valid());
+            done += chunk.valid().len();
+            let bad = chunk.invalid();
+            let last = done + bad.len() == self.pending.len();
+            let begun = std::str::from_utf8(bad).is_err_and(|e| e.error_len().is_none());
+            if bad.is_empty() || last && begun {
+                break;
+            }
+            self.text.push(char::REPLACEMENT_CHARACTER);
+            done += bad.len();
+        }
+        self.pending.drain(..done);
+        Ok(&self.text)
+    }
+
+    /// Ends the text: U+FFFD if it ends within a character, otherwise nothing.
+    pub fn finish(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
+    }
+}

@@ -1,0 +1,157 @@
+//! Errors of a vocabulary or a request.
+
+/// Why a tokenizer cannot be built, or a text or id cannot be converted.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A value of the file has the wrong type.
+    #[error(transparent)]
+    Metadata(#[from] gguf::Error),
+    /// A key that every vocabulary needs is missing.
+    #[error("{key} is missing")]
+    Missing {
+        /// The key.
+        key: &'static str,
+    },
+    /// An unsupported kind of vocabulary.
+    #[error("tokenizer.ggml.model is `{model}`, which is not supported; supported are {known}")]
+    UnknownModel {
+        /// The value in the file.
+        model: String,
+        /// All supported names, comma-separated.
+        known: String,
+    },
+    /// An unsupported pre-tokenizer.
+    #[error("tokenizer.ggml.pre is `{name}`, which is not supported; supported are {known}")]
+    UnknownPre {
+        /// The value in the file.
+        name: String,
+        /// All supported names, comma-separated.
+        known: String,
+    },
+    /// A list does not have one entry per token.
+    #[error("{key} has {found} entries for {expected} tokens")]
+    Length {
+        /// The key.
+        key: &'static str,
+        /// Entries of the list.
+        found: usize,
+        /// Number of tokens.
+        expected: usize,
+    },
+    /// No tokens, or more than fit in ids.
+    #[error("tokenizer.ggml.tokens has {found} entries, expected 1 to 2147483647")]
+    TokenCount {
+        /// Number of tokens.
+        found: usize,
+    },
+    /// Two tokens with the same text.
+    #[error("tokenizer.ggml.tokens has `{text}` twice, as {first} and {second}")]
+    Duplicate {
+        /// The text.
+        text: String,
+        /// Its first id.
+        first: u32,
+        /// Its second id.
+        second: u32,
+    },
+    /// A score that cannot be ordered.
+    #[error("tokenizer.ggml.scores: token {id} has the score {score}")]
+    BadScore {
+        /// The token.
+        id: u32,
+        /// Its score.
+        score: f32,
+    },
+    /// A token that is too long for the search.
+    #[error("tokenizer.ggml.tokens: token {id} has {bytes} bytes, expected at most {limit}")]
+    LongToken {
+        /// The token.
+        id: u32,
+        /// Length of its text.
+        bytes: usize,
+        /// The greatest length.
+        limit: usize,
+    },
+    /// Too much text for a table of tokens.
+    #[error("tokenizer.ggml.tokens has {bytes} bytes of text, expected at most {limit}")]
+    TokenText {
+        /// Length of all tokens together.
+        bytes: usize,
+        /// The greatest length.
+        limit: usize,
+    },
+    /// A table of replacements with an index out of range.
+    #[error("tokenizer.ggml.precompiled_charsmap: an index is outside of its {bytes} bytes")]
+    BadCharsmap {
+        /// Length of the table.
+        bytes: usize,
+    },
+    /// A byte token whose text is not `<0x00>` to `<0xFF>`.
+    #[error("tokenizer.ggml.token_type marks {id} as a byte, but its text is `{text}`")]
+    BadByte {
+        /// The token.
+        id: u32,
+        /// Its text.
+        text: String,
+    },
+    /// A merge that is not two tokens whose concatenation is a token.
+    #[error("tokenizer.ggml.merges: entry {index}, `{merge}`, does not consist of known tokens")]
+    BadMerge {
+        /// Index in the list.
+        index: usize,
+        /// The line.
+        merge: String,
+    },
+    /// A special token is requested that the file does not define.
+    #[error("{flag} is true, but {key} names no token")]
+    NoSpecial {
+        /// The key that requests the token.
+        flag: &'static str,
+        /// The key that should define it.
+        key: &'static str,
+    },
+    /// An id outside the vocabulary.
+    #[error("token id {id} does not exist; there are {n_vocab}")]
+    NoSuchId {
+        /// The id.
+        id: u32,
+        /// Number of tokens.
+        n_vocab: usize,
+    },
+    /// The text is too long to encode at once.
+    #[error("the text has {bytes} bytes; at most {limit} are encoded at once")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// The greatest length.
+        limit: usize,
+    },
+}
+
+/// A peculiarity that a tokenizer tolerates; shown to the user.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Warning {
+    /// No pre-tokenizer is given.
+    #[error(
+        "tokenizer.ggml.pre is missing; using the default pre-tokenizer, which may reduce quality"
+    )]
+    MissingPre,
+    /// The file disables the begin token, but the model needs one; llama.cpp adds it too.
+    #[error(
+        "tokenizer.ggml.add_bos_token is false, but the pre-tokenizer {pre} needs a begin token; adding it"
+    )]
+    BeginAdded {
+        /// Name of the pre-tokenizer.
+        pre: String,
+    },
+    /// A special token is not in the vocabulary; the key is ignored, as in llama.cpp.
+    #[error("{key} is {id}, but there are {n_vocab} tokens; the key is ignored")]
+    BadSpecialId {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        id: u32,
+        /// Number of tokens.
+        n_vocab: usize,
+    },
+}

@@ -1,0 +1,60 @@
+//! Kinds of vocabulary, by the value of `tokenizer.ggml.model`, and llama.cpp's implicit defaults
+//! for each.
+
+use super::pre::{self, Pre};
+use super::{Error, SpecialIds};
+
+/// Algorithm of a vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Merges by score.
+    Llama,
+    /// Merges by rank within words.
+    Gpt2,
+    /// The same, with the words of Gemma 4.
+    Gemma4,
+    /// The most probable pieces.
+    Unigram,
+}
+
+const NAMES: [(&str, Kind); 4] =
+    [("llama", Kind::Llama), ("gpt2", Kind::Gpt2), ("gemma4", Kind::Gemma4), ("t5", Kind::Unigram)];
+
+impl Kind {
+    /// # Errors
+    /// `UnknownModel`, with the supported names.
+    pub(super) fn of(model: &str) -> Result<Kind, Error> {
+        let found = NAMES.iter().find(|(name, _)| *name == model);
+        found.map(|&(_, kind)| kind).ok_or_else(|| Error::UnknownModel {
+            model: model.into(),
+            known: NAMES.map(|(name, _)| name).join(", "),
+        })
+    }
+
+    /// The pre-tokenizer, for kinds that split text into words.
+    ///
+    /// # Errors
+    /// `UnknownPre`.
+    pub(super) fn pre(self, named: Option<&str>) -> Result<Option<&'static Pre>, Error> {
+        match self {
+            Kind::Llama | Kind::Unigram => Ok(None),
+            Kind::Gpt2 => pre::find(named.unwrap_or("default")).map(Some),
+            Kind::Gemma4 => pre::find("gemma4").map(Some),
+        }
+    }
+
+    /// Default ids of special tokens.
+    pub(super) fn special(self, pre: Option<&str>) -> SpecialIds {
+        let none = SpecialIds::default();
+        match self {
+            Kind::Llama => SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), ..none },
+            // 11 is Falcon's; llama.cpp uses it for every gpt2 vocabulary without these keys.
+            Kind::Gpt2 => {
+                let glm = matches!(pre, Some("glm4" | "chatglm-bpe"));
+                SpecialIds { bos: Some(11).filter(|_| !glm), eos: Some(11), ..none }
+            }
+            Kind::Gemma4 => none,
+            Kind::Unigram => SpecialIds { eos: Some(1), unk: Some(2), pad: Some(0), ..none },
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! Converts text to token ids and back, with the same ids as llama.cpp.
+//!
+//! Here: [`Vocab`] (the content of a file), [`Tokenizer`] (the tables derived from it),
+//! [`Detokenizer`] (text as it is generated). `llama` vocabularies merge by score (`llama.rs`),
+//! `gpt2` and `gemma4` ones by rank within the words of a named pre-tokenizer (`gpt2.rs`, `pre/`);
+//! both share `merge.rs`. `t5` vocabularies take the most probable pieces of a normalised text
+//! (`unigram.rs`). Not here: chat templates, `bert` and other vocabularies of embedding models.
+//!
+//! ```
+//! use thermocline_text::tokenizer::{Tokenizer, Vocab};
+//!
+//! let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "ab", "▁ab"];
+//! let tokenizer = Tokenizer::new(Vocab {
+//!     model: "llama".into(),
+//!     tokens: tokens.iter().map(|t| t.as_bytes().to_vec()).collect(),
+//!     scores: vec![0.0; 8],
+//!     ..Vocab::default()
+//! })?;
+//! assert_eq!(tokenizer.encode("ab", true, true)?, [1, 7]);
+//! # Ok::<(), thermocline_text::tokenizer::Error>(())
+//! ```
+
+mod charsmap;
+mod detokenize;
+mod error;
+mod gpt2;
+mod kind;
+mod llama;
+mod merge;
+mod pieces;
+mod pre;
+mod special;
+mod trie;
+mod unigram;
+mod vocab;
+
+use std::collections::HashMap;
+
+pub use detokenize::{Detokenizer, Start};
+pub use error::{Error, Warning};
+pub use special::SpecialIds;
+pub use vocab::{TokenType, Vocab};
+
+use gpt2::Gpt2;
+use kind::Kind;
+use llama::Llama;
+use merge::Merger;
+use pieces::{Pieces, Spelling};
+use pre::{Begin, Pre};
+use special::{Fragment, Matcher};
+use unigram::Unigram;
+
+/// Text of a token to its id.
+type Ids = HashMap<Vec<u8>, u32>;
+
+/// The longest text encoded at once, in bytes: with each space written as three bytes and one
+/// prepended, positions still fit in 32 bits.
+const LIMIT_BYTES: usize = 1 << 30;
+
+/// Converts text to token ids and ids to pieces of text. Cheap to share between threads.
+#[derive(Debug)]
+pub struct Tokenizer {
+    model: Model,
+    ids: Ids,
+    kinds: Vec<TokenType>,
+    pieces: Pieces,
+    matcher: Matcher,
+    special: SpecialIds,
+    eog: Vec<u32>,
+    add_bos: bool,
+    add_eos: bool,
+    warnings: Vec<Warning>,
+}
+
+#[derive(Debug)]
+enum Model {
+    Llama(Llama),
+    Gpt2(Gpt2),
+    Unigram(Unigram),
+}
+
+impl Tokenizer {
+    /// Checks the vocabulary and derives all tables; under a second for 150 000 tokens.
+    ///
+    /// # Errors
+    /// Any error in the vocabulary, with the name of its key.
+    pub fn new(mut vocab: Vocab) -> Result<Tokenizer, Error> {
+        let mut warnings = Vec::new();
+        let kind = Kind::of(&vocab.model)?;
+        let pre = kind.pre(vocab.pre.as_deref())?;
+        if kind == Kind::Gpt2 && vocab.pre.is_none() {
+            warnings.push(Warning::MissingPre);
+        }
+        check_lists(&mut vocab, kind)?;
+        let ids = index(&mut vocab.tokens)?;
+        let mut special = special_ids(&vocab, kind, &mut warnings);
+        let model = match pre {
+            Some(pre) => Model::Gpt2(Gpt2::new(pre, &std::mem::take(&mut vocab.merges), &ids)?),
+            None => whole_texts(&vocab, kind, &special, &ids)?,
+        };
+        // After the model is built, because some files mark control tokens as words.
+        let eog = special::detect(&mut special, &ids, &mut vocab.types);
+        let add_bos = adds_bos(&vocab, kind, pre, &mut warnings);
+        let add_eos = vocab.add_eos.unwrap_or(kind == Kind::Unigram);
+        for (flag, on, key, id) in [
+            (vocab::ADD_BOS, add_bos, "tokenizer.ggml.bos_token_id", special.bos),
+            (vocab::ADD_EOS, add_eos, "tokenizer.ggml.eos_token_id", special.eos),
+        ] {
+            if on && id.is_none() {
+                return Err(Error::NoSpecial { flag, key });
+            }
+        }
+        let spelling = pre.map_or(Spelling::Marks, |pre| pre.spelling);
+        Ok(Tokenizer {
+            pieces: Pieces::new(&vocab.tokens, &vocab.types, spelling)?,
+            matcher: Matcher::new(&vocab.tokens, &vocab.types, swallows_spaces(&vocab.name)),
+            kinds: vocab.types,
+            model,
+            ids,
+            special,
+            eog,
+            add_bos,
+            add_eos,
+            warnings,
+        })
+    }
+
+    /// Ids of `text`. `add_special` adds the begin and end tokens that the vocabulary requests;
+    /// `parse_special` converts the text of control tokens (`<s>`) to these tokens, otherwise it
+    /// is ordinary text.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] over 1 GiB; [`Error::BadCharsmap`].
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, Error> {
+        if text.len() > LIMIT_BYTES {
+            return Err(Error::TooLong { bytes: text.len(), limit: LIMIT_BYTES });
+        }
+        let mut out = Vec::with_capacity(text.len() / 4 + 2);
+        out.extend(self.special.bos.filter(|_| add_special && self.add_bos));
+        let (mut by_score, mut by_rank) = (Merger::new(), Merger::new());
+        let mut after_special = true;
+        for fragment in self.matcher.partition(text, parse_special) {
+            let text = match fragment {
+                Fragment::Text(range) => &text[range],
+                Fragment::Token(id) => {
+                    out.push(id);
+                    after_special = true;
+                    continue;
+                }
+            };
+            match &self.model {
+                Model::Llama(model) => {
+                    model.encode(text, after_special, &self.ids, &mut by_score, &mut out);
+                }
+                Model::Gpt2(model) => model.encode(text, &self.ids, &mut by_rank, &mut out),
+                Model::Unigram(model) => model.encode(text, &mut out)?,
+            }
+            after_special = false;
+        }
+        out.extend(self.special.eos.filter(|_| add_special && self.add_eos));
+        Ok(out)
+    }
+
+    /// The bytes of a token; they may be incomplete characters. Control and unknown tokens give
+    /// their text if `special`, otherwise nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchId`].
+    pub fn piece(&self, id: u32, special: bool) -> Result<&[u8], Error> {
+        let hidden = match self.kind(id)? {
+            TokenType::Control | TokenType::Unknown => !special,
+            TokenType::Normal
+            | TokenType::UserDefined
+            | TokenType::Unused
+            | TokenType::Byte
+            | TokenType::Undefined => false,
+        };
+        Ok(if hidden { &[] } else { self.pieces.get(id) })
+    }
+
+    /// The type of a token, after llama.cpp's corrections for well-known control tokens.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchId`].
+    pub fn kind(&self, id: u32) -> Result<TokenType, Error> {
+        let kind = self.kinds.get(id as usize).copied();
+        kind.ok_or(Error::NoSuchId { id, n_vocab: self.kinds.len() })
+    }
+
+    /// The token whose text in the file is exactly `text`: `<|im_end|>`, `▁the`, `Ġthe`.
+    pub fn id_of(&self, text: &str) -> Option<u32> {
+        self.ids.get(text.as_bytes()).copied()
+    }
+
+    /// Number of tokens.
+    pub fn n_vocab(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// Whether this token ends generation (EOG).
+    pub fn is_eog(&self, id: u32) -> bool {
+        self.eog.binary_search(&id).is_ok()
+    }
+
+    /// All tokens that end generation, ascending.
+    pub fn eog(&self) -> &[u32] {
+        &self.eog
+    }
+
+    /// The begin-of-text token.
+    pub fn bos(&self) -> Option<u32> {
+        self.special.bos
+    }
+
+    /// The end-of-text token.
+    pub fn eos(&self) -> Option<u32> {
+        self.special.eos
+    }
+
+    /// All special tokens.
+    pub fn special(&self) -> &SpecialIds {
+        &self.special
+    }
+
+    /// Whether `encode` with `add_special` prepends the begin token.
+    pub fn adds_bos(&self) -> bool {
+        self.add_bos
+    }
+
+    /// Whether `encode` with `add_special` appends the end token.
+    pub fn adds_eos(&self) -> bool {
+        self.add_eos
+    }
+
+    /// Whether `encode` prepends a space to a text.
+    pub fn has_space_prefix(&self) -> bool {
+        match &self.model {
+            Model::Llama(model) => model.space_prefix,
+            Model::Unigram(model) => model.space_prefix,
+            Model::Gpt2(_) => false,
+        }
+    }
+
+    /// Peculiarities of the vocabulary, for the caller to show.
+    pub fn warnings(&self) -> &[Warning] {
+        &self.warnings
+    }
+}
+
+/// The model of a kind that does not split text into words.
+fn whole_texts(vocab: &Vocab, kind: Kind, special: &SpecialIds, ids: &Ids) -> Result<Model, Error> {
+    if kind == Kind::Unigram {
+        let unknown = special.unk.ok_or(Error::Missing { key: vocab::UNKNOWN })?;
+        return Unigram::new(vocab, unknown).map(Model::Unigram);
+    }
+    let prefix = vocab.add_space_prefix.unwrap_or(true);
+    Ok(Model::Llama(Llama::new(&vocab.scores, ids, special.unk.unwrap_or(0), prefix)))
+}
+
+fn adds_bos(vocab: &Vocab, kind: Kind, pre: Option<&Pre>, warnings: &mut Vec<Warning>) -> bool {
+    let asked = vocab.add_bos;
+    match pre.map(|pre| pre.begin) {
+        None => asked.unwrap_or(kind == Kind::Llama),
+        Some(Begin::Asked) => asked.unwrap_or(false),
+        Some(Begin::Default) => asked.unwrap_or(true),
+        Some(Begin::Always) => {
+            if asked == Some(false) {
+                let pre = vocab.pre.as_ref().unwrap_or(&vocab.model).clone();
+                warnings.push(Warning::BeginAdded { pre });
+            }
+            true
+        }
+    }
+}
+
+/// Checks the lengths of the lists and fills in missing ones.
+fn check_lists(vocab: &mut Vocab, kind: Kind) -> Result<(), Error> {
+    let n = vocab.tokens.len();
+    if n == 0 || i32::try_from(n).is_err() {
+        return Err(Error::TokenCount { found: n });
+    }
+    for (key, found) in [(vocab::SCORES, vocab.scores.len()), (vocab::TYPES, vocab.types.len())] {
+        if found != 0 && found != n {
+            return Err(Error::Length { key, found, expected: n });
+        }
+    }
+    let merges = match kind {
+        Kind::Gpt2 => vocab.pre.as_deref() != Some("kimi-k2"),
+        Kind::Gemma4 => true,
+        Kind::Llama | Kind::Unigram => false,
+    };
+    if merges && vocab.merges.is_empty() {
+        return Err(Error::Missing { key: vocab::MERGES });
+    }
+    vocab.scores.resize(n, 0.0);
+    vocab.types.resize(n, TokenType::Normal);
+    match (0..).zip(&vocab.scores).find(|(_, score)| score.is_nan()) {
+        Some((id, &score)) => Err(Error::BadScore { id, score }),
+        None => Ok(()),
+    }
+}
+
+/// Names the unused ids as llama.cpp does, and maps texts to ids.
+fn index(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
+    let mut ids = Ids::with_capacity(tokens.len());
+    for (id, text) in (0u32..).zip(tokens) {
+        if text.is_empty() {
+            *text = format!("[EMPTY_{id}]").into_bytes();
+        }
+        if let Some(first) = ids.insert(text.clone(), id) {
+            let text = String::from_utf8_lossy(text).into_owned();
+            return Err(Error::Duplicate { text, first, second: id });
+        }
+    }
+    Ok(ids)
+}
+
+/// The ids in the file, or else the kind's defaults; ids out of range are dropped.
+fn special_ids(vocab: &Vocab, kind: Kind, warnings: &mut Vec<Warning>) -> SpecialIds {
+    let n_vocab = vocab.tokens.len();
+    let exists = |id: &u32| (*id as usize) < n_vocab;
+    let mut ids = vocab.ids;
+    let mut default = kind.special(vocab.pre.as_deref());
+    for ((key, id), (_, default)) in
+        vocab::keyed(&mut ids).into_iter().zip(vocab::keyed(&mut default))
+    {
+        if let Some(id) = id.filter(|id| !exists(id)) {
+            warnings.push(Warning::BadSpecialId { key, id, n_vocab });
+        }
+        *id = id.filter(exists).or(default.filter(exists));
+    }
+    ids
+}
+
+/// Files do not state which special tokens include the spaces after them; llama.cpp goes by the
+/// name of the one family that matters.
+fn swallows_spaces(model_name: &str) -> impl Fn(&str) -> bool {
+    let name = model_name.to_ascii_lowercase();
+    let phi3 = name.contains("phi-3") || name.contains("phi3");
+    move |token| phi3 && !matches!(token, "<unk>" | "<s>" | "<|endoftext|>")
+}

@@ -1,0 +1,192 @@
+//! The `t5` vocabulary: SentencePiece's unigram model. Text is normalised, and the segmentation
+//! into tokens with the greatest sum of scores is taken (Viterbi's algorithm).
+//!
+//! Source: SentencePiece (`unigram_model.cc`) and llama.cpp, whose ids this reproduces.
+
+use super::charsmap::Charsmap;
+use super::pieces::MARK;
+use super::trie::Trie;
+use super::{Error, TokenType, Vocab};
+
+/// The longest token, in bytes: bounds the time per position.
+const LONGEST: usize = 1024;
+/// Cost of an unknown character beyond that of the worst token.
+const UNKNOWN_PENALTY: f32 = 10.0;
+/// Limit on the growth of a text, as a factor; the worst of Unicode's own decompositions makes 33
+/// bytes of three.
+const GROWTH: usize = 64;
+/// Positions have 32 bits.
+const LIMIT_BYTES: usize = u32::MAX as usize - 1;
+
+/// The unigram model.
+#[derive(Debug)]
+pub(super) struct Unigram {
+    tokens: Trie,
+    scores: Vec<f32>,
+    unknown: u32,
+    unknown_score: f32,
+    /// User-defined tokens, which are not normalised.
+    kept: Trie,
+    charsmap: Charsmap,
+    /// Prepend a space to the text.
+    pub(super) space_prefix: bool,
+    /// Merge consecutive spaces, and drop those at the end.
+    merge_spaces: bool,
+}
+
+/// The best segmentation of the text up to a position: its last token and the start of that token.
+#[derive(Debug, Clone, Copy)]
+struct Best {
+    score: f64,
+    start: u32,
+    id: u32,
+}
+
+impl Unigram {
+    /// `vocab` has a score and a type for each token; `unknown` replaces text without a token.
+    ///
+    /// # Errors
+    /// `TokenText`, `LongToken`, `BadCharsmap`.
+    pub(super) fn new(vocab: &Vocab, unknown: u32) -> Result<Unigram, Error> {
+        let (mut tokens, mut kept) = (Trie::new(), Trie::new());
+        let mut scores = vocab.scores.clone();
+        let mut least = f32::MAX;
+        let bytes = vocab.tokens.iter().map(Vec::len).sum();
+        if bytes > LIMIT_BYTES {
+            return Err(Error::TokenText { bytes, limit: LIMIT_BYTES });
+        }
+        for (id, (text, kind)) in (0u32..).zip(vocab.tokens.iter().zip(&vocab.types)) {
+            if text.len() > LONGEST {
+                return Err(Error::LongToken { id, bytes: text.len(), limit: LONGEST });
+            }
+            match kind {
+                TokenType::Normal => least = least.min(scores[id as usize]),
+                TokenType::UserDefined => {
+                    scores[id as usize] = 0.0;
+                    kept.insert(text, id);
+                }
+                TokenType::Unused => {}
+                TokenType::Unknown
+                | TokenType::Control
+                | TokenType::Byte
+                | TokenType::Undefined => continue,
+            }
+            tokens.insert(text, id);
+        }
+        Ok(Unigram {
+            tokens,
+            scores,
+            unknown,
+            unknown_score: least - UNKNOWN_PENALTY,
+            kept,
+            charsmap: Charsmap::new(&vocab.charsmap)?,
+            space_prefix: vocab.add_space_prefix.unwrap_or(false),
+            merge_spaces: vocab.remove_extra_whitespaces.unwrap_or(false),
+        })
+    }
+
+    /// Appends the ids of `text`.
+    ///
+    /// # Errors
+    /// `BadCharsmap`; `TooLong` if the normalised text is.
+    pub(super) fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), Error> {
+        let text = self.normalize(text)?;
+        let nowhere = Best { score: f64::MIN, start: 0, id: self.unknown };
+        let mut best = vec![nowhere; text.len() + 1];
+        best[0].score = 0.0;
+        let mut at = 0;
+        while at < text.len() {
+            let char_len = char_len(text[at]).min(text.len() - at);
+            let so_far = best[at].score;
+            let mut known = false;
+            let mut offer = |len: usize, score: f32, id| {
+                let score = so_far + f64::from(score);
+                if score > best[at + len].score {
+                    best[at + len] = Best { score, start: at as u32, id };
+                }
+            };
+            for (len, id) in self.tokens.prefixes(&text[at..]) {
+                known |= len == char_len;
+                offer(len, self.scores[id as usize], id);
+            }
+            if !known {
+                offer(char_len, self.unknown_score, self.unknown);
+            }
+            at += char_len;
+        }
+        // Backtracks from the end; consecutive unknown characters are one token.
+        let begin = out.len();
+        while at > 0 {
+            let Best { start, id, .. } = best[at];
+            if id != self.unknown || out[begin..].last() != Some(&id) {
+                out.push(id);
+            }
+            at = start as usize;
+        }
+        out[begin..].reverse();
+        Ok(())
+    }
+
+    /// The text with sequences replaced and spaces marked. With an unusual table it may be invalid
+    /// UTF-8.
+    fn normalize(&self, text: &str) -> Result<Vec<u8>, Error> {
+        let most = text.len().saturating_mul(GROWTH).saturating_add(LONGEST).min(LIMIT_BYTES);
+        let mut out = Vec::with_capacity(text.len() + text.len() / 2);
+        let (mut in_word, mut prefixed) = (false, !self.space_prefix);
+        let mut at = 0;
+        while at < text.len() {
+            let (taken, written) = self.next(text, at)?;
+            for &byte in written {
+                if byte == b' ' {
+                    in_word = false;
+                    if !self.merge_spaces {
+                        out.extend(MARK.bytes());
+                    }
+                    continue;
+                }
+                if !in_word && (self.merge_spaces || !prefixed) {
+                    out.extend(MARK.bytes());
+                    prefixed = true;
+                }
+                in_word = true;
+                out.push(byte);
+            }
+            if out.len() > most {
+                return Err(Error::TooLong { bytes: out.len(), limit: most });
+            }
+            at += taken;
+        }
+        Ok(out)
+    }
+
+    /// The next piece at `at`: its length in bytes and its replacement.
+    fn next<'a>(&'a self, text: &'a str, at: usize) -> Result<(usize, &'a [u8]), Error> {
+        let rest = &text.as_bytes()[at..];
+        // llama.cpp keeps every prefix of a user-defined token; here whole characters of it.
+        let mut kept = self.kept.reach(rest);
+        while kept > 0 && !text.is_char_boundary(at + kept) {
+            kept -= 1;
+        }
+        if kept > 0 {
+            return Ok((kept, &rest[..kept]));
+        }
+        if let Some((len, replacement)) = self.charsmap.find(rest)? {
+            return Ok((len, replacement));
+        }
+        Ok(match text.get(at..).and_then(|rest| rest.chars().next()) {
+            Some(c) => (c.len_utf8(), &rest[..c.len_utf8()]),
+            // Reached only if the table has parts of characters.
+            None => (1, "\u{FFFD}".as_bytes()),
+        })
+    }
+}
+
+/// Bytes of the character that begins with `byte`.
+fn char_len(byte: u8) -> usize {
+    match byte {
+        0xC0..=0xDF => 2,
+        0xE0..=0xEF => 3,
+        0xF0..=0xFF => 4,
+        0..=0xBF => 1,
+    }
+}

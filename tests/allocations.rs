@@ -1,0 +1,113 @@
+//! After the first tokens, decode allocates nothing on the host. A separate program, because the
+//! allocator is global to a process.
+#![allow(unsafe_code, reason = "an allocator that counts")]
+// Clippy exempts test functions from these, but not their helpers.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/mod.rs"]
+#[allow(dead_code, reason = "shared with the other tests")]
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use cpu::{CpuBackend, CpuOptions};
+use hal::format::Format;
+use hal::{Bytes, Device, DeviceId};
+use thermocline::engine::{Engine, EngineOptions, Feed, Sequence, Want};
+
+use support::Tiny;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed to the system allocator with the same arguments; the counter does
+// not allocate.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Decodes a token of each sequence and returns the number of allocations.
+fn decode(engine: &mut Engine, sequences: &mut [Sequence], token: u32) -> usize {
+    let tokens = [token];
+    let mut sum = 0.0;
+    // The list of feeds belongs to the caller: here on the stack, one per sequence.
+    let before = match sequences {
+        [one] => {
+            let mut feeds = [Feed { sequence: one, tokens: &tokens, want: Want::Last }];
+            let before = ALLOCATIONS.load(Ordering::SeqCst);
+            step(engine, &mut feeds, &mut sum);
+            before
+        }
+        [a, b, c] => {
+            let mut feeds =
+                [a, b, c].map(|sequence| Feed { sequence, tokens: &tokens, want: Want::Last });
+            let before = ALLOCATIONS.load(Ordering::SeqCst);
+            step(engine, &mut feeds, &mut sum);
+            before
+        }
+        _ => panic!("one or three sequences"),
+    };
+    let after = ALLOCATIONS.load(Ordering::SeqCst);
+    assert!(sum.is_finite());
+    after - before
+}
+
+fn step(engine: &mut Engine, feeds: &mut [Feed<'_>], sum: &mut f32) {
+    let each = &mut |_: usize, _: usize, logits: &[f32]| *sum += logits[0];
+    engine.step(feeds, &AtomicBool::new(false), each).unwrap();
+}
+
+#[test]
+fn a_decoded_token_allocates_nothing_on_the_cpu() {
+    for (activation, rank) in [("relu", 0), ("silu", 0), ("relu", 32)] {
+        let model = Tiny { activation, rank, format: Format::Q4_0, ..Tiny::default() }.model();
+        for n in [1, 3] {
+            let backend = CpuBackend::new(CpuOptions { threads: Some(2), ..Default::default() });
+            let device = Device::new(backend, DeviceId(0), Bytes::MAX);
+            let options = EngineOptions { n_ctx: 512, n_seq: n, ..EngineOptions::default() };
+            let mut engine = Engine::load(
+                Arc::clone(&model),
+                vec![device],
+                options,
+                None,
+                Arc::new(|_: &str| {}),
+                &|_, _| {},
+            )
+            .unwrap();
+            let mut sequences: Vec<_> = (0..n).map(|_| engine.open()).collect();
+            // Buffers grow to their final sizes with the first tokens; a worker allocates when its
+            // thread starts.
+            for token in 0..4 {
+                decode(&mut engine, &mut sequences, token);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            // Across the borders of cache blocks.
+            let counts: Vec<usize> =
+                (4..80).map(|token| decode(&mut engine, &mut sequences, token)).collect();
+            assert_eq!(counts, [0; 76], "{activation}, rank {rank}, {n} sequences");
+            assert!(engine.take_stats().unwrap().active > 0.0);
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Layers of all types: recurrent families on every type of device, and layers of different sizes.
+
+use fakes::Vendor;
+use hal::{Backend, DeviceId};
+use thermocline::engine::state_bytes;
+use thermocline::gguf::{Array, TensorType, Value as GgufValue, Writer};
+use thermocline::model::Mixer;
+
+use super::*;
+use crate::placement_is_invisible::graphics::graphics;
+use crate::placement_is_invisible::vendors::fake;
+use crate::support::Tiny;
+use crate::synthetic::forward;
+
+/// Normalised squared error, over all tokens.
+const NMSE: f64 = 1e-4;
+
+fn nmse(expected: &Logits, got: &Logits) -> f64 {
+    assert_eq!(expected.len(), got.len());
+    let square = |v: f64| v * v;
+    let (mut error, mut all) = (0.0, 0.0);
+    for (a, b) in expected.iter().flatten().zip(got.iter().flatten()) {
+        error += square(f64::from(a - b));
+        all += square(f64::from(*a));
+    }
+    error / all
+}
+
+/// The fixtures with recurrent layers.
+fn recurrent() -> Vec<Fixture> {
+    let is_recurrent =
+        |fixture: &Fixture| fixture.model.layers.iter().any(|layer| state_bytes(layer) > Bytes(0));
+    fixtures().into_iter().filter(is_recurrent).collect()
+}
+
+fn engine_of(model: &Arc<Model>, devices: Vec<Device>, placement: Option<Placement>) -> Engine {
+    let kv_formats = KvCache::both(Format::F32);
+    let options = EngineOptions { n_ctx: 64, n_ubatch: 21, kv_formats, ..EngineOptions::default() };
+    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
+}
+
+/// Placements with the device of `backend`: everything on it, then random ones.
+fn placements(model: &Model, n: u64) -> Vec<Placement> {
+    let mut all = vec![Placement::all_on(1, model.hyper.n_layer)];
+    for seed in 0..n {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        all.push(random_placement(&mut rng, model, 2, unit(model)));
+    }
+    all
+}
+
+fn recurrent_families_run_on(backend: &Arc<dyn Backend>) {
+    let fixtures = recurrent();
+    assert_eq!(fixtures.len(), 4);
+    for fixture in fixtures {
+        for placement in placements(&fixture.model, 3) {
+            let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
+            let devices = vec![cpu_device(2), device];
+            let mut engine = engine_of(&fixture.model, devices, Some(placement.clone()));
+            for run in &fixture.runs {
+                for pieces in [&[run.ids.len()][..], &[5, 1, 7]] {
+                    let error = nmse(&run.logits, &logits_of(&mut engine, &run.ids, pieces));
+                    let name = &fixture.name;
+                    assert!(error <= NMSE, "{name}, {pieces:?}: {error} by {placement:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn recurrent_families_run_on_a_graphics_device() {
+    let Some(backend) = graphics() else { return };
+    within(Duration::from_secs(500), move || recurrent_families_run_on(&backend));
+}
+
+#[test]
+fn recurrent_families_run_on_a_fake_of_cuda() {
+    let Some((_, backends)) = fake(Vendor::Cuda, "cuda", 0..1) else { return };
+    within(Duration::from_secs(500), move || recurrent_families_run_on(&backends[0]));
+}
+
+#[test]
+fn recurrent_families_run_on_a_fake_of_rocm() {
+    let Some((_, backends)) = fake(Vendor::Hip, "hip", 0..1) else { return };
+    within(Duration::from_secs(500), move || recurrent_families_run_on(&backends[0]));
+}
+
+#[test]
+fn the_state_of_recurrent_layers_is_in_the_budget() {
+    let fixture = recurrent().into_iter().find(|fixture| fixture.name == "qwen35").unwrap();
+    let states: Bytes = fixture.model.layers.iter().map(state_bytes).sum();
+    // Four layers: 4 heads of 16 x 16, and 3 inputs of 2 * 32 + 64 channels.
+    let mixers = fixture.model.layers.iter().map(|layer| &layer.frame.mixer);
+    let recurrent = mixers.filter(|mixer| matches!(mixer, Mixer::GatedDelta(_))).count();
+    assert_eq!((recurrent, states), (4, Bytes(4 * 4 * (4 * 16 * 16 + 3 * 128))));
+    let used = |n_checkpoint: usize| {
+        let options = EngineOptions { n_ctx: 64, n_checkpoint, ..EngineOptions::default() };
+        let (model, devices) = (Arc::clone(&fixture.model), vec![cpu_device(2)]);
+        let engine = Engine::load(model, devices, options, None, quiet(), &|_, _| {}).unwrap();
+        engine.devices()[0].ledger().used()
+    };
+    assert!(used(9) - used(0) >= Bytes(9 * states.0));
+}
+
+/// Layers with other numbers of neurons and heads than their neighbours, without neurons, or
+/// without attention.
+fn uneven() -> [Tiny; 3] {
+    let tiny = Tiny { n_layer: 5, format: Format::F16, ..Tiny::default() };
+    [
+        Tiny { n_ffs: vec![96, 32, 160, 64, 96], ..tiny.clone() },
+        Tiny { n_ffs: vec![64, 0, 96, 0, 32], activation: "silu", ..tiny.clone() },
+        Tiny {
+            n_ffs: vec![96, 96, 0, 32, 0],
+            heads: vec![(4, 2), (0, 0), (2, 1), (4, 4), (1, 1)],
+            ..tiny
+        },
+    ]
+}
+
+const IDS: [u32; 23] =
+    [3, 17, 60, 2, 9, 41, 41, 7, 30, 55, 12, 1, 0, 79, 23, 24, 25, 66, 5, 5, 18, 33, 71];
+
+#[test]
+fn layers_may_differ_in_size() {
+    within(LIMIT, || {
+        for (seed, tiny) in uneven().into_iter().enumerate() {
+            let model = tiny.model();
+            let expected = forward::run(&model, &IDS, None).logits;
+            for round in 0..4 {
+                let mut rng = ChaCha8Rng::seed_from_u64(10 * seed as u64 + round);
+                let sim =
+                    |index| sim_device(index, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1;
+                let devices = vec![cpu_device(2), sim(1), sim(2)];
+                let placement = random_placement(&mut rng, &model, 3, unit(&model));
+                let mut engine = engine_of(&model, devices, Some(placement.clone()));
+                for pieces in [&[IDS.len()][..], &[1, 4]] {
+                    let difference = difference(&expected, &logits_of(&mut engine, &IDS, pieces));
+                    assert!(difference <= 1e-3, "{tiny:?}: {difference} by {placement:?}");
+                }
+            }
+        }
+    });
+}
+
+/// Budgets from nothing to everything: the plan equals what is loaded, stays within the budget,
+/// and does not change results.
+#[test]
+fn layers_of_different_sizes_are_placed_within_budgets() {
+    within(LIMIT, || {
+        let models = uneven().map(|tiny| tiny.model());
+        let fixtures = recurrent().into_iter().map(|fixture| fixture.model);
+        for model in models.into_iter().chain(fixtures) {
+            let mut alone = engine_of(&model, vec![cpu_device(2)], None);
+            let expected = logits_of(&mut alone, &IDS, &[7]);
+            let all = {
+                let sim = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1;
+                let engine = engine_of(&model, vec![cpu_device(2), sim.clone()], None);
+                assert!(engine.placement().layers.iter().all(|layer| layer.home == 1));
+                sim.ledger().peak().0
+            };
+            for part in 1..=8 {
+                let budget = Bytes(all * part / 8);
+                let sim = sim_device(1, budget, Duration::ZERO..Duration::ZERO, 1).1;
+                let mut engine = engine_of(&model, vec![cpu_device(2), sim.clone()], None);
+                assert!(sim.ledger().peak() <= budget, "{} of {budget}", sim.ledger().peak());
+                let difference = difference(&expected, &logits_of(&mut engine, &IDS, &[7]));
+                assert!(difference <= 1e-3, "{difference} within {budget}");
+            }
+        }
+    });
+}
+
+/// The model of `fixture` with one key or tensor changed.
+struct Changed {
+    keys: Vec<(String, GgufValue)>,
+    /// Name, shape, type, bytes.
+    tensors: Vec<(String, Vec<u64>, TensorType, Vec<u8>)>,
+}
+
+impl Changed {
+    fn of(name: &str) -> Changed {
+        let file = File::open(&folder().join(format!("{name}.gguf"))).unwrap();
+        let keys = file.metadata().iter().map(|(key, value)| (key.to_owned(), value.clone()));
+        let tensor = |info: &thermocline::gguf::TensorInfo| {
+            let bytes = file.bytes(info).unwrap().to_vec();
+            (info.name.clone(), info.shape.clone(), info.ty, bytes)
+        };
+        Changed { keys: keys.collect(), tensors: file.tensors().iter().map(tensor).collect() }
+    }
+
+    fn key(mut self, key: &str, value: impl Into<GgufValue>) -> Changed {
+        self.keys.retain(|(name, _)| name != key);
+        self.keys.push((key.to_owned(), value.into()));
+        self
+    }
+
+    fn without(mut self, name: &str) -> Changed {
+        let n = self.keys.len() + self.tensors.len();
+        self.keys.retain(|(key, _)| key != name);
+        self.tensors.retain(|(tensor, ..)| tensor != name);
+        assert_eq!(self.keys.len() + self.tensors.len() + 1, n, "{name} was there");
+        self
+    }
+
+    fn model(&self) -> Result<Model, thermocline::model::Error> {
+        let mut writer = Writer::new(Container::Gguf);
+        for (key, value) in &self.keys {
+            writer.set(key, value.clone()).unwrap();
+        }
+        for (name, shape, ty, _) in &self.tensors {
+            writer.declare(name, shape, *ty).unwrap();
+        }
+        let mut data = writer.in_memory().unwrap();
+        for (name, _, _, bytes) in &self.tensors {
+            data.write(name, bytes).unwrap();
+        }
+        let file = File::from_vec(data.finish().unwrap(), "changed.gguf").unwrap();
+        Model::from_file(file, &ModelOptions::default())
+    }
+
+    fn fails(&self, says: &str) {
+        let error = self.model().map(drop).expect_err(says).to_string();
+        assert!(error.contains(says), "`{error}` lacks `{says}`");
+    }
+}
+
+#[test]
+fn hostile_keys_of_recurrent_families_are_refused() {
+    assert!(Changed::of("qwen35").model().is_ok() && Changed::of("lfm2").model().is_ok());
+    let qwen = |key: &str, value: GgufValue, says: &str| {
+        Changed::of("qwen35").key(&format!("qwen35.{key}"), value).fails(says);
+    };
+    for key in ["state_size", "group_count", "time_step_rank", "conv_kernel", "inner_size"] {
+        qwen(&format!("ssm.{key}"), 0u32.into(), "is 0");
+        qwen(&format!("ssm.{key}"), u32::MAX.into(), "expected 1 to 16777216");
+        let missing = Changed::of("qwen35").without(&format!("qwen35.ssm.{key}"));
+        missing.fails(&format!("key `qwen35.ssm.{key}` is missing"));
+    }
+    qwen("ssm.group_count", 3u32.into(), "a multiple of the 3 key heads");
+    qwen("ssm.inner_size", 63u32.into(), "4 heads of 16");
+    qwen("ssm.conv_kernel", 5u32.into(), "ssm_conv1d");
+    qwen("attention.recurrent_layers", Array::Bool(vec![true]).into(), "5 layers");
+    qwen("full_attention_interval", 0u32.into(), "is 0");
+    qwen("full_attention_interval", 2u32.into(), "blk.1.attn_qkv");
+    qwen("rope.dimension_sections", Array::U32(vec![1, 1]).into(), "four numbers of pairs");
+    qwen("rope.dimension_sections", Array::U32(vec![0; 4]).into(), "four numbers of pairs");
+    qwen("rope.dimension_sections", Array::U32(vec![u32::MAX; 4]).into(), "four numbers");
+    qwen("attention.value_length", 8u32.into(), "expected 16");
+    qwen("nextn_predict_layers", 5u32.into(), "fewer than the 5 layers");
+    Changed::of("qwen35").without("blk.0.ssm_a").fails("blk.0.ssm_a");
+    Changed::of("qwen35").without("blk.0.attn_gate.weight").fails("blk.0.attn_gate.weight");
+    let lfm = |key: &str, value: GgufValue, says: &str| {
+        Changed::of("lfm2").key(&format!("lfm2.{key}"), value).fails(says);
+    };
+    lfm("shortconv.l_cache", 0u32.into(), "is 0");
+    lfm("shortconv.l_cache", 7u32.into(), "shortconv.conv");
+    lfm("attention.head_count_kv", Array::U32(vec![0, 2]).into(), "each of the 5 layers");
+    lfm("attention.head_count_kv", Array::U32(vec![u32::MAX; 5]).into(), "0 to 16777216");
+    lfm("attention.head_count_kv", Array::U32(vec![0, 5, 0, 0, 2]).into(), "a divisor of the");
+    lfm("attention.head_count_kv", Array::U32(vec![2; 5]).into(), "blk.0.attn_");
+    Changed::of("lfm2").without("token_embd_norm.weight").fails("token_embd_norm.weight");
+    Changed::of("lfm2").without("blk.0.shortconv.in_proj.weight").fails("shortconv.in_proj");
+}
+
+/// Pairs that a file assigns to the fourth position are not rotated: for text that position is 0.
+#[test]
+fn sections_without_a_text_position_are_not_rotated() {
+    let freqs = |sections: Option<Vec<u32>>| {
+        let changed = Changed::of("qwen35");
+        let key = "qwen35.rope.dimension_sections";
+        let changed = match sections {
+            Some(sections) => changed.key(key, Array::U32(sections)),
+            None => changed.without(key),
+        };
+        let model = changed.model().unwrap();
+        let attention = model.layers.iter().find_map(|layer| layer.attention()).unwrap();
+        attention.rope.as_ref().unwrap().freqs(64).to_vec()
+    };
+    let plain = freqs(None);
+    assert!(plain.len() == 4 && plain.iter().all(|freq| *freq > 0.0));
+    assert_eq!(freqs(Some(vec![2, 1, 1, 0])), plain);
+    assert_eq!(freqs(Some(vec![1, 1, 1, 1])), [plain[0], plain[1], plain[2], 0.0]);
+}

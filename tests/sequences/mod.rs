@@ -1,0 +1,211 @@
+//! Several sequences in one engine have the same logits as each alone.
+
+mod schedules;
+
+pub(crate) use schedules::on_device;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use hal::Bytes;
+use hal::format::Format;
+use thermocline::engine::{Engine, EngineOptions, Error, Feed, NotRestored, Sequence, Want};
+use thermocline::model::Model;
+use thermocline::placement::Placement;
+
+use crate::placement_is_invisible::{cpu_device, logits_of, quiet, sim_device};
+use crate::support::{Tiny, within};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+pub(super) fn options(n_seq: usize) -> EngineOptions {
+    EngineOptions { n_ctx: 384, n_ubatch: 16, n_seq, ..EngineOptions::default() }
+}
+
+pub(super) fn load(
+    model: &Arc<Model>,
+    devices: Vec<hal::Device>,
+    options: EngineOptions,
+    placement: Option<Placement>,
+) -> Engine {
+    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
+}
+
+/// Feeds one sequence; logits of every token.
+pub(super) fn feed(engine: &mut Engine, sequence: &mut Sequence, ids: &[u32]) -> Vec<Vec<f32>> {
+    let (mut all, go_on) = (Vec::new(), AtomicBool::new(false));
+    engine.feed(sequence, ids, Want::All, &go_on, &mut |_, row| all.push(row.to_vec())).unwrap();
+    all
+}
+
+fn text(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i + 7 * seed + i * seed) % 80) as u32).collect()
+}
+
+#[test]
+fn a_step_of_several_sequences_has_the_bits_of_each_alone() {
+    within(LIMIT, || {
+        for activation in ["relu", "silu"] {
+            let model = Tiny { activation, format: Format::Q4_0, ..Tiny::default() }.model();
+            let mut alone = load(&model, vec![cpu_device(2)], options(1), None);
+            let texts: Vec<_> =
+                [40, 1, 7, 16].iter().enumerate().map(|(i, &n)| text(n, i)).collect();
+            let expected: Vec<_> =
+                texts.iter().map(|text| logits_of(&mut alone, text, &[text.len()])).collect();
+            let mut engine = load(&model, vec![cpu_device(2)], options(4), None);
+            let mut sequences: Vec<_> = texts.iter().map(|_| engine.open()).collect();
+            let mut feeds: Vec<_> = sequences
+                .iter_mut()
+                .zip(&texts)
+                .map(|(sequence, tokens)| Feed { sequence, tokens, want: Want::All })
+                .collect();
+            let mut got = vec![Vec::new(); texts.len()];
+            let each = &mut |index: usize, position: usize, row: &[f32]| {
+                assert_eq!(got[index].len(), position);
+                got[index].push(row.to_vec());
+            };
+            engine.step(&mut feeds, &AtomicBool::new(false), each).unwrap();
+            assert!(feeds.iter().all(|feed| feed.tokens.is_empty()));
+            assert_eq!(got, expected, "{activation}");
+            for (sequence, text) in sequences.iter().zip(&texts) {
+                assert_eq!(sequence.tokens(), text);
+            }
+        }
+    });
+}
+
+#[test]
+fn forks_share_the_cache_until_they_write() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        // Three blocks: a second copy of the 70 tokens would not fit.
+        let options = EngineOptions { n_ctx: 128, ..options(2) };
+        let mut engine = load(&model, vec![cpu_device(1)], options, None);
+        let mut alone = load(&model, vec![cpu_device(1)], crate::sequences::options(1), None);
+        let (prefix, ends) = (text(70, 1), [text(9, 2), text(9, 3)]);
+        let mut parent = engine.open();
+        feed(&mut engine, &mut parent, &prefix);
+        let mut fork = engine.fork(&parent);
+        assert_eq!(fork.tokens(), prefix);
+        let got = [&mut parent, &mut fork]
+            .into_iter()
+            .zip(&ends)
+            .map(|(sequence, end)| feed(&mut engine, sequence, end))
+            .collect::<Vec<_>>();
+        for (got, end) in got.iter().zip(&ends) {
+            let whole = [&prefix[..], end].concat();
+            let expected = logits_of(&mut alone, &whole, &[16]);
+            assert_eq!(*got, expected[prefix.len()..]);
+        }
+        // No block is left for a third one until one of the two is dropped.
+        let mut third = engine.open();
+        let go_on = AtomicBool::new(false);
+        let full = engine.feed(&mut third, &[1], Want::Last, &go_on, &mut |_, _| {});
+        assert!(matches!(full, Err(Error::ContextFull { .. })), "{full:?}");
+        drop(fork);
+        assert_eq!(feed(&mut engine, &mut third, &[1]).len(), 1);
+        assert_eq!(engine.truncate(&mut parent, 10), 10);
+        assert_eq!(feed(&mut engine, &mut third, &text(60, 4)).len(), 60);
+    });
+}
+
+#[test]
+fn saved_sequences_go_on_where_they_were_on_another_device() {
+    within(LIMIT, || {
+        for (seed, format) in [(1, Format::F16), (2, Format::Q8_0)] {
+            let model = Tiny { seed, n_head: 2, ..Tiny::default() }.model();
+            let options = EngineOptions { kv_formats: hal::KvCache::both(format), ..options(2) };
+            let mut engine = load(&model, vec![cpu_device(1)], options.clone(), None);
+            let mut sequence = engine.open();
+            feed(&mut engine, &mut sequence, &text(45, 1));
+            let saved = engine.save(&sequence).unwrap();
+            let expected = feed(&mut engine, &mut sequence, &text(5, 2));
+            let mut again = engine.restore(&saved).unwrap();
+            assert_eq!(again.tokens(), text(45, 1));
+            assert_eq!(feed(&mut engine, &mut again, &text(5, 2)), expected);
+            let (_, sim) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1);
+            let placement = Some(Placement::all_on(1, 3));
+            let mut other = load(&model, vec![cpu_device(1), sim], options.clone(), placement);
+            let mut there = other.restore(&saved).unwrap();
+            let resaved = other.save(&there).unwrap();
+            assert_eq!(resaved, saved);
+            let got = feed(&mut other, &mut there, &text(5, 2));
+            let difference = crate::placement_is_invisible::difference(&expected, &got);
+            assert!(difference <= 2e-3, "{difference}");
+            let wider = EngineOptions { kv_formats: hal::KvCache::both(Format::F32), ..options };
+            let mut wider = load(&model, vec![cpu_device(1)], wider, None);
+            let refused = wider.restore(&saved).unwrap_err();
+            assert!(matches!(refused, Error::NotRestored(NotRestored::Fingerprint)), "{refused}");
+        }
+    });
+}
+
+#[test]
+fn damaged_and_hostile_bytes_are_refused() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        let mut engine = load(&model, vec![cpu_device(1)], options(1), None);
+        let mut sequence = engine.open();
+        feed(&mut engine, &mut sequence, &text(5, 1));
+        let saved = engine.save(&sequence).unwrap();
+        for at in (0..saved.len()).step_by(13) {
+            let mut bytes = saved.clone();
+            bytes[at] ^= 1;
+            assert!(matches!(engine.restore(&bytes), Err(Error::NotRestored(_))), "byte {at}");
+            assert!(engine.restore(&saved[..at]).is_err(), "cut at {at}");
+        }
+        // With a correct checksum the counts are checked too.
+        for (at, value) in [(16, u32::MAX), (20, u32::MAX), (16, 4), (20, 4), (20, 6), (24, 80)] {
+            let mut bytes = saved.clone();
+            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            let end = bytes.len() - 8;
+            let sum = sum(&bytes[..end]);
+            bytes[end..].copy_from_slice(&sum.to_le_bytes());
+            assert!(engine.restore(&bytes).is_err(), "{value} at {at}");
+        }
+        assert_eq!(engine.restore(&saved).unwrap().tokens(), text(5, 1));
+    });
+}
+
+/// The checksum of saved sequences, by its definition.
+fn sum(bytes: &[u8]) -> u64 {
+    let word =
+        |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let sum = words.iter().fold(0, |sum, bytes| word(sum, u64::from_le_bytes(*bytes)));
+    let sum = word(word(sum, u64::from_le_bytes(last)), bytes.len() as u64);
+    (sum ^ (sum >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (sum >> 29)
+}
+
+#[test]
+fn an_interrupted_step_leaves_all_its_sequences_where_they_were() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        let mut engine = load(&model, vec![cpu_device(1)], options(2), None);
+        let (mut a, mut b) = (engine.open(), engine.open());
+        feed(&mut engine, &mut a, &[1, 2, 3]);
+        let mut step = |engine: &mut Engine, stop: bool| {
+            let mut rows = Vec::new();
+            let mut feeds = [
+                Feed { sequence: &mut a, tokens: &[4], want: Want::Last },
+                Feed { sequence: &mut b, tokens: &[5, 6], want: Want::Last },
+            ];
+            let each = &mut |index: usize, _: usize, row: &[f32]| rows.push((index, row.to_vec()));
+            let ran = engine.step(&mut feeds, &AtomicBool::new(stop), each).map(|_| ());
+            let lens = feeds.map(|feed| feed.sequence.tokens().len());
+            (ran, rows, lens)
+        };
+        let (ran, rows, lens) = step(&mut engine, true);
+        assert!(matches!(ran, Err(Error::Interrupted)), "{ran:?}");
+        assert_eq!((rows.len(), lens), (0, [3, 0]));
+        let (ran, rows, lens) = step(&mut engine, false);
+        ran.unwrap();
+        let mut alone = load(&model, vec![cpu_device(1)], options(1), None);
+        let expected = [(0, &[1, 2, 3, 4][..]), (1, &[5, 6])]
+            .map(|(index, ids)| (index, logits_of(&mut alone, ids, &[4]).pop().unwrap()));
+        assert_eq!((&rows[..], lens), (&expected[..], [4, 2]));
+    });
+}

@@ -1,0 +1,272 @@
+//! Random schedules: four sequences that are fed together, forked, truncated, rolled back, saved
+//! and restored, on devices that may be lost, have the same logits as each alone.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use hal::{Backend, Bytes, Device, DeviceId};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use sim::SimBackend;
+use thermocline::engine::{Engine, EngineOptions, Feed, Sequence, Streaming, Want};
+use thermocline::gguf::File;
+use thermocline::model::{Model, ModelOptions};
+use thermocline::placement::Placement;
+
+use super::{feed, load, options};
+use crate::placement_is_invisible::{cpu_device, difference, random_placement, sim_device, unit};
+use crate::support::{Tiny, within};
+
+const N: usize = 4;
+/// Maximum number of tokens of a sequence: a little more than two cache blocks.
+const MOST: usize = 70;
+
+/// Logits by the preceding tokens, from an engine with one sequence.
+struct Alone {
+    engine: Engine,
+    sequence: Sequence,
+    known: HashMap<Vec<u32>, Vec<f32>>,
+}
+
+impl Alone {
+    fn new(engine: Engine) -> Alone {
+        Alone { sequence: engine.open(), engine, known: HashMap::new() }
+    }
+
+    /// After the last of `tokens`.
+    fn logits(&mut self, tokens: &[u32]) -> &Vec<f32> {
+        if !self.known.contains_key(tokens) {
+            let held = self.sequence.tokens().iter().zip(tokens);
+            let same = held.take_while(|(a, b)| a == b).count().min(tokens.len() - 1);
+            self.engine.truncate(&mut self.sequence, same);
+            let rows = feed(&mut self.engine, &mut self.sequence, &tokens[same..]);
+            for (i, row) in rows.into_iter().enumerate() {
+                self.known.insert(tokens[..=same + i].to_vec(), row);
+            }
+        }
+        &self.known[tokens]
+    }
+}
+
+/// Four sequences and their expected tokens.
+struct Schedule<'a> {
+    engine: Engine,
+    sequences: Vec<Sequence>,
+    /// The expected tokens.
+    tokens: Vec<Vec<u32>>,
+    alone: &'a mut Alone,
+    rng: ChaCha8Rng,
+    /// Largest allowed difference, in units of the logits' spread; 0 for the same bits.
+    bound: f32,
+}
+
+impl Schedule<'_> {
+    fn step(&mut self) {
+        let rng = &mut self.rng;
+        let mut work = Vec::new();
+        for i in 0..N {
+            // Mostly decode.
+            let most = if rng.random_bool(0.7) { 2 } else { 20 };
+            let n = rng.random_range(0..most).min(MOST - self.tokens[i].len());
+            let more: Vec<u32> = (0..n).map(|_| rng.random_range(0..8)).collect();
+            let want = [Want::Last, Want::All, Want::None][rng.random_range(0..3)];
+            work.push((more, want));
+        }
+        let mut got: Vec<(usize, usize, Vec<f32>)> = Vec::new();
+        let sequences = self.sequences.iter_mut().zip(&work);
+        let mut feeds: Vec<_> = sequences
+            .map(|(sequence, (tokens, want))| Feed { sequence, tokens, want: *want })
+            .collect();
+        let each =
+            &mut |i: usize, position: usize, row: &[f32]| got.push((i, position, row.to_vec()));
+        self.engine.step(&mut feeds, &AtomicBool::new(false), each).unwrap();
+        let mut n_expected = 0;
+        for (i, (more, want)) in work.iter().enumerate() {
+            self.tokens[i].extend(more);
+            n_expected += match want {
+                Want::None => 0,
+                Want::Last => more.len().min(1),
+                Want::All => more.len(),
+            };
+        }
+        assert_eq!(got.len(), n_expected);
+        for (i, position, row) in got {
+            let expected = self.alone.logits(&self.tokens[i][..=position]);
+            match self.bound {
+                0.0 => assert_eq!(row, *expected, "sequence {i} at {position}"),
+                bound => {
+                    let found = difference(&vec![expected.clone()], &vec![row]);
+                    assert!(found <= bound, "sequence {i} at {position}: {found}");
+                }
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        let [i, j] = [0; 2].map(|_| self.rng.random_range(0..N));
+        match self.rng.random_range(0..12) {
+            0 if i != j => {
+                self.sequences[j] = self.engine.fork(&self.sequences[i]);
+                self.tokens[j] = self.tokens[i].clone();
+            }
+            1 | 2 => {
+                let n = self.rng.random_range(0..=self.tokens[i].len());
+                let cached = self.engine.truncate(&mut self.sequences[i], n);
+                assert!(cached <= n);
+                self.tokens[i].truncate(n);
+            }
+            3 => {
+                self.engine.checkpoint(&mut self.sequences[i]).unwrap();
+            }
+            4 if i != j => {
+                let saved = self.engine.save(&self.sequences[i]).unwrap();
+                self.sequences[j] = self.engine.open();
+                self.sequences[j] = self.engine.restore(&saved).unwrap();
+                self.tokens[j] = self.tokens[i].clone();
+            }
+            5 => {
+                self.sequences[i] = self.engine.open();
+                self.tokens[i].clear();
+            }
+            _ => self.step(),
+        }
+        for (sequence, tokens) in self.sequences.iter().zip(&self.tokens) {
+            assert_eq!(sequence.tokens(), tokens);
+        }
+    }
+}
+
+/// Runs `n_acts` random actions; `between` is called before each.
+fn run(
+    engine: Engine,
+    alone: &mut Alone,
+    (seed, n_acts, bound): (u64, usize, f32),
+    between: &mut dyn FnMut(usize),
+) {
+    let sequences = (0..N).map(|_| engine.open()).collect();
+    let mut schedule = Schedule {
+        engine,
+        sequences,
+        tokens: vec![Vec::new(); N],
+        alone,
+        rng: ChaCha8Rng::seed_from_u64(seed),
+        bound,
+    };
+    for act in 0..n_acts {
+        between(act);
+        schedule.act();
+    }
+}
+
+/// Exact skipping; dense with a sliding window; with a predictor that selects the same neurons on
+/// every device.
+fn models() -> Vec<Arc<Model>> {
+    let chosen = Tiny { pwri: true, rank: 8, marked: true, ..Tiny::default() };
+    let window = Tiny { window: Some(9), activation: "silu", ..Tiny::default() };
+    [Tiny::default(), window, chosen].iter().map(Tiny::model).collect()
+}
+
+#[test]
+fn random_schedules_on_the_cpu_have_the_bits_of_each_sequence_alone() {
+    within(Duration::from_secs(120), || {
+        for model in models() {
+            let mut alone = Alone::new(load(&model, vec![cpu_device(2)], options(1), None));
+            for seed in 0..25 {
+                let engine = load(&model, vec![cpu_device(2)], options(N), None);
+                run(engine, &mut alone, (seed, 24, 0.0), &mut |_| {});
+            }
+        }
+    });
+}
+
+/// Models with recurrent layers, by the names of their files.
+const RECURRENT: [&str; 2] = ["lfm2", "qwen35"];
+
+fn recurrent(name: &str) -> Arc<Model> {
+    let path = format!("{}/tests/families/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
+    let file = File::open(Path::new(&path)).unwrap();
+    Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
+}
+
+#[test]
+fn recurrent_sequences_roll_back_to_checkpoints() {
+    within(Duration::from_secs(120), || {
+        for name in RECURRENT {
+            let model = recurrent(name);
+            let options = |n_seq| EngineOptions { n_checkpoint: 3, ..options(n_seq) };
+            let mut alone = Alone::new(load(&model, vec![cpu_device(2)], options(1), None));
+            for seed in 0..20 {
+                let engine = load(&model, vec![cpu_device(2)], options(N), None);
+                run(engine, &mut alone, (seed, 24, 0.0), &mut |_| {});
+            }
+            for seed in 0..10 {
+                let (backend, devices, placement) = simulated(&model, seed);
+                let engine = load(&model, devices, options(N), Some(placement));
+                let between = &mut |act: usize| {
+                    if act == 8 && seed % 3 == 0 {
+                        backend.lose_after(seed * 5);
+                    }
+                };
+                run(engine, &mut alone, (seed, 24, 2e-3), between);
+            }
+        }
+    });
+}
+
+/// A device in addition to the CPU, with some layers split.
+fn simulated(model: &Model, seed: u64) -> (Arc<SimBackend>, Vec<Device>, Placement) {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let (backend, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, seed);
+    let placement = random_placement(&mut rng, model, 2, unit(model));
+    (backend, vec![cpu_device(1), device], placement)
+}
+
+#[test]
+fn random_schedules_on_two_devices_survive_a_loss() {
+    within(Duration::from_secs(120), || {
+        for model in models() {
+            let mut alone = Alone::new(load(&model, vec![cpu_device(1)], options(1), None));
+            for seed in 0..25 {
+                let (backend, devices, placement) = simulated(&model, seed);
+                let options = match seed % 4 {
+                    0 => EngineOptions { adapt: true, ..options(N) },
+                    // Longer steps, with weights streamed to the device.
+                    1 => {
+                        let streaming = Streaming::Forced { from: 17, piece: Bytes(8 << 10) };
+                        EngineOptions { n_ubatch: 64, streaming, ..options(N) }
+                    }
+                    _ => options(N),
+                };
+                let engine = load(&model, devices, options, Some(placement));
+                let lost_at = (seed % 3 == 0).then_some(5 + seed as usize % 10);
+                let between = &mut |act: usize| {
+                    if lost_at == Some(act) {
+                        backend.lose_after(seed % 40);
+                    }
+                };
+                run(engine, &mut alone, (seed, 24, 2e-3), between);
+            }
+        }
+    });
+}
+
+/// `n` schedules of each kind of model on a device that a test was given: first all on the device, then split.
+pub(crate) fn on_device(backend: &Arc<dyn Backend>, n: u64) {
+    for model in [Tiny::default().model(), recurrent("lfm2"), recurrent("qwen35")] {
+        let options = |n_seq| EngineOptions { n_checkpoint: 3, ..options(n_seq) };
+        let mut alone = Alone::new(load(&model, vec![cpu_device(1)], options(1), None));
+        for seed in 0..n {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let placement = match seed {
+                0 => Placement::all_on(1, model.hyper.n_layer),
+                _ => random_placement(&mut rng, &model, 2, unit(&model)),
+            };
+            let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
+            let engine = load(&model, vec![cpu_device(1), device], options(N), Some(placement));
+            run(engine, &mut alone, (seed, 16, 2e-3), &mut |_| {});
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Rules about sizes and scripts.
+
+use super::lists::LARGE;
+use super::tree::Tree;
+
+/// Most bytes of a file that is not in LARGE.
+const MOST_BYTES: u64 = 1_000_000;
+/// Most bytes of a checkout without `.git`.
+const MOST_BYTES_IN_ALL: u64 = 25 << 20;
+
+/// Generated data does not pile up.
+pub(crate) fn files_are_small(tree: &Tree) -> Vec<String> {
+    let large = |(path, size): &&(String, u64)| {
+        *size > MOST_BYTES && LARGE.iter().all(|(listed, _)| listed != path)
+    };
+    let fault = |(path, size): &(String, u64)| {
+        format!(
+            "{path}:1: {size} bytes, at most {MOST_BYTES}: compress it, generate it, or list it in LARGE"
+        )
+    };
+    let mut faults: Vec<String> = tree.sizes.iter().filter(large).map(fault).collect();
+    let sum: u64 = tree.sizes.iter().map(|(_, size)| size).sum();
+    if sum > MOST_BYTES_IN_ALL {
+        faults.push(format!("a checkout has {sum} bytes, at most {MOST_BYTES_IN_ALL}"));
+    }
+    faults
+}
+
+/// Programs in `scripts/` are called `verb_object`, without the extension of their language; what they import ends in
+/// `.py`. `scripts/README.md` lists both.
+pub(crate) fn scripts_have_one_habit(tree: &Tree) -> Vec<String> {
+    let index = tree.text("scripts/README.md");
+    let mut faults = Vec::new();
+    for file in tree.below("scripts/") {
+        let name = file.path.trim_start_matches("scripts/");
+        if name.starts_with('.') || name.ends_with(".md") {
+            continue;
+        }
+        let mut fault = |what: &str| faults.push(format!("{}:1: {what}", file.path));
+        if file.text.starts_with("#!") {
+            let words: Vec<&str> = name.split('_').collect();
+            let plain = |word: &&str| {
+                !word.is_empty()
+                    && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
+            };
+            if words.len() < 2 || !words.iter().all(plain) {
+                fault("a program is called `verb_object`, without an extension");
+            }
+        } else if !name.ends_with(".py") {
+            fault("neither a program (`#!` in its first line) nor a module (`.py`)");
+        }
+        if !index.contains(&format!("| `{name}` |")) {
+            fault("not in the tables of scripts/README.md");
+        }
+    }
+    faults
+}
